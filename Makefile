@@ -1,0 +1,29 @@
+# make demo: train on a synthetic scene over 4 ranks and write its map.   make test: all tests.
+# make check: ruff, mypy, the import contract, shellcheck.
+PYTHON ?= python3
+BIN := .venv/bin
+SIZE ?= 2048
+
+.PHONY: install demo test check clean
+install: .venv/installed
+
+.venv/installed: setup.py constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mpich,test]'
+	touch $@
+
+demo: install
+	PATH="$(CURDIR)/$(BIN):$$PATH" SIZE=$(SIZE) demo/demo.sh
+
+test: install
+	PATH="$(CURDIR)/$(BIN):$$PATH" tests/run.sh
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports
+	git ls-files '*.sh' '.ci/run' 'jobs/*' | xargs grep -lE '^#!.*(ba)?sh' | xargs $(BIN)/shellcheck
+
+clean:
+	rm -rf .venv demo/out build dist *.egg-info

@@ -1,0 +1,86 @@
+"""Does the memory of `tilenet predict` depend on the image?
+
+    python bench/map_memory.py [--quick]
+
+Maps images of side N and N/2 (10 000, 4 bands of uint16; quick: 3 000) with a small network on two
+ranks, and compares the ranks' peak resident memory, torch and all.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import rasterio
+from rasterio.windows import Window
+from report import Claim, at_most, mpiexec, report
+
+RANKS = 2
+
+
+def write_image(path: Path, side: int) -> None:
+    """Random pixels, written by rows of blocks."""
+    rng = np.random.default_rng(side)
+    profile = {"driver": "GTiff", "height": side, "width": side, "count": 4, "dtype": "uint16"}
+    profile |= {"tiled": True, "blockxsize": 512, "blockysize": 512, "crs": "EPSG:32630"}
+    transform = rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)
+    with rasterio.open(path, "w", transform=transform, **profile) as file:
+        for row in range(0, side, 512):
+            height = min(512, side - row)
+            values = rng.integers(1, 4000, (4, height, side), dtype=np.uint16)
+            file.write(values, window=Window(0, row, side, height))
+
+
+def train_a_little(folder: Path) -> None:
+    """A checkpoint of a small network."""
+    image, labels = folder / "train.tif", folder / "labels.tif"
+    write_image(image, 256)
+    with rasterio.open(image) as file:
+        profile = {**file.profile, "count": 1, "dtype": "uint8", "blockxsize": 256}
+    with rasterio.open(labels, "w", **{**profile, "blockysize": 256}) as file:
+        file.write(np.random.default_rng(0).integers(0, 5, (256, 256)).astype(np.uint8), 1)
+    run = ("--images", image, "--labels", labels, "--classes", 5, "--output", folder / "run")
+    shape = ("--steps", 1, "--network.poolings", 4, "--network.base", 8)
+    mpiexec(1, "-m", "tilenet", "train", *(str(part) for part in (*run, *shape)))
+
+
+def main() -> None:
+    """Map both sizes and compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    side = 3000 if quick else 10_000
+    if quick:
+        # Small enough that the smaller image fills it too.
+        os.environ["GDAL_CACHEMAX"] = "8"
+    figures = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        train_a_little(folder)
+        for pixels in (side // 2, side):
+            image = folder / "image.tif"
+            write_image(image, pixels)
+            arguments = [str(folder / "run"), str(image), str(folder / f"{pixels}.tif")]
+            arguments += ["--tile", "512"] if quick else []
+            began = time.perf_counter()
+            said = mpiexec(RANKS, "-m", "tilenet", "predict", *arguments, "--json")
+            figures[pixels] = {
+                **json.loads(said.splitlines()[-1]),
+                "seconds": time.perf_counter() - began,
+                "map_bytes": os.path.getsize(arguments[2]),
+            }
+            peaks = " and ".join(f"{p / 2**20:.0f} MiB" for p in figures[pixels]["peak_bytes"])
+            print(f"{pixels}²: {peaks}, {figures[pixels]['seconds']:.0f} s")
+    small, large = (max(figures[pixels]["peak_bytes"]) for pixels in (side // 2, side))
+    claims: list[Claim] = [
+        at_most("GiB on the rank with most", large / 2**30, 1.5),
+        at_most(f"peak at {side}² over peak at {side // 2}²", large / small, 1.05),
+    ]
+    report("map_memory", {str(pixels): value for pixels, value in figures.items()}, claims)
+
+
+if __name__ == "__main__":
+    main()

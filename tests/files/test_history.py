@@ -1,0 +1,90 @@
+"""`history.csv`: every float to its last bit, every row at once."""
+
+import csv
+import os
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilenet.errors import TilenetError
+from tilenet.files.history import COLUMNS, History
+
+
+def rows_of(path: Path) -> list[list[str]]:
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def values_of(step: int) -> list[float]:
+    rng = np.random.default_rng(step)
+    return (rng.normal(size=len(COLUMNS) - 1) * 10.0 ** rng.integers(-300, 300)).tolist()
+
+
+def test_floats_are_written_to_their_last_bit_and_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    history = History(path, 0)
+    assert rows_of(path) == [list(COLUMNS)]
+    for step in range(1, 51):
+        history.add(step, *values_of(step))
+        row = rows_of(path)[-1]
+        assert row[0] == str(step)
+        assert [float(text) for text in row[1:]] == values_of(step)
+    history.close()
+    assert path.read_bytes().count(b"\n") == 51
+    assert b"\r" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("steps_done", [0, 1, 7, 11, 30])
+def test_a_resumed_run_drops_the_rows_that_it_repeats(tmp_path: Path, steps_done: int) -> None:
+    path = tmp_path / "history.csv"
+    history = History(path, 0)
+    for step in range(1, 12):
+        history.add(step, *values_of(step))
+    history.close()
+    kept = list(range(1, min(steps_done, 11) + 1))
+    history = History(path, steps_done)
+    assert [row[0] for row in rows_of(path)] == ["step", *(str(step) for step in kept)]
+    history.add(steps_done + 1, *values_of(99))
+    history.close()
+    *old, new = rows_of(path)[1:]
+    assert [[float(x) for x in row[1:]] for row in old] == [values_of(step) for step in kept]
+    assert [float(x) for x in new[1:]] == values_of(99)
+    assert os.listdir(tmp_path) == ["history.csv"]
+
+
+def test_a_resumed_run_without_history_begins_one(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.csv", 5)
+    history.add(6, *values_of(5))
+    assert [row[0] for row in rows_of(tmp_path / "history.csv")] == ["step", "6"]
+    history.close()
+
+
+def test_rows_of_a_killed_run_that_are_not_whole_numbers_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    path.write_text("step,loss\n1,0.25\n\n-1,0.5\nx\n2,0.75\n0,9\n")
+    History(path, 9).close()
+    assert rows_of(path) == [list(COLUMNS), ["1", "0.25"], ["2", "0.75"]]
+
+
+def test_a_history_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TilenetError, match=r"must be writable \(.*Is a directory\)"):
+        History(tmp_path, 0)
+    with pytest.raises(TilenetError, match=r"must be writable \(.*No such file"):
+        History(tmp_path / "nowhere" / "history.csv", 3)
+
+
+def test_a_row_that_finds_no_room_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    history = History(path, 0)
+    history.add(1, *values_of(1))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 9, limits[1]))
+    try:
+        with pytest.raises(TilenetError, match=r"to its end \(.*File too large.*--resume"):
+            history.add(2, *values_of(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        history.close()
+    assert [float(x) for x in rows_of(path)[1][1:]] == values_of(1)

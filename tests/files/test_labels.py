@@ -1,0 +1,143 @@
+"""Label rasters must lie on the image's grid; what does not count becomes `ignore_index`."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from affine import Affine
+
+from tilenet.errors import TilenetError
+from tilenet.files.coarsen import block_mode
+from tilenet.files.labels import Labels
+from tilenet.files.raster import Raster
+from tilenet.geometry.tiles import Window
+
+Write = Callable[..., str]
+SIZE = 29, 41
+GRID = Affine(2, 0.1, 5e5, 0.1, -2, 4e6)
+
+
+@pytest.fixture
+def image(write_raster: Write) -> Iterator[Raster]:
+    values = np.random.default_rng(1).integers(0, 99, (2, *SIZE)).astype("uint8")
+    with Raster(write_raster("image.tif", values)) as raster:
+        yield raster
+
+
+def classes(dtype: str = "uint8", size: tuple[int, int] = SIZE) -> np.ndarray:
+    return np.random.default_rng(2).integers(0, 6, size).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "int32", "uint32", "int64"])
+def test_labels_of_any_whole_type_are_read(write_raster: Write, image: Raster, dtype: str) -> None:
+    truth = classes(dtype)
+    with Labels(write_raster("labels.tif", truth), image, 255) as labels:
+        found = labels.read(Window(3, 4, 20, 30))
+    assert found.dtype == np.int64
+    assert np.array_equal(found, truth[3:23, 4:34])
+
+
+def test_beyond_the_region_labels_do_not_count(write_raster: Write, image: Raster) -> None:
+    truth = classes()
+    region = Window(5, 6, 11, 13)
+    rng = np.random.default_rng(4)
+    with Labels(write_raster("labels.tif", truth), image, 255) as labels:
+        for _ in range(60):
+            row, col = rng.integers(-20, 20, 2).tolist()
+            rows, cols = rng.integers(1, 40, 2).tolist()
+            for inside, pixels in ((None, truth), (region, truth[5:16, 6:19])):
+                padded = np.pad(pixels, 80, constant_values=255)
+                expected = padded[row + 80 : row + 80 + rows, col + 80 : col + 80 + cols]
+                assert np.array_equal(labels.read(Window(row, col, rows, cols), inside), expected)
+
+
+@pytest.mark.parametrize("ignore_index", [255, -1, 1000])
+def test_nodata_becomes_ignore_index(write_raster: Write, image: Raster, ignore_index: int) -> None:
+    truth = classes()
+    path = write_raster("labels.tif", truth, nodata=3)
+    with Labels(path, image, ignore_index) as labels:
+        found = labels.read(Window(0, 0, *SIZE))
+    assert np.array_equal(found, np.where(truth == 3, ignore_index, truth.astype(int)))
+
+
+def test_coarse_labels_are_modes_in_any_window(write_raster: Write, image: Raster) -> None:
+    truth = classes()
+    truth[:6, :6] = 5
+    path = write_raster("labels.tif", truth, nodata=5)
+    with (
+        Raster(image.path, resolution=3 * np.hypot(2, 0.1)) as coarse,
+        Labels(path, coarse, 255) as labels,
+    ):
+        assert (labels.height, labels.width) == coarse.size == (10, 14)
+        whole = labels.read(coarse.whole)
+        expected = block_mode(np.where(truth == 5, 255, truth.astype(np.int64)), 3, 255)
+        assert np.array_equal(whole, expected)
+        assert (whole[:2, :2] == 255).all()
+        assert len(np.unique(whole)) > 3
+        padded = np.pad(whole, 20, constant_values=255)
+        for row, col, rows, cols in ((-3, 2, 9, 30), (4, -5, 12, 8), (7, 9, 3, 5)):
+            found = labels.read(Window(row, col, rows, cols))
+            assert np.array_equal(found, padded[row + 20 :, col + 20 :][:rows, :cols])
+
+
+def test_labels_may_stand_alone(write_raster: Write) -> None:
+    truth = classes()
+    with Labels(write_raster("labels.tif", truth), None, 255) as labels:
+        assert (labels.height, labels.width) == SIZE
+        assert np.array_equal(labels.read(Window(0, 0, *SIZE)), truth)
+
+
+@pytest.mark.parametrize("label_factor", [1, 3])
+def test_labels_of_a_coarse_map_may_be_fine_or_as_coarse(
+    write_raster: Write, label_factor: int
+) -> None:
+    truth = classes()
+    expected = block_mode(truth.astype(np.int64), 3, 255)
+    coarse = GRID @ Affine.scale(3)
+    made = write_raster("map.tif", expected.astype("uint8"), transform=coarse)
+    path = write_raster("fine.tif", truth)
+    if label_factor == 1:
+        path = write_raster("coarse.tif", expected.astype("uint8"), transform=coarse)
+    with Raster(made) as mapped, Labels(path, mapped, 255) as labels:
+        assert np.array_equal(labels.read(mapped.whole), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"values": classes(size=(29, 40))}, r"the image's size .*29 × 40.*29 × 41"),
+        ({"values": classes(size=(41, 29))}, r"41 × 29.*rows × columns"),
+        ({"values": classes("float32")}, r"1 bands of float32"),
+        ({"values": np.stack([classes()] * 3)}, r"3 bands of uint8"),
+        ({"crs": "EPSG:32631"}, "image's CRS .*EPSG:32631.*EPSG:32630.*gdalwarp -r near"),
+        ({"transform": GRID @ Affine.translation(0, 1)}, "image's pixel grid"),
+        ({"transform": GRID @ Affine.translation(0.02, 0)}, "image's pixel grid"),
+        ({"transform": GRID @ Affine.scale(1.02)}, "image's pixel grid"),
+        ({"transform": Affine(2, 0, 5e5, 0, -2, 4e6)}, "image's pixel grid"),
+    ],
+)
+def test_labels_off_the_images_grid_are_refused(
+    write_raster: Write, image: Raster, change: dict[str, object], said: str
+) -> None:
+    arguments = {"values": classes()} | change
+    path = write_raster("labels.tif", **arguments)
+    with pytest.raises(TilenetError, match=said) as raised:
+        Labels(path, image, 255)
+    assert "labels.tif" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_other_software_rounds_is_the_same_grid(write_raster: Write, image: Raster) -> None:
+    truth = classes()
+    moved = GRID @ Affine.translation(1e-4, -1e-4)
+    with Labels(write_raster("labels.tif", truth, transform=moved), image, 255) as labels:
+        assert np.array_equal(labels.read(Window(0, 0, *SIZE)), truth)
+
+
+def test_labels_without_a_crs_are_taken_to_lie_on_the_image(
+    write_raster: Write, image: Raster
+) -> None:
+    truth = classes()
+    path = write_raster("labels.png", truth, driver="PNG", crs=None, transform=None)
+    with Labels(path, image, 255) as labels:
+        assert np.array_equal(labels.read(Window(0, 0, *SIZE)), truth)

@@ -1,0 +1,330 @@
+"""Maps: what is written is read back; after a failure nothing is left, or what was there before."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+import rasterio.shutil
+from affine import Affine
+from rasterio._err import CPLE_AppDefinedError
+from rasterio.errors import RasterioIOError
+from rio_cogeo.cogeo import cog_validate
+
+from tilenet.errors import TilenetError
+from tilenet.files.maps import MapKind, MapWriter, check_target, class_colours
+from tilenet.files.raster import Raster
+from tilenet.geometry.tiles import Window
+
+Write = Callable[..., str]
+CLASSES = MapKind(1, "uint8", 255, ("water", "forest", "town"))
+MANY_CLASSES = MapKind(1, "uint16", 65535, ("water", "forest", "town"))
+SCORES = MapKind(2, "float32", float("nan"), ("water", "forest"))
+AWKWARD = [(1, 1), (7, 513), (511, 3), (700, 1101), (1025, 640)]
+
+
+def like(write_raster: Write, size: tuple[int, int]) -> Raster:
+    values = np.random.default_rng(1).integers(0, 9, size).astype("uint8")
+    return Raster(write_raster("like.tif", values))
+
+
+def values_of(kind: MapKind, size: tuple[int, int], seed: int = 2) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if kind.dtype[0] == "u":
+        values = rng.integers(0, len(kind.classes), (kind.bands, *size)).astype(kind.dtype)
+    else:
+        values = rng.normal(size=(kind.bands, *size)).astype(kind.dtype)
+    values[:, rng.random(size) < 0.1] = kind.nodata
+    return values
+
+
+def write_in_tiles(writer: MapWriter, values: np.ndarray, side: int) -> None:
+    """As prediction does: own windows of tiles, the last ones beyond the raster's edge."""
+    height, width = values.shape[1:]
+    padded = np.pad(values, ((0, 0), (0, side), (0, side)), constant_values=1)
+    for row in range(0, height + side - 1, side):
+        for col in range(0, width + side - 1, side):
+            window = Window(row, col, side, side)
+            writer.write(window, padded[:, row : row + side, col : col + side])
+
+
+@pytest.mark.parametrize("kind", [CLASSES, SCORES, MANY_CLASSES])
+@pytest.mark.parametrize("size", AWKWARD, ids=str)
+def test_what_is_written_is_read_back(
+    tmp_path: Path, write_raster: Write, size: tuple[int, int], kind: MapKind
+) -> None:
+    values, path = values_of(kind, size), tmp_path / "out" / "map.tif"
+    path.parent.mkdir()
+    with like(write_raster, size) as source, MapWriter(str(path), source, kind) as writer:
+        write_in_tiles(writer, values, 176)
+        writer.finish()
+    with rasterio.open(path) as file:
+        assert file.dtypes == (kind.dtype,) * kind.bands
+        assert np.array_equal(file.read(), values, equal_nan=kind.dtype[0] == "f")
+    assert os.listdir(path.parent) == ["map.tif"]
+
+
+@pytest.mark.parametrize("kind", [CLASSES, SCORES])
+def test_a_map_says_where_it_lies_and_what_its_values_mean(
+    tmp_path: Path, write_raster: Write, kind: MapKind
+) -> None:
+    path = str(tmp_path / "map.tif")
+    with like(write_raster, (700, 1101)) as source, MapWriter(path, source, kind) as writer:
+        writer.write(source.whole, values_of(kind, source.size))
+        writer.finish()
+    with rasterio.open(path) as file:
+        assert file.transform == Affine(2, 0.1, 5e5, 0.1, -2, 4e6)
+        assert file.crs == "EPSG:32630"
+        assert file.nodata == pytest.approx(kind.nodata, nan_ok=True, rel=0)
+        if kind is CLASSES:
+            tags = {"class_0": "water", "class_1": "forest", "class_2": "town"}
+            assert tags.items() <= file.tags(1).items()
+            table = file.colormap(1)
+            assert [table[index] for index in range(3)] == class_colours(3)
+            assert table[255][3] == 0
+        else:
+            assert file.descriptions == ("water", "forest")
+
+
+@pytest.mark.parametrize("kind", [CLASSES, SCORES])
+@pytest.mark.parametrize("size", AWKWARD, ids=str)
+def test_a_map_is_a_valid_cloud_optimised_geotiff(
+    tmp_path: Path, write_raster: Write, kind: MapKind, size: tuple[int, int]
+) -> None:
+    path = str(tmp_path / "map.tif")
+    with like(write_raster, size) as source, MapWriter(path, source, kind) as writer:
+        write_in_tiles(writer, values_of(kind, size), 300)
+        writer.finish()
+    valid, errors, warnings = cog_validate(path, strict=True, quiet=True)
+    assert (valid, errors, warnings) == (True, [], [])
+    with rasterio.open(path) as file:
+        assert bool(file.overviews(1)) == (max(size) > 512)
+        assert file.profile["compress"] == "deflate"
+
+
+@pytest.mark.parametrize("kind", [CLASSES, MANY_CLASSES, SCORES])
+def test_overviews_of_classes_are_modes_and_those_of_scores_means(
+    tmp_path: Path, write_raster: Write, kind: MapKind
+) -> None:
+    """The mean of water and town is no forest."""
+    size, path = (700, 1100), str(tmp_path / "map.tif")
+    values = np.random.default_rng(3).choice([0, 2], (kind.bands, *size)).astype(kind.dtype)
+    with like(write_raster, size) as source, MapWriter(path, source, kind) as writer:
+        writer.write(source.whole, values)
+        writer.finish()
+    with rasterio.open(path, overview_level=0) as file:
+        found = file.read()
+    means = values.reshape(kind.bands, 350, 2, 550, 2).mean(axis=(2, 4))
+    if kind is SCORES:
+        assert np.array_equal(found, means)
+    else:
+        assert set(np.unique(found)) == {0, 2}
+        assert np.array_equal(found[means != 1], np.round(means / 2)[means != 1] * 2)
+
+
+def test_classes_have_distinct_colours() -> None:
+    for count in (2, 21, 255):
+        colours = class_colours(count)
+        assert len(set(colours)) == count
+        assert all(0 <= part <= 255 for colour in colours for part in colour)
+        assert {colour[3] for colour in colours} == {255}
+
+
+# --- failures
+
+
+@pytest.mark.parametrize("before", [None, b"the map of yesterday"])
+@pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt(), None])
+def test_a_map_that_is_not_finished_leaves_what_was_there_before(
+    tmp_path: Path, write_raster: Write, error: BaseException | None, before: bytes | None
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    path = folder / "map.tif"
+    if before:
+        path.write_bytes(before)
+    with (
+        like(write_raster, (70, 90)) as source,
+        pytest.raises(type(error)) if error else contextlib.nullcontext(),
+        MapWriter(str(path), source, CLASSES) as writer,
+    ):
+        writer.write(source.whole, values_of(CLASSES, source.size))
+        assert len(os.listdir(folder)) == 1 + bool(before)
+        if error:
+            raise error
+    assert os.listdir(folder) == (["map.tif"] if before else [])
+    if before:
+        assert path.read_bytes() == before
+
+
+def test_what_a_killed_run_left_is_overwritten(tmp_path: Path, write_raster: Write) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for name in (".map.tif.raw.part", ".map.tif.cog.part"):
+        (folder / name).write_bytes(b"half a map")
+    values = values_of(CLASSES, (70, 90))
+    with (
+        like(write_raster, (70, 90)) as source,
+        MapWriter(str(folder / "map.tif"), source, CLASSES) as writer,
+    ):
+        writer.write(source.whole, values)
+        writer.finish()
+    with rasterio.open(folder / "map.tif") as file:
+        assert np.array_equal(file.read(), values)
+    assert os.listdir(folder) == ["map.tif"]
+
+
+GDALS_OWN = CPLE_AppDefinedError(3, 1, "TIFFAppendToStrip:Write error\nat scanline 0")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "error"),
+    [
+        (os, "fsync", OSError(28, "No space\nleft on device")),
+        (os, "replace", OSError(28, "No space\nleft on device")),
+        (rasterio.shutil, "copy", RasterioIOError("Write error")),
+        (rasterio.shutil, "copy", GDALS_OWN),
+    ],
+    ids=["fsync", "replace", "copy", "copy with GDAL's own error"],
+)
+def test_an_error_at_the_end_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path,
+    write_raster: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    place: object,
+    name: str,
+    error: Exception,
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    with (
+        like(write_raster, (70, 90)) as source,
+        MapWriter(str(folder / "map.tif"), source, CLASSES) as writer,
+    ):
+        writer.write(source.whole, values_of(CLASSES, source.size))
+        monkeypatch.setattr(place, name, fail)
+        with pytest.raises(
+            TilenetError, match=r"writable to its end .*(space left|Write error)"
+        ) as said:
+            writer.finish()
+    assert "\n" not in str(said.value)
+    assert os.listdir(folder) == []
+
+
+def test_a_map_in_a_directory_that_is_not_there_is_refused(
+    tmp_path: Path, write_raster: Write
+) -> None:
+    with (
+        like(write_raster, (70, 90)) as source,
+        pytest.raises(TilenetError, match="writable to its end"),
+    ):
+        MapWriter(str(tmp_path / "nowhere" / "map.tif"), source, CLASSES)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """A disk of so many kB; needs root."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(kilobytes: int) -> Path:
+        options = ["-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+        unmount()
+        command = ["mount", *options]
+        if not shutil.which("mount") or subprocess.run(command, check=False).returncode:
+            pytest.skip("a small disk cannot be mounted here: that needs root")
+        return folder
+
+    def unmount() -> None:
+        if os.path.ismount(folder):
+            subprocess.run(["umount", str(folder)], check=True)
+
+    yield mount
+    unmount()
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [(CLASSES, (1400, 2000)), (SCORES, (11000, 22000))])
+def test_a_full_disk_gives_a_whole_map_or_one_sentence_and_nothing(
+    write_raster: Write,
+    small_disk: Callable[[int], Path],
+    kind: MapKind,
+    sizes: tuple[int, int],
+) -> None:
+    """At some of these sizes the raw file does not fit, at some the COG, or its last block."""
+    values, outcomes = values_of(kind, (700, 1101)), []
+    with like(write_raster, (700, 1101)) as source:
+        for kilobytes in np.linspace(*sizes, 30, dtype=int):
+            path = small_disk(int(kilobytes)) / "map.tif"
+            said = ""
+            try:
+                with MapWriter(str(path), source, kind) as writer:
+                    write_in_tiles(writer, values, 240)
+                    writer.finish()
+            except TilenetError as error:
+                said = str(error)
+            outcomes.append(said)
+            if said:
+                assert "writable to its end" in said
+                assert os.listdir(path.parent) == []
+                continue
+            assert os.listdir(path.parent) == ["map.tif"]
+            with rasterio.open(path) as file:
+                assert np.array_equal(file.read(), values, equal_nan=kind is SCORES)
+                assert file.read(1, out_shape=(350, 550)).shape == (350, 550)
+    assert outcomes[0]
+    assert not outcomes[-1]
+
+
+# --- before any work
+
+
+def test_a_map_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "map.tif"
+    check_target(str(path), overwrite=False)
+    path.write_bytes(b"a map")
+    with pytest.raises(TilenetError, match=r"map\.tif exists\); add --overwrite"):
+        check_target(str(path), overwrite=False)
+    check_target(str(path), overwrite=True)
+    assert path.read_bytes() == b"a map"
+    assert os.listdir(tmp_path) == ["map.tif"]
+
+
+def test_a_directory_is_no_map(tmp_path: Path) -> None:
+    with pytest.raises(TilenetError, match="is a directory"):
+        check_target(str(tmp_path), overwrite=True)
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_map_needs_a_directory(tmp_path: Path, overwrite: bool) -> None:
+    with pytest.raises(TilenetError, match=r"existing directory \(.*nowhere is none\)"):
+        check_target(str(tmp_path / "nowhere" / "map.tif"), overwrite=overwrite)
+    (tmp_path / "file").write_bytes(b"no directory")
+    with pytest.raises(TilenetError, match=r"existing directory \(.*file is none\)"):
+        check_target(str(tmp_path / "file" / "map.tif"), overwrite=overwrite)
+
+
+def test_a_map_needs_a_directory_that_can_be_written() -> None:
+    with pytest.raises(TilenetError, match=r"can be written \(/proc/self: .*choose another"):
+        check_target("/proc/self/map.tif", overwrite=False)
+
+
+@pytest.mark.real
+def test_a_rotated_grid_survives_a_map(tmp_path: Path, real: Path) -> None:
+    path = str(tmp_path / "map.tif")
+    with Raster(str(real / "umbra_mount_yasur_rotated.tif")) as source:
+        with MapWriter(path, source, CLASSES) as writer:
+            writer.write(source.whole, values_of(CLASSES, source.size))
+            writer.finish()
+        with rasterio.open(source.path) as original, rasterio.open(path) as file:
+            assert original.transform.b != 0
+            assert file.transform == original.transform
+            assert file.crs == original.crs

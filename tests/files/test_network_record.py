@@ -1,0 +1,91 @@
+"""`network.json`: what is written is read back, and rebuilds the network without tilenet."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tilenet.errors import TilenetError
+from tilenet.files.network_record import NetworkRecord
+from tilenet.geometry.networks import UNetOptions, unet_layers
+
+OPTIONS = [
+    UNetOptions(poolings=2, base=6, bands=3, classes=5, norm="batch", dropout=0.2),
+    UNetOptions(poolings=1, base=4, norm="group", groups=3, upsampling="bilinear"),
+    UNetOptions(poolings=3, convolutions=1, kernel=5, padding="valid", upsampling="transposed"),
+]
+
+
+def record(options: UNetOptions = OPTIONS[0]) -> NetworkRecord:
+    return NetworkRecord(
+        layers=unet_layers(options),
+        bands=(4, 1, 2),
+        classes=("water", "forêt", "2"),
+        ignore_index=255,
+        mean=(0.1 + 0.2, -3e-300, 1 / 3),
+        std=(1e300, 2 / 7, 0.0),
+        resolution=0.3,
+        nodata=-9999.0,
+        precision="float64",
+        epsilon_px=92,
+    )
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["batch", "group", "valid"])
+@pytest.mark.parametrize("nodata", [None, "none", 0.5])
+def test_a_record_survives_json_to_the_last_bit(options: UNetOptions, nodata: Any) -> None:
+    wanted = replace(record(options), nodata=nodata, resolution=None)
+    assert NetworkRecord.from_json(json.loads(json.dumps(wanted.to_json()))) == wanted
+    assert NetworkRecord.from_json(record(options).to_json()) == record(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "padding", "px"),
+    [
+        (OPTIONS[0], "same", {"alignment_px": 4, "halo_px": 24, "offset_px": 0}),
+        (OPTIONS[1], "same", {"alignment_px": 2, "halo_px": 10, "offset_px": 0}),
+        (OPTIONS[2], "valid", {"alignment_px": 8, "halo_px": 44, "offset_px": 44}),
+    ],
+    ids=str,
+)
+def test_a_record_says_what_tiles_need(
+    options: UNetOptions, padding: str, px: dict[str, int]
+) -> None:
+    entry = record(options).to_json()
+    assert entry["padding"] == padding
+    assert {name: entry[name] for name in px} == px
+    assert record(options).context().halo_px == px["halo_px"]
+
+
+@pytest.mark.parametrize("key", [*record().to_json(), "mean", "std"])
+def test_a_missing_key_is_refused_unless_it_follows_from_the_layers(key: str) -> None:
+    entry = record().to_json()
+    del (entry["statistics"] if key in ("mean", "std") else entry)[key]
+    if key in ("padding", "alignment_px", "halo_px", "offset_px"):
+        assert NetworkRecord.from_json(entry) == record()
+        return
+    with pytest.raises(TilenetError, match="must have the format" if key == "format" else key):
+        NetworkRecord.from_json(entry)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"format": "tilenet-network-2"}, r"format tilenet-network-1 \(got 'tilenet-network-2'\)"),
+        ({"bands": 3}, "must hold every key with its type"),
+        ({"bands": ["red"]}, "must hold every key with its type"),
+        ({"bands": [1, 2]}, r"\(bands: 2, mean: 3, std: 3\)"),
+        ({"statistics": {"mean": [1, 2, 3], "std": [1]}}, r"mean: 3, std: 1"),
+        ({"statistics": [1]}, "must hold every key with its type"),
+        ({"ignore_index": None}, "must hold every key with its type"),
+        ({"layers": [{"kind": "attention"}]}, "a layer must have a known kind"),
+        ({"layers": ["conv"]}, "must hold every key with its type"),
+        ({"layers": None}, "must hold every key with its type"),
+    ],
+    ids=str,
+)
+def test_a_record_of_another_shape_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(TilenetError, match=said) as raised:
+        NetworkRecord.from_json(record().to_json() | change)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,202 @@
+"""Checkpoints: whole or not there at all."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tilenet.errors import TilenetError
+from tilenet.files import weights as module
+from tilenet.files.weights import find_checkpoint, load_json, load_tensors, save_checkpoint
+
+NETWORK = {"format": "tilenet-network-1", "layers": [{"kind": "conv", "kernel": 3}]}
+
+
+def tensors(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "0.weight": torch.randn(4, 3, 5, 5, generator=generator, dtype=torch.float64),
+        "0.bias": torch.randn(4, generator=generator).requires_grad_(),
+        "7.weight": torch.randn(2, 3, 3, 7, generator=generator).transpose(1, 3),  # not contiguous
+        "9.running_mean": torch.randn(6, generator=generator).bfloat16(),
+        "9.num_batches_tracked": torch.tensor(12345678901),
+    }
+
+
+def optimizer_state(seed: int) -> dict[str, torch.Tensor]:
+    state = {}
+    for name, tensor in tensors(seed).items():
+        if tensor.is_floating_point():
+            state[f"{name}.step"] = torch.tensor(17.0)
+            state[f"{name}.exp_avg"] = tensor.detach() / 3
+    return state
+
+
+def save(run: Path, step: int, keep: int = 2) -> Path:
+    return save_checkpoint(
+        run, step, tensors(step), NETWORK, optimizer_state(step), {"step": step}, keep
+    )
+
+
+def assert_whole(folder: Path, step: int) -> None:
+    """The checkpoint of that step, to the last bit."""
+    assert load_json(folder / "progress.json") == {"step": step}
+    assert load_json(folder / "network.json") == NETWORK
+    for name, wanted in (("weights", tensors(step)), ("state", optimizer_state(step))):
+        found = load_tensors(folder / f"{name}.safetensors")
+        assert found.keys() == wanted.keys()
+        for key, tensor in wanted.items():
+            assert found[key].dtype == tensor.dtype
+            assert torch.equal(found[key], tensor)
+
+
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
+    folder = save(tmp_path, 123)
+    assert folder == tmp_path / "checkpoints" / "step-00000123"
+    assert sorted(os.listdir(folder)) == [
+        *("network.json", "progress.json", "state.safetensors", "weights.safetensors")
+    ]
+    assert_whole(folder, 123)
+    assert_whole(tmp_path / "last", 123)
+    assert_whole(find_checkpoint(tmp_path), 123)
+    assert find_checkpoint(folder) == folder
+
+
+def test_a_run_may_be_moved(tmp_path: Path) -> None:
+    save(tmp_path / "here", 5)
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert_whole(find_checkpoint(tmp_path / "there"), 5)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
+    for step in (2, 10, 9, 100):
+        save(tmp_path, step, keep)
+    kept = sorted(os.listdir(tmp_path / "checkpoints"))
+    assert kept == [f"step-{step:08d}" for step in (9, 10, 100)][-keep:]
+    assert_whole(tmp_path / "last", 100)
+
+
+FAULTS = [
+    (module.os, "fsync", 1),
+    (module.os, "fsync", 3),
+    (module.os, "fsync", 5),
+    (Path, "mkdir", 1),
+    (Path, "write_text", 2),
+    (Path, "rename", 1),
+    (Path, "symlink_to", 1),
+    (Path, "replace", 1),
+    (module, "save_file", 2),
+]
+
+
+def break_at(monkeypatch: pytest.MonkeyPatch, place: object, name: str, call: int) -> None:
+    """Let the call of that number, and all later ones, fail as on a full disk."""
+    real, calls = getattr(place, name), []
+
+    def fail(*arguments: object, **options: object) -> object:
+        calls.append(name)
+        if len(calls) >= call:
+            raise OSError(28, "No space left on device")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(place, name, fail)
+
+
+@pytest.mark.parametrize(("place", "name", "call"), FAULTS, ids=str)
+def test_an_interrupted_save_leaves_last_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: object, name: str, call: int
+) -> None:
+    save(tmp_path, 10)
+    with monkeypatch.context() as broken:
+        break_at(broken, place, name, call)
+        with pytest.raises(TilenetError, match=r"No space left on device.*--resume") as raised:
+            save(tmp_path, 20)
+    assert "\n" not in str(raised.value)
+    assert_whole(find_checkpoint(tmp_path), 10)
+    assert not [name for name in os.listdir(tmp_path / "checkpoints") if "part" in name]
+    save(tmp_path, 20)
+    assert_whole(find_checkpoint(tmp_path), 20)
+
+
+def test_what_a_killed_run_left_is_no_obstacle(tmp_path: Path) -> None:
+    aside = tmp_path / "checkpoints" / ".step-00000003.part"
+    aside.mkdir(parents=True)
+    (aside / "weights.safetensors").write_bytes(b"half")
+    (tmp_path / ".last.part").symlink_to("nowhere")
+    save(tmp_path, 3)
+    assert_whole(tmp_path / "last", 3)
+    assert os.listdir(tmp_path / "checkpoints") == ["step-00000003"]
+    assert sorted(os.listdir(tmp_path)) == ["checkpoints", "last"]
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_saving_a_step_again_never_leaves_last_dangling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    save(tmp_path, 10)
+    with monkeypatch.context() as broken:
+        break_at(broken, Path, "rename", call)
+        for _ in range(call):
+            with contextlib.suppress(TilenetError):
+                save(tmp_path, 10)
+    assert_whole(find_checkpoint(tmp_path), 10)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o002])
+def test_files_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        folder = save(tmp_path, 1)
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o666 & ~umask}
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+# --- broken files
+
+
+@pytest.mark.parametrize("share", [0, 0.05, 0.5, 0.999])
+@pytest.mark.parametrize("name", ["weights.safetensors", "state.safetensors"])
+def test_a_truncated_file_is_refused_in_one_sentence(
+    tmp_path: Path, name: str, share: float
+) -> None:
+    file = save(tmp_path, 1) / name
+    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
+    with pytest.raises(TilenetError, match=rf"must be whole \(.*{name}: .*use another") as raised:
+        load_tensors(file)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"step": ', b"\xff\xfe", b"[" * 100_000])
+def test_broken_json_is_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "progress.json").write_bytes(content)
+    with pytest.raises(TilenetError, match=r"must be whole \(.*progress\.json: ") as raised:
+        load_json(tmp_path / "progress.json")
+    assert "\n" not in str(raised.value)
+
+
+def test_json_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([1, 2]))
+    with pytest.raises(TilenetError, match=r"must hold a JSON object \(got list\)"):
+        load_json(tmp_path / "a.json")
+
+
+def test_missing_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TilenetError, match="No such file"):
+        load_tensors(tmp_path / "weights.safetensors")
+    with pytest.raises(TilenetError, match="No such file"):
+        load_json(tmp_path / "network.json")
+
+
+@pytest.mark.parametrize("missing", ["weights.safetensors", "network.json"])
+def test_a_folder_without_both_files_is_no_checkpoint(tmp_path: Path, missing: str) -> None:
+    folder = save(tmp_path, 1)
+    (folder / missing).unlink()
+    for path in (folder, tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(TilenetError, match="name the output folder of a training run"):
+            find_checkpoint(path)

@@ -1,0 +1,198 @@
+"""What layers say of themselves, against the torch modules that they are built as."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from probe import looks_at, positive_network
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.layers import (
+    KINDS,
+    Activation,
+    Conv,
+    Dropout,
+    Grid,
+    Layer,
+    Norm,
+    Pool,
+    Pop,
+    Stash,
+    TransposedConv,
+    Upsample,
+    layer_from_json,
+    layer_to_json,
+)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Layer:
+    kernel, stride, dilation = (draw(st.integers(1, top)) for top in (5, 4, 3))
+    return Conv(1, 1, kernel, stride, dilation, draw(st.integers(0, 4)), draw(st.booleans()))
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> Layer:
+    kernel = draw(st.integers(1, 4))
+    mode = draw(st.sampled_from(["max", "average"]))
+    return Pool(1, 1, kernel, draw(st.integers(1, 4)), draw(st.integers(0, kernel // 2)), mode)
+
+
+@st.composite
+def transposed(draw: st.DrawFn) -> Layer:
+    kernel, stride = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    padding, more = draw(st.integers(0, kernel - 1)), draw(st.integers(0, stride - 1))
+    return TransposedConv(1, 1, kernel, stride, padding, more, draw(st.booleans()))
+
+
+@st.composite
+def enlargements(draw: st.DrawFn) -> Layer:
+    return Upsample(1, 1, draw(st.integers(1, 4)), draw(st.sampled_from(["nearest", "bilinear"])))
+
+
+NAMED = [
+    Conv(1, 1, 3, 2, 1, 1),
+    Conv(1, 1, 3, 1, 4, 0),
+    TransposedConv(1, 1),
+    TransposedConv(1, 1, 3, 2, 1, 1),
+    TransposedConv(1, 1, 4, 2, 1),
+    Pool(1, 1),
+    Pool(1, 1, 3, 2, 1),
+    Pool(1, 1, 3, 1, 1, "average"),
+    Upsample(1, 1, 2, "bilinear"),
+    Upsample(1, 1, 3, "bilinear"),
+    Upsample(1, 1, 3, "nearest"),
+]
+SHRINKING = st.one_of(convolutions(), pools())
+GROWING = st.one_of(transposed(), enlargements())
+SPATIAL = st.one_of(SHRINKING, GROWING, st.sampled_from(NAMED))
+# torch computes places in floating point, so a weight of 0 may come out as 1e-17
+ROUNDING = 1e-12
+
+
+def sizes_of(layer: Layer, rows: int, cols: int) -> tuple[int, int]:
+    """Rows and columns that come out of the real module."""
+    torch.manual_seed(rows * 100 + cols)
+    out = positive_network((layer,))(torch.randn(1, 1, rows, cols, dtype=torch.float64))
+    return out.shape[2], out.shape[3]
+
+
+@given(SPATIAL, st.integers(1, 23), st.integers(1, 23))
+@settings(max_examples=300)
+def test_size_is_the_modules_output_size(layer: Layer, rows: int, cols: int) -> None:
+    assume(layer.size(rows) > 0 and layer.size(cols) > 0)
+    assert sizes_of(layer, rows, cols) == (layer.size(rows), layer.size(cols))
+
+
+@given(SPATIAL, st.integers(1, 23))
+@settings(max_examples=100)
+def test_no_size_is_left_exactly_where_the_module_refuses_the_input(
+    layer: Layer, cells: int
+) -> None:
+    if layer.size(cells) > 0:
+        assert sizes_of(layer, cells, cells) == (layer.size(cells),) * 2
+    else:
+        with pytest.raises(RuntimeError):
+            sizes_of(layer, cells, cells)
+
+
+@given(SHRINKING, st.integers(2, 30))
+@settings(max_examples=150)
+def test_a_layer_divides_a_size_when_one_cell_less_loses_an_output_cell(
+    layer: Layer, cells: int
+) -> None:
+    assume(layer.size(cells - 1) > 0)
+    loses = sizes_of(layer, cells - 1, cells - 1) < sizes_of(layer, cells, cells)
+    assert layer.divides(cells) == loses
+
+
+@given(SPATIAL, st.integers(-4, 4), st.integers(0, 5))
+@settings(max_examples=300)
+def test_needs_is_as_far_as_gradients_reach(layer: Layer, place: int, more: int) -> None:
+    pixels = 121
+    first = layer.size(pixels) // 2 + place  # in the middle, where no window meets an edge
+    (found,), _ = looks_at((layer,), pixels, [(first, first + more)], ROUNDING)
+    start, end = layer.needs(first, first + more)
+    assert found == ((start, end) if start <= end else None)
+
+
+@given(SHRINKING)
+@settings(max_examples=100)
+def test_the_grid_of_a_shrinking_layer_lies_in_the_middle_of_its_windows(layer: Layer) -> None:
+    grid = layer.grid(Grid())
+    cells = layer.size(61) // 2
+    found, _ = looks_at((layer,), 61, [(cells, cells), (cells + 1, cells + 1)])
+    for cell, interval in enumerate(found, start=cells):
+        assert interval is not None
+        assert grid.center + grid.stride * cell == Fraction(sum(interval), 2)
+
+
+@given(GROWING)
+@settings(max_examples=100)
+def test_the_grid_of_a_growing_layer_has_each_cell_in_the_middle_of_what_it_becomes(
+    layer: Layer,
+) -> None:
+    grid, pixels, place = layer.grid(Grid()), 17, 8
+    cells = list(range(layer.size(pixels)))
+    found, _ = looks_at((layer,), pixels, [(cell, cell) for cell in cells], ROUNDING)
+    reached = [c for c, i in zip(cells, found, strict=True) if i and i[0] <= place <= i[1]]
+    assert grid.center + grid.stride * Fraction(reached[0] + reached[-1], 2) == place
+
+
+@given(SPATIAL, st.fractions(1, 64, max_denominator=8), st.fractions(-9, 9, max_denominator=8))
+@settings(max_examples=100)
+def test_grids_compose(layer: Layer, stride: Fraction, center: Fraction) -> None:
+    alone, behind = layer.grid(Grid()), layer.grid(Grid(stride, center))
+    assert behind == Grid(stride * alone.stride, center + stride * alone.center)
+
+
+ONE_OF_EACH = [
+    Conv(6, 4, 5, 2, 3, 1, bias=True),
+    Conv(6, 4),
+    TransposedConv(6, 4, 3, 2, 1, 1, bias=True),
+    TransposedConv(6, 4),
+    Pool(6, 6, 3, 2, 1, "average"),
+    Upsample(6, 6, 3, "bilinear"),
+    Norm(6, 6, "instance", "tile"),
+    Norm(6, 6, "group", "image", 3, affine=True),
+    Norm(6, 6, "batch", affine=True),
+    Dropout(6, 6, 0.25),
+    Activation(6, 6, 0.2),
+    Stash(6, 6, "a"),
+    Pop(6, 12, "a", "crop"),
+]
+
+
+@pytest.mark.parametrize("layer", ONE_OF_EACH, ids=repr)
+def test_num_parameters_counts_the_modules_parameters(layer: Layer) -> None:
+    parameters = positive_network((layer,)).parameters()
+    assert layer.num_parameters == sum(parameter.numel() for parameter in parameters)
+
+
+@pytest.mark.parametrize("layer", ONE_OF_EACH, ids=repr)
+def test_a_layer_survives_json(layer: Layer) -> None:
+    assert layer_from_json(layer_to_json(layer)) == layer
+
+
+def test_every_kind_is_tried() -> None:
+    assert {type(layer) for layer in ONE_OF_EACH} == set(KINDS.values())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "attention"}, {"kind": None}, {"kernel_size": 3}],
+    ids=["unknown kind", "no kind", "unknown field"],
+)
+def test_an_entry_that_is_no_layer_is_refused(change: dict[str, object]) -> None:
+    entry = layer_to_json(Conv(2, 3)) | change
+    with pytest.raises(TilenetError, match=r"known kinds: conv, transposed, pool"):
+        layer_from_json(entry)
+
+
+def test_a_missing_field_is_refused() -> None:
+    entry = layer_to_json(Conv(2, 3))
+    del entry["padding"]
+    with pytest.raises(TilenetError, match="must have a known kind and that kind's fields"):
+        layer_from_json(entry)

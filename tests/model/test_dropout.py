@@ -1,0 +1,106 @@
+"""Dropout masks are a function of (seed, step, image, layer, channel) and nothing else."""
+
+import pytest
+import torch
+
+from tilenet.keys import uniform
+from tilenet.model.dropout import ChannelDropout, MaskKey
+
+CHANNELS = 23
+
+
+def maps(batch: int, height: int = 5, width: int = 7, dtype: torch.dtype = torch.float64):
+    generator = torch.Generator().manual_seed(batch)
+    values = torch.randn(batch, CHANNELS, height, width, generator=generator, dtype=torch.float64)
+    return (values + values.sign()).to(dtype)  # nowhere near 0
+
+
+def dropped(
+    images: tuple[int, ...], p: float = 0.4, *, seed: int = 1, step: int = 2, layer: int = 3
+) -> torch.Tensor:
+    """Whether each channel of each sample is dropped, as one pass on a fresh layer shows it."""
+    x = maps(len(images))
+    out = ChannelDropout(p, layer, MaskKey(seed, step, images))(x)
+    return (out == 0).all(dim=(2, 3))
+
+
+def test_whole_channels_are_dropped_and_the_others_scaled() -> None:
+    x = maps(4)
+    out = ChannelDropout(0.4, 3, MaskKey(1, 2, (5, 0, 5, 9)))(x)
+    kept = out[:, :, :1, :1] != 0
+    assert 0 < kept.sum() < kept.numel()
+    assert torch.equal(out, x * (kept.double() / 0.6))
+
+
+def test_masks_are_the_documented_function() -> None:
+    images = (5, 0, 12)
+    wanted = [uniform(CHANNELS, 1, "dropout", 2, image, 3) < 0.4 for image in images]
+    assert dropped(images).tolist() == [row.tolist() for row in wanted]
+
+
+def test_an_image_has_the_same_mask_alone_and_in_any_batch() -> None:
+    together = dropped((5, 0, 12, 5))
+    for sample, image in enumerate((5, 0, 12, 5)):
+        assert torch.equal(together[sample], dropped((image,))[0])
+    assert torch.equal(dropped((12, 5))[1], together[0])
+
+
+def test_tiles_of_any_size_share_their_images_mask() -> None:
+    layer = ChannelDropout(0.4, 3, MaskKey(1, 2, (5,)))
+    small, large = maps(1, 1, 2), maps(1, 40, 3)
+    assert torch.equal((layer(small) == 0)[..., 0, 0], (layer(large) == 0)[..., 0, 0])
+
+
+@pytest.mark.parametrize("change", [{"seed": 2}, {"step": 3}, {"layer": 4}])
+def test_each_part_of_the_key_changes_the_mask(change: dict[str, int]) -> None:
+    assert not torch.equal(dropped((5,)), dropped((5,), **change))
+    assert not torch.equal(dropped((5,)), dropped((6,)))
+
+
+def test_masks_do_not_touch_torchs_generator() -> None:
+    torch.manual_seed(4)
+    before = torch.get_rng_state()
+    first = dropped((5,))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    assert torch.equal(dropped((5,)), first)
+
+
+def test_the_key_is_read_in_each_pass() -> None:
+    key = MaskKey(1, 2, (5,))
+    layer, x = ChannelDropout(0.4, 3, key), maps(1)
+    first = layer(x)
+    key.step, key.images = 3, (6,)
+    second = layer(x)
+    assert not torch.equal(first, second)
+    assert torch.equal(second, ChannelDropout(0.4, 3, MaskKey(1, 3, (6,)))(x))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_a_channel_is_dropped_with_probability_p_and_the_mean_is_kept(p: float) -> None:
+    draws = torch.cat([dropped(tuple(range(60)), p, step=step) for step in range(20)])
+    tolerance = 5 * (p * (1 - p) / draws.numel()) ** 0.5
+    assert abs(draws.double().mean() - p) < tolerance
+    layer = ChannelDropout(p, 3, MaskKey(1, 0, tuple(range(60))))
+    mask = layer(torch.full((60, 999, 1, 1), 2.5, dtype=torch.float64)) / 2.5
+    assert abs(mask.mean() - 1) < 5 * (p / (1 - p) / mask.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_dtype_is_kept(dtype: torch.dtype) -> None:
+    x = maps(2, dtype=dtype)
+    out = ChannelDropout(0.5, 3, MaskKey(1, 2, (5, 6)))(x)
+    assert out.dtype == dtype
+    assert torch.equal(out[out != 0], 2 * x[out != 0])
+
+
+def test_nothing_is_dropped_outside_of_training_or_with_probability_0() -> None:
+    x = maps(3)
+    assert torch.equal(ChannelDropout(0.4, 3, MaskKey()).eval()(x), x)
+    assert torch.equal(ChannelDropout(0.0, 3, MaskKey()).train()(x), x)
+
+
+@pytest.mark.parametrize("images", [(), (1,), (1, 2, 3)])
+def test_a_sample_without_an_image_number_is_an_error(images: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=rf"batch: 2, images: {len(images)}"):
+        ChannelDropout(0.4, 3, MaskKey(1, 2, images))(maps(2))

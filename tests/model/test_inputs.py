@@ -1,0 +1,57 @@
+"""From pixels to what the network sees."""
+
+import numpy as np
+import pytest
+import torch
+
+from tilenet.model.inputs import standardise
+
+MEAN, STD = (120.5, -3.25, 7.0), (33.0, 0.125, 0.0)
+
+
+def pixels(dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    values = (rng.normal(20, 30, (3, 6, 9)) % 200).astype(dtype)
+    values[2] = 7  # a band that says nothing
+    return values, rng.random((6, 9)) < 0.7
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "float32", "float64"])
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64, torch.bfloat16])
+def test_bands_are_standardised_and_nodata_is_0(dtype: str, precision: torch.dtype) -> None:
+    values, valid = pixels(dtype)
+    if dtype[0] == "f":
+        values[:, ~valid] = np.nan
+    found = standardise(values, valid, MEAN, STD, precision)
+    assert found.dtype == (torch.float64 if precision == torch.float64 else torch.float32)
+    assert found.shape == (1, 3, 6, 9)
+    assert found.is_contiguous()
+    rounding = 1e-15 if precision == torch.float64 else 3e-7
+    for band, row, col in np.ndindex(3, 6, 9):
+        scale = STD[band] or 1.0
+        wanted = (float(values[band, row, col]) - MEAN[band]) / scale if valid[row, col] else 0.0
+        size = max(abs(float(values[band, row, col])), abs(MEAN[band])) / scale
+        assert found[0, band, row, col].item() == pytest.approx(wanted, abs=rounding * size)
+
+
+def test_a_constant_band_becomes_0_and_other_values_of_it_stay_finite() -> None:
+    values, valid = pixels("uint8")
+    values[2, 3, 4], valid[3, 4] = 9, True
+    found = standardise(values, valid, MEAN, STD, torch.float64)[0, 2]
+    assert found[3, 4] == 2
+    found[3, 4] = 0
+    assert not found.any()
+
+
+def test_float64_pixels_keep_their_digits() -> None:
+    values, valid = pixels("float64")
+    values += 1e9
+    found = standardise(values, valid, (1e9, 1e9, 1e9), (1.0, 1.0, 1.0), torch.float64)
+    assert np.array_equal(found[0].numpy(), np.where(valid, values - 1e9, 0))
+
+
+def test_the_pixels_themselves_are_left_alone() -> None:
+    values, valid = pixels("float32")
+    before = values.copy()
+    standardise(values, valid, MEAN, STD, torch.float32).mul_(3)
+    assert np.array_equal(values, before)

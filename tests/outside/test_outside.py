@@ -1,0 +1,219 @@
+"""A checker that knows nothing of tilenet finds its maps and steps right on 1, 2 and 4 ranks.
+
+And it finds those wrong that were made wrong on purpose: otherwise it would prove nothing.
+"""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+from rebuild import read_safetensors
+
+CHECK = str(Path(__file__).with_name("check.py"))
+HEIGHT, WIDTH = 157, 211  # no multiple of any alignment
+# Far above the cost of any run here: a rank that waits for ever ends the test, not the day.
+TIMEOUT_S = 240
+SGD = ("--optimizer.name", "sgd", "--optimizer.lr", "1")
+FINE = ("--tiles.rows", "3", "--tiles.columns", "4")  # uneven shares for 2 and 4 ranks
+
+NETWORKS = {
+    "same-nearest": "--network.poolings 2",
+    # One convolution a level keeps the halo, 32 px, well below the image's size.
+    "same-bilinear": "--network.poolings 3 --network.convolutions 1 --network.upsampling bilinear",
+    "valid-nearest": "--network.poolings 2 --network.padding valid",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder with an image, its labels, and the first weights of one network.
+
+    Attributes:
+        options: Of `tilenet train`, tiles and steps aside.
+    """
+
+    folder: Path
+    options: tuple[str, ...]
+
+    @property
+    def image(self) -> str:
+        return str(self.folder / "image.tif")
+
+    @property
+    def labels(self) -> str:
+        return str(self.folder / "labels.tif")
+
+    @property
+    def first(self) -> Path:
+        """The checkpoint before any step."""
+        return self.folder / "w0" / "last"
+
+    def step(self, ranks: int) -> Path:
+        """The checkpoint after one step, made once for each number of ranks."""
+        made = self.folder / f"w1-{ranks}" / "last"
+        return made if made.exists() else self.train(ranks, 1, f"w1-{ranks}", *SGD, *FINE)
+
+    def train(self, ranks: int, steps: int, output: str, *options: str) -> Path:
+        """Train; return the last checkpoint."""
+        folder = self.folder / output
+        files = ("--images", self.image, "--labels", self.labels, "--output", str(folder))
+        tilenet(ranks, "train", *files, *self.options, "--steps", str(steps), *options)
+        return folder / "last"
+
+    def predict(self, ranks: int, checkpoint: Path) -> str:
+        """The map of the image's logits, made once for each number of ranks."""
+        out = self.folder / f"{checkpoint.parent.name}-{ranks}.tif"
+        if not out.exists():
+            given = ("--output", "logits", "--device", "cpu", "--tile", "64")
+            tilenet(ranks, "predict", str(checkpoint), self.image, str(out), *given)
+        return str(out)
+
+
+def tilenet(ranks: int, *arguments: str) -> None:
+    """Run a command of tilenet over MPI ranks."""
+    program = ("mpiexec", "-n", str(ranks), sys.executable, "-m", "mpi4py", "-m", "tilenet")
+    done = execute(*program, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def check(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the checker."""
+    return execute(sys.executable, CHECK, *map(str, arguments))
+
+
+def execute(*command: str) -> subprocess.CompletedProcess[str]:
+    # The environment as Python knows it: an MPI that a test before began here leaves its own in C's
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+
+
+def write_scene(folder: Path) -> None:
+    """Random pixels with two holes of nodata, random labels, a tenth of them and a corner 255."""
+    rng = np.random.default_rng(7)
+    pixels = rng.integers(1, 4000, (4, HEIGHT, WIDTH)).astype(np.uint16)
+    pixels[:, 30:60, 50:110] = 0
+    pixels[:, 150:, 200:] = 0  # at the edge, so that the extension reflects it
+    labels = rng.integers(0, 3, (HEIGHT, WIDTH)).astype(np.uint8)
+    labels[rng.random(labels.shape) < 0.1] = 255
+    labels[100:, :70] = 255
+    grid = {"height": HEIGHT, "width": WIDTH, "crs": "EPSG:32630", "driver": "GTiff"}
+    grid["transform"] = rasterio.Affine(2, 0.1, 5e5, 0.1, -2, 4e6)
+    with rasterio.open(folder / "image.tif", "w", count=4, dtype="uint16", nodata=0, **grid) as out:
+        out.write(pixels)
+    with rasterio.open(folder / "labels.tif", "w", count=1, dtype="uint8", **grid) as out:
+        out.write(labels, 1)
+
+
+def begin(folder: Path, network: str) -> Run:
+    write_scene(folder)
+    common = "--classes 3 --precision float64 --device cpu --network.base 4 --network.dropout 0.2"
+    return Run(folder, (*common.split(), *network.split()))
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of each network, its first weights in w0/last."""
+    made = begin(tmp_path_factory.mktemp(request.param), NETWORKS[request.param])
+    made.train(1, 0, "w0")
+    return made
+
+
+def test_the_checker_imports_nothing_of_tilenet() -> None:
+    names: set[str] = set()
+    for name in ("check.py", "rebuild.py"):
+        for node in ast.walk(ast.parse(Path(CHECK).with_name(name).read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names.add(node.module or "")
+            elif isinstance(node, ast.Import):
+                names.update(part.name for part in node.names)
+    others = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+    assert others == {"torch", "rasterio", "numpy", "rebuild"}
+
+
+def test_maps_are_the_whole_image_s_logits_on_any_number_of_ranks(run: Run) -> None:
+    maps = [run.predict(ranks, run.first) for ranks in (1, 2, 4)]
+    with rasterio.open(maps[0]) as file:
+        spread = np.nanstd(file.read(), axis=(1, 2))
+    assert spread.min() > 0.05, "a network that gives the same everywhere proves nothing"
+    found = check("map", run.first, run.image, *maps)
+    print(found.stdout)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stdout.count(": equal\n") == len(maps)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_step_is_the_whole_image_s_gradient_on_any_number_of_ranks(run: Run, ranks: int) -> None:
+    found = check("step", run.first, run.step(ranks), run.image, run.labels)
+    print(found.stdout)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stdout.count(": equal\n") == 2, "statistics and gradient"
+
+
+def test_class_weights_divide_by_their_sum_over_pixels(tmp_path: Path) -> None:
+    run = begin(tmp_path, "--network.poolings 1 --network.convolutions 1 --seed 3")
+    options = (*SGD, *FINE, "--class_weights", "[1.0, 0.25, 7.0]")
+    run.train(1, 0, "w0")
+    second = run.train(2, 1, "w1", *options)
+    step = ("step", run.first, second, run.image, run.labels, "--seed", "3")
+    found = check(*step, "--class-weights", "1", "0.25", "7")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert check(*step).returncode == 1
+
+
+def test_maps_with_batch_norm_use_running_statistics(tmp_path: Path) -> None:
+    run = begin(tmp_path, "--network.poolings 2 --network.norm batch --network.norm_scope tile")
+    trained = run.train(2, 3, "w3", "--optimizer.lr", "0.01", *FINE)
+    tensors = read_safetensors(trained / "weights.safetensors")
+    running = [tensor for name, tensor in tensors.items() if name.endswith(".running_mean")]
+    assert running
+    assert all(bool((mean != 0).any()) for mean in running)  # a channel may be dropped each time
+    found = check("map", trained, run.image, run.predict(2, trained))
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_a_weight_off_by_a_millionth_is_found_in_the_map(run: Run) -> None:
+    made = run.predict(1, run.first)
+    path = run.first / "weights.safetensors"
+    whole = path.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")
+    begins, _ = json.loads(whole[8:start])["0.weight"]["data_offsets"]
+    place = slice(start + begins, start + begins + 8)
+    changed = bytearray(whole)
+    changed[place] = (np.frombuffer(whole[place], "<f8") + 1e-6).tobytes()
+    path.write_bytes(changed)
+    try:
+        found = check("map", run.first, run.image, made)
+    finally:
+        path.write_bytes(whole)
+    assert found.returncode == 1
+    assert "DIFFERENT" in found.stdout
+
+
+def test_a_halo_that_is_one_unit_too_small_is_found_in_the_step(run: Run) -> None:
+    network = json.loads((run.first / "network.json").read_text())
+    if network["padding"] == "valid":
+        pytest.skip("an unpadded network's halo cannot be chosen")
+    halo = network["halo_px"] - network["alignment_px"]
+    # Tiles of one or two units: larger ones near the edges have context to spare.
+    second = run.train(1, 1, "small-halo", *SGD, "--halo", str(halo), "--tiles.size_px", "16")
+    found = check("step", run.first, second, run.image, run.labels)
+    print(found.stdout)
+    assert found.returncode == 1
+    assert "DIFFERENT" in found.stdout
+    assert "statistics: off by 0: equal" in found.stdout
+
+
+def test_other_dropout_masks_are_found_in_the_step(run: Run) -> None:
+    step = ("step", run.first, run.step(1), run.image, run.labels)
+    found = check(*step, "--seed", "1")
+    assert found.returncode == 1
+    assert "DIFFERENT" in found.stdout

@@ -1,0 +1,174 @@
+"""Bad input: one sentence, printed once, exit code 1 or 2 on every rank, no hang, nothing lost."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+from mpi4py import MPI
+
+from tilenet.__main__ import main
+
+Make = Callable[..., str]
+
+
+@pytest.fixture
+def make(comm: MPI.Intracomm, shared_path: Path) -> Make:
+    """Write a raster on rank 0; return its path on all."""
+
+    def write(name: str, values: np.ndarray, **profile: object) -> str:  # type: ignore[type-arg]
+        path = shared_path / name
+        if comm.rank == 0:
+            values = values[None] if values.ndim == 2 else values
+            grid = {"crs": "EPSG:32630", "transform": rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)}
+            count, height, width = values.shape
+            options = {**grid, "height": height, "width": width, "count": count, **profile}
+            with rasterio.open(path, "w", driver="GTiff", dtype=values.dtype, **options) as file:
+                file.write(values)
+        comm.Barrier()
+        return str(path)
+
+    return write
+
+
+RNG = np.random.default_rng(0)
+IMAGE = RNG.integers(1, 999, (3, 70, 90)).astype(np.uint16)
+LABELS = RNG.integers(0, 3, (70, 90)).astype(np.uint8)
+
+
+def said(
+    comm: MPI.Intracomm, capfd: pytest.CaptureFixture[str], arguments: list[str], code: int
+) -> str:
+    """Run a command on all ranks; what was printed on all of them to stderr."""
+    assert main(arguments) == code
+    everything = comm.allgather(capfd.readouterr().err)
+    return "".join(everything)
+
+
+def training(folder: Path, image: str, labels: str, *more: str) -> list[str]:
+    return [
+        "train",
+        *("--images", image, "--labels", labels, "--classes", "3", "--steps", "1"),
+        *("--network.poolings", "2", "--network.base", "2", "--device", "cpu"),
+        *("--output", str(folder / "run"), *more),
+    ]
+
+
+def test_missing_file(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
+    labels = make("labels.tif", LABELS)
+    words = said(comm, capfd, training(shared_path, "/nowhere.tif", labels), 1)
+    assert words.count("/nowhere.tif") == 2  # once ours, once GDAL's
+    assert words.count("tilenet: ") == 1
+
+
+def test_truncated_image(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
+    image, labels = make("image.tif", IMAGE), make("labels.tif", LABELS)
+    if comm.rank == 0:
+        data = Path(image).read_bytes()
+        Path(image).write_bytes(data[: len(data) // 2])
+    comm.Barrier()
+    words = said(comm, capfd, training(shared_path, image, labels), 1)
+    assert "must be readable everywhere" in words
+    assert words.count("tilenet: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "profile", "sentence"),
+    [
+        (LABELS[:-1], {}, "labels must have the image's size"),
+        (LABELS, {"crs": "EPSG:32631"}, "labels must have the image's CRS"),
+        (LABELS, {"transform": rasterio.Affine(2, 0, 5e5 + 2, 0, -2, 4e6)}, "pixel grid"),
+        (LABELS + 1, {}, "labels must be 0 to classes − 1"),
+        (np.full_like(LABELS, 255), {}, "at least one pixel with data must be labelled"),
+        (LABELS.astype(np.float32), {}, "labels must be one band of whole numbers"),
+        (np.stack([LABELS, LABELS]), {}, "labels must be one band of whole numbers"),
+    ],
+    ids=["size", "crs", "grid", "classes", "empty", "float", "bands"],
+)
+def test_labels(comm, shared_path, make, capfd, values, profile, sentence):  # type: ignore[no-untyped-def]
+    image, labels = make("image.tif", IMAGE), make("labels.tif", values, **profile)
+    words = said(comm, capfd, training(shared_path, image, labels), 1)
+    assert sentence in words
+    assert words.count("tilenet: ") == 1
+    assert not (shared_path / "run" / "history.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "profile", "more", "sentence"),
+    [
+        (IMAGE, {}, ("--bands", "[1,2,4]"), "bands are counted from 1"),
+        (IMAGE.astype(np.complex64), {}, (), "pixels must be real numbers"),
+        (np.zeros_like(IMAGE), {"nodata": 0}, (), "an image must hold pixels with data"),
+        (np.full(IMAGE.shape, np.nan, np.float32), {}, (), "an image must hold pixels with data"),
+        (IMAGE, {}, ("--tiles.size_px", "3"), "nearest legal tile: 4"),
+        (IMAGE, {}, ("--tiles.rows", "19", "--tiles.columns", "1"), "at most 18 tiles"),
+        (IMAGE, {}, ("--halo", "30"), "nearest: 28 or 32"),
+        (IMAGE, {}, ("--crop_px", "30"), "crop_px must be a multiple"),
+        (IMAGE, {}, ("--mesh.rows", "7"), "replicas × rows × columns must be the number of ranks"),
+        (IMAGE, {}, ("--network.norm", "instance"), "is not built yet"),
+        (IMAGE, {}, ("--partitions", "2"), "is not built yet"),
+        (IMAGE, {}, ("--resolution", "3"), "nearest: 2 or 4"),
+        (IMAGE, {}, ("--resolution", ".inf"), "resolution must be a whole multiple"),
+        (IMAGE, {}, ("--tiles.rows", "0", "--tiles.columns", "0"), "at least one tile a side"),
+        (
+            IMAGE,
+            {},
+            ("--crop_px", "4", "--network.norm", "batch", "--network.norm_scope", "tile"),
+            "normalisation needs more than one cell",
+        ),
+        (IMAGE, {}, ("--init", "/nowhere.safetensors"), "files must be whole"),
+        (
+            IMAGE,
+            {},
+            ("--optimizer.lr", "1e30", "--optimizer.name", "sgd", "--steps", "3"),
+            "finite",
+        ),
+    ],
+)
+def test_images_and_keys(comm, shared_path, make, capfd, values, profile, more, sentence):  # type: ignore[no-untyped-def]
+    image, labels = make("image.tif", values, **profile), make("labels.tif", LABELS)
+    words = said(comm, capfd, training(shared_path, image, labels, *more), 1)
+    assert sentence in words
+    assert words.count("tilenet: ") == 1
+
+
+def test_unknown_key(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
+    words = said(comm, capfd, training(shared_path, "a", "b", "--optimiser.lr", "1"), 2)
+    assert words.count("the nearest known key is optimizer.lr") == 1
+
+
+def test_unwritable_output(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
+    image, labels = make("image.tif", IMAGE), make("labels.tif", LABELS)
+    arguments = training(Path(image), image, labels)  # a file where a folder should be
+    words = said(comm, capfd, arguments, 1)
+    assert "output must be a folder that can be written" in words
+    assert words.count("tilenet: ") == 1
+
+
+def test_existing_output_and_map(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
+    image, labels = make("image.tif", IMAGE), make("labels.tif", LABELS)
+    arguments = training(shared_path, image, labels)
+    assert main(arguments) == 0
+    before = (shared_path / "run" / "history.csv").read_bytes()
+    capfd.readouterr()
+    words = said(comm, capfd, arguments, 1)
+    assert "a run is not overwritten unasked" in words
+    assert (shared_path / "run" / "history.csv").read_bytes() == before
+
+    mapping = ["predict", str(shared_path / "run"), image, str(shared_path / "map.tif")]
+    assert main(mapping) == 0
+    capfd.readouterr()
+    words = said(comm, capfd, mapping, 1)
+    assert "a map is not overwritten unasked" in words
+    words = said(comm, capfd, [*mapping[:3], str(shared_path / "no" / "map.tif")], 1)
+    assert "a map needs an existing directory" in words
+    words = said(comm, capfd, ["predict", str(shared_path), image, "x.tif"], 1)
+    assert "a checkpoint is a folder with" in words
+    words = said(comm, capfd, [*mapping[:3], image, "--overwrite"], 1)
+    assert "a map may not replace its image" in words
+    words = said(comm, capfd, [*mapping[:3], str(shared_path / "b.tif"), "--tile", "0"], 1)
+    assert "nearest legal tile" in words
+    assert main([*mapping, "--overwrite"]) == 0
+    comm.Barrier()
+    assert not list(shared_path.glob(".*part"))

@@ -1,0 +1,72 @@
+"""Ranks agree before they raise."""
+
+import pytest
+import torch
+from mpi4py import MPI
+
+from tilenet.errors import AgreedError, TilenetError
+from tilenet.parallel.mesh import NodePlace, agreed, choose_device, node_place, world
+
+
+def raise_agreed(comm: MPI.Intracomm, guilty: list[int]) -> None:
+    with agreed(comm):
+        if comm.rank in guilty:
+            raise TilenetError(f"rank {comm.rank} says so")
+
+
+def test_all_ranks_raise_what_one_raised(comm: MPI.Intracomm) -> None:
+    for guilty in range(comm.size):
+        with pytest.raises(AgreedError, match=f"^rank {guilty} says so$"):
+            raise_agreed(comm, [guilty])
+
+
+def test_the_lowest_of_several_speaks(comm: MPI.Intracomm) -> None:
+    guilty = list(range(comm.size // 2, comm.size))
+    with pytest.raises(AgreedError, match=f"^rank {guilty[0]} "):
+        raise_agreed(comm, guilty)
+
+
+def test_nobody_raises_where_nobody_did(comm: MPI.Intracomm) -> None:
+    seen = []
+    with agreed(comm):
+        seen.append(comm.rank)
+    assert seen == [comm.rank]
+
+
+def test_places_count_the_ranks_of_a_node(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    places = comm.allgather(node_place(comm))
+    assert places == [NodePlace(rank, comm.size, False) for rank in range(comm.size)]
+
+
+def test_a_launcher_that_shows_each_rank_its_own_devices_is_noticed(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", str(comm.rank))
+    assert node_place(comm).own_devices == (comm.size > 1)
+
+
+def test_a_launcher_that_mpi_does_not_know_is_refused(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    if comm.size > 1:
+        assert world() == MPI.COMM_WORLD
+        return
+    with pytest.raises(TilenetError, match="SLURM_STEP_NUM_TASKS: 4, MPI: 1 rank"):
+        world()
+
+
+def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    used: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    with pytest.raises(TilenetError, match="ranks on this node: 3, devices that torch sees: 2"):
+        choose_device("auto", NodePlace(0, 3))
+    assert choose_device("auto", NodePlace(1, 2)) == torch.device("cuda", 1)
+    assert choose_device("cpu", NodePlace(1, 2)) == torch.device("cpu")
+    assert choose_device("cuda", NodePlace(2, 3, own_devices=True)) == torch.device("cuda", 0)
+    assert used == [1, 0]

@@ -1,0 +1,170 @@
+"""A run that was stopped goes on to the same numbers, on another number of ranks too."""
+
+import csv
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mpi4py import MPI
+from safetensors.torch import load_file
+from test_same_as_whole_image import NETWORKS, run_file
+from whole_image import random_scene
+
+from tilenet import train as module
+from tilenet.errors import AgreedError
+from tilenet.run_file import NetworkKeys, OptimizerKeys, RunFile, TileKeys
+from tilenet.train import train
+
+
+def rows(run: RunFile) -> list[dict[str, str]]:
+    with (Path(run.output) / "history.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def weights(run: RunFile) -> dict[str, torch.Tensor]:
+    found = load_file(Path(run.output) / "last" / "weights.safetensors")
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def a_run(comm: MPI.Intracomm, path: Path, keys: NetworkKeys, optimizer: OptimizerKeys) -> RunFile:
+    scene = random_scene(path, (90, 121), 1, write=comm.rank == 0)
+    comm.Barrier()
+    run = run_file(path, [scene], keys, tiles=TileKeys(2, 3))
+    return replace(run, steps=5, optimizer=optimizer, checkpoint_every=2)
+
+
+def check_same(found: RunFile, wanted: RunFile) -> None:
+    assert [row["step"] for row in rows(found)] == [str(step) for step in range(1, 6)]
+    for ours, theirs in zip(rows(found), rows(wanted), strict=True):
+        assert abs(float(ours["loss"]) - float(theirs["loss"])) <= 1e-12
+    kept = weights(found)
+    for name, tensor in weights(wanted).items():
+        if not name.endswith("num_batches_tracked"):
+            scale = max(float(tensor.abs().max()), 1e-30)
+            assert float((kept[name] - tensor).abs().max()) / scale <= 1e-10
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [OptimizerKeys("adamw", 0.01, weight_decay=0.1), OptimizerKeys("sgd", 0.05, momentum=0.9)],
+    ids=["adamw", "sgd with momentum"],
+)
+def test_one_rank_goes_on_where_many_stopped(
+    comm: MPI.Intracomm, shared_path: Path, optimizer: OptimizerKeys
+) -> None:
+    norm = replace(NETWORKS["same-nearest"], norm="batch", norm_scope="tile")
+    run = a_run(comm, shared_path, norm, optimizer)
+    whole = replace(run, output=str(shared_path / "whole"))
+    assert train(whole, comm=comm) == 0
+    assert train(replace(run, steps=3), comm=comm) == 0
+    alone = comm.Split(0 if comm.rank == 0 else 1, comm.rank)
+    if comm.rank == 0:
+        assert train(run, resume=True, comm=alone) == 0
+    alone.Free()
+    comm.Barrier()
+    check_same(run, whole)
+
+
+def test_many_ranks_go_on_where_one_was_killed_between_checkpoints(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("adamw", 0.01))
+    whole = replace(run, output=str(shared_path / "whole"))
+    assert train(whole, comm=comm) == 0
+    if comm.rank == 0:
+        original = module._Job._step
+
+        def dies_in_the_fourth(self, step, *rest):  # type: ignore[no-untyped-def]
+            if step == 3:
+                raise KeyboardInterrupt
+            return original(self, step, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module._Job, "_step", dies_in_the_fourth)
+            with pytest.raises(KeyboardInterrupt):
+                train(run, comm=MPI.COMM_SELF)
+        assert len(rows(run)) == 3  # one more than the checkpoint knows of
+    comm.Barrier()
+    assert train(run, resume=True, comm=comm) == 0
+    check_same(run, whole)
+
+
+def test_a_signal_on_one_rank_stops_all_with_a_checkpoint(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(comm, shared_path, NETWORKS["same-bilinear"], OptimizerKeys("sgd", 0.05))
+    run = replace(run, checkpoint_every=100)
+    whole = replace(run, output=str(shared_path / "whole"))
+    assert train(whole, comm=comm) == 0
+    original = module._Job._step
+
+    def asked_in_the_third(self, step, *rest):  # type: ignore[no-untyped-def]
+        if step == 2 and comm.rank == comm.size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Job, "_step", asked_in_the_third)
+        assert train(run, comm=comm) == 75
+    assert len(rows(run)) == 3
+    assert train(run, resume=True, comm=comm) == 0
+    check_same(run, whole)
+
+
+def test_a_run_does_not_go_on_with_another_network(comm: MPI.Intracomm, shared_path: Path) -> None:
+    run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
+    assert train(replace(run, steps=1), comm=comm) == 0
+    other = replace(run, network=NETWORKS["same-nearest"])
+    with pytest.raises(AgreedError, match="goes on with the network that it began with"):
+        train(other, resume=True, comm=comm)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"optimizer": OptimizerKeys("adamw", 0.01)},
+            "optimizer of .*: sgd, .*: adamw",
+        ),
+        ({"precision": "float32"}, "precision of .*: float64, of the run file: float32"),
+        ({"seed": 6}, "seed of .*: 5, of the run file: 6"),
+    ],
+    ids=["optimizer", "precision", "seed"],
+)
+def test_a_run_goes_on_as_it_began(
+    comm: MPI.Intracomm, shared_path: Path, change: dict[str, Any], said: str
+) -> None:
+    run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05, momentum=0.9))
+    assert train(replace(run, steps=1), comm=comm) == 0
+    with pytest.raises(AgreedError, match=said):
+        train(replace(run, **change), resume=True, comm=comm)
+
+
+def test_a_refused_request_to_overwrite_leaves_the_run(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
+    assert train(replace(run, steps=2), comm=comm) == 0
+    before = weights(run)
+    with pytest.raises(AgreedError, match="files must be whole"):
+        train(replace(run, init="/nowhere.safetensors"), overwrite=True, comm=comm)
+    comm.Barrier()
+    assert len(rows(run)) == 2
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(run).items())
+    # its own weights may begin the run that replaces it
+    again = replace(run, steps=0, init=run.output)
+    assert train(again, overwrite=True, comm=comm) == 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(run).items())
+
+
+def test_weights_that_are_not_finite_are_not_saved(comm: MPI.Intracomm, shared_path: Path) -> None:
+    run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
+    assert train(replace(run, steps=1), comm=comm) == 0
+    explodes = replace(run, steps=2, optimizer=OptimizerKeys("sgd", 1.7e308, weight_decay=1e3))
+    with pytest.raises(AgreedError, match=r"weights must stay finite \(step 2: "):
+        train(explodes, resume=True, comm=comm)
+    assert all(tensor.isfinite().all() for tensor in weights(run).values())

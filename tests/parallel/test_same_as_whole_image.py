@@ -1,0 +1,196 @@
+"""The promise: ranks and tiles never change the result."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+from mpi4py import MPI
+from safetensors.torch import load_file
+from whole_image import Outcome, Scene, random_scene, train_whole
+
+from tilenet.geometry.networks import UNetOptions
+from tilenet.predict import Prediction, predict
+from tilenet.run_file import MeshKeys, NetworkKeys, OptimizerKeys, RunFile, TileKeys
+from tilenet.train import train
+
+SEED, STEPS, LR = 5, 3, 0.05
+
+NETWORKS = {
+    "same-nearest": NetworkKeys(poolings=3, base=4, dropout=0.2),
+    "same-bilinear": NetworkKeys(poolings=2, base=4, dropout=0.2, upsampling="bilinear"),
+    "same-transposed": NetworkKeys(poolings=2, base=4, dropout=0.2, upsampling="transposed"),
+    "valid": NetworkKeys(poolings=2, base=4, dropout=0.2, padding="valid"),
+}
+
+
+def options_of(keys: NetworkKeys) -> UNetOptions:
+    given = {name: value for name, value in vars(keys).items() if value is not None}
+    return UNetOptions(**given, bands=3, classes=3)
+
+
+def run_file(folder: Path, scenes: list[Scene], network: NetworkKeys, **more: Any) -> RunFile:
+    return RunFile(
+        images=[str(scene.image) for scene in scenes],
+        labels=[str(scene.labels) for scene in scenes],
+        classes=3,
+        output=str(folder / "run"),
+        network=network,
+        precision="float64",
+        device="cpu",
+        seed=SEED,
+        steps=STEPS,
+        batch_size=len(scenes),
+        optimizer=OptimizerKeys(name="sgd", lr=LR),
+        **more,
+    )
+
+
+def outcome_of(run: RunFile, comm: MPI.Intracomm, image: Path, tile_px: int | None) -> Outcome:
+    """Train and map with tilenet; what it left on disk."""
+    assert train(run, overwrite=True, comm=comm) == 0
+    logits = Path(run.output) / "logits.tif"
+    predict(
+        Prediction(run.output, str(image), str(logits), "logits", tile_px, overwrite=True), comm
+    )
+    with (Path(run.output) / "history.csv").open() as file:
+        losses = [float(row["loss"]) for row in csv.DictReader(file)]
+    weights = load_file(Path(run.output) / "last" / "weights.safetensors")
+    with rasterio.open(logits) as file:
+        return Outcome(losses, weights, file.read())
+
+
+def differences(found: Outcome, wanted: Outcome, valid: np.ndarray[Any, Any]) -> tuple[float, ...]:
+    """Largest differences of losses, weights (relative to the tensor's largest) and logits."""
+    loss = max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True))
+    assert found.weights.keys() == wanted.weights.keys()
+    weight = max(
+        float((found.weights[name] - tensor).abs().max() / tensor.abs().max())
+        for name, tensor in wanted.weights.items()
+    )
+    assert np.isnan(found.logits[:, ~valid]).all()
+    return loss, weight, float(np.abs(found.logits - wanted.logits)[:, valid].max())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("size", "tiles"),
+    [((157, 211), None), ((157, 211), (3, 2)), ((211, 99), (2, 3)), ((157, 211), 40)],
+    ids=["tile per rank", "3x2", "2x3", "size 40"],
+)
+def test_losses_weights_and_logits_are_those_of_the_whole_image(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    name: str,
+    size: tuple[int, int],
+    tiles: tuple[int, int] | int | None,
+) -> None:
+    scene = random_scene(shared_path, size, 1, write=comm.rank == 0)
+    comm.Barrier()
+    keys = TileKeys()
+    if isinstance(tiles, tuple):
+        keys = TileKeys(rows=tiles[0], columns=tiles[1])
+    elif tiles is not None:
+        keys = TileKeys(size_px=tiles)
+    run = run_file(shared_path, [scene], NETWORKS[name], tiles=keys)
+    wanted = train_whole([scene], options_of(NETWORKS[name]), STEPS, LR, SEED)
+    tile_px = tiles if isinstance(tiles, int) else 64
+    found = outcome_of(run, comm, scene.image, tile_px)
+    loss, weight, logits = differences(found, wanted, scene.valid)
+    assert loss <= 1e-12
+    assert weight <= 1e-10
+    assert logits <= 1e-12 * max(1.0, float(np.abs(wanted.logits).max()))
+
+
+def test_several_images_of_a_step_are_shared_by_replicas(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    scenes = [
+        random_scene(shared_path, size, seed, write=comm.rank == 0)
+        for seed, size in enumerate([(60, 77), (41, 120), (97, 33)], start=1)
+    ]
+    comm.Barrier()
+    keys = NETWORKS["same-bilinear"]
+    # each replica holds whole images; three images over up to six ranks leave some idle
+    run = run_file(shared_path, scenes, keys, mesh=MeshKeys(comm.size, 1, 1))
+    # statistics are those of all images together, which the reference takes from one: share them
+    pixels = np.concatenate([s.pixels[:, s.valid] for s in scenes], axis=1).astype(np.float64)
+    mean, std = pixels.mean(axis=1), pixels.std(axis=1)
+    scenes = [scaled(scene, mean, std) for scene in scenes]
+    wanted = train_whole(scenes, options_of(keys), STEPS, LR, SEED)
+    found = outcome_of(run, comm, scenes[0].image, 32)
+    loss, weight, logits = differences(found, wanted, scenes[0].valid)
+    assert loss <= 1e-12
+    assert weight <= 1e-10
+    assert logits <= 1e-12 * max(1.0, float(np.abs(wanted.logits).max()))
+
+
+def scaled(scene: Scene, mean: np.ndarray[Any, Any], std: np.ndarray[Any, Any]) -> Scene:
+    return replace(scene, statistics=(mean, std))
+
+
+def test_a_halo_one_alignment_unit_too_small_is_detected(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    """The negative control: the tolerances above are tight enough to see a wrong halo."""
+    scene = random_scene(shared_path, (157, 211), 1, write=comm.rank == 0)
+    comm.Barrier()
+    keys = NETWORKS["same-nearest"]
+    wanted = train_whole([scene], options_of(keys), STEPS, LR, SEED)
+    exact_px = 48
+    run = run_file(shared_path, [scene], keys, tiles=TileKeys(rows=3, columns=4), halo=exact_px - 8)
+    found = outcome_of(run, comm, scene.image, 40)
+    assert max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True)) > 1e-12
+    weight = differences(found, wanted, scene.valid)[1]
+    assert weight > 1e-10
+
+
+def test_crops_do_not_depend_on_how_they_are_tiled(comm: MPI.Intracomm, shared_path: Path) -> None:
+    scene = random_scene(shared_path, (157, 211), 1, write=comm.rank == 0)
+    comm.Barrier()
+    keys = NETWORKS["same-nearest"]
+    more = {"crop_px": 64}
+    run = replace(run_file(shared_path, [scene], keys, **more), batch_size=3)
+    alone = replace(run, output=str(shared_path / f"alone{comm.rank}"))
+    wanted = outcome_of(alone, MPI.COMM_SELF, scene.image, None)
+    found = outcome_of(replace(run, tiles=TileKeys(2, 2)), comm, scene.image, None)
+    loss, weight, _ = differences(found, wanted, scene.valid)
+    assert loss <= 1e-12
+    assert weight <= 1e-10
+
+
+def test_all_ranks_hold_the_same_weights_to_the_last_bit(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    scene = random_scene(shared_path, (97, 130), 1, write=comm.rank == 0)
+    comm.Barrier()
+    keys = replace(NETWORKS["same-nearest"], norm="batch", norm_scope="tile")
+    held: list[dict[str, torch.Tensor]] = []
+
+    import tilenet.train as module
+
+    class Watching(module._Job):
+        def _save(self, step: int, optimizer: torch.optim.Optimizer) -> None:
+            held.append({k: v.clone() for k, v in self.network.state_dict().items()})
+            super()._save(step, optimizer)
+
+    original = module._Job
+    module._Job = Watching  # type: ignore[misc]
+    try:
+        run = replace(
+            run_file(shared_path, [scene], keys, tiles=TileKeys(2, 3)),
+            optimizer=OptimizerKeys("adamw", 0.01),
+            precision="float32",
+        )
+        assert train(run, comm=comm) == 0
+    finally:
+        module._Job = original  # type: ignore[misc]
+    everywhere = comm.allgather(held[-1])
+    for other in everywhere:
+        for name, tensor in held[-1].items():
+            # batches seen is the one number that may differ: a rank counts its own tiles
+            assert name.endswith("num_batches_tracked") or torch.equal(tensor, other[name])

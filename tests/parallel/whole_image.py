@@ -1,0 +1,126 @@
+"""The reference: plain PyTorch on the whole image in one process, without tiles or ranks.
+
+It shares with tilenet the network's modules, its first weights and its dropout masks. Pixels,
+statistics, extension, loss, division and update are written anew.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rasterio
+import torch
+import torch.nn.functional as F
+
+from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.model.network import Network, build_network
+
+IGNORE = 255
+
+
+@dataclass(frozen=True)
+class Scene:
+    """An image of random pixels with labels, on disk and in memory."""
+
+    image: Path
+    labels: Path
+    pixels: np.ndarray[Any, np.dtype[np.uint16]]
+    valid: np.ndarray[Any, np.dtype[np.bool_]]
+    classes: np.ndarray[Any, np.dtype[np.int64]]
+    statistics: tuple[Any, Any] | None = None  # mean and std per band; None: this scene's own
+
+
+def random_scene(folder: Path, size: tuple[int, int], seed: int, *, write: bool) -> Scene:
+    """Random pixels with a hole of nodata, random labels with a hole of 255."""
+    rng = np.random.default_rng(seed)
+    height, width = size
+    pixels = rng.integers(1, 4000, (3, height, width)).astype(np.uint16)
+    pixels[:, height // 5 : height // 3, width // 4 : width // 2] = 0
+    classes = rng.integers(0, 3, size).astype(np.int64)
+    classes[-height // 4 :, : width // 3] = IGNORE
+    image, labels = folder / f"image{seed}.tif", folder / f"labels{seed}.tif"
+    if write:
+        grid = {"height": height, "width": width, "crs": "EPSG:32630", "driver": "GTiff"}
+        grid["transform"] = rasterio.Affine(2, 0.1, 5e5, 0.1, -2, 4e6)
+        with rasterio.open(image, "w", count=3, dtype="uint16", nodata=0, **grid) as file:
+            file.write(pixels)
+        with rasterio.open(labels, "w", count=1, dtype="uint8", **grid) as file:
+            file.write(classes.astype(np.uint8), 1)
+    return Scene(image, labels, pixels, (pixels != 0).any(axis=0), classes)
+
+
+def whole_input(scene: Scene, options: UNetOptions) -> torch.Tensor:
+    """The standardised image, extended by reflection, (1, bands, H, W) in float64.
+
+    With *same* padding below and right to a multiple of the total stride; for an unpadded network
+    by what it loses on each side, and on until every pooling halves an even size.
+    """
+    inside = scene.pixels[:, scene.valid].astype(np.float64)
+    mean, std = scene.statistics or (inside.mean(axis=1), inside.std(axis=1))
+    image = (scene.pixels - mean[:, None, None]) / std[:, None, None]
+    image = np.where(scene.valid, image, 0.0)
+    height, width = scene.valid.shape
+    stride = 2**options.poolings
+    before, after = 0, [-size % stride for size in (height, width)]
+    if options.padding == "valid":
+        # the paper's formula, L = poolings + 1
+        before = (3 * stride // 2 - 1) * 2 * options.convolutions
+        after = [_legal(size + 2 * before, options) - size - before for size in (height, width)]
+    edges = ((0, 0), (before, after[0]), (before, after[1]))
+    return torch.from_numpy(np.pad(image, edges, mode="reflect"))[None]
+
+
+def _legal(size: int, options: UNetOptions) -> int:
+    """Smallest size from `size` on that an unpadded network takes."""
+    rest = size
+    for _ in range(options.poolings):
+        rest -= 2 * options.convolutions
+        if rest % 2 or rest < 2:
+            return _legal(size + 1, options)
+        rest //= 2
+    return size
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Losses of the steps, final weights, and logits of the final network."""
+
+    losses: list[float]
+    weights: dict[str, torch.Tensor]
+    logits: np.ndarray[Any, np.dtype[np.float64]]
+
+
+def train_whole(
+    scenes: list[Scene], options: UNetOptions, steps: int, lr: float, seed: int
+) -> Outcome:
+    """Train on whole images, one after another, with plain SGD; map the first one."""
+    network = build_network(unet_layers(options), seed, torch.float64)
+    optimizer = torch.optim.SGD(network.parameters(), lr)
+    losses = []
+    for step in range(steps):
+        network.train()
+        optimizer.zero_grad()
+        total, count = torch.zeros((), dtype=torch.float64), 0
+        for number, scene in enumerate(scenes):
+            network.mask_key.step, network.mask_key.images = step, (number,)
+            logits = _run(network, scene, options)
+            target = np.where(scene.valid, scene.classes, IGNORE)
+            labels = torch.from_numpy(target)[None]
+            total = total + F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+            count += int((target != IGNORE).sum())
+        loss = total / count
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    network.eval()
+    with torch.no_grad():
+        final = _run(network, scenes[0], options)[0].numpy()
+    weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    return Outcome(losses, weights, final)
+
+
+def _run(network: Network, scene: Scene, options: UNetOptions) -> torch.Tensor:
+    height, width = scene.valid.shape
+    logits: torch.Tensor = network(whole_input(scene, options))
+    return logits[:, :, :height, :width]

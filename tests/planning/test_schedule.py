@@ -1,0 +1,154 @@
+"""What each step sees is a function of (seed, step) and nothing else."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.tiles import Window
+from tilenet.planning.schedule import CropSchedule, ImageSchedule, crop_places
+
+SIZES = tuple((100 + 7 * n, 90 + 3 * n) for n in range(11))
+
+
+def order_of(schedule: ImageSchedule, epoch: int) -> list[int]:
+    return [image for step in numbers(schedule, epoch) for image in step]
+
+
+def numbers(schedule: ImageSchedule, epoch: int) -> list[list[int]]:
+    first = epoch * schedule.steps_per_epoch
+    steps = range(first, first + schedule.steps_per_epoch)
+    return [[sample.image for sample in schedule.samples(step)] for step in steps]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 11, 20])
+def test_each_image_is_seen_once_an_epoch_as_a_whole(batch_size: int) -> None:
+    schedule = ImageSchedule(3, batch_size, SIZES)
+    for epoch in range(4):
+        seen = numbers(schedule, epoch)
+        assert sorted(order_of(schedule, epoch)) == list(range(11))
+        assert [len(step) for step in seen[:-1]] == [batch_size] * (len(seen) - 1)
+    for sample in schedule.samples(0):
+        assert sample.region == Window(0, 0, *SIZES[sample.image])
+        assert sample.number == sample.image
+
+
+def test_the_order_depends_on_seed_and_epoch_and_not_on_the_batch_size() -> None:
+    schedule = ImageSchedule(3, 2, SIZES)
+    orders = [order_of(schedule, epoch) for epoch in range(50)]
+    assert len({tuple(order) for order in orders}) == 50
+    assert order_of(replace(schedule, seed=4), 0) != orders[0]
+    for batch_size in (1, 3, 11):
+        other = replace(schedule, batch_size=batch_size)
+        assert [order_of(other, epoch) for epoch in range(50)] == orders
+    firsts = Counter(order[0] for order in orders)
+    assert len(firsts) > 7  # no image is the first of its own accord
+
+
+# --- crops
+
+
+@given(
+    st.integers(1, 13), st.integers(1, 13), st.integers(1, 6), st.integers(1, 9), st.integers(0, 99)
+)
+def test_crops_start_on_the_grid_and_hold_a_label(
+    rows: int, cols: int, side: int, alignment: int, seed: int
+) -> None:
+    labelled = np.random.default_rng(seed).random((rows, cols)) < 0.15
+    found = crop_places(labelled, side * alignment, alignment)
+    wanted = [
+        (row * alignment, col * alignment)
+        for row in range(max(1, rows - side + 1))
+        for col in range(max(1, cols - side + 1))
+        if labelled[row : row + side, col : col + side].any()
+    ]
+    assert [tuple(place) for place in found.tolist()] == wanted
+
+
+@given(st.integers(1, 13), st.integers(1, 13), st.integers(1, 6))
+def test_no_labelled_cell_is_out_of_the_crops_reach(rows: int, cols: int, side: int) -> None:
+    places = crop_places(np.ones((rows, cols), bool), side * 4, 4)
+    covered = np.zeros((rows, cols), bool)
+    for row, col in places // 4:
+        covered[row : row + side, col : col + side] = True
+    assert covered.all()
+
+
+@pytest.mark.parametrize(
+    ("crop_px", "nearest"), [(15, 16), (1, 16), (0, 16), (50, 48), (57, 64), (-16, 16)]
+)
+def test_a_crop_off_the_alignment_is_refused_with_the_nearest(crop_px: int, nearest: int) -> None:
+    with pytest.raises(TilenetError, match=rf"px: {crop_px}, stride: 16\); nearest: {nearest}$"):
+        crop_places(np.ones((9, 9), bool), crop_px, 16)
+
+
+def crops(batch_size: int = 4, seed: int = 5) -> CropSchedule:
+    rng = np.random.default_rng(1)
+    sizes = ((100, 130), (64, 64), (31, 200))
+    places = []
+    for height, width in sizes:
+        cells = rng.random((-(-height // 8), -(-width // 8))) < 0.2
+        places.append(crop_places(cells, 32, 8))
+    return CropSchedule(seed, batch_size, 32, sizes, tuple(places))
+
+
+def test_crops_are_windows_of_their_image_cut_off_at_its_edge() -> None:
+    schedule = crops()
+    cut_off = 0
+    for step in range(300):
+        samples = schedule.samples(step)
+        assert [sample.number for sample in samples] == [0, 1, 2, 3]
+        for sample in samples:
+            window, (height, width) = sample.region, schedule.sizes[sample.image]
+            assert [window.row, window.col] in schedule.places[sample.image].tolist()
+            assert window.height == min(32, height - window.row) > 0
+            assert window.width == min(32, width - window.col) > 0
+            cut_off += window.height * window.width < 32 * 32
+    assert cut_off > 20
+
+
+def test_crops_depend_on_seed_and_step_and_not_on_the_batch_size() -> None:
+    schedule = crops()
+    steps = [schedule.samples(step) for step in range(40)]
+    assert [schedule.samples(step) for step in reversed(range(40))] == steps[::-1]
+    assert len(set(steps)) == 40
+    assert crops(batch_size=9).samples(7)[:4] == steps[7]
+    assert crops(seed=6).samples(7) != steps[7]
+
+
+def test_every_place_is_drawn_equally_often() -> None:
+    schedule = crops(batch_size=50)
+    drawn: Counter[tuple[int, int, int]] = Counter()
+    for step in range(200):
+        for sample in schedule.samples(step):
+            drawn[sample.image, sample.region.row, sample.region.col] += 1
+    places = [(i, *place) for i, found in enumerate(schedule.places) for place in found.tolist()]
+    assert set(drawn) == set(places)
+    expected = 10_000 / len(places)
+    chi2 = sum((drawn[place] - expected) ** 2 / expected for place in places)
+    freedom = len(places) - 1
+    assert abs(chi2 - freedom) < 5 * (2 * freedom) ** 0.5
+
+
+def test_images_without_labels_are_never_drawn() -> None:
+    schedule = crops()
+    none = np.empty((0, 2), np.int64)
+    places = (none, schedule.places[1], none)
+    sparse = replace(schedule, places=places)
+    assert {s.image for step in range(50) for s in sparse.samples(step)} == {1}
+
+
+def test_an_epoch_of_crops_draws_about_as_many_pixels_as_there_are_in_reach() -> None:
+    places = crop_places(np.ones((64, 64), bool), 256, 16)  # an image of 1024 × 1024 px
+    schedule = CropSchedule(1, 4, 256, ((1024, 1024),), (places,))
+    drawn = schedule.steps_per_epoch * 4 * 256**2
+    assert 0.5 < drawn / 1024**2 < 2
+
+
+def test_an_epoch_of_crops_is_at_least_a_step() -> None:
+    schedule = CropSchedule(1, 400, 32, ((32, 32),), (np.zeros((1, 2), np.int64),))
+    assert schedule.steps_per_epoch == 1

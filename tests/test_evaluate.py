@@ -1,0 +1,154 @@
+"""Scores of a map, against loops over its pixels."""
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from affine import Affine
+
+from tilenet import evaluate
+from tilenet.errors import TilenetError
+from tilenet.evaluate import confusion_matrix, main, scores
+
+Write = Callable[..., str]
+SIZE = 37, 53
+IGNORE = 255
+
+
+def a_pair(seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """A map and labels; class 3 is in neither, 1 only in the labels, 4 only in the map."""
+    rng = np.random.default_rng(seed)
+    truth = rng.choice([0, 1, 2, 5, IGNORE], SIZE, p=[0.3, 0.1, 0.3, 0.2, 0.1]).astype("uint8")
+    mapped = np.where(rng.random(SIZE) < 0.6, truth, rng.choice([0, 2, 4, 5], SIZE))
+    mapped[(mapped == 1) | (mapped == IGNORE)] = 4
+    mapped[rng.random(SIZE) < 0.05] = 200  # nodata
+    return mapped.astype("uint8"), truth
+
+
+def by_hand(mapped: np.ndarray, truth: np.ndarray) -> dict[str, object]:
+    pairs = [
+        (int(label), int(guess))
+        for label, guess in zip(truth.ravel(), mapped.ravel(), strict=True)
+        if label != IGNORE
+    ]
+    iou: list[float | None] = []
+    f1: list[float | None] = []
+    for c in range(6):
+        hits = sum(pair == (c, c) for pair in pairs)
+        labelled = sum(label == c for label, _ in pairs)
+        found = sum(guess == c for _, guess in pairs)
+        union = labelled + found - hits
+        iou.append(hits / union if union else None)
+        f1.append(2 * hits / (labelled + found) if union else None)
+    there = [(i, f) for i, f in zip(iou, f1, strict=True) if i is not None and f is not None]
+    return {
+        "accuracy": sum(label == guess for label, guess in pairs) / len(pairs),
+        "mean_iou": sum(i for i, _ in there) / len(there),
+        "mean_f1": sum(f for _, f in there) / len(there),
+        "iou": iou,
+        "f1": f1,
+        "label_pixels": [sum(label == c for label, _ in pairs) for c in range(6)],
+        "map_pixels": [sum(guess == c for _, guess in pairs) for c in range(6)],
+        "num_pixels": len(pairs),
+        "num_unmapped": sum(guess == 200 for _, guess in pairs),
+        "confusion": [[pairs.count((row, col)) for col in range(6)] for row in range(6)],
+    }
+
+
+@pytest.mark.parametrize("block_px", [7, 16, 2048])
+def test_scores_are_those_of_a_loop_over_all_pixels(
+    write_raster: Write, monkeypatch: pytest.MonkeyPatch, block_px: int
+) -> None:
+    monkeypatch.setattr(evaluate, "BLOCK_PX", block_px)
+    mapped, truth = a_pair()
+    paths = write_raster("map.tif", mapped, nodata=200), write_raster("labels.tif", truth)
+    matrix = confusion_matrix(*paths, IGNORE)
+    assert matrix.shape == (6, 7)
+    found, wanted = scores(matrix), by_hand(mapped, truth)
+    assert found.keys() == wanted.keys()
+    assert wanted["iou"][3] is None
+    assert wanted["iou"][1] == wanted["iou"][4] == 0
+    assert wanted["num_unmapped"] > 20
+    for name in ("mean_iou", "mean_f1"):  # numpy adds in another order
+        assert found.pop(name) == pytest.approx(wanted.pop(name), rel=1e-14)
+    assert found == wanted
+
+
+def test_another_label_may_be_the_one_that_does_not_count(write_raster: Write) -> None:
+    mapped, truth = a_pair()
+    path = write_raster("map.tif", mapped, nodata=200)
+    other = write_raster("labels.tif", np.where(truth == IGNORE, 77, truth).astype("uint8"))
+    first = confusion_matrix(path, write_raster("same.tif", truth), IGNORE)
+    assert np.array_equal(confusion_matrix(path, other, 77), first)
+    with_nodata = write_raster("nodata.tif", truth, nodata=IGNORE)
+    assert np.array_equal(confusion_matrix(path, with_nodata, 9), first)
+
+
+def test_a_perfect_map_scores_1(write_raster: Write) -> None:
+    truth = np.random.default_rng(1).integers(0, 4, SIZE).astype("uint8")
+    found = scores(confusion_matrix(*[write_raster(f"{n}.tif", truth) for n in "ab"], IGNORE))
+    assert found["iou"] == found["f1"] == [1.0] * 4
+    assert (found["accuracy"], found["mean_iou"], found["num_unmapped"]) == (1.0, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("mapped", "labels", "said"),
+    [
+        ({"dtype": "float32"}, {}, "one band of whole numbers .*1 of float32.*--output classes"),
+        ({"bands": 2}, {}, "one band of whole numbers .*2 of uint8"),
+        ({}, {"fill": IGNORE}, "at least one pixel must be labelled"),
+        ({}, {"dtype": "int16", "fill": -3}, r"counted from 0 \(.*: -3\)"),
+        ({}, {"dtype": "int32", "fill": 70000}, r"at most 4096 classes .*: 70000\)"),
+        ({}, {"size": (37, 52)}, "labels must have the image's size"),
+        ({}, {"transform": Affine(2, 0, 5e5, 0, -2, 4e6)}, "image's pixel grid"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_compared_is_refused(
+    write_raster: Write, mapped: dict[str, object], labels: dict[str, object], said: str
+) -> None:
+    def write(name: str, change: dict[str, object]) -> str:
+        rng = np.random.default_rng(1)
+        shape = (change.pop("bands", 1), *change.pop("size", SIZE))
+        values = rng.integers(0, 3, shape).astype(change.pop("dtype", "uint8"))
+        values[:] = change.pop("fill", values)
+        return write_raster(name, values, **change)
+
+    paths = write("map.tif", dict(mapped)), write("labels.tif", dict(labels))
+    with pytest.raises(TilenetError, match=said):
+        confusion_matrix(*paths, IGNORE)
+
+
+# --- the command
+
+
+def test_the_command_prints_json_or_a_table(
+    write_raster: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mapped, truth = a_pair()
+    paths = [write_raster("map.tif", mapped, nodata=200), write_raster("labels.tif", truth)]
+    assert main([*paths, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == scores(confusion_matrix(*paths, IGNORE))
+    assert main(paths) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:7]] == list("012345")
+    assert lines[4].split()[1:3] == ["–", "–"]
+    assert lines[1].split()[1] == f"{found['iou'][0]:.4f}"
+    assert lines[7].split() == ["mean", f"{found['mean_iou']:.4f}", f"{found['mean_f1']:.4f}"]
+    assert f"{found['num_unmapped']} labelled pixels have no class" in lines[-1]
+
+
+def test_errors_are_one_line(write_raster: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = write_raster("labels.tif", a_pair()[1])
+    for arguments, code in (
+        (["/nowhere.tif", labels], 1),
+        ([labels, "/nowhere.tif"], 1),
+        ([labels], 2),
+        ([labels, labels, "--ignore-index", "none"], 2),
+    ):
+        assert main(arguments) == code
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.count("\n") == 1

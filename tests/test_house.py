@@ -1,0 +1,66 @@
+"""The rules of the house that no other tool checks."""
+
+import ast
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilenet.__main__ import main
+from tilenet.run_file import RunFile
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted((ROOT / "tilenet").rglob("*.py"))
+
+
+def keys_of(kind: Any, prefix: str = "") -> list[str]:
+    """Dotted names of the run file's keys."""
+    found = []
+    for part in fields(kind):
+        inner = part.default_factory
+        if is_dataclass(inner):
+            found.extend(keys_of(inner, f"{prefix}{part.name}."))
+        else:
+            found.append(prefix + part.name)
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_says_what_it_is_and_stays_small(path: Path) -> None:
+    text = path.read_text()
+    assert text == "" or ast.get_docstring(ast.parse(text))
+    assert len(text.splitlines()) <= 400
+    assert not re.search(r"util|common|helper|misc|core", path.stem)
+
+
+def test_the_first_command_stands_before_line_12_of_the_readme() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert any(line.startswith("make demo") for line in lines[:11])
+
+
+def test_every_key_of_the_run_file_is_documented() -> None:
+    text = (ROOT / "docs" / "run-file.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]
+    documented = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+    assert sorted(set(keys_of(RunFile)) - documented) == []
+
+
+def test_every_file_that_the_readme_links_to_exists() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text())
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_readme_prints_what_the_halo_calculator_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    blocks = (ROOT / "README.md").read_text().split("```")
+    block = next(b for b in blocks if b.strip().startswith("$ tilenet halo"))
+    command, *shown = block.strip().splitlines()
+    assert main(command.split()[2:]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    lines = [line for line in shown if line != "…"]
+    assert len(lines) > 5
+    assert [line for line in lines if line not in printed] == []

@@ -1,0 +1,78 @@
+"""A rank that fails ends the job on all ranks, at once, with its reason."""
+
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+PROGRAM = """
+import os, signal, sys
+from mpi4py import MPI
+from tilenet.errors import TilenetError
+from tilenet.parallel.mesh import run_as_rank, world
+
+def program():
+    comm = world()
+    comm.Barrier()
+    if comm.rank == 1:
+        {fault}
+    for _ in range(1000):
+        comm.allreduce(1)
+    comm.Recv(bytearray(1), source=(comm.rank + 1) % comm.size, tag=9)
+    return 0
+
+sys.exit(run_as_rank(program))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("raise TilenetError('the disk is full')", "[rank 1 of 3] tilenet: the disk is full"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("sys.exit(3)", "[rank 1 of 3] tilenet: stopped (3)"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", ""),
+    ],
+    ids=["error", "bug", "exit", "interrupt", "kill -9"],
+)
+def test_the_job_ends(fault: str, reason: str) -> None:
+    program = textwrap.dedent(PROGRAM).format(fault=fault)
+    began = time.monotonic()
+    ended = subprocess.run(
+        ["mpiexec", "-n", "3", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode != 0
+    assert reason in ended.stderr
+    assert time.monotonic() - began < 50  # the ranks that did not fail wait for ever
+
+
+def test_an_agreed_error_is_said_once_and_ends_with_1() -> None:
+    program = textwrap.dedent("""
+        import sys
+        from tilenet.errors import TilenetError
+        from tilenet.parallel.mesh import agreed, run_as_rank, world
+
+        def program():
+            comm = world()
+            with agreed(comm):
+                if comm.rank == 2:
+                    raise TilenetError("no such file")
+            return 0
+
+        sys.exit(run_as_rank(program))
+    """)
+    ended = subprocess.run(
+        ["mpiexec", "-n", "3", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (1, "tilenet: no such file\n")

@@ -1,0 +1,330 @@
+"""Run files: overrides, unknown keys, contradictions, and what is not built yet."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilenet.errors import TilenetError, UsageError
+from tilenet.geometry.networks import PRESETS, UNetOptions
+from tilenet.run_file import (
+    MeshKeys,
+    NetworkKeys,
+    OptimizerKeys,
+    RunFile,
+    TileKeys,
+    network_options,
+    paper_epsilon_px,
+    read_run_file,
+)
+
+LEAST = "images: a.tif\nlabels: b.tif\nclasses: 2\noutput: out\n"
+
+
+def read(folder: Path, text: str, *options: str) -> RunFile:
+    path = folder / "run.yaml"
+    path.write_text(LEAST + text)
+    return read_run_file(["-c", str(path), *options])[0]
+
+
+def a_run(**change: Any) -> RunFile:
+    least = {"images": "a.tif", "labels": "b.tif", "classes": 2, "output": "out", "steps": 1}
+    return RunFile(**(least | change))
+
+
+EVERYTHING = """
+bands: [3, 1]
+ignore_index: 0
+nodata: none
+resolution: 0.3
+network: {preset: medium-2, base: 8, norm: batch, dropout: 0.25, bias: true}
+mesh: {replicas: 2, rows: 3, columns: 1}
+tiles: {rows: 4, columns: 5}
+halo: 96
+epochs: 7
+crop_px: 192
+batch_size: 6
+optimizer: {name: sgd, lr: 0.5, momentum: 0.9, weight_decay: 1e-4}
+loss: ce
+class_weights: [1, 2.5]
+seed: 12
+precision: float64
+device: cpu
+init: w.safetensors
+checkpoint_every: 5
+"""
+
+
+def test_every_key_is_read(tmp_path: Path) -> None:
+    found = read(tmp_path, EVERYTHING, "--ignore_index", "9")
+    assert found == RunFile(
+        images="a.tif",
+        labels="b.tif",
+        classes=2,
+        output="out",
+        bands=[3, 1],
+        ignore_index=9,
+        nodata="none",
+        resolution=0.3,
+        network=NetworkKeys(preset="medium-2", base=8, norm="batch", dropout=0.25, bias=True),
+        mesh=MeshKeys(2, 3, 1),
+        tiles=TileKeys(rows=4, columns=5),
+        halo=96,
+        epochs=7,
+        crop_px=192,
+        batch_size=6,
+        optimizer=OptimizerKeys("sgd", 0.5, 0.9, 1e-4),
+        class_weights=[1.0, 2.5],
+        seed=12,
+        precision="float64",
+        device="cpu",
+        init="w.safetensors",
+        checkpoint_every=5,
+    )
+
+
+def test_dotted_options_override_single_keys(tmp_path: Path) -> None:
+    network = "network: {preset: small, norm: batch}\nsteps: 3\n"
+    found = read(tmp_path, network, "--network.norm=none", "--steps", "9", "--optimizer.lr", "2")
+    assert found.network == NetworkKeys(preset="small", norm="none")
+    assert found.steps == 9
+    assert found.optimizer == OptimizerKeys(lr=2.0)
+
+
+def test_a_run_needs_no_file() -> None:
+    found, flags = read_run_file(
+        ["--images=a.tif", "--labels=b.tif", "--classes=[sea, land]", "--output=out", "--steps=4"]
+    )
+    assert found == a_run(classes=["sea", "land"], steps=4)
+    assert (flags.resume, flags.overwrite) == (False, False)
+    flags = read_run_file(
+        ["--images=a", "--labels=b", "--classes=2", "--output=o", "--steps=1"]
+        + ["--resume", "--overwrite"]
+    )[1]
+    assert (flags.resume, flags.overwrite) == (True, True)
+
+
+@pytest.mark.parametrize("word", ["off", "'off'", "no", "false"])
+def test_swap_off_is_off_although_yaml_reads_it_as_false(tmp_path: Path, word: str) -> None:
+    assert read(tmp_path, f"steps: 1\nswap: {word}\n").swap == "off"
+
+
+def test_one_image_or_several_and_classes_by_number_or_name() -> None:
+    assert a_run().image_paths == ("a.tif",)
+    assert a_run().label_paths == ("b.tif",)
+    assert a_run(classes=3).class_names == ("0", "1", "2")
+    several = a_run(images=["a", "c"], labels=["b", "d"], classes=["sea", "land"])
+    assert several.image_paths == ("a", "c")
+    assert several.label_paths == ("b", "d")
+    assert several.class_names == ("sea", "land")
+
+
+# --- unknown keys and wrong types
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown", "nearest"),
+    [
+        ("stpes: 3", "stpes", "steps"),
+        ("netwrk: {preset: small}", "netwrk.preset", "network.preset"),
+        ("network: {pooling: 3}", "network.pooling", "network.poolings"),
+        ("mesh: {cols: 3}", "mesh.cols", "mesh.columns"),
+        ("tiles: {size: 64}", "tiles.size", "tiles.size_px"),
+        ("checkpoint_evry: 3", "checkpoint_evry", "checkpoint_every"),
+    ],
+)
+def test_an_unknown_key_of_the_file_names_the_nearest_known_one(
+    tmp_path: Path, text: str, unknown: str, nearest: str
+) -> None:
+    said = rf"unknown key {unknown}; the nearest known key is {nearest}\)$"
+    with pytest.raises(UsageError, match=said) as raised:
+        read(tmp_path, f"steps: 1\n{text}\n")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "unknown", "nearest"),
+    [
+        (["--stpes", "3"], "stpes", "steps"),
+        (["--stpes=3"], "stpes", "steps"),
+        (["--network.norm_scop", "tile"], "network.norm_scop", "network.norm_scope"),
+        (["--optimizer.momentm=0.9"], "optimizer.momentm", "optimizer.momentum"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest_known_one(
+    tmp_path: Path, options: list[str], unknown: str, nearest: str
+) -> None:
+    said = rf"unknown key {unknown}; the nearest known key is {nearest}\)$"
+    with pytest.raises(UsageError, match=said):
+        read(tmp_path, "steps: 1\n", *options)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("steps: many", "steps"),
+        ("steps: 2.5", "steps"),
+        ("halo: wide", "halo"),
+        ("halo: 9.5", "halo"),
+        ("bands: [red]", "bands"),
+        ("precision: float17", "precision"),
+        ("network: {preset: tiny}", "network.preset"),
+        ("network: {norm: layer}", "network.norm"),
+        ("loss: dice", "loss"),
+        ("nodata: black", "nodata"),
+        ("optimizer: {name: lion}", "optimizer.name"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_by_its_key(
+    tmp_path: Path, text: str, key: str
+) -> None:
+    with pytest.raises(UsageError, match=f'"{key}"') as raised:
+        read(tmp_path, f"epochs: 1\n{text}\n")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["images", "labels", "classes", "output"])
+def test_a_missing_key_is_refused_by_its_name(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "run.yaml"
+    lines = [line for line in LEAST.splitlines() if not line.startswith(key)]
+    path.write_text("\n".join([*lines, "steps: 1", ""]))
+    with pytest.raises(UsageError, match=key):
+        read_run_file(["-c", str(path)])
+
+
+@pytest.mark.parametrize("text", ["steps: [1", "- steps", "steps: 1\n  epochs: 2"])
+def test_broken_yaml_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        read(tmp_path, text)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_file_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.yaml"):
+        read_run_file(["-c", "/nowhere.yaml"])
+
+
+@pytest.mark.parametrize("text", ["mesh:", "tiles: null", "network: 3"])
+def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: str) -> None:
+    try:
+        assert read(tmp_path, f"steps: 1\n{text}\n") == a_run()
+    except UsageError as error:
+        assert text.partition(":")[0] in str(error)  # noqa: PT017
+
+
+# --- contradictions
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"images": ["a", "c"]}, r"one label raster \(images: 2, labels: 1\)"),
+        ({"images": [], "labels": []}, r"one label raster \(images: 0, labels: 0\)"),
+        ({"steps": None}, r"steps or epochs, one of them \(steps: None, epochs: None\)"),
+        ({"epochs": 2}, r"steps or epochs, one of them \(steps: 1, epochs: 2\)"),
+        ({"steps": -1}, r"steps must be at least 0 \(steps: -1\)"),
+        ({"steps": None, "epochs": -3}, r"epochs must be at least 0 \(epochs: -3\)"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1"),
+        ({"crop_px": 0}, "crop_px must be at least 1"),
+        ({"classes": 1}, "at least two classes"),
+        ({"classes": ["sea"]}, "at least two classes"),
+        ({"ignore_index": 1}, r"may not be a class \(ignore_index: 1, classes: 0 to 1\)"),
+        ({"ignore_index": 0}, r"may not be a class \(ignore_index: 0, classes: 0 to 1\)"),
+        ({"class_weights": [1.0]}, "one weight of at least 0 per class"),
+        ({"class_weights": [1.0, -0.5]}, "one weight of at least 0 per class"),
+        ({"class_weights": [0.0, 0.0]}, "not all 0"),
+        ({"class_weights": []}, "one weight of at least 0 per class"),
+        ({"tiles": TileKeys(2, 2, 64)}, "a grid or as a size, not both"),
+        ({"tiles": TileKeys(rows=2)}, r"rows and columns \(rows: 2, columns: None\)"),
+        ({"tiles": TileKeys(columns=3)}, r"rows and columns \(rows: None, columns: 3\)"),
+        ({"halo_mode": "exchange"}, r"exchanging halos .* not built yet \(halo_mode: exchange\)"),
+        ({"partitions": 2}, r"pipeline .* not built yet \(partitions: 2\); set partitions: 1"),
+        ({"balance": [3, 4]}, r"not built yet \(balance: \[3, 4\]\); set balance: null"),
+        ({"micro_batches": 4}, r"not built yet \(micro_batches: 4\); set micro_batches: 1"),
+        ({"checkpointing": "always"}, r"recomputing .* not built yet .*set checkpointing: never"),
+        ({"swap": "all"}, r"swapping .* not built yet \(swap: all\); set swap: off"),
+        ({"swap": True}, r"swapping .* not built yet \(swap: True\); set swap: off"),
+    ],
+    ids=str,
+)
+def test_a_contradiction_has_its_sentence(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(TilenetError, match=said) as raised:
+        a_run(**change)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 0},
+        {"steps": None, "epochs": 0},
+        {"ignore_index": 2},
+        {"ignore_index": -1},
+        {"class_weights": [0.0, 1e-9]},
+        {"seed": 0, "batch_size": 1, "crop_px": 1, "checkpoint_every": 1},
+        {"tiles": TileKeys(size_px=64)},
+        {"tiles": TileKeys(1, 1)},
+        {"partitions": 1, "micro_batches": 1, "checkpointing": "never", "swap": "off"},
+    ],
+    ids=str,
+)
+def test_the_least_values_are_legal(change: dict[str, Any]) -> None:
+    run = a_run(**change)
+    assert all(getattr(run, name) == value for name, value in change.items())
+
+
+def test_contradictions_of_a_file_are_said_in_the_same_words(tmp_path: Path) -> None:
+    with pytest.raises(TilenetError, match="steps or epochs"):
+        read(tmp_path, "steps: 1\nepochs: 2\n")
+
+
+@pytest.mark.parametrize(
+    "keys", [{"lr": -1.0}, {"lr": float("nan")}, {"momentum": -1.0}, {"weight_decay": -1.0}]
+)
+def test_an_optimizer_that_torch_refuses_is_refused(keys: dict[str, float]) -> None:
+    with pytest.raises(TilenetError, match=next(iter(keys))):
+        a_run(optimizer=OptimizerKeys("sgd", **keys))
+
+
+def test_class_weights_are_numbers() -> None:
+    with pytest.raises(TilenetError, match="class_weights"):
+        a_run(class_weights=[float("nan"), 1.0])
+
+
+# --- the network
+
+
+def test_keys_of_the_network_change_the_presets_or_the_defaults() -> None:
+    assert network_options(NetworkKeys(), 3, 5) == UNetOptions(bands=3, classes=5)
+    found = network_options(NetworkKeys(preset="large", base=8, dropout=0.0, bias=False), 3, 5)
+    assert found == replace(PRESETS["large"], base=8, dropout=0.0, bias=False, bands=3, classes=5)
+    given = NetworkKeys(None, 2, 3, 6, 5, "valid", "bilinear", "group", "tile", 3, 0.5, True)
+    wanted = UNetOptions(2, 3, 6, 4, 7, 5, "valid", "bilinear", "group", "tile", 3, 0.5, True)
+    assert network_options(given, 4, 7) == wanted
+
+
+@pytest.mark.parametrize(
+    ("keys", "epsilon"),
+    [
+        (NetworkKeys(preset="small"), 92),
+        (NetworkKeys(preset="medium-1"), 230),
+        (NetworkKeys(preset="large"), 380),
+        (NetworkKeys(preset="large", poolings=4), 92),
+        (NetworkKeys(preset="small", convolutions=5), 230),
+        (NetworkKeys(poolings=4, convolutions=2), 92),
+        (NetworkKeys(poolings=4, convolutions=2, kernel=5), 184),
+    ],
+    ids=str,
+)
+def test_the_papers_halo_counts_one_level_less_for_its_own_models(
+    keys: NetworkKeys, epsilon: int
+) -> None:
+    assert paper_epsilon_px(keys, network_options(keys, 4, 2)) == epsilon
+
+
+def test_an_impossible_network_is_refused() -> None:
+    with pytest.raises(TilenetError, match="nearest: 4"):
+        network_options(NetworkKeys(base=5), 4, 2)

@@ -1,0 +1,58 @@
+"""The command line: tilenet halo | train | predict | evaluate."""
+
+import os
+import sys
+
+USAGE = """usage: tilenet COMMAND [options]
+
+  halo       how wide a halo tiles need, for a network and an image
+  train      train a network: tilenet train -c run.yaml
+  predict    make a map: tilenet predict CHECKPOINT IMAGE OUT.tif
+  evaluate   compare a map with labels: tilenet evaluate MAP LABELS
+
+tilenet COMMAND --help explains a command. train and predict run on as many ranks as they are
+started on: mpiexec -n 4 tilenet train -c run.yaml"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns its exit code: 0 done, 1 error, 2 usage, 75 stopped on request."""
+    command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    try:
+        return _run(command, rest)
+    except BrokenPipeError:  # the reader has seen enough: tilenet halo … | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(command: str, rest: list[str]) -> int:
+    # Imported by command: the halo calculator answers at once, and MPI starts where it is used.
+    if command == "halo":
+        from tilenet import halo_command
+
+        return halo_command.main(rest)
+    if command == "train":
+        from tilenet import train_command
+
+        return train_command.main(rest)
+    if command == "predict":
+        from tilenet import predict_command
+
+        return predict_command.main(rest)
+    if command == "evaluate":
+        from tilenet import evaluate
+
+        return evaluate.main(rest)
+    if command in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if command == "--version":
+        from importlib.metadata import version
+
+        print(version("tilenet"))
+        return 0
+    print(f"{USAGE}\n\ntilenet: there is no command {command}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

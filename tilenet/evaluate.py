@@ -1,0 +1,133 @@
+"""Compare a class map with labels: one confusion matrix over all pixels, by windows."""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.command_line import Arguments
+from tilenet.errors import TilenetError, UsageError
+from tilenet.files.labels import Labels
+from tilenet.files.raster import Raster
+from tilenet.geometry.tiles import Window
+
+__all__ = ["confusion_matrix", "main", "scores"]
+
+BLOCK_PX = 2048
+MOST_CLASSES = 4096
+
+
+def confusion_matrix(map_path: str, labels_path: str, ignore_index: int) -> NDArray[np.int64]:
+    """Count pixels by label (rows) and class in the map (columns).
+
+    Pixels that are not labelled are left out; labelled ones without a class in the map are counted
+    in an extra last column.
+
+    Raises:
+        TilenetError: A file cannot be read, the grids differ, or nothing is labelled.
+    """
+    with Raster(map_path) as mapped, Labels(labels_path, mapped, ignore_index) as labels:
+        if len(mapped.bands) != 1 or not np.issubdtype(mapped.dtype, np.integer):
+            raise TilenetError(
+                f"a class map has one band of whole numbers ({map_path}: {len(mapped.bands)} of "
+                f"{mapped.dtype}); make it with tilenet predict --output classes"
+            )
+        pairs: dict[tuple[int, int], int] = {}
+        for row in range(0, mapped.height, BLOCK_PX):
+            for col in range(0, mapped.width, BLOCK_PX):
+                height = min(BLOCK_PX, mapped.height - row)
+                window = Window(row, col, height, min(BLOCK_PX, mapped.width - col))
+                pixels = mapped.read(window)
+                found = np.where(pixels.valid, pixels.values[0].astype(np.int64), -1)
+                truth = labels.read(window)
+                both = np.stack([truth, found])[:, truth != ignore_index]
+                cells, counts = np.unique(both, axis=1, return_counts=True)
+                for (label, guess), count in zip(cells.T.tolist(), counts.tolist(), strict=True):
+                    pairs[label, guess] = pairs.get((label, guess), 0) + count
+    if not pairs:
+        raise TilenetError(
+            f"at least one pixel must be labelled ({labels_path}: all are {ignore_index} or "
+            "nodata); check --ignore-index"
+        )
+    wrong = [label for label, _ in pairs if label < 0]
+    if wrong:
+        raise TilenetError(
+            f"labels are counted from 0 ({labels_path}: {wrong[0]}); name that value with "
+            "--ignore-index or relabel"
+        )
+    classes = 1 + max(max(pair) for pair in pairs)
+    if classes > MOST_CLASSES:
+        raise TilenetError(
+            f"at most {MOST_CLASSES} classes are compared (largest value in {map_path} or "
+            f"{labels_path}: {classes - 1}); if that is no class, name it with --ignore-index"
+        )
+    matrix = np.zeros((classes, classes + 1), np.int64)
+    for (label, guess), count in pairs.items():
+        matrix[label, guess] += count  # -1, no class, is the last column
+    return matrix
+
+
+def scores(matrix: NDArray[np.int64]) -> dict[str, Any]:
+    """Scores of a confusion matrix.
+
+    A class that stands neither in the labels nor in the map has no IoU (None) and does not count in
+    the means.
+    """
+    classes = len(matrix)
+    hits = np.diagonal(matrix[:, :classes])
+    labelled, mapped = matrix.sum(axis=1), matrix[:, :classes].sum(axis=0)
+    union = labelled + mapped - hits
+    present = union > 0
+    iou = hits / np.maximum(union, 1)
+    f1 = 2 * hits / np.maximum(labelled + mapped, 1)
+    return {
+        "accuracy": float(hits.sum() / matrix.sum()),
+        "mean_iou": float(iou[present].mean()),
+        "mean_f1": float(f1[present].mean()),
+        "iou": [float(x) if p else None for x, p in zip(iou, present, strict=True)],
+        "f1": [float(x) if p else None for x, p in zip(f1, present, strict=True)],
+        "label_pixels": labelled.tolist(),
+        "map_pixels": mapped.tolist(),
+        "num_pixels": int(matrix.sum()),
+        "num_unmapped": int(matrix[:, classes].sum()),
+        "confusion": matrix[:, :classes].tolist(),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Run `tilenet evaluate`; returns its exit code."""
+    parser = Arguments(
+        prog="tilenet evaluate", description="Compare a class map with a label raster."
+    )
+    parser.add_argument("map", help="class map made by tilenet predict")
+    parser.add_argument("labels", help="label raster on the same grid")
+    parser.add_argument(
+        "--ignore-index", type=int, default=255, help="label that does not count (255)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    try:
+        given = parser.parse_args(arguments)
+        found = scores(confusion_matrix(given.map, given.labels, given.ignore_index))
+    except UsageError as error:
+        print(f"tilenet evaluate: {error}", file=sys.stderr)
+        return 2
+    except TilenetError as error:
+        print(f"tilenet: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(found) if given.json else _table(found))
+    return 0
+
+
+def _table(found: dict[str, Any]) -> str:
+    lines = ["class      IoU       F1    labelled      mapped"]
+    for index, (iou, f1) in enumerate(zip(found["iou"], found["f1"], strict=True)):
+        score = f"{iou:8.4f} {f1:8.4f}" if iou is not None else f"{'–':>8} {'–':>8}"
+        labelled, mapped = found["label_pixels"][index], found["map_pixels"][index]
+        lines.append(f"{index:5} {score} {labelled:11,} {mapped:11,}")
+    lines.append(f" mean {found['mean_iou']:8.4f} {found['mean_f1']:8.4f}")
+    lines.append(f"accuracy {found['accuracy']:.4f} of {found['num_pixels']:,} labelled pixels")
+    if found["num_unmapped"]:
+        lines.append(f"{found['num_unmapped']:,} labelled pixels have no class in the map")
+    return "\n".join(lines)

@@ -1,0 +1,69 @@
+"""Make coarse pixels of blocks of fine ones; none depends on the window that it is read in.
+
+GDAL's own averaging reads do: on a file with an alpha band GDAL 3.10 gave other values for the same
+pixel in 64 of 200 random windows, by up to 240 of 255. So windows are read at the file's resolution
+and averaged here; blocks at the lower and right edge may stand for fewer pixels.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["block_mean", "block_mode"]
+
+
+def block_mean(
+    values: NDArray[Any], valid: NDArray[np.bool_], factor: int
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Mean of the valid pixels of each block of `factor` × `factor` pixels.
+
+    Args:
+        values: (C, H, W).
+        valid: (H, W).
+
+    Returns:
+        Means (C, ceil(H / f), ceil(W / f)) in float32 (float64 for float64), 0 where no pixel is
+        valid, and whether one is.
+    """
+    dtype = np.float64 if values.dtype == np.float64 else np.float32
+    values, valid = _whole_blocks(values, factor), _whole_blocks(valid, factor)
+    shape = valid.shape[0] // factor, valid.shape[1] // factor
+    total = np.zeros((values.shape[0], *shape), np.float64)
+    count = np.zeros(shape, np.int64)
+    # In this order for every block, so that rounding does not depend on the window either.
+    for row in range(factor):
+        for col in range(factor):
+            counted = valid[row::factor, col::factor]
+            total += np.where(counted, values[:, row::factor, col::factor], 0)
+            count += counted
+    return (total / np.maximum(count, 1)).astype(dtype), count > 0
+
+
+def block_mode(labels: NDArray[Any], factor: int, ignore: int) -> NDArray[Any]:
+    """Most frequent value of each block, `ignore` aside; the smallest of several such.
+
+    Args:
+        labels: (H, W).
+
+    Returns:
+        (ceil(H / f), ceil(W / f)); `ignore` where a block holds nothing else.
+    """
+    labels = _whole_blocks(labels, factor, ignore)
+    shape = labels.shape[0] // factor, labels.shape[1] // factor
+    best = np.full(shape, ignore, labels.dtype)
+    most = np.zeros(shape, np.int64)
+    for value in np.unique(labels[labels != ignore]):
+        count = np.zeros(shape, np.int64)
+        for row in range(factor):
+            for col in range(factor):
+                count += labels[row::factor, col::factor] == value
+        best = np.where(count > most, value, best)
+        most = np.maximum(count, most)
+    return best
+
+
+def _whole_blocks(array: NDArray[Any], factor: int, fill: int = 0) -> NDArray[Any]:
+    height, width = array.shape[-2:]
+    edges = [(0, 0)] * (array.ndim - 2) + [(0, -height % factor), (0, -width % factor)]
+    return np.pad(array, edges, constant_values=fill)

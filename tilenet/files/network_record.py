@@ -1,0 +1,106 @@
+"""`network.json`: all that is needed, beside the weights, to make maps."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import Context, context_of
+from tilenet.geometry.layers import Layer, layer_from_json, layer_to_json
+
+__all__ = ["NetworkRecord"]
+
+FORMAT = "tilenet-network-1"
+
+
+@dataclass(frozen=True)
+class NetworkRecord:
+    """A trained network's description.
+
+    Attributes:
+        layers: In the order in which they run.
+        bands: Bands that the network reads, counted from 1.
+        classes: Names.
+        ignore_index: Label of pixels that did not count; the value of nodata in class maps.
+        mean: Per band, over the valid pixels of the training images.
+        std: Per band.
+        resolution: Pixel size that the images were read at; None: their own.
+        nodata: What the run file said of nodata.
+        precision: Of the training run.
+        epsilon_px: The paper's halo for this network.
+    """
+
+    layers: tuple[Layer, ...]
+    bands: tuple[int, ...]
+    classes: tuple[str, ...]
+    ignore_index: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    resolution: float | None
+    nodata: float | str | None
+    precision: str
+    epsilon_px: int
+
+    def context(self) -> Context:
+        """What the network asks of tiles."""
+        return context_of(self.layers)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as plain values.
+
+        `alignment_px`, `halo_px` and `offset_px` follow from the layers; they stand here for
+        programs that rebuild the network without tilenet (docs/checkpoint.md).
+        """
+        context = self.context()
+        return {
+            "format": FORMAT,
+            "bands": list(self.bands),
+            "classes": list(self.classes),
+            "ignore_index": self.ignore_index,
+            "statistics": {"mean": list(self.mean), "std": list(self.std)},
+            "resolution": self.resolution,
+            "nodata": self.nodata,
+            "precision": self.precision,
+            "padding": "valid" if context.valid else "same",
+            "alignment_px": context.alignment_px,
+            "halo_px": context.halo_px,
+            "offset_px": context.offset_px,
+            "epsilon_px": self.epsilon_px,
+            "layers": [layer_to_json(layer) for layer in self.layers],
+        }
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> "NetworkRecord":
+        """The record that `to_json` wrote.
+
+        Raises:
+            TilenetError: A key is missing or has the wrong type, or the format is another one.
+        """
+        if entry.get("format") != FORMAT:
+            raise TilenetError(
+                f"network.json must have the format {FORMAT} (got {entry.get('format')!r}); use "
+                "the tilenet that wrote it"
+            )
+        try:
+            record = cls(
+                layers=tuple(layer_from_json(layer) for layer in entry["layers"]),
+                bands=tuple(int(band) for band in entry["bands"]),
+                classes=tuple(str(name) for name in entry["classes"]),
+                ignore_index=int(entry["ignore_index"]),
+                mean=tuple(float(x) for x in entry["statistics"]["mean"]),
+                std=tuple(float(x) for x in entry["statistics"]["std"]),
+                resolution=entry["resolution"],
+                nodata=entry["nodata"],
+                precision=str(entry["precision"]),
+                epsilon_px=int(entry["epsilon_px"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise TilenetError(
+                f"network.json must hold every key with its type ({error!r}); use another "
+                "checkpoint"
+            ) from error
+        if not len(record.bands) == len(record.mean) == len(record.std):
+            raise TilenetError(
+                f"network.json must hold one mean and std per band (bands: {len(record.bands)}, "
+                f"mean: {len(record.mean)}, std: {len(record.std)}); use another checkpoint"
+            )
+        return record

@@ -1,0 +1,298 @@
+"""Cut the pixel grid: what each tile reads, what it owns.
+
+Own windows partition the *extended* raster exactly once: training counts the loss over own pixels,
+prediction writes them. The extended raster is the raster whose height and width are rounded up to
+the alignment; what lies beyond the raster is its reflection (`reflected`), which losses and maps
+ignore. Rows and columns are cut alike, so the work is done per axis, on spans.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import Context, fewest_cells, output_size
+from tilenet.geometry.layers import Layer
+
+__all__ = [
+    "Cut",
+    "HaloRule",
+    "Span",
+    "Tile",
+    "Tiling",
+    "Window",
+    "check_norms",
+    "cut",
+    "halo_rule",
+    "owned",
+    "reflected",
+]
+
+
+T = TypeVar("T")  # a numpy array or a torch tensor; this room imports neither
+
+
+@dataclass(frozen=True)
+class Window:
+    """A rectangle of pixels; it may reach over the raster's edges.
+
+    Attributes:
+        row: First row.
+        col: First column.
+        height: Number of rows.
+        width: Number of columns.
+    """
+
+    row: int
+    col: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A pair of windows: `read` (with halo) and `own`."""
+
+    read: Window
+    own: Window
+
+
+@dataclass(frozen=True)
+class Span:
+    """A tile along one axis: it reads `read` pixels from `start`, and owns `own` from `first`."""
+
+    start: int
+    read: int
+    first: int
+    own: int
+
+
+@dataclass(frozen=True)
+class HaloRule:
+    """How read windows follow from own windows.
+
+    Attributes:
+        halo_px: Pixels read before an own window.
+        alignment_px: Own windows start at multiples of this.
+        offset_px: Output cell 0 stands on this pixel of the read window.
+        valid_layers: The layers of an unpadded network, whose read windows reach over the raster's
+            edges and must have a legal size; empty for *same* padding, whose windows are shifted
+            inside instead.
+        exact: Whether tiles give the result of the whole raster.
+    """
+
+    halo_px: int
+    alignment_px: int
+    offset_px: int = 0
+    valid_layers: tuple[Layer, ...] = ()
+    exact: bool = True
+
+
+def halo_rule(
+    asked: int | str, context: Context, layers: tuple[Layer, ...], epsilon_px: int
+) -> HaloRule:
+    """The rule that a run asks for.
+
+    Args:
+        asked: `exact`; `epsilon` for the paper's tiling, to the pixel and without alignment; or
+            pixels.
+        epsilon_px: The paper's halo for this network.
+
+    Raises:
+        TilenetError: The network is unpadded and has no choice, or the pixels break the alignment.
+    """
+    unit = context.alignment_px
+    if asked == "exact":
+        valid_layers = layers if context.valid else ()
+        return HaloRule(context.halo_px, unit, context.offset_px, valid_layers)
+    if context.valid:
+        raise TilenetError(
+            f"an unpadded network's halo follows from its layers (halo: {asked}, padding: valid); "
+            "use halo: exact"
+        )
+    if asked == "epsilon":
+        return HaloRule(epsilon_px, 1, exact=False)
+    if not isinstance(asked, int):
+        raise TilenetError(f"halo is exact, epsilon or a number of pixels (halo: {asked})")
+    if asked < 0 or asked % unit:
+        lower = max(0, asked // unit * unit)
+        raise TilenetError(
+            f"a halo must be a multiple of the network's total stride (halo: {asked} px, stride: "
+            f"{unit} px); nearest: {lower} or {lower + unit}, or halo: epsilon for the paper's"
+        )
+    return HaloRule(asked, unit, exact=asked >= context.halo_px)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What was asked: so many tiles along each axis, or tiles that own at most so many pixels."""
+
+    grid: tuple[int, int] | None = None
+    size_px: int | None = None
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A raster cut into tiles.
+
+    Attributes:
+        height: Rows of the raster.
+        width: Columns of the raster.
+        rows: One span per row of tiles.
+        cols: One span per column of tiles.
+        rule: The rule that gave the read windows.
+    """
+
+    height: int
+    width: int
+    rows: tuple[Span, ...]
+    cols: tuple[Span, ...]
+    rule: HaloRule
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles along rows and along columns."""
+        return len(self.rows), len(self.cols)
+
+    @property
+    def extended(self) -> tuple[int, int]:
+        """Height and width rounded up to the alignment."""
+        return _ends(self.rows), _ends(self.cols)
+
+    @cached_property
+    def tiles(self) -> tuple[Tile, ...]:
+        """All tiles, row by row."""
+        return tuple(
+            Tile(
+                read=Window(row.start, col.start, row.read, col.read),
+                own=Window(row.first, col.first, row.own, col.own),
+            )
+            for row in self.rows
+            for col in self.cols
+        )
+
+    @property
+    def work_ratio(self) -> float:
+        """Pixels read by all tiles, per pixel of the raster."""
+        read = sum(span.read for span in self.rows) * sum(span.read for span in self.cols)
+        return read / (self.height * self.width)
+
+    @property
+    def work_ratio_tile(self) -> float:
+        """The paper's E = (T/T′)² of the largest tile: pixels read per pixel owned."""
+        read = self.rows[0].read * self.cols[0].read
+        return read / (max(s.own for s in self.rows) * max(s.own for s in self.cols))
+
+
+def _ends(spans: tuple[Span, ...]) -> int:
+    return spans[-1].first + spans[-1].own
+
+
+def cut(height: int, width: int, asked: Cut, rule: HaloRule) -> Tiling:
+    """Cut a raster of `height` × `width` pixels into tiles.
+
+    Raises:
+        TilenetError: The raster is empty, or the tiles asked for are smaller than the alignment.
+    """
+    rows, cols = asked.grid or (None, None)
+    return Tiling(
+        height=height,
+        width=width,
+        rows=_spans(height, "rows", rows, asked.size_px, rule),
+        cols=_spans(width, "columns", cols, asked.size_px, rule),
+        rule=rule,
+    )
+
+
+def _spans(
+    pixels: int, axis: str, parts: int | None, size_px: int | None, rule: HaloRule
+) -> tuple[Span, ...]:
+    if pixels < 1:
+        raise TilenetError(f"a raster must have at least one pixel a side ({axis}: {pixels})")
+    unit = rule.alignment_px
+    units = -(-pixels // unit)
+    if size_px is not None:
+        if size_px < unit:
+            raise TilenetError(
+                f"a tile must own at least one alignment unit, the network's total stride (tile: "
+                f"{size_px} px, alignment: {unit} px); nearest legal tile: {unit}"
+            )
+        parts = -(-units // (size_px // unit))
+    parts = 1 if parts is None else parts
+    if parts < 1:
+        raise TilenetError(f"a grid has at least one tile a side ({axis}: {parts}); nearest: 1")
+    if parts > units:
+        raise TilenetError(
+            f"each tile must own at least one alignment unit ({axis}: {parts} tiles over {pixels} "
+            f"px, alignment: {unit} px); at most {units} tiles are possible"
+        )
+    # The balanced rule: sizes differ by at most one unit, none is empty.
+    edges = [unit * (units * part // parts) for part in range(parts + 1)]
+    widest = max(b - a for a, b in pairwise(edges))
+    return tuple(_span(a, b - a, widest, units * unit, rule) for a, b in pairwise(edges))
+
+
+def _span(first: int, own: int, widest: int, extended: int, rule: HaloRule) -> Span:
+    if rule.valid_layers:
+        inset = rule.halo_px - rule.offset_px
+        read = _legal_size(rule, inset + widest, widest + 2 * rule.halo_px)
+        return Span(start=first - rule.halo_px, read=read, first=first, own=own)
+    # Never over the edge, where every layer of a same-padded network puts its own zeros: near it
+    # the window keeps its size and is shifted inside, so that all tiles can be stacked.
+    read = min(widest + 2 * rule.halo_px, extended)
+    start = min(max(first - rule.halo_px, 0), extended - read)
+    return Span(start=start, read=read, first=first, own=own)
+
+
+def _legal_size(rule: HaloRule, wanted: int, smallest: int) -> int:
+    """Smallest input from `smallest` on that an unpadded network takes and that gives `wanted`."""
+    # Legal sizes come once per alignment; twice that covers the extra that `wanted` may ask for.
+    sizes = range(smallest, smallest + 2 * rule.alignment_px + 1)
+    for size in sizes:
+        if output_size(rule.valid_layers, size, exact=True) >= wanted:
+            return size
+    raise TilenetError(
+        f"an unpadded network takes only sizes that every pooling halves without a remainder, and "
+        f"none from {sizes[0]} to {sizes[-1]} px is one; use padding: same"
+    )
+
+
+def check_norms(layers: tuple[Layer, ...], read: Window) -> None:
+    """Refuse tiles that leave a normalisation a single cell, of which there is no spread.
+
+    Raises:
+        TilenetError: With the tile.
+    """
+    if fewest_cells(layers, read.height, read.width) == 1:
+        raise TilenetError(
+            f"normalisation needs more than one cell on every level (tile: {read.height} × "
+            f"{read.width} px leave the deepest one cell); make tiles larger or use norm: none"
+        )
+
+
+def owned(array: T, tile: Tile, offset_px: int = 0) -> T:
+    """The part of an array (…, H, W) that stands on the pixels a tile owns.
+
+    Args:
+        array: numpy or torch, over the tile's read window or a network's output for it.
+        offset_px: Pixel of the read window on which the array's first cell stands.
+    """
+    top = tile.own.row - tile.read.row - offset_px
+    left = tile.own.col - tile.read.col - offset_px
+    sliceable: Any = array
+    part: T = sliceable[..., top : top + tile.own.height, left : left + tile.own.width]
+    return part
+
+
+def reflected(first: int, count: int, pixels: int) -> list[int]:
+    """Indices 0 … pixels − 1 that stand at `first` … `first + count − 1` of the endless raster.
+
+    Beyond its edges the raster is reflected, the edge pixel once, again and again with period
+    2·(pixels − 1); torch's own reflection padding refuses more than one repetition.
+    """
+    if pixels == 1:
+        return [0] * count
+    period = 2 * (pixels - 1)
+    places = (place % period for place in range(first, first + count))
+    return [min(place, period - place) for place in places]

@@ -1,0 +1,26 @@
+"""Random numbers as a function of what they are for.
+
+A stream that ranks share and draw from in turn makes the result depend on the number of ranks. So
+nothing is drawn from a stream: each number is computed from a key such as (seed, step, image,
+layer), by blake2b and numpy's counter-based Philox generator, whose raw output numpy guarantees
+never to change.
+"""
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["key", "uniform"]
+
+
+def key(*parts: int | str) -> int:
+    """A 128-bit number that is a function of `parts`: blake2b of them, joined by commas."""
+    text = ",".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+
+
+def uniform(count: int, *parts: int | str) -> NDArray[np.float64]:
+    """`count` numbers in [0, 1) that are a function of `parts`: 53 bits each from Philox."""
+    raw = np.random.Philox(key=key(*parts)).random_raw(count)
+    return np.asarray(raw >> np.uint64(11), dtype=np.float64) * 2.0**-53

@@ -1,0 +1,36 @@
+"""From pixels to what the network sees."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["standardise"]
+
+
+def standardise(
+    values: NDArray[Any],
+    valid: NDArray[np.bool_],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    dtype: torch.dtype,
+) -> Tensor:
+    """(value − mean) / std per band, 0 where there is no data; a constant band becomes 0.
+
+    Args:
+        values: (C, H, W), any dtype.
+        valid: (H, W).
+        mean: Per band, over the valid pixels of the training images.
+        std: Per band.
+
+    Returns:
+        (1, C, H, W), float64 for float64, else float32.
+    """
+    work = np.float64 if dtype == torch.float64 else np.float32
+    shift = np.array(mean, work)[:, None, None]
+    # A constant band has nothing to say: 1 leaves the zeros that the mean leaves.
+    scale = np.array([s if s > 0 else 1.0 for s in std], work)[:, None, None]
+    scaled = np.where(valid, (values.astype(work) - shift) / scale, 0)
+    return torch.from_numpy(np.ascontiguousarray(scaled[None], work))

@@ -1,0 +1,30 @@
+"""The progress bar of rank 0; the other ranks have none."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["progress_bar", "say"]
+
+
+def progress_bar(comm: "MPI.Comm", total: int, unit: str, done: int = 0) -> "tqdm[None]":
+    """A bar that counts `total` units, `done` of them made before."""
+    # In a batch job's log each update is a line, so there it says something every half minute.
+    seconds = 0.5 if sys.stderr.isatty() else 30.0
+    return tqdm(
+        total=total,
+        initial=min(done, total),
+        unit=unit,
+        disable=comm.rank != 0,
+        mininterval=seconds,
+        maxinterval=2 * seconds,
+    )
+
+
+def say(sentence: str) -> None:
+    """Print a sentence to stderr, above the bar."""
+    tqdm.write(sentence, file=sys.stderr)

@@ -1,0 +1,60 @@
+"""Running statistics of batch norm with `norm_scope: tile`, averaged over the step's tiles.
+
+By itself torch blends each tile into the running statistics as it passes, so the last tile weighs
+most and each rank ends with its own. Here a step's tiles weigh alike and all ranks end with the
+same, whatever rank computed which tile.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["RunningStatistics"]
+
+MOMENTUM = 0.1
+
+
+class RunningStatistics:
+    """The running statistics of a network's batch norms; does nothing where there are none."""
+
+    def __init__(self, network: nn.Module, comm: "MPI.Intracomm") -> None:
+        self._comm = comm
+        self._norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
+        for norm in self._norms:
+            norm.momentum = None  # a plain average over the tiles seen since `begin`
+        self._before: list[tuple[Tensor, Tensor]] = []
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._before = [(_of(n.running_mean), _of(n.running_var)) for n in self._norms]
+        for norm in self._norms:
+            norm.reset_running_stats()
+
+    def finish(self) -> None:
+        """Blend the step's tiles, of all ranks, into the running statistics. Collective."""
+        if not self._norms:
+            return
+        tiles = int(_of(self._norms[0].num_batches_tracked))
+        parts = [part for n in self._norms for part in (n.running_mean, n.running_var)]
+        sums = torch.cat([_of(part) for part in parts]).double().cpu() * tiles
+        total = np.append(sums.numpy(), float(tiles))
+        self._comm.Allreduce(np.copy(total), total)
+        blend = MOMENTUM if total[-1] else 0.0
+        means = torch.from_numpy(total[:-1] / max(total[-1], 1.0))
+        start = 0
+        for norm, before in zip(self._norms, self._before, strict=True):
+            for buffer, old in zip((norm.running_mean, norm.running_var), before, strict=True):
+                assert buffer is not None
+                new = means[start : start + buffer.numel()].to(buffer)
+                buffer.copy_((1 - blend) * old + blend * new)
+                start += buffer.numel()
+
+
+def _of(buffer: Tensor | None) -> Tensor:
+    assert buffer is not None, "batch norms are built with running statistics"
+    return buffer.clone()

@@ -1,0 +1,40 @@
+"""Stop cleanly when the batch system asks: a flag that the ranks compare once per step."""
+
+import signal
+from types import FrameType, TracebackType
+
+__all__ = ["StopRequests"]
+
+# What batch systems send before they kill: Slurm SIGTERM (preemption, cancel) or what --signal
+# names, LSF what -wa names.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class StopRequests:
+    """Catches signals while it is entered.
+
+    Attributes:
+        requested: Whether this rank was asked to stop.
+        agreed: Whether any rank was; set by the step that compared.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.agreed = False
+        self._before: list[object] = []
+
+    def __enter__(self) -> "StopRequests":
+        self._before = [signal.signal(number, self._caught) for number in SIGNALS]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, before in zip(SIGNALS, self._before, strict=True):
+            signal.signal(number, before)  # type: ignore[arg-type]
+
+    def _caught(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True

@@ -1,0 +1,136 @@
+"""Which images, or crops of images, each step sees: a function of (seed, step) and nothing else."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.tiles import Window
+from tilenet.keys import key, uniform
+
+__all__ = ["CropSchedule", "ImageSchedule", "Sample", "crop_places"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a step treats as one image: a whole image, or a crop of one.
+
+    Attributes:
+        number: Its number within the run (whole image) or the step (crop); keys dropout masks.
+        image: Place of the image in the run's list.
+        region: Pixels of that image.
+    """
+
+    number: int
+    image: int
+    region: Window
+
+
+@dataclass(frozen=True)
+class ImageSchedule:
+    """Whole images, in a new keyed order each epoch."""
+
+    seed: int
+    batch_size: int
+    sizes: tuple[tuple[int, int], ...]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps until each image was seen once; the last may hold fewer images."""
+        return -(-len(self.sizes) // self.batch_size)
+
+    def samples(self, step: int) -> tuple[Sample, ...]:
+        """The images of a step; steps count from 0."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        order = np.argsort(uniform(len(self.sizes), self.seed, "order", epoch), kind="stable")
+        chosen = order[place * self.batch_size : (place + 1) * self.batch_size]
+        return tuple(
+            Sample(int(image), int(image), Window(0, 0, *self.sizes[image])) for image in chosen
+        )
+
+
+@dataclass(frozen=True)
+class CropSchedule:
+    """`batch_size` crops a step, drawn from all places that hold a labelled pixel.
+
+    A crop that reaches over the image's lower or right edge is cut off there, and so a little
+    smaller: crops start on the alignment grid, and yet no pixel of an image is out of their reach.
+
+    Attributes:
+        sizes: Height and width of each image.
+        places: For each image its candidate (row, column) origins, shape (N, 2).
+    """
+
+    seed: int
+    batch_size: int
+    crop_px: int
+    sizes: tuple[tuple[int, int], ...]
+    places: tuple[NDArray[np.int64], ...]
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """Steps that draw as many pixels as lie within reach of the crops."""
+        reach_px = sum(_covered_px(places, self.crop_px) for places in self.places)
+        return max(1, -(-reach_px // (self.crop_px**2 * self.batch_size)))
+
+    def samples(self, step: int) -> tuple[Sample, ...]:
+        """The crops of a step; steps count from 0."""
+        ends = np.cumsum([len(places) for places in self.places])
+        samples = []
+        for number in range(self.batch_size):
+            draw = key(self.seed, "crop", step, number) % int(ends[-1])
+            image = int(np.searchsorted(ends, draw, side="right"))
+            row, col = (int(x) for x in self.places[image][draw - int(ends[image])])
+            height = min(self.crop_px, self.sizes[image][0] - row)
+            width = min(self.crop_px, self.sizes[image][1] - col)
+            samples.append(Sample(number, image, Window(row, col, height, width)))
+        return tuple(samples)
+
+
+def _covered_px(places: NDArray[np.int64], crop_px: int) -> int:
+    """Pixels that lie in at least one of the crops at `places`."""
+    if not len(places):
+        return 0
+    unit = int(np.gcd.reduce(np.append(places.ravel(), crop_px)))
+    side = crop_px // unit
+    first = places // unit
+    # Each crop adds 1 from its first corner on and takes it back behind its last.
+    marks = np.zeros(first.max(axis=0) + side + 1, np.int64)
+    for row, col, sign in ((0, 0, 1), (0, side, -1), (side, 0, -1), (side, side, 1)):
+        np.add.at(marks, (first[:, 0] + row, first[:, 1] + col), sign)
+    return int((marks.cumsum(0).cumsum(1) > 0).sum()) * unit**2
+
+
+def crop_places(labelled: NDArray[np.bool_], crop_px: int, alignment_px: int) -> NDArray[np.int64]:
+    """Aligned origins of crops of an image that hold a labelled pixel.
+
+    Args:
+        labelled: Whether each alignment cell holds one, shape (ceil(H / a), ceil(W / a)).
+
+    Returns:
+        Rows and columns, shape (N, 2).
+
+    Raises:
+        TilenetError: The crop is no multiple of the alignment.
+    """
+    if crop_px < alignment_px or crop_px % alignment_px:
+        raise TilenetError(
+            f"crop_px must be a multiple of the network's total stride (crop_px: {crop_px}, "
+            f"stride: {alignment_px}); nearest: "
+            f"{max(alignment_px, round(crop_px / alignment_px) * alignment_px)}"
+        )
+    side = crop_px // alignment_px
+    rows, cols = (max(1, cells - side + 1) for cells in labelled.shape)
+    # Sums over all windows at once, from the table of sums above and to the left of each cell.
+    sums = np.pad(labelled.astype(np.int64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    below = np.minimum(np.arange(rows) + side, labelled.shape[0])
+    right = np.minimum(np.arange(cols) + side, labelled.shape[1])
+    inside = (
+        sums[np.ix_(below, right)]
+        - sums[:rows][:, right]
+        - sums[below][:, :cols]
+        + sums[:rows, :cols]
+    )
+    return np.argwhere(inside > 0) * alignment_px

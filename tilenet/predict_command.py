@@ -1,0 +1,77 @@
+"""`tilenet predict`: make a map of a raster with a trained network."""
+
+import json
+import sys
+
+from tilenet.command_line import Arguments
+from tilenet.errors import UsageError
+from tilenet.parallel.mesh import run_as_rank, world
+from tilenet.predict import Prediction, predict
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; returns its exit code."""
+    return run_as_rank(lambda: _predict(arguments))
+
+
+def _predict(arguments: list[str]) -> int:
+    first = {"-h", "--help"} & set(arguments) or world().rank == 0
+    try:
+        given = vars(_parser().parse_args(arguments))
+    except UsageError as error:
+        if first:
+            print(f"tilenet predict: {error}", file=sys.stderr)
+        return 2
+    wants_json = given.pop("json")
+    done = predict(Prediction(**given))
+    if wants_json and world().rank == 0:
+        print(json.dumps(done))
+    return 0
+
+
+def _parser() -> Arguments:
+    parser = Arguments(
+        prog="tilenet predict",
+        description="Make a georeferenced map of a raster, over all MPI ranks.",
+    )
+    parser.add_argument("checkpoint", help="folder of a training run, or of one checkpoint")
+    parser.add_argument("image", help="raster with the bands that the network reads")
+    parser.add_argument("out", help="map to write: a cloud-optimised GeoTIFF")
+    parser.add_argument(
+        "--output",
+        choices=["classes", "logits", "probabilities"],
+        default="classes",
+        help="what the map holds (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tile",
+        dest="tile_px",
+        type=int,
+        metavar="PX",
+        help="largest own size of a tile (default: as much as memory allows)",
+    )
+    parser.add_argument(
+        "--halo",
+        type=lambda text: int(text) if text.isdigit() else text,
+        default="exact",
+        metavar="exact|epsilon|PX",
+        help="pixels read around own windows (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=["float32", "float64", "bfloat16"],
+        help="default: that of the training run",
+    )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument(
+        "--nodata",
+        type=lambda text: text if text == "none" else float(text),
+        help="value without data, or none (default: as in training)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing map")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object: tiles, peak bytes of each rank"
+    )
+    return parser

@@ -1,0 +1,310 @@
+"""The run file: one YAML file says what a training run is; dotted options override it.
+
+Each key is documented in docs/run-file.md. Values that belong to parts that are not built yet are
+accepted where they ask for nothing, and refused by name where they ask for something.
+"""
+
+import difflib
+import re
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from math import isfinite
+from typing import Any, Literal
+
+from jsonargparse import ArgumentParser, Namespace
+
+from tilenet.errors import TilenetError, UsageError
+from tilenet.geometry.halo import epsilon_px
+from tilenet.geometry.networks import (
+    PAPER_LEVELS,
+    PRESETS,
+    NormKind,
+    NormScope,
+    Padding,
+    UNetOptions,
+    Upsampling,
+)
+
+__all__ = ["Halo", "RunFile", "network_options", "paper_epsilon_px", "read_run_file"]
+
+Halo = Literal["exact", "epsilon"] | int
+
+
+@dataclass(frozen=True)
+class NetworkKeys:
+    """The network; keys left out come from the preset, or from `UNetOptions`."""
+
+    preset: Literal["small", "medium-1", "medium-2", "large"] | None = None
+    poolings: int | None = None
+    convolutions: int | None = None
+    base: int | None = None
+    kernel: int | None = None
+    padding: Padding | None = None
+    upsampling: Upsampling | None = None
+    norm: NormKind | None = None
+    norm_scope: NormScope | None = None
+    groups: int | None = None
+    dropout: float | None = None
+    bias: bool | None = None
+
+
+@dataclass(frozen=True)
+class MeshKeys:
+    """Ranks as replicas × rows × columns; what is left out follows from the number of ranks."""
+
+    replicas: int | None = None
+    rows: int | None = None
+    columns: int | None = None
+
+
+@dataclass(frozen=True)
+class TileKeys:
+    """Tiles per image: a grid, or a largest own size; left out: one tile per rank of a replica."""
+
+    rows: int | None = None
+    columns: int | None = None
+    size_px: int | None = None
+
+
+@dataclass(frozen=True)
+class OptimizerKeys:
+    """The optimizer."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A training run; see docs/run-file.md for each key."""
+
+    images: str | list[str]
+    labels: str | list[str]
+    classes: int | list[str]
+    output: str
+    bands: list[int] | None = None
+    ignore_index: int = 255
+    nodata: float | Literal["none"] | None = None
+    resolution: float | None = None
+    network: NetworkKeys = field(default_factory=NetworkKeys)
+    mesh: MeshKeys = field(default_factory=MeshKeys)
+    tiles: TileKeys = field(default_factory=TileKeys)
+    halo: Halo = "exact"
+    halo_mode: Literal["overlap", "exchange"] = "overlap"
+    partitions: int = 1
+    balance: list[int] | None = None
+    micro_batches: int = 1
+    checkpointing: Literal["always", "except_last", "never"] = "never"
+    swap: Literal["off", "auto", "all"] | bool = "off"
+    steps: int | None = None
+    epochs: int | None = None
+    crop_px: int | None = None
+    batch_size: int = 1
+    optimizer: OptimizerKeys = field(default_factory=OptimizerKeys)
+    loss: Literal["ce"] = "ce"
+    class_weights: list[float] | None = None
+    seed: int = 0
+    precision: Literal["float32", "float64", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    init: str | None = None
+    checkpoint_every: int = 100
+
+    def __post_init__(self) -> None:
+        if self.swap is False:  # YAML reads an unquoted off as false
+            object.__setattr__(self, "swap", "off")
+        _check(self)
+
+    @property
+    def image_paths(self) -> tuple[str, ...]:
+        """The images, in order."""
+        return (self.images,) if isinstance(self.images, str) else tuple(self.images)
+
+    @property
+    def label_paths(self) -> tuple[str, ...]:
+        """The label rasters, one per image."""
+        return (self.labels,) if isinstance(self.labels, str) else tuple(self.labels)
+
+    @property
+    def band_numbers(self) -> tuple[int, ...] | None:
+        """Bands to read, counted from 1; None: all but alpha."""
+        return None if self.bands is None else tuple(self.bands)
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What must not change when the run goes on from a checkpoint."""
+        return {
+            "optimizer": self.optimizer.name,
+            "precision": self.precision,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "crop_px": self.crop_px,
+        }
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; their numbers where none are given."""
+        if isinstance(self.classes, int):
+            return tuple(str(index) for index in range(self.classes))
+        return tuple(self.classes)
+
+
+NOT_BUILT = {
+    "halo_mode": ("overlap", "exchanging halos between ranks"),
+    "partitions": (1, "a pipeline over several devices"),
+    "balance": (None, "a pipeline over several devices"),
+    "micro_batches": (1, "a pipeline over several devices"),
+    "checkpointing": ("never", "recomputing activations"),
+    "swap": ("off", "swapping to host memory"),
+}
+
+
+def _check(run: RunFile) -> None:
+    for name, (only, what) in NOT_BUILT.items():
+        if getattr(run, name) != only:
+            raise TilenetError(
+                f"{what} is not built yet ({name}: {getattr(run, name)}); set {name}: "
+                f"{'null' if only is None else only}"
+            )
+    if len(run.image_paths) != len(run.label_paths) or not run.image_paths:
+        raise TilenetError(
+            f"each image needs one label raster (images: {len(run.image_paths)}, labels: "
+            f"{len(run.label_paths)}); list them in the same order"
+        )
+    if (run.steps is None) == (run.epochs is None):
+        raise TilenetError(
+            f"a run's length is steps or epochs, one of them (steps: {run.steps}, epochs: "
+            f"{run.epochs}); set one"
+        )
+    for name, least in LEAST.items():
+        value = getattr(run, name)
+        if value is not None and value < least:
+            raise TilenetError(f"{name} must be at least {least} ({name}: {value})")
+    if len(run.class_names) < 2:
+        raise TilenetError(
+            f"a map needs at least two classes (classes: {run.classes}); name the background too"
+        )
+    if 0 <= run.ignore_index < len(run.class_names):
+        raise TilenetError(
+            f"ignore_index may not be a class (ignore_index: {run.ignore_index}, classes: 0 to "
+            f"{len(run.class_names) - 1}); 255 is usual"
+        )
+    weights = run.class_weights
+    if weights is not None and (
+        len(weights) != len(run.class_names)
+        or not all(weight >= 0 and isfinite(weight) for weight in weights)
+        or max(weights) == 0
+    ):
+        raise TilenetError(
+            f"class_weights must be one weight of at least 0 per class, not all 0 (weights: "
+            f"{weights}, classes: {len(run.class_names)})"
+        )
+    for name in ("lr", "momentum", "weight_decay"):
+        value = getattr(run.optimizer, name)
+        if not (value >= 0 and isfinite(value)):
+            raise TilenetError(
+                f"optimizer.{name} must be a number of at least 0 (optimizer.{name}: {value})"
+            )
+    if run.tiles.size_px is not None and (run.tiles.rows or run.tiles.columns):
+        raise TilenetError(
+            f"tiles are given as a grid or as a size, not both (rows: {run.tiles.rows}, columns: "
+            f"{run.tiles.columns}, size_px: {run.tiles.size_px}); leave one out"
+        )
+    if (run.tiles.rows is None) != (run.tiles.columns is None):
+        raise TilenetError(
+            f"a grid of tiles has rows and columns (rows: {run.tiles.rows}, columns: "
+            f"{run.tiles.columns}); set both"
+        )
+
+
+LEAST = {
+    "steps": 0,
+    "epochs": 0,
+    "batch_size": 1,
+    "seed": 0,
+    "checkpoint_every": 1,
+    "crop_px": 1,
+}
+
+
+def network_options(keys: NetworkKeys, bands: int, classes: int) -> UNetOptions:
+    """The network's shape: the preset's, or the defaults, with the keys that are given."""
+    given = {
+        name.name: value
+        for name in fields(keys)
+        if name.name != "preset" and (value := getattr(keys, name.name)) is not None
+    }
+    start = PRESETS[keys.preset] if keys.preset else UNetOptions()
+    return replace(start, **given, bands=bands, classes=classes)
+
+
+def paper_epsilon_px(keys: NetworkKeys, options: UNetOptions) -> int:
+    """The paper's halo for this network: for its own models it counts one level less."""
+    same = keys.preset is not None and options.poolings == PRESETS[keys.preset].poolings
+    levels = PAPER_LEVELS[keys.preset] if same and keys.preset else options.poolings + 1
+    return epsilon_px(levels, options.convolutions, options.kernel)
+
+
+def parser() -> ArgumentParser:
+    """The parser of `tilenet train`."""
+    made = ArgumentParser(
+        prog="tilenet train",
+        description="Train a network on images and their labels, over all MPI ranks.",
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    made.add_argument("-c", "--config", action="config", help="run file (YAML)")
+    made.add_argument(
+        "--resume", action="store_true", help="go on from output/last, where it exists"
+    )
+    made.add_argument(
+        "--overwrite", action="store_true", help="begin anew where output holds a run"
+    )
+    made.add_class_arguments(RunFile)
+    return made
+
+
+def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
+    """Parse the arguments of `tilenet train`.
+
+    Returns:
+        The run, and the namespace it was made of (with `resume` and `overwrite`).
+
+    Raises:
+        UsageError: A key is unknown or missing, or a value has the wrong type.
+        TilenetError: The values contradict each other.
+    """
+    made = parser()
+    try:
+        namespace = made.parse_args(arguments)
+    except Exception as error:  # jsonargparse raises several kinds; all speak of the user's input
+        raise UsageError(_explain(" ".join(str(error).split()))) from None
+    for part in fields(RunFile):
+        if is_dataclass(part.default_factory) and not isinstance(namespace[part.name], Namespace):
+            raise UsageError(
+                f"{part.name} is a group of keys ({part.name}: {namespace[part.name]}); write keys "
+                "under it, or leave it out"
+            )
+    parts = made.instantiate(namespace)
+    return RunFile(**{part.name: parts[part.name] for part in fields(RunFile)}), namespace
+
+
+def _explain(message: str) -> str:
+    """jsonargparse's words, with the nearest known key where a key is unknown."""
+    found = re.search(r"(?:Group '([\w.]+)' does not accept o|O)ption '([\w.]+)'", message)
+    found = found or re.search(r"unrecognized arguments:()\s*--([\w.]+)", message)
+    if not found:
+        return message
+    unknown = f"{found[1]}.{found[2]}" if found[1] else found[2]
+    near = difflib.get_close_matches(unknown, _names(RunFile), n=1, cutoff=0)
+    return f"{message.rstrip('.')} (unknown key {unknown}; the nearest known key is {near[0]})"
+
+
+def _names(kind: Any, prefix: str = "") -> list[str]:
+    """Dotted names of all keys."""
+    names = []
+    for part in fields(kind):
+        names.append(prefix + part.name)
+        if is_dataclass(part.default_factory):
+            names.extend(_names(part.default_factory, f"{prefix}{part.name}."))
+    return names

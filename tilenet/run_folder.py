@@ -1,0 +1,161 @@
+"""A run's folder: history, checkpoints, and what is needed to go on from them."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilenet.errors import TilenetError
+from tilenet.files.network_record import NetworkRecord
+from tilenet.files.weights import find_checkpoint, load_json, load_tensors, save_checkpoint
+from tilenet.model.network import Network, load_weights
+
+__all__ = ["RunFolder"]
+
+
+class RunFolder:
+    """The folder named `output` in the run file.
+
+    Args:
+        path: Of the folder.
+        write: Whether this rank writes; the others only read.
+        terms: What must not change when the run goes on, by its name in the run file.
+    """
+
+    def __init__(self, path: Path, *, write: bool, terms: dict[str, Any] | None = None) -> None:
+        self.path = path
+        self._terms = terms or {}
+        self.history = path / "history.csv"
+        self._write = write
+        self._resumed: Path | None = None
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether the run goes on from a checkpoint."""
+        return self._resumed is not None
+
+    def prepare(self, *, resume: bool, overwrite: bool) -> None:
+        """Make the folder, and decide whether to begin or to go on. Nothing is deleted yet.
+
+        Raises:
+            TilenetError: It holds a run and neither was asked for, or it cannot be written.
+        """
+        try:
+            holds_run = self.history.exists() or (self.path / "last").exists()
+            if self._write:
+                self.path.mkdir(parents=True, exist_ok=True)
+                probe = self.path / ".writable.part"
+                probe.touch()
+                probe.unlink()
+        except OSError as error:
+            raise TilenetError(
+                f"output must be a folder that can be written ({self.path}: {error.strerror}); "
+                "choose another one"
+            ) from error
+        if holds_run and not (resume or overwrite):
+            raise TilenetError(
+                f"a run is not overwritten unasked ({self.path} holds one); add --resume to go on "
+                "with it, --overwrite to begin anew, or name another output"
+            )
+        if resume and (self.path / "last").exists():
+            self._resumed = find_checkpoint(self.path / "last")
+
+    def begin(self) -> None:
+        """Delete what an earlier run left, now that nothing stands in the new one's way."""
+        if not self._write or self._resumed:
+            return
+        try:
+            (self.path / "last").unlink(missing_ok=True)
+            self.history.unlink(missing_ok=True)
+            shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+        except OSError as error:
+            raise TilenetError(
+                f"an earlier run must be deletable ({self.path}: {error.strerror}); delete it "
+                "yourself or choose another output"
+            ) from error
+
+    def record(
+        self, planned: NetworkRecord, mean: tuple[float, ...], std: tuple[float, ...]
+    ) -> NetworkRecord:
+        """The network's record: with the statistics found now, or those of the checkpoint."""
+        if self._resumed is None:
+            return replace(planned, mean=mean, std=std)
+        saved = NetworkRecord.from_json(load_json(self._resumed / "network.json"))
+        if saved.layers != planned.layers or saved.bands != planned.bands:
+            raise TilenetError(
+                f"a run goes on with the network that it began with ({self._resumed} has "
+                f"{len(saved.layers)} layers and bands {list(saved.bands)}, the run file says "
+                f"{len(planned.layers)} and {list(planned.bands)}, or their options differ); "
+                "restore the run file or begin anew with --overwrite"
+            )
+        return replace(planned, mean=saved.mean, std=saved.std)
+
+    def load(
+        self,
+        network: Network,
+        optimizer: torch.optim.Optimizer,
+        init: str | None,
+    ) -> int:
+        """Fill in weights and optimizer state; return the number of steps already made.
+
+        Raises:
+            TilenetError: Files are missing or do not fit the network.
+        """
+        if self._resumed is None:
+            if init is not None:
+                path = Path(init)
+                path = find_checkpoint(path) / "weights.safetensors" if path.is_dir() else path
+                load_weights(network, load_tensors(path), str(path))
+            return 0
+        progress = load_json(self._resumed / "progress.json")
+        for name, value in self._terms.items():
+            if progress.get(name) != value:
+                raise TilenetError(
+                    f"a run goes on as it began ({name} of {self._resumed}: {progress.get(name)}, "
+                    f"of the run file: {value}); restore the run file, or begin anew with "
+                    "--overwrite, perhaps with init"
+                )
+        path = self._resumed / "weights.safetensors"
+        load_weights(network, load_tensors(path), str(path))
+        state = load_tensors(self._resumed / "state.safetensors")
+        for name, parameter in network.named_parameters():
+            kept = {
+                key.removeprefix(f"{name}."): value
+                for key, value in state.items()
+                if key.startswith(f"{name}.")
+            }
+            if kept:
+                optimizer.state[parameter] = {
+                    # AdamW counts its steps in a CPU tensor, also for parameters on a GPU
+                    key: value if key == "step" else value.to(parameter.device)
+                    for key, value in kept.items()
+                }
+        step = progress.get("step")
+        if not isinstance(step, int) or step < 0:
+            raise TilenetError(
+                f"progress.json must hold the number of steps (step: {step!r}); use another "
+                "checkpoint"
+            )
+        return step
+
+    def save(
+        self,
+        step: int,
+        network: Network,
+        record: NetworkRecord,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        """Write a checkpoint, on the rank that writes."""
+        if not self._write:
+            return
+        names: dict[torch.Tensor, str] = {p: name for name, p in network.named_parameters()}
+        state = {
+            f"{names[parameter]}.{key}": value
+            for parameter, values in optimizer.state.items()
+            for key, value in values.items()
+            if isinstance(value, torch.Tensor)
+        }
+        progress = {"step": step, **self._terms}
+        save_checkpoint(self.path, step, network.state_dict(), record.to_json(), state, progress)

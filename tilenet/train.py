@@ -1,0 +1,285 @@
+"""Tiles in, weights out: train a network on images of any size over any number of ranks.
+
+The result does not depend on the ranks, because a step is one sum: the loss and its gradient are
+sums over own, labelled pixels, added over tiles and ranks and divided once by the sum of weights.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tilenet.errors import AgreedError, TilenetError
+from tilenet.files.history import History
+from tilenet.files.labels import Labels
+from tilenet.files.raster import Raster
+from tilenet.geometry.halo import norm_context
+from tilenet.geometry.tiles import Tile, owned
+from tilenet.model.inputs import standardise
+from tilenet.model.loss import cross_entropy
+from tilenet.model.network import Network, build_network
+from tilenet.parallel.gradients import GradientSum
+from tilenet.parallel.mesh import agreed, choose_device, node_place, world
+from tilenet.parallel.progress import progress_bar, say
+from tilenet.parallel.running import RunningStatistics
+from tilenet.parallel.signals import StopRequests
+from tilenet.parallel.survey import Survey, survey
+from tilenet.planning.ranks import tiles_of
+from tilenet.planning.schedule import CropSchedule, ImageSchedule, Sample, crop_places
+from tilenet.run_file import RunFile
+from tilenet.run_folder import RunFolder
+from tilenet.run_plan import RunPlan, plan_run
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["train"]
+
+STOPPED = 75  # exit code: a checkpoint is written, run again with --resume to go on
+
+
+def train(
+    run: RunFile,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    comm: "MPI.Intracomm | None" = None,
+) -> int:
+    """Train as the run file says. Collective: all ranks of `comm`, None: of the job, call it.
+
+    Returns:
+        The exit code: 0 done, 75 stopped on a signal with a checkpoint.
+
+    Raises:
+        AgreedError: On all ranks, for what any rank found wrong before the first step.
+        TilenetError: On one rank, for a file that breaks later.
+    """
+    comm = world() if comm is None else comm
+    with ExitStack() as stack:
+        with agreed(comm):
+            images = [
+                stack.enter_context(Raster(path, run.band_numbers, run.resolution, run.nodata))
+                for path in run.image_paths
+            ]
+            labels = [
+                stack.enter_context(Labels(path, image, run.ignore_index))
+                for path, image in zip(run.label_paths, images, strict=True)
+            ]
+            shapes = tuple((image.bands, image.size) for image in images)
+            plan = plan_run(run, shapes, comm.size)
+        with agreed(comm):
+            folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=run.terms)
+            folder.prepare(resume=resume, overwrite=overwrite)
+        job = _Job(run, plan, images, labels, folder, comm)
+        return job.train()
+
+
+class _Job:
+    """A run under way on one rank."""
+
+    def __init__(
+        self,
+        run: RunFile,
+        plan: RunPlan,
+        images: list[Raster],
+        labels: list[Labels],
+        folder: RunFolder,
+        comm: "MPI.Intracomm",
+    ) -> None:
+        self.run, self.plan, self.comm, self.folder = run, plan, comm, folder
+        self.images, self.labels = images, labels
+        self.dtype = torch.float64 if run.precision == "float64" else torch.float32
+        place = node_place(comm)
+        with agreed(comm):
+            self.device = choose_device(run.device, place)
+        alignment = plan.record.context().alignment_px
+        found = survey(images, labels, len(run.class_names), alignment, comm)
+        with agreed(comm):
+            self.record = folder.record(plan.record, found.mean, found.std)
+        self.network = build_network(self.record.layers, run.seed, self.dtype, self.device)
+        self.schedule = self._schedule(found, alignment)
+        self.tiling = lru_cache(maxsize=64)(plan.tiling)
+        self.weights = (
+            torch.tensor(run.class_weights, dtype=self.dtype, device=self.device)
+            if run.class_weights
+            else None
+        )
+
+    def _schedule(self, found: Survey, alignment: int) -> ImageSchedule | CropSchedule:
+        run = self.run
+        sizes = tuple(image.size for image in self.images)
+        if run.crop_px is None:
+            return ImageSchedule(run.seed, run.batch_size, sizes)
+        with agreed(self.comm):
+            places = tuple(crop_places(cells, run.crop_px, alignment) for cells in found.labelled)
+        return CropSchedule(run.seed, run.batch_size, run.crop_px, sizes, places)
+
+    def train(self) -> int:
+        """Run all steps."""
+        run, comm = self.run, self.comm
+        optimizer = _optimizer(run, self.network)
+        with agreed(comm):
+            first = self.folder.load(self.network, optimizer, run.init)
+        with agreed(comm):  # and not before: others may still read what begin deletes
+            self.folder.begin()
+            history = History(self.folder.history, first) if comm.rank == 0 else None
+        if run.steps is None:
+            last = (run.epochs or 0) * self.schedule.steps_per_epoch
+        else:
+            last = run.steps
+        if comm.rank == 0:
+            self._announce(first, last)
+        gradients = GradientSum(list(self.network.parameters()), comm)
+        running = RunningStatistics(self.network, comm)
+        progress = progress_bar(comm, last, "step", first)
+        saved = first if self.folder.has_checkpoint else -1
+        step = first
+        with StopRequests() as stop:
+            while step < last and not stop.agreed:
+                row = self._step(step, gradients, running, optimizer, stop)
+                step += 1
+                if history:
+                    history.add(step, *row)
+                progress.update()
+                progress.set_postfix(loss=f"{row[0]:.4f}", refresh=False)
+                if step % run.checkpoint_every == 0:
+                    self._save(step, optimizer)
+                    saved = step
+            if saved != step:
+                self._save(step, optimizer)
+        progress.close()
+        gradients.close()
+        if history:
+            history.close()
+        return STOPPED if step < last else 0
+
+    def _step(
+        self,
+        step: int,
+        gradients: GradientSum,
+        running: RunningStatistics,
+        optimizer: torch.optim.Optimizer,
+        stop: StopRequests,
+    ) -> tuple[float, ...]:
+        """One step; returns loss, sum of weights, and the seconds of step, reading and waiting."""
+        began = time.perf_counter()
+        gradients.zero()
+        running.begin()
+        self.network.train()
+        sums = np.zeros(3)  # loss, weight, requests to stop
+        read_seconds = 0.0
+        work = list(self._work(step))
+        for number, (sample, tile) in enumerate(work):
+            start = time.perf_counter()
+            pixels = self.images[sample.image].read(tile.read, sample.region)
+            labels = self.labels[sample.image].read(tile.own, sample.region)
+            read_seconds += time.perf_counter() - start
+            labels[~owned(pixels.valid, tile)] = self.run.ignore_index
+            if (labels != self.run.ignore_index).any():
+                if number == len(work) - 1:
+                    gradients.arm()
+                mean, std = self.record.mean, self.record.std
+                image = standardise(pixels.values, pixels.valid, mean, std, self.dtype)
+                sums[:2] += self._forward_backward(step, sample, tile, image, labels)
+        gradients.finish()
+        running.finish()
+        sums[2] = stop.requested
+        self.comm.Allreduce(np.copy(sums), sums)
+        stop.agreed = bool(sums[2])
+        loss, weight = float(sums[0]), float(sums[1])
+        if weight > 0:
+            if not np.isfinite(loss):
+                raise AgreedError(
+                    f"the loss must stay finite (step {step + 1}: {loss}); lower optimizer.lr, or "
+                    "look for extreme pixel values: the last checkpoint is whole"
+                )
+            loss /= weight
+            gradients.flat.div_(weight)
+            optimizer.step()
+        seconds = time.perf_counter() - began
+        return loss, weight, seconds, read_seconds, gradients.wait_seconds
+
+    def _work(self, step: int) -> Iterator[tuple[Sample, Tile]]:
+        """This rank's share of a step."""
+        mesh = self.plan.mesh
+        place = mesh.place(self.comm.rank)
+        for sample in self.schedule.samples(step)[place.replica :: mesh.replicas]:
+            tiling = self.tiling(sample.region.height, sample.region.width)
+            for number in tiles_of(place, mesh, tiling.grid):
+                yield sample, tiling.tiles[number]
+
+    def _forward_backward(
+        self,
+        step: int,
+        sample: Sample,
+        tile: Tile,
+        image: torch.Tensor,
+        labels: NDArray[np.int64],
+    ) -> tuple[float, float]:
+        """Add the gradient of a tile's summed loss; return the sum and its weight."""
+        key = self.network.mask_key
+        key.step, key.images = step, (sample.number,)
+        mixed = self.run.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
+            logits = self.network(image.to(self.device))
+        logits = owned(logits.to(self.dtype), tile, self.plan.rule.offset_px)
+        target = torch.from_numpy(labels)[None].to(self.device)
+        loss, weight = cross_entropy(logits, target, self.run.ignore_index, self.weights)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), weight
+
+    def _save(self, step: int, optimizer: torch.optim.Optimizer) -> None:
+        with agreed(self.comm):
+            wrong = [n for n, p in self.network.named_parameters() if not p.isfinite().all()]
+            if wrong:
+                raise TilenetError(
+                    f"weights must stay finite (step {step}: {wrong[0]} and {len(wrong) - 1} more "
+                    "are not); lower optimizer.lr: the checkpoint before this step is whole"
+                )
+            self.folder.save(step, self.network, self.record, optimizer)
+
+    def _announce(self, first: int, last: int) -> None:
+        """Say, once, what runs, and everything that makes the result approximate."""
+        mesh, rule = self.plan.mesh, self.plan.rule
+        parameters = sum(p.numel() for p in self.network.parameters())
+        sample = self.schedule.samples(0)[0]
+        tiling = self.tiling(sample.region.height, sample.region.width)
+        rows, cols = tiling.grid
+        say(
+            f"{len(self.record.layers)} layers, {parameters:,} parameters; "
+            f"{mesh.replicas} × {mesh.rows} × {mesh.columns} ranks on {self.device.type}; "
+            f"{rows} × {cols} tiles, halo {rule.halo_px} px, work ratio {tiling.work_ratio:.2f}; "
+            f"{max(last - first, 0)} steps"
+        )
+        if not rule.exact:
+            context = self.record.context()
+            say(
+                f"approximate: the halo ({rule.halo_px} px) is not the exact one "
+                f"({context.halo_px} px, aligned to {context.alignment_px}), so the result "
+                "depends on the tiles; halo: exact makes it independent"
+            )
+        if norm_context(self.record.layers) == "tile":
+            say(
+                "approximate: normalisation uses the statistics of each tile (norm_scope: tile), "
+                "so the result depends on the tiles, though not on the ranks"
+            )
+        idle = sum(
+            not tiles_of(mesh.place(rank), mesh, tiling.grid) for rank in range(mesh.num_ranks)
+        )
+        if idle:
+            say(f"{idle} of {mesh.num_ranks} ranks have no tile; use fewer ranks or more tiles")
+
+
+def _optimizer(run: RunFile, network: Network) -> torch.optim.Optimizer:
+    keys, parameters = run.optimizer, network.parameters()
+    if keys.name == "sgd":
+        return torch.optim.SGD(
+            parameters, keys.lr, momentum=keys.momentum, weight_decay=keys.weight_decay
+        )
+    return torch.optim.AdamW(parameters, keys.lr, weight_decay=keys.weight_decay)
