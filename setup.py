@@ -27,9 +27,11 @@ setup(
         # mpiexec and an MPI library for machines without one; clusters bring their own
         "mpich": ["mpich>=4.1"],
         "openmpi": ["openmpi>=5.0"],
+        "plot": ["matplotlib>=3.7"],  # tilenet plan --plot
         "test": [
             "pytest>=9.0",  # faulthandler_exit_on_timeout: a hanging rank ends the job
             "hypothesis>=6.100",
+            "matplotlib>=3.7",  # as plot
             "rio-cogeo>=5.0",  # says whether a map is a valid cloud-optimised GeoTIFF
             "ruff>=0.6",
             "mypy>=1.11",

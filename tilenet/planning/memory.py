@@ -1,6 +1,7 @@
 """Predict the bytes that a network needs."""
 
 from tilenet.geometry.layers import Layer, Pop, Stash
+from tilenet.geometry.shapes import map_shapes
 
 __all__ = ["inference_bytes"]
 
@@ -10,20 +11,16 @@ def inference_bytes(layers: tuple[Layer, ...], height: int, width: int, item_byt
 
     Counted are a layer's input and output, and the stashed maps; not the convolution's workspace.
     """
-    rows, cols, channels = height, width, layers[0].in_channels
+    shapes = map_shapes(layers, height, width)
     stashed: dict[str, int] = {}
-    sizes: dict[str, tuple[int, int]] = {}
     most = 0
-    for layer in layers:
-        before = rows * cols * channels
-        rows, cols, channels = layer.size(rows), layer.size(cols), layer.out_channels
+    for layer, before, after in zip(layers, shapes, shapes[1:], strict=False):
         padded = 0
         if isinstance(layer, Stash):
-            stashed[layer.name], sizes[layer.name] = rows * cols * channels, (rows, cols)
-        elif isinstance(layer, Pop) and layer.fit == "pad" and (rows, cols) != sizes[layer.name]:
-            rows, cols = sizes[layer.name]
-            padded = rows * cols * layer.in_channels
-        most = max(most, before + padded + rows * cols * channels + sum(stashed.values()))
+            stashed[layer.name] = after.num_elements
+        elif isinstance(layer, Pop) and (before.rows, before.cols) != (after.rows, after.cols):
+            padded = after.rows * after.cols * layer.in_channels
+        most = max(most, before.num_elements + padded + after.num_elements + sum(stashed.values()))
         if isinstance(layer, Pop):
             del stashed[layer.name]
     return most * item_bytes
