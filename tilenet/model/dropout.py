@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tilenet.keys import uniform
+from tilenet.model.skips import numbers_under_way
 
 __all__ = ["ChannelDropout", "MaskKey"]
 
@@ -22,7 +23,8 @@ class MaskKey:
     Attributes:
         seed: Of the run.
         step: Of the run, from 0.
-        images: Number of the image that each sample of the batch belongs to.
+        images: Number of the image that each sample of the batch belongs to; a pipeline's
+            micro-batches bring their own.
     """
 
     seed: int = 0
@@ -56,14 +58,16 @@ class ChannelDropout(nn.Module):
     def _masks(self, samples: int, channels: int) -> Tensor:
         """Masks (B, C, 1, 1), scaled by 1 / (1 − p)."""
         key = self.mask_key
-        if len(key.images) != samples:
+        images = numbers_under_way()
+        images = key.images if images is None else images
+        if len(images) != samples:
             raise ValueError(
                 f"each sample of the batch needs an image number (batch: {samples}, images: "
-                f"{len(key.images)}); set mask_key.images before the forward pass"
+                f"{len(images)}); set mask_key.images before the forward pass"
             )
         rows = [
             uniform(channels, key.seed, "dropout", key.step, image, self.layer) >= self.probability
-            for image in key.images
+            for image in images
         ]
         kept = torch.tensor([row.tolist() for row in rows], dtype=torch.float64)
         return (kept / (1 - self.probability))[:, :, None, None]

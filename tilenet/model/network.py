@@ -26,6 +26,7 @@ from tilenet.geometry.layers import (
 )
 from tilenet.keys import key
 from tilenet.model.dropout import ChannelDropout, MaskKey
+from tilenet.model.norms import BatchNorm
 from tilenet.model.skips import pop_layer, stash_layer
 
 __all__ = ["Network", "build_network", "load_weights"]
@@ -95,7 +96,7 @@ def _norm(layer: Norm) -> nn.Module:
         return nn.InstanceNorm2d(layer.out_channels, affine=layer.affine)
     if layer.norm == "group":
         return nn.GroupNorm(layer.groups, layer.out_channels, affine=layer.affine)
-    return nn.BatchNorm2d(layer.out_channels, affine=layer.affine)
+    return BatchNorm(layer.out_channels, affine=layer.affine)
 
 
 def _draw_weights(module: nn.Module, seed: int) -> None:

@@ -10,8 +10,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchgpipe.skip import Namespace, pop, skippable, stash
+from torchgpipe.skip.layout import SkipLayout
+from torchgpipe.skip.tracker import SkipTrackerThroughPotals, current_skip_tracker
 
-__all__ = ["pop_layer", "stash_layer"]
+__all__ = ["NumberedTracker", "numbers_under_way", "pop_layer", "stash_layer"]
+
+
+class NumberedTracker(SkipTrackerThroughPotals):  # type: ignore[misc]
+    """Keeps a micro-batch's skips, and the numbers of the images that its samples belong to.
+
+    It is the one thing that torchgpipe hands along with a micro-batch, from partition to partition
+    and thread to thread, and again when activations are recomputed.
+    """
+
+    def __init__(self, layout: SkipLayout, images: tuple[int, ...]) -> None:
+        super().__init__(layout)
+        self.images = images
+
+
+def numbers_under_way() -> tuple[int, ...] | None:
+    """Image numbers of the micro-batch that this thread computes; None outside of a pipeline."""
+    tracker = current_skip_tracker()
+    return tracker.images if isinstance(tracker, NumberedTracker) else None
 
 
 class Stash(nn.Module):

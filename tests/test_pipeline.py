@@ -1,0 +1,196 @@
+"""Partitions, micro-batches and checkpointing never change the result."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.model.network import Network, build_network
+from tilenet.parallel.pipeline import Pipe
+
+CPU = torch.device("cpu")
+MODES = ("always", "except_last", "never")
+SIZES = ((37, 53), (24, 40), (41, 29), (37, 53), (16, 88), (33, 33), (48, 21), (25, 25))
+
+
+def options(**more: object) -> UNetOptions:
+    return UNetOptions(**{"poolings": 2, "base": 4, "bands": 3, "classes": 3, **more})
+
+
+def images(count: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    return [torch.randn(1, 3, *size, generator=generator, dtype=dtype) for size in SIZES[:count]]
+
+
+def balance_of(num_layers: int, num_partitions: int, seed: int) -> list[int]:
+    """A random one: cuts fall before every kind of layer, activations in place among them."""
+    rng = np.random.default_rng(seed)
+    cuts = sorted(rng.choice(np.arange(1, num_layers), num_partitions - 1, replace=False))
+    return np.diff([0, *cuts, num_layers]).tolist()
+
+
+def made(network_options: UNetOptions, dtype: torch.dtype = torch.float64) -> Network:
+    network = build_network(unet_layers(network_options), 7, dtype)
+    network.mask_key.step = 3
+    return network.train()
+
+
+def summed(outputs: Sequence[Tensor]) -> Tensor:
+    """A loss whose gradient differs in every cell."""
+    total = outputs[0].new_zeros(())
+    for number, output in enumerate(outputs):
+        weights = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).view_as(output)
+        total = total + (weights * output.square()).sum() * (number + 1)
+    return total
+
+
+def plain(network: Network, batch: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Outputs and gradients without a pipeline."""
+    outputs = []
+    for number, image in enumerate(batch):
+        network.mask_key.images = (number + 10,)
+        outputs.append(network(image))
+    summed(outputs).backward()
+    return outputs, {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+
+
+def piped(pipe: Pipe, batch: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+    outputs = pipe(batch, [(number + 10,) for number in range(len(batch))])
+    summed(outputs).backward()
+    named = pipe.network.named_parameters()
+    return outputs, {name: p.grad for name, p in named if p.grad is not None}
+
+
+def check(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-12) -> None:
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert (found[name] - gradient).abs().max() <= tolerance * gradient.abs().max(), name
+
+
+CASES = list(itertools.product((1, 2, 3, 4, 5, 6), (1, 2, 3, 5, 8), MODES))
+
+
+@pytest.mark.parametrize(("num_partitions", "micro_batches", "mode"), CASES)
+@pytest.mark.parametrize("inline", [False, True], ids=["threads", "inline"])
+def test_outputs_and_gradients_are_the_plain_networks(
+    num_partitions: int, micro_batches: int, mode: str, inline: bool
+) -> None:
+    wished = options(dropout=0.3)
+    batch = images(micro_batches)
+    wanted_outputs, wanted = plain(made(wished), batch)
+    network = made(wished)
+    balance = balance_of(len(network), num_partitions, num_partitions * 10 + micro_batches)
+    devices = [CPU] * num_partitions
+    outputs, found = piped(Pipe(network, balance, devices, mode, inline=inline), batch)
+    for output, expected in zip(outputs, wanted_outputs, strict=True):
+        assert torch.equal(output, expected)
+    check(found, wanted)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"norm": "instance", "norm_scope": "tile"},
+        {"norm": "group", "norm_scope": "tile", "groups": 2},
+        {"norm": "batch", "norm_scope": "tile"},
+        {"upsampling": "bilinear", "dropout": 0.2},
+        {"upsampling": "transposed", "bias": True},
+        {"padding": "valid"},
+    ],
+    ids=lambda more: "-".join(str(value) for value in more.values()),
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_kind_of_layer_may_stand_at_a_cut(mode: str, more: dict, seed: int) -> None:
+    wished = options(**more)
+    batch = images(3)
+    if wished.padding == "valid":  # loses 44 cells in all and wants what poolings halve
+        batch = [torch.nn.functional.pad(image, (44, 44, 44, 44)) for image in batch]
+        batch = [x[..., : x.shape[2] // 4 * 4, : x.shape[3] // 4 * 4] for x in batch]
+    reference = made(wished)
+    _, wanted = plain(reference, batch)
+    network = made(wished)
+    balance = balance_of(len(network), 4, seed)
+    _, found = piped(Pipe(network, balance, [CPU] * 4, mode), batch)
+    check(found, wanted)
+    # Running statistics: recomputing a tile's activations does not count it again.
+    for name, buffer in reference.named_buffers():
+        assert torch.allclose(network.state_dict()[name], buffer, rtol=1e-14, atol=0), name
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_layer_per_partition(mode: str) -> None:
+    wished = options(dropout=0.3, norm="instance", norm_scope="tile")
+    _, wanted = plain(made(wished), images(2))
+    network = made(wished)
+    ones = [1] * len(network)
+    _, found = piped(Pipe(network, ones, [CPU] * len(network), mode), images(2))
+    check(found, wanted)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("inline", [False, True], ids=["threads", "inline"])
+def test_autocast_reaches_every_thread(mode: str, precision: str, inline: bool) -> None:
+    wished = options(dropout=0.3)
+    batch = images(3, torch.float32)
+    low = getattr(torch, precision)
+    with torch.autocast("cpu", low):
+        wanted_outputs, wanted = plain(made(wished, torch.float32), batch)
+    network = made(wished, torch.float32)
+    balance = balance_of(len(network), 3, 4)
+    pipe = Pipe(network, balance, [CPU] * 3, mode, precision, inline=inline)
+    outputs, found = piped(pipe, batch)
+    for output, expected in zip(outputs, wanted_outputs, strict=True):
+        assert output.dtype == low
+        assert torch.equal(output, expected)
+    # Gradients of micro-batches are added in another order, and each is rounded to 16 bits.
+    check(found, wanted, 4 * torch.finfo(low).eps)
+
+
+def test_passes_are_counted_as_hooks_fire() -> None:
+    for mode, micro_batches in itertools.product(MODES, (1, 2, 5)):
+        network = made(options())
+        pipe = Pipe(network, balance_of(len(network), 3, 1), [CPU] * 3, mode)
+        fired = dict.fromkeys(dict(network.named_parameters()), 0)
+
+        def count(name: str, fired: dict[str, int] = fired) -> object:
+            return lambda _: fired.update({name: fired[name] + 1})
+
+        for name, parameter in network.named_parameters():
+            parameter.register_post_accumulate_grad_hook(count(name))
+        piped(pipe, images(micro_batches))
+        assert set(fired.values()) == {pipe.passes(micro_batches)}, mode
+
+
+def test_names_of_weights_do_not_know_of_partitions() -> None:
+    network = made(options())
+    names = list(network.state_dict())
+    Pipe(network, balance_of(len(network), 4, 2), [CPU] * 4)
+    assert list(network.state_dict()) == names == list(made(options()).state_dict())
+
+
+def test_without_gradients_nothing_is_kept() -> None:
+    network = made(options(dropout=0.3)).eval()
+    pipe = Pipe(network, balance_of(len(network), 3, 5), [CPU] * 3, "always")
+    with torch.inference_mode():
+        (output,) = pipe(images(1), [()])
+        assert torch.equal(output, network(images(1)[0]))
+
+
+def test_an_error_in_a_partition_reaches_the_caller() -> None:
+    network = made(options())
+    for inline in (False, True):
+        pipe = Pipe(network, balance_of(len(network), 3, 5), [CPU] * 3, inline=inline)
+        with pytest.raises(RuntimeError, match="expected input"):
+            pipe([torch.randn(1, 2, 16, 16, dtype=torch.float64)], [(0,)])
+
+
+@pytest.mark.parametrize("balance", [[1, 2], [0, 3, 99], [5]])
+def test_a_balance_gives_all_layers_away(balance: list[int]) -> None:
+    with pytest.raises(ValueError, match="all layers away"):
+        Pipe(made(options()), balance, [CPU] * 3)

@@ -1,0 +1,172 @@
+"""Run a sequence of layers over this rank's devices, micro-batch after micro-batch (GPipe).
+
+torchgpipe's engine does the work: worker threads per device, copies on streams of their own, skips
+that go from the partition that stashes to the one that pops, and activation checkpointing whose
+recomputation starts before the gradient arrives. What its front door, `torchgpipe.GPipe`, would add
+is in our way, and so is not used:
+
+- it cuts one stacked batch; here micro-batches are a list, so tiles of different sizes can follow
+  one another, and neither the input nor the output exists twice,
+- it owns the modules, so names of weights would depend on the balance; here partitions are views of
+  a network that keeps its names, and a checkpoint moves between balances,
+- it counts `except_last` by the micro-batches asked for, not by those there are.
+
+Worker threads know nothing of the caller's thread: neither its autocast nor its dispatch modes.
+So each partition enters autocast by itself, and each micro-batch carries its image numbers, which
+dropout masks depend on, with its skips.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torchgpipe.microbatch import Batch
+from torchgpipe.pipeline import Pipeline, clock_cycles
+from torchgpipe.skip.layout import inspect_skip_layout
+from torchgpipe.stream import new_stream, use_device
+from torchgpipe.worker import spawn_workers
+
+from tilenet.model.network import Network
+from tilenet.model.skips import NumberedTracker
+
+__all__ = ["Checkpointing", "Partition", "Pipe"]
+
+Checkpointing = Literal["always", "except_last", "never"]
+
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Partition(nn.Sequential):
+    """Consecutive layers on one device, (B, C, H, W) in and out.
+
+    Args:
+        layers: The network's own modules.
+        device: They are moved there.
+        precision: Of the arithmetic: `bfloat16` and `float16` compute under autocast.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], device: torch.device, precision: str) -> None:
+        first = layers[0]
+        if isinstance(first, nn.LeakyReLU) and first.inplace:
+            # Its input is the neighbour's output, which recomputation needs as it was.
+            layers = [nn.LeakyReLU(first.negative_slope), *layers[1:]]
+        super().__init__(*layers)
+        self.to(device)
+        self.device = device
+        self.dtype = AUTOCAST.get(precision)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Here and not around the pipeline: autocast belongs to a thread.
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+            y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+        return y
+
+
+class Pipe:
+    """A network cut into partitions, one per device.
+
+    Args:
+        network: Keeps its parameters and their names; they are moved to the devices.
+        balance: Layers per partition.
+        devices: One per partition; one device may be named several times.
+        checkpointing: Which micro-batches keep their input only, and are computed again in
+            backward: `always` all, `except_last` all but the last, `never` none.
+        precision: `float64`, `float32`, or `bfloat16` or `float16` under autocast.
+        inline: Compute in the caller's thread, for tests, fake tensors and debugging.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        balance: Sequence[int],
+        devices: Sequence[torch.device],
+        checkpointing: Checkpointing = "never",
+        precision: str = "float32",
+        *,
+        inline: bool = False,
+    ) -> None:
+        if sum(balance) != len(network) or min(balance) < 1 or len(balance) != len(devices):
+            raise ValueError(
+                f"a balance gives each device at least one layer and all layers away (balance: "
+                f"{list(balance)}, layers: {len(network)}, devices: {len(devices)})"
+            )
+        self.network = network
+        self.devices = tuple(devices)
+        self.checkpointing = checkpointing
+        ends = [sum(balance[: j + 1]) for j in range(len(balance))]
+        self.partitions = [
+            Partition(list(network)[stop - size : stop], device, precision)
+            for size, stop, device in zip(balance, ends, devices, strict=True)
+        ]
+        self._layout = inspect_skip_layout(self.partitions)
+        self._inline = inline
+
+    def passes(self, micro_batches: int) -> int:
+        """How often one backward adds to each parameter's gradient."""
+        # A checkpointed micro-batch runs a backward of its own.
+        return 1 if self.checkpointing == "never" else micro_batches
+
+    def __call__(self, images: list[Tensor], numbers: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """Run micro-batches through all partitions.
+
+        Args:
+            images: One (B, bands, H, W) per micro-batch, anywhere; sizes may differ.
+            numbers: The image number of each sample of each micro-batch.
+
+        Returns:
+            One (B, classes, H′, W′) per micro-batch, on the last device.
+        """
+        training = self.network.training and torch.is_grad_enabled()
+        for partition in self.partitions:
+            partition.train(self.network.training)
+        kept = {"always": 0, "except_last": 1, "never": len(images)}[self.checkpointing]
+        checkpoint_stop = len(images) - kept if training else 0
+        batches = [Batch(image.to(self.devices[0], non_blocking=True)) for image in images]
+        streams = [[new_stream(device) for _ in images] for device in self.devices]
+        pipeline = _NumberedPipeline(
+            batches,
+            self.partitions,
+            list(self.devices),
+            streams,
+            self._layout,
+            checkpoint_stop,
+        )
+        pipeline.run_numbered(numbers, _inline_workers if self._inline else spawn_workers)
+        return [batch.tensor for batch in batches]
+
+
+class _NumberedPipeline(Pipeline):  # type: ignore[misc]
+    """torchgpipe's engine, with image numbers on each micro-batch."""
+
+    def run_numbered(self, numbers: Sequence[tuple[int, ...]], workers: Any) -> None:
+        trackers = [NumberedTracker(self.skip_layout, images) for images in numbers]
+        with workers(self.devices) as (in_queues, out_queues):
+            for schedule in clock_cycles(len(self.batches), len(self.partitions)):
+                self.fence(schedule, trackers)
+                self.compute(schedule, trackers, in_queues, out_queues)
+
+
+class _InlineQueue:
+    """A worker's queues, without a thread: a task is done when it is put."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._done: deque[Any] = deque()
+
+    def put(self, task: Any) -> None:
+        with use_device(self._device):
+            self._done.append((True, (task, task.compute())))
+
+    def get(self) -> Any:
+        return self._done.popleft()
+
+
+@contextmanager
+def _inline_workers(
+    devices: list[torch.device],
+) -> Iterator[tuple[list[_InlineQueue], list[_InlineQueue]]]:
+    queues = [_InlineQueue(device) for device in devices]
+    yield queues, queues
