@@ -106,7 +106,7 @@ def test_a_network_computes_what_plain_pytorch_computes() -> None:
 def test_layers_without_drawn_weights_are_torchs(layer: Layer, module: nn.Module) -> None:
     x = image(3, 6, 9, 11)
     (built,) = build_network((layer,), dtype=torch.float64)
-    assert type(built) is type(module)
+    assert isinstance(built, type(module))
     assert torch.equal(built(x), module.double()(x))
 
 

@@ -1,8 +1,8 @@
 """Sum gradients over ranks, in pieces, while backward is still running.
 
-All gradients lie in one flat buffer, in the order in which backward completes them (the network's
-last layer first), and each parameter's `.grad` is a view of it. As soon as all gradients of a piece
-of about 4 MB are complete, a helper thread sums it over the ranks with its own communicator.
+All gradients of a device lie in one flat buffer, in the order in which backward completes them (the
+network's last layer first), and each parameter's `.grad` is a view of it. As soon as all gradients
+of a piece of about 4 MB are complete, a helper thread sums it over the ranks.
 
 Why so: one MPI call for all gradients takes 2–3 times as long as pieces that fit the caches, a
 non-blocking call makes no progress while Python computes, and MPI's own progress threads take half
@@ -13,10 +13,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+from tilenet.parallel.transport import Transport, open_transport
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,79 +35,105 @@ class GradientSum:
     A step is: any number of backward passes; `arm()` before the last one; `finish()`.
 
     Args:
-        parameters: In the network's order, on one device, of one dtype.
-        comm: Is duplicated, so that its messages meet nobody else's.
+        parameters: In the network's order, of one dtype; those of a device follow one another.
+        comm: Ranks that hold the same parameters on as many devices.
         piece_bytes: Size of the pieces.
+        transport: How pieces are summed; see `transport.open_transport`.
     """
 
     def __init__(
-        self, parameters: list[nn.Parameter], comm: "MPI.Intracomm", piece_bytes: int = PIECE_BYTES
+        self,
+        parameters: list[nn.Parameter],
+        comm: "MPI.Intracomm",
+        piece_bytes: int = PIECE_BYTES,
+        transport: str = "auto",
     ) -> None:
-        self._comm = comm.Dup()
         self._parameters = parameters[::-1]
-        first = parameters[0]
-        total = sum(p.numel() for p in parameters)
-        self.flat = torch.zeros(total, dtype=first.dtype, device=first.device)
-        size = max(1, piece_bytes // self.flat.element_size())
-        self._pieces = [(a, min(a + size, total)) for a in range(0, total, size)]
-        self._pieces_of = self._lay_out(size)
+        self._flats: list[Tensor] = []
+        self._pieces: list[Tensor] = []
+        self._pieces_of: list[range] = []
+        for _, group in groupby(self._parameters, key=lambda parameter: parameter.device):
+            self._lay_out(list(group), piece_bytes)
         self._missing: list[int] = []
+        self._waiting: list[int] = []
         self._armed = False
+        self._lock = threading.Lock()  # each device's backward runs in a thread of its own
         self._ready: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._helper: threading.Thread | None = None
-        self._host = torch.empty(0)
+        self._transport: Transport | None = None
         self.wait_seconds = 0.0
-        if self._comm.size > 1:
-            if self.flat.is_cuda:
-                self._host = torch.empty(size, dtype=first.dtype, pin_memory=True)
+        if comm.size > 1:
+            self._transport = open_transport(transport, comm, self._pieces)
             self._helper = threading.Thread(target=self._sum_pieces, daemon=True)
             self._helper.start()
 
-    def _lay_out(self, size: int) -> list[range]:
-        """Make gradients views of the buffer; return the pieces that each parameter lies in."""
+    def _lay_out(self, parameters: list[nn.Parameter], piece_bytes: int) -> None:
+        """Make gradients of a device views of one buffer; note the pieces that each lies in."""
+        total = sum(parameter.numel() for parameter in parameters)
+        flat = torch.zeros(total, dtype=parameters[0].dtype, device=parameters[0].device)
+        size = max(1, piece_bytes // flat.element_size())
+        before = len(self._pieces)
         start = 0
-        pieces_of = []
-        for index, parameter in enumerate(self._parameters):
+        for parameter in parameters:
             stop = start + parameter.numel()
-            parameter.grad = self.flat[start:stop].view_as(parameter)
-            pieces_of.append(range(start // size, -(-stop // size)))
-            parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            parameter.grad = flat[start:stop].view_as(parameter)
+            self._pieces_of.append(range(before + start // size, before - (-stop // size)))
+            hook = self._hook(len(self._pieces_of) - 1)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             start = stop
-        return pieces_of
+        self._flats.append(flat)
+        self._pieces.extend(flat[at : at + size] for at in range(0, total, size))
 
     def _hook(self, index: int) -> Callable[[Tensor], None]:
         def completed(_: Tensor) -> None:
-            if self._armed:
-                self._complete(index)
+            with self._lock:
+                if self._armed:
+                    self._waiting[index] -= 1
+                    if self._waiting[index] == 0:
+                        self._complete(index)
 
         return completed
 
     def zero(self) -> None:
         """Set all gradients to zero, in place."""
-        self.flat.zero_()
+        for flat in self._flats:
+            flat.zero_()
 
-    def arm(self) -> None:
-        """Say that the next backward pass is this rank's last of the step."""
+    def divide(self, divisor: float) -> None:
+        """Divide all gradients, in place."""
+        for flat in self._flats:
+            flat.div_(divisor)
+
+    @property
+    def finite(self) -> bool:
+        """Whether no gradient is infinite or NaN; after `finish` the same on all ranks."""
+        return all(bool(flat.isfinite().all()) for flat in self._flats)
+
+    def arm(self, passes: int = 1) -> None:
+        """Say that the next backward pass is this rank's last of the step.
+
+        Args:
+            passes: How often it adds to each gradient: once, or under checkpointing once for each
+                micro-batch.
+        """
         self._missing = [0] * len(self._pieces)
         for pieces in self._pieces_of:
             for piece in pieces:
                 self._missing[piece] += 1
-        self._waiting = set(range(len(self._parameters)))
+        self._waiting = [passes] * len(self._parameters)
         self._next = 0
         self._armed = True
 
     def _complete(self, index: int) -> None:
-        if index not in self._waiting:
-            return
-        self._waiting.discard(index)
         for piece in self._pieces_of[index]:
             self._missing[piece] -= 1
         # Only in order: each rank must sum the same piece at the same time.
         while self._next < len(self._pieces) and self._missing[self._next] == 0:
-            if self.flat.is_cuda:
-                # The copy to the host must not overtake the kernels that write the gradient.
-                torch.cuda.current_stream(self.flat.device).synchronize()
+            piece = self._pieces[self._next]
+            if piece.is_cuda:
+                # The sum must not overtake the kernels that write the gradient.
+                torch.cuda.current_stream(piece.device).synchronize()
             self._ready.put(self._next)
             self._next += 1
 
@@ -112,9 +141,11 @@ class GradientSum:
         """Wait until all gradients are summed over the ranks. Collective."""
         if not self._armed:
             self.arm()  # a rank without tiles adds its zeros
-        for index in sorted(self._waiting):
-            self._complete(index)
-        self._armed = False
+        with self._lock:
+            for index, passes in enumerate(self._waiting):
+                if passes > 0:
+                    self._complete(index)
+            self._armed = False
         began = time.perf_counter()
         if self._helper is not None:
             self._ready.put(None)
@@ -127,27 +158,22 @@ class GradientSum:
         self.wait_seconds = time.perf_counter() - began
 
     def _sum_pieces(self) -> None:
-        from mpi4py import MPI
-
+        assert self._transport is not None
         while True:
             error: BaseException | None = None
             try:
                 while (piece := self._ready.get()) is not None:
                     if piece < 0:
                         return
-                    start, stop = self._pieces[piece]
-                    part = self.flat[start:stop]
-                    host = self._host[: stop - start].copy_(part) if part.is_cuda else part
-                    self._comm.Allreduce(MPI.IN_PLACE, host.numpy())
-                    if part.is_cuda:
-                        part.copy_(host)
+                    self._transport.sum(self._pieces[piece])
             except BaseException as raised:
                 error = raised
             self._done.put(error)
 
     def close(self) -> None:
-        """End the helper thread and give the communicator back. Collective."""
+        """End the helper thread and give the transport back. Collective."""
         if self._helper is not None:
             self._ready.put(-1)
             self._helper.join()
-        self._comm.Free()
+        if self._transport is not None:
+            self._transport.close()

@@ -41,7 +41,7 @@ class RunningStatistics:
             return
         tiles = int(_of(self._norms[0].num_batches_tracked))
         parts = [part for n in self._norms for part in (n.running_mean, n.running_var)]
-        sums = torch.cat([_of(part) for part in parts]).double().cpu() * tiles
+        sums = torch.cat([_of(part).double().cpu() for part in parts]) * tiles
         total = np.append(sums.numpy(), float(tiles))
         self._comm.Allreduce(np.copy(total), total)
         blend = MOMENTUM if total[-1] else 0.0
