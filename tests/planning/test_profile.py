@@ -1,0 +1,124 @@
+"""Profiles: what is written is read again, what makes no sense is refused in a sentence."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.layers import Activation, Conv, Layer, Norm
+from tilenet.planning.profile import (
+    Profile,
+    ProfiledLayer,
+    layer_times_of_profile,
+    read_profile,
+)
+
+LAYERS: tuple[Layer, ...] = (Conv(4, 8), Norm(8, 8), Activation(8, 8), Conv(8, 1, kernel=1))
+
+
+@pytest.fixture
+def profile() -> Profile:
+    rng = random.Random(7)
+    layers = tuple(ProfiledLayer(layer.kind, rng.random(), rng.random()) for layer in LAYERS)
+    return Profile("Tesla V100", "float16", 160, 224, layers, {"reserve": 0.07})
+
+
+def written(folder: Path, entry: Any) -> Path:
+    path = folder / "profile.json"
+    path.write_text(entry if isinstance(entry, str) else json.dumps(entry))
+    return path
+
+
+def test_what_is_written_is_read_again(tmp_path: Path, profile: Profile) -> None:
+    assert read_profile(written(tmp_path, profile.to_json())) == profile
+
+
+def test_memory_is_optional(tmp_path: Path, profile: Profile) -> None:
+    entry = profile.to_json()
+    del entry["memory"]
+    assert read_profile(written(tmp_path, entry)).memory == {}
+
+
+def test_seconds_follow_the_pixels(profile: Profile) -> None:
+    times = layer_times_of_profile(profile, LAYERS, 320, 112)
+    assert [t.forward_s for t in times] == [layer.forward_s for layer in profile.layers]
+    times = layer_times_of_profile(profile, LAYERS, 480, 224)
+    for time, layer in zip(times, profile.layers, strict=True):
+        assert time.forward_s == pytest.approx(3 * layer.forward_s)
+        assert time.backward_s == pytest.approx(3 * layer.backward_s)
+
+
+def test_a_profile_of_another_network_is_refused(profile: Profile) -> None:
+    with pytest.raises(TilenetError, match="in the profile: 4, in the network: 3"):
+        layer_times_of_profile(profile, LAYERS[:3], 64, 64)
+    swapped = (*LAYERS[:1], LAYERS[2], LAYERS[1], LAYERS[3])
+    with pytest.raises(TilenetError, match="layer 1 in the profile: norm, in the network: activ"):
+        layer_times_of_profile(profile, swapped, 64, 64)
+
+
+HOSTILE = [
+    *("{", "", "[" * 100_000, "null", "3", "[]", "{}", '{"tilenet_profile": NaN}', "9" * 9999),
+    '{"tilenet_profile": 1}',
+    '{"tilenet_profile": 1, "layers": []}',
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:30])
+def test_hostile_json_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TilenetError, match=r"write .* with tilenet profile"):
+        read_profile(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("tilenet_profile", 2, r"reads profiles of version 1 .*: 2\)"),
+        ("tilenet_profile", True, "reads profiles of version 1"),
+        ("tilenet_profile", "1", "reads profiles of version 1"),
+        ("device", 3, "device must be a text"),
+        ("precision", "float8", "precision must be one of"),
+        ("precision", ["float32"], "precision must be one of"),
+        ("precision", None, "precision must be one of"),
+        ("height", 0, "height must be a number of pixels"),
+        ("height", 1.5, "height must be a number of pixels"),
+        ("width", True, "width must be a number of pixels"),
+        ("width", "64", "width must be a number of pixels"),
+        ("width", 10**4000, "width must be a number of pixels"),
+        ("memory", [], "memory must be an object"),
+        ("layers", {"a": 1}, "list of layers"),
+        ("layers", [3], "layer 0 must be an object"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(
+    tmp_path: Path, profile: Profile, key: str, value: Any, said: str
+) -> None:
+    with pytest.raises(TilenetError, match=said):
+        read_profile(written(tmp_path, {**profile.to_json(), key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("forward_s", value) for value in (-1e-9, "1", None, True, [], {}, 10**4000)),
+        *(("backward_s", float(value)) for value in ("nan", "inf", "-inf")),
+        *(("kind", value) for value in ("con", 3, None, ["conv"])),
+    ],
+)
+def test_layers_that_make_no_sense_are_refused(
+    tmp_path: Path, profile: Profile, key: str, value: Any
+) -> None:
+    entry = profile.to_json()
+    entry["layers"][2][key] = value
+    with pytest.raises(TilenetError, match="layer 2"):
+        read_profile(written(tmp_path, entry))
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TilenetError, match="readable file"):
+        read_profile(tmp_path / "none.json")
+    (tmp_path / "binary.json").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(TilenetError, match="no JSON"):
+        read_profile(tmp_path / "binary.json")

@@ -1,0 +1,147 @@
+"""Seconds by the roofline, against arithmetic done by hand and against one another."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.layers import (
+    Activation,
+    Conv,
+    Dropout,
+    Layer,
+    Norm,
+    Pool,
+    Pop,
+    Stash,
+    TransposedConv,
+    Upsample,
+)
+from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+from tilenet.planning.machines import Machine, machine
+from tilenet.planning.roofline import ITEM_BYTES, roofline
+
+# Peaks so far apart that either arithmetic or memory alone counts, in round numbers.
+SLOW_MEMORY = replace(
+    machine("summit"),
+    flops=dict.fromkeys(ITEM_BYTES, 1e18),
+    memory_bandwidth=1e6,
+    maths_efficiency=1,
+    memory_efficiency=0.5,
+)
+SLOW_MATHS = replace(
+    SLOW_MEMORY, flops=dict.fromkeys(ITEM_BYTES, 1e6), memory_bandwidth=1e18, maths_efficiency=0.25
+)
+FIRST = Conv(3, 5, kernel=1)
+
+
+def second_of_two(layer: Layer, facts: Machine, precision: str = "float32") -> tuple[float, float]:
+    """Forward and backward of a layer that stands behind a trained one, on 7 × 9 pixels."""
+    times = roofline(
+        (replace(FIRST, out_channels=layer.in_channels), layer), 7, 9, precision, facts
+    )
+    return times[1].forward_s, times[1].backward_s
+
+
+def test_a_convolution_is_counted_in_multiplications_and_additions() -> None:
+    forward, backward = second_of_two(Conv(5, 11, kernel=3, padding=1), SLOW_MATHS)
+    seconds = 2 * 5 * 11 * 9 * (7 * 9) / 0.25e6
+    assert forward == pytest.approx(seconds)
+    assert backward == pytest.approx(2 * seconds)
+
+
+def test_a_valid_strided_convolution_counts_the_cells_that_come_out() -> None:
+    forward, _ = second_of_two(Conv(5, 11, kernel=3, stride=2), SLOW_MATHS)
+    assert forward == pytest.approx(2 * 5 * 11 * 9 * (3 * 4) / 0.25e6)
+
+
+def test_a_transposed_convolution_counts_the_cells_that_go_in() -> None:
+    forward, _ = second_of_two(TransposedConv(5, 11, kernel=2), SLOW_MATHS)
+    assert forward == pytest.approx(2 * 5 * 11 * 4 * (7 * 9) / 0.25e6)
+
+
+@pytest.mark.parametrize(("precision", "item_bytes"), list(ITEM_BYTES.items()))
+def test_a_memory_bound_convolution_moves_both_maps_and_the_weights(
+    precision: str, item_bytes: int
+) -> None:
+    forward, backward = second_of_two(Conv(5, 11, kernel=3, padding=1), SLOW_MEMORY, precision)
+    moved = (5 * 63 + 11 * 63 + 5 * 11 * 9) * item_bytes
+    assert forward == pytest.approx(moved / 0.5e6)
+    assert backward == pytest.approx(2 * moved / 0.5e6)
+
+
+@pytest.mark.parametrize(
+    ("layer", "forward", "backward"),
+    [
+        (Norm(4, 4), 3, 5),
+        (Activation(4, 4), 2, 3),
+        (Dropout(4, 4), 2, 2),
+        (Stash(4, 4, name="x"), 0, 0),
+        (Upsample(4, 4, factor=3), 10, 10),
+    ],
+    ids=lambda value: getattr(value, "kind", value),
+)
+def test_cheap_layers_move_whole_maps(layer: Layer, forward: int, backward: int) -> None:
+    map_s = 4 * 63 * 4 / 0.5e6
+    assert second_of_two(layer, SLOW_MEMORY) == pytest.approx((forward * map_s, backward * map_s))
+    assert max(second_of_two(layer, SLOW_MATHS)) < 1e-12
+
+
+@pytest.mark.parametrize(("mode", "item_bytes"), [("max", 12), ("average", 4)])
+def test_a_pool_moves_its_indices_too(mode: str, item_bytes: int) -> None:
+    pool = Pool(4, 4, mode=mode)  # type: ignore[arg-type]
+    seconds = (4 * 63 * 4 + 4 * (3 * 4) * item_bytes) / 0.5e6
+    assert second_of_two(pool, SLOW_MEMORY) == pytest.approx((seconds, seconds))
+
+
+def test_a_concatenation_reads_and_writes_both_halves() -> None:
+    layers = (Conv(3, 5, kernel=1), Stash(5, 5, name="a"), Pop(5, 10, name="a"))
+    times = roofline(layers, 7, 9, "float32", SLOW_MEMORY)
+    assert times[2].forward_s == times[2].backward_s == pytest.approx(2 * 10 * 63 * 4 / 0.5e6)
+
+
+def test_nothing_flows_back_to_the_image() -> None:
+    layers = (Dropout(3, 3), Conv(3, 5), Activation(5, 5), Conv(5, 2))
+    times = roofline(layers, 31, 17, "float32", machine("summit"))
+    assert times[0].backward_s == 0 < times[0].forward_s
+    assert times[1].backward_s == times[1].forward_s
+    assert times[2].backward_s > times[2].forward_s
+    assert times[3].backward_s == 2 * times[3].forward_s
+
+
+@given(
+    st.sampled_from(sorted(PRESETS)), st.integers(1, 4), st.integers(1, 4), st.sampled_from([2, 3])
+)
+def test_work_is_in_proportion_to_tiles_but_the_weights_are_read_once(
+    name: str, rows: int, cols: int, batch: int
+) -> None:
+    layers = unet_layers(PRESETS[name])
+    summit = machine("summit")
+    one = roofline(layers, 128 * rows, 128 * cols, "float32", summit)
+    more = roofline(layers, 128 * rows, 128 * cols, "float32", summit, batch)
+    for layer, a, b in zip(layers, one, more, strict=True):
+        weights_s = summit.memory_s(layer.num_parameters * 4)
+        for single, several in ((a.forward_s, b.forward_s), (a.backward_s, b.backward_s)):
+            assert batch * single - 3 * batch * weights_s <= several * (1 + 1e-9)
+            assert several <= batch * single * (1 + 1e-9)
+
+
+def test_tensor_cores_help_where_there_is_arithmetic() -> None:
+    layers = unet_layers(UNetOptions(poolings=3, norm="instance", dropout=0.1))
+    single = roofline(layers, 256, 256, "float32", machine("summit"))
+    half = roofline(layers, 256, 256, "float16", machine("summit"))
+    for layer, slow, fast in zip(layers, single, half, strict=True):
+        if isinstance(layer, Conv):
+            assert 1.99 < slow.forward_s / fast.forward_s < 125 / 15.7 + 1e-9
+        elif isinstance(layer, (Norm, Activation)):
+            assert slow.forward_s == 2 * fast.forward_s
+
+
+def test_unknown_precisions_are_refused() -> None:
+    layers = unet_layers(UNetOptions())
+    with pytest.raises(TilenetError, match=r"\(precision: float8\); nearest: float32"):
+        roofline(layers, 64, 64, "float8", machine("summit"))
+    with pytest.raises(TilenetError, match="summit has no peak for precision bfloat16"):
+        roofline(layers, 64, 64, "bfloat16", machine("summit"))
