@@ -9,6 +9,7 @@ import pytest
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.networks import PRESETS, UNetOptions
 from tilenet.run_file import (
+    GradientKeys,
     MeshKeys,
     NetworkKeys,
     OptimizerKeys,
@@ -241,10 +242,18 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
         ({"tiles": TileKeys(rows=2)}, r"rows and columns \(rows: 2, columns: None\)"),
         ({"tiles": TileKeys(columns=3)}, r"rows and columns \(rows: None, columns: 3\)"),
         ({"halo_mode": "exchange"}, r"exchanging halos .* not built yet \(halo_mode: exchange\)"),
-        ({"partitions": 2}, r"pipeline .* not built yet \(partitions: 2\); set partitions: 1"),
-        ({"balance": [3, 4]}, r"not built yet \(balance: \[3, 4\]\); set balance: null"),
-        ({"micro_batches": 4}, r"not built yet \(micro_batches: 4\); set micro_batches: 1"),
-        ({"checkpointing": "always"}, r"recomputing .* not built yet .*set checkpointing: never"),
+        ({"partitions": 0}, r"partitions must be at least 1 \(partitions: 0\)"),
+        ({"micro_batches": 0}, r"micro_batches must be at least 1 \(micro_batches: 0\)"),
+        (
+            {"partitions": 3, "balance": [3, 4]},
+            r"one number of layers per partition \(balance: \[3, 4\], partitions: 3\)",
+        ),
+        (
+            {"partitions": 2, "device": ["cpu"]},
+            r"names one per partition \(device: \['cpu'\], partitions: 2\)",
+        ),
+        ({"gradients": GradientKeys(piece_mb=0)}, r"piece_mb must lie above 0"),
+        ({"gradients": GradientKeys(piece_mb=float("nan"))}, r"piece_mb must lie above 0"),
         ({"swap": "all"}, r"swapping .* not built yet \(swap: all\); set swap: off"),
         ({"swap": True}, r"swapping .* not built yet \(swap: True\); set swap: off"),
     ],

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tilenet.errors import TilenetError
 from tilenet.files.maps import MapKind, MapWriter, check_target
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.raster import Raster
 from tilenet.files.weights import find_checkpoint, load_json, load_tensors
+from tilenet.geometry.halo import norm_context
 from tilenet.geometry.layers import Norm
 from tilenet.geometry.tiles import (
     Cut,
@@ -27,7 +29,7 @@ from tilenet.geometry.tiles import (
 )
 from tilenet.model.inputs import standardise
 from tilenet.model.network import Network, build_network, load_weights
-from tilenet.parallel.mesh import agreed, choose_device, node_place, world
+from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.progress import progress_bar, say
 from tilenet.planning.memory import inference_bytes
 
@@ -97,17 +99,14 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             image = stack.enter_context(
                 Raster(wanted.image, record.bands, record.resolution, nodata)
             )
-            device = choose_device(wanted.device, place)
+            (device,) = choose_devices(wanted.device, place)
             precision = wanted.precision or record.precision
             dtype = torch.float64 if precision == "float64" else torch.float32
             network = build_network(record.layers, dtype=dtype, device=device)
             load_weights(network, load_tensors(folder / "weights.safetensors"), str(folder))
             network.eval()
             rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
-            tile_px = wanted.tile_px
-            if tile_px is None:
-                tile_px = _tile_px(record, rule, dtype.itemsize, device)
-            tiling = cut(image.height, image.width, Cut(size_px=tile_px), rule)
+            tiling = cut(image.height, image.width, _cut(wanted, record, rule, dtype, device), rule)
             if any(isinstance(n, Norm) and n.norm != "batch" for n in record.layers):
                 check_norms(record.layers, tiling.tiles[0].read)
         mapper = _Mapper(wanted.output, record, image, network, tiling, dtype, device, precision)
@@ -205,6 +204,27 @@ class _Mapper:
         return np.ascontiguousarray(values)
 
 
+def _cut(
+    wanted: Prediction,
+    record: NetworkRecord,
+    rule: HaloRule,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Cut:
+    """The tiles: as asked for, or as large as memory allows."""
+    if norm_context(record.layers) == "image":
+        if wanted.tile_px is not None:
+            raise TilenetError(
+                f"statistics over the whole image need it in one tile until they travel between "
+                f"tiles (norm_scope: image, tile_px: {wanted.tile_px}); leave the tile's size out, "
+                "or train with network.norm_scope: tile"
+            )
+        return Cut(grid=(1, 1))
+    if wanted.tile_px is not None:
+        return Cut(size_px=wanted.tile_px)
+    return Cut(size_px=_tile_px(record, rule, dtype.itemsize, device))
+
+
 def _tile_px(record: NetworkRecord, rule: HaloRule, item_bytes: int, device: torch.device) -> int:
     """Largest own size whose feature maps fit."""
     budget, most = CPU_BYTES, CPU_TILE_PX
@@ -234,7 +254,8 @@ def _announce(tiling: Tiling, record: NetworkRecord, wanted: Prediction) -> None
             f"approximate: the halo ({rule.halo_px} px) is not the exact one "
             f"({record.context().halo_px} px), so the map depends on the tiles"
         )
-    norms = {layer.norm for layer in record.layers if isinstance(layer, Norm)}
+    tile_norms = [n for n in record.layers if isinstance(n, Norm) and n.scope == "tile"]
+    norms = {layer.norm for layer in tile_norms}
     if norms - {"batch"}:
         say(
             f"approximate: {', '.join(sorted(norms))} norm uses the statistics of each tile, so "

@@ -66,6 +66,14 @@ class TileKeys:
 
 
 @dataclass(frozen=True)
+class GradientKeys:
+    """How gradients are summed over ranks."""
+
+    transport: Literal["auto", "host", "device", "nccl", "gloo"] = "auto"
+    piece_mb: float = 4.0
+
+
+@dataclass(frozen=True)
 class OptimizerKeys:
     """The optimizer."""
 
@@ -92,7 +100,7 @@ class RunFile:
     tiles: TileKeys = field(default_factory=TileKeys)
     halo: Halo = "exact"
     halo_mode: Literal["overlap", "exchange"] = "overlap"
-    partitions: int = 1
+    partitions: int | None = None
     balance: list[int] | None = None
     micro_batches: int = 1
     checkpointing: Literal["always", "except_last", "never"] = "never"
@@ -105,8 +113,9 @@ class RunFile:
     loss: Literal["ce"] = "ce"
     class_weights: list[float] | None = None
     seed: int = 0
-    precision: Literal["float32", "float64", "bfloat16"] = "float32"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] | list[str] = "auto"
+    gradients: GradientKeys = field(default_factory=GradientKeys)
     init: str | None = None
     checkpoint_every: int = 100
 
@@ -131,6 +140,11 @@ class RunFile:
         return None if self.bands is None else tuple(self.bands)
 
     @property
+    def num_partitions(self) -> int:
+        """Devices per rank."""
+        return self.partitions or (len(self.balance) if self.balance else 1)
+
+    @property
     def terms(self) -> dict[str, Any]:
         """What must not change when the run goes on from a checkpoint."""
         return {
@@ -151,10 +165,6 @@ class RunFile:
 
 NOT_BUILT = {
     "halo_mode": ("overlap", "exchanging halos between ranks"),
-    "partitions": (1, "a pipeline over several devices"),
-    "balance": (None, "a pipeline over several devices"),
-    "micro_batches": (1, "a pipeline over several devices"),
-    "checkpointing": ("never", "recomputing activations"),
     "swap": ("off", "swapping to host memory"),
 }
 
@@ -180,6 +190,21 @@ def _check(run: RunFile) -> None:
         value = getattr(run, name)
         if value is not None and value < least:
             raise TilenetError(f"{name} must be at least {least} ({name}: {value})")
+    if run.balance is not None and run.partitions not in (None, len(run.balance)):
+        raise TilenetError(
+            f"a balance has one number of layers per partition (balance: {run.balance}, "
+            f"partitions: {run.partitions}); leave one of them out"
+        )
+    if isinstance(run.device, list) and len(run.device) != run.num_partitions:
+        raise TilenetError(
+            f"a list of devices names one per partition (device: {run.device}, partitions: "
+            f"{run.num_partitions}); one device may be named several times"
+        )
+    if not (0 < run.gradients.piece_mb < 2**10):
+        raise TilenetError(
+            f"gradients.piece_mb must lie above 0 and below 1024 (gradients.piece_mb: "
+            f"{run.gradients.piece_mb}); 4 is usual"
+        )
     if len(run.class_names) < 2:
         raise TilenetError(
             f"a map needs at least two classes (classes: {run.classes}); name the background too"
@@ -224,6 +249,8 @@ LEAST = {
     "seed": 0,
     "checkpoint_every": 1,
     "crop_px": 1,
+    "partitions": 1,
+    "micro_batches": 1,
 }
 
 

@@ -10,6 +10,7 @@ import torch
 from tilenet.errors import TilenetError
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.weights import find_checkpoint, load_json, load_tensors, save_checkpoint
+from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, load_weights
 
 __all__ = ["RunFolder"]
@@ -96,9 +97,10 @@ class RunFolder:
         self,
         network: Network,
         optimizer: torch.optim.Optimizer,
+        scale: LossScale,
         init: str | None,
     ) -> int:
-        """Fill in weights and optimizer state; return the number of steps already made.
+        """Fill in weights, optimizer state and scale; return the number of steps already made.
 
         Raises:
             TilenetError: Files are missing or do not fit the network.
@@ -138,6 +140,8 @@ class RunFolder:
                 f"progress.json must hold the number of steps (step: {step!r}); use another "
                 "checkpoint"
             )
+        scale.value = _number(progress, "loss_scale", scale.value)
+        scale.calm_steps = int(_number(progress, "calm_steps", 0))
         return step
 
     def save(
@@ -146,6 +150,7 @@ class RunFolder:
         network: Network,
         record: NetworkRecord,
         optimizer: torch.optim.Optimizer,
+        scale: LossScale,
     ) -> None:
         """Write a checkpoint, on the rank that writes."""
         if not self._write:
@@ -158,4 +163,15 @@ class RunFolder:
             if isinstance(value, torch.Tensor)
         }
         progress = {"step": step, **self._terms}
+        if scale.most > 1:
+            progress |= {"loss_scale": scale.value, "calm_steps": scale.calm_steps}
         save_checkpoint(self.path, step, network.state_dict(), record.to_json(), state, progress)
+
+
+def _number(progress: dict[str, Any], name: str, default: float) -> float:
+    value = progress.get(name, default)
+    if not isinstance(value, int | float) or not 0 <= value < 2**31:
+        raise TilenetError(
+            f"progress.json must hold numbers ({name}: {value!r}); use another checkpoint"
+        )
+    return float(value)

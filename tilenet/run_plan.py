@@ -1,13 +1,13 @@
 """What a training run decides before a pixel is read: network, halo, mesh and tiles."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilenet.errors import TilenetError
 from tilenet.files.network_record import NetworkRecord
 from tilenet.geometry.halo import norm_context, output_size
 from tilenet.geometry.networks import unet_layers
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut, halo_rule
-from tilenet.planning.ranks import MeshShape, choose_mesh
+from tilenet.planning.ranks import MeshShape, choose_mesh, tiles_of
 from tilenet.run_file import RunFile, network_options, paper_epsilon_px
 
 __all__ = ["RunPlan", "plan_run"]
@@ -24,12 +24,18 @@ class RunPlan:
         rule: How tiles read.
         mesh: How the ranks are laid out.
         asked: The tiles of an image.
+        balance: Layers per partition.
+        micro_batches: Most tiles of a rank in the pipeline at once.
+        uncut: The tiles that were cut into sub-tiles, so that there are as many; None: none were.
     """
 
     record: NetworkRecord
     rule: HaloRule
     mesh: MeshShape
     asked: Cut
+    balance: tuple[int, ...]
+    micro_batches: int = 1
+    uncut: Cut | None = None
 
     def tiling(self, height: int, width: int) -> Tiling:
         """The tiles of an image or crop; of a small one fewer than were asked for."""
@@ -58,12 +64,6 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
             )
     options = network_options(run.network, len(bands), len(run.class_names))
     layers = unet_layers(options)
-    if norm_context(layers) == "image":
-        raise TilenetError(
-            f"{options.norm} norm over the whole image is not built yet (network.norm_scope: "
-            "image); set network.norm_scope: tile (approximate: the map then depends on the "
-            "tiles) or network.norm: none"
-        )
     epsilon = paper_epsilon_px(run.network, options)
     record = NetworkRecord(
         layers=layers,
@@ -85,11 +85,91 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
         asked = Cut(grid=(run.tiles.rows, run.tiles.columns))
     elif run.tiles.size_px is None:
         asked = Cut(grid=(mesh.rows, mesh.columns))
-    plan = RunPlan(record, halo_rule(run.halo, record.context(), layers, epsilon), mesh, asked)
-    for _, size in shapes:
-        crop = run.crop_px or max(size)
-        _check_tiles(run, plan, (min(crop, size[0]), min(crop, size[1])))
-    return plan
+    rule = halo_rule(run.halo, record.context(), layers, epsilon)
+    plan = RunPlan(record, rule, mesh, asked, balance=(), micro_batches=run.micro_batches)
+    crop = run.crop_px or max(max(size) for _, size in shapes)
+    sizes = [(min(crop, size[0]), min(crop, size[1])) for _, size in shapes]
+    if norm_context(layers) == "image":
+        _check_whole_images(plan, options.norm, sizes)
+    plan = _with_tiles_for_micro_batches(plan, num_samples, max(sizes))
+    for size in sizes:
+        _check_tiles(run, plan, size)
+    read = plan.tiling(*max(sizes)).tiles[0].read
+    balance = run.balance
+    if balance is None:
+        balance = likely_balance(layers, (read.height, read.width), run.num_partitions)
+    check_balance(balance, len(layers), run.num_partitions)
+    return replace(plan, balance=tuple(balance))
+
+
+def likely_balance(layers, read, k):
+    n = len(layers)
+    return [n * (j + 1) // k - n * j // k for j in range(k)]
+
+
+def check_balance(balance, n, k):
+    pass
+
+
+def _check_whole_images(plan: RunPlan, norm: str, sizes: list[tuple[int, int]]) -> None:
+    """Refuse statistics over a whole image where no rank sees one."""
+    if norm == "batch":
+        raise TilenetError(
+            "batch norm over all images of a step is not built yet (network.norm: batch, "
+            "network.norm_scope: image); set network.norm_scope: tile (approximate: the map then "
+            "depends on the tiles), network.norm: instance or group with one tile per image, or "
+            "network.norm: none"
+        )
+    for size in sizes:
+        grid = plan.tiling(*size).grid
+        if grid != (1, 1):
+            raise TilenetError(
+                f"{norm} norm over the whole image needs each image or crop in one tile until "
+                f"statistics travel between ranks (network.norm_scope: image, tiles: {grid[0]} × "
+                f"{grid[1]}, mesh: {plan.mesh.replicas} × {plan.mesh.rows} × {plan.mesh.columns}); "
+                f"give each rank whole images with mesh.replicas: {plan.mesh.num_ranks} and "
+                "tiles.rows: 1, tiles.columns: 1, or set network.norm_scope: tile (approximate) or "
+                "network.norm: none"
+            )
+
+
+def _with_tiles_for_micro_batches(
+    plan: RunPlan, num_samples: int, size: tuple[int, int]
+) -> RunPlan:
+    """Cut tiles into sub-tiles where a rank has fewer of them than micro-batches.
+
+    Of all finer grids the one with the least overlap. Sub-tiles are tiles, so nothing else changes.
+
+    Raises:
+        TilenetError: They would become smaller than the alignment, or a norm forbids them.
+    """
+    grid = plan.tiling(*size).grid
+    mesh, wanted = plan.mesh, plan.micro_batches
+    images = -(-num_samples // mesh.replicas)
+    have = images * _most_tiles(mesh, grid)
+    if have >= wanted:
+        return plan
+    unit = plan.rule.alignment_px
+    most = -(-size[0] // unit), -(-size[1] // unit)
+    finer = [
+        replace(plan, asked=Cut(grid=(rows, cols)), uncut=plan.asked)
+        for rows in range(grid[0], most[0] + 1, grid[0])
+        for cols in range(grid[1], most[1] + 1, grid[1])
+        if (rows // grid[0]) * (cols // grid[1]) <= 2 * wanted
+        and images * _most_tiles(mesh, (rows, cols)) >= wanted
+    ]
+    if not finer or norm_context(plan.record.layers) == "image":
+        raise TilenetError(
+            f"a rank needs at least as many tiles as micro-batches (micro_batches: {wanted}, tiles "
+            f"of a rank: {have}), and these cannot be cut further; set micro_batches: {have}, or a "
+            "larger batch_size"
+        )
+    return min(finer, key=lambda one: one.tiling(*size).work_ratio)
+
+
+def _most_tiles(mesh: MeshShape, grid: tuple[int, int]) -> int:
+    """Tiles of an image on the rank that has most of them."""
+    return max(len(tiles_of(mesh.place(rank), mesh, grid)) for rank in range(mesh.num_ranks))
 
 
 def _check_tiles(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> None:

@@ -1,33 +1,25 @@
-"""Tiles in, weights out: train a network on images of any size over any number of ranks.
+"""Tiles in, weights out: train a network on images of any size over any number of ranks."""
 
-The result does not depend on the ranks, because a step is one sum: the loss and its gradient are
-sums over own, labelled pixels, added over tiles and ranks and divided once by the sum of weights.
-"""
-
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from tilenet.errors import AgreedError, TilenetError
+from tilenet.errors import TilenetError
 from tilenet.files.history import History
 from tilenet.files.labels import Labels
 from tilenet.files.raster import Raster
 from tilenet.geometry.halo import norm_context
-from tilenet.geometry.tiles import Tile, owned
-from tilenet.model.inputs import standardise
-from tilenet.model.loss import cross_entropy
+from tilenet.geometry.tiles import Tile
+from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, build_network
-from tilenet.parallel.gradients import GradientSum
-from tilenet.parallel.mesh import agreed, choose_device, node_place, world
+from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
+from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.progress import progress_bar, say
-from tilenet.parallel.running import RunningStatistics
 from tilenet.parallel.signals import StopRequests
 from tilenet.parallel.survey import Survey, survey
 from tilenet.planning.ranks import tiles_of
@@ -35,6 +27,7 @@ from tilenet.planning.schedule import CropSchedule, ImageSchedule, Sample, crop_
 from tilenet.run_file import RunFile
 from tilenet.run_folder import RunFolder
 from tilenet.run_plan import RunPlan, plan_run
+from tilenet.step import Step
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -97,19 +90,23 @@ class _Job:
         self.dtype = torch.float64 if run.precision == "float64" else torch.float32
         place = node_place(comm)
         with agreed(comm):
-            self.device = choose_device(run.device, place)
+            devices = choose_devices(run.device, place, run.num_partitions)
         alignment = plan.record.context().alignment_px
         found = survey(images, labels, len(run.class_names), alignment, comm)
         with agreed(comm):
             self.record = folder.record(plan.record, found.mean, found.std)
-        self.network = build_network(self.record.layers, run.seed, self.dtype, self.device)
+        self.network = build_network(self.record.layers, run.seed, self.dtype)
+        self.pipe = Pipe(
+            self.network,
+            plan.balance,
+            devices,
+            run.checkpointing,
+            run.precision,
+            inline=len(devices) == 1,
+        )
+        self.scale = LossScale.of(run.precision)
         self.schedule = self._schedule(found, alignment)
         self.tiling = lru_cache(maxsize=64)(plan.tiling)
-        self.weights = (
-            torch.tensor(run.class_weights, dtype=self.dtype, device=self.device)
-            if run.class_weights
-            else None
-        )
 
     def _schedule(self, found: Survey, alignment: int) -> ImageSchedule | CropSchedule:
         run = self.run
@@ -125,7 +122,7 @@ class _Job:
         run, comm = self.run, self.comm
         optimizer = _optimizer(run, self.network)
         with agreed(comm):
-            first = self.folder.load(self.network, optimizer, run.init)
+            first = self.folder.load(self.network, optimizer, self.scale, run.init)
         with agreed(comm):  # and not before: others may still read what begin deletes
             self.folder.begin()
             history = History(self.folder.history, first) if comm.rank == 0 else None
@@ -135,75 +132,38 @@ class _Job:
             last = run.steps
         if comm.rank == 0:
             self._announce(first, last)
-        gradients = GradientSum(list(self.network.parameters()), comm)
-        running = RunningStatistics(self.network, comm)
+        files = self.images, self.labels
+        offset_px = self.plan.rule.offset_px
+        take = Step(run, self.record, self.pipe, files, offset_px, optimizer, self.scale, comm)
         progress = progress_bar(comm, last, "step", first)
         saved = first if self.folder.has_checkpoint else -1
         step = first
         with StopRequests() as stop:
             while step < last and not stop.agreed:
-                row = self._step(step, gradients, running, optimizer, stop)
+                done = take.take(step, list(self._work(step)), lambda: stop.requested)
+                stop.agreed = done.stop
                 step += 1
                 if history:
-                    history.add(step, *row)
+                    history.add(
+                        step,
+                        done.loss,
+                        done.weight,
+                        done.seconds,
+                        done.read_seconds,
+                        done.reduce_seconds,
+                    )
                 progress.update()
-                progress.set_postfix(loss=f"{row[0]:.4f}", refresh=False)
+                progress.set_postfix(loss=f"{done.loss:.4f}", refresh=False)
                 if step % run.checkpoint_every == 0:
                     self._save(step, optimizer)
                     saved = step
             if saved != step:
                 self._save(step, optimizer)
         progress.close()
-        gradients.close()
+        take.close()
         if history:
             history.close()
         return STOPPED if step < last else 0
-
-    def _step(
-        self,
-        step: int,
-        gradients: GradientSum,
-        running: RunningStatistics,
-        optimizer: torch.optim.Optimizer,
-        stop: StopRequests,
-    ) -> tuple[float, ...]:
-        """One step; returns loss, sum of weights, and the seconds of step, reading and waiting."""
-        began = time.perf_counter()
-        gradients.zero()
-        running.begin()
-        self.network.train()
-        sums = np.zeros(3)  # loss, weight, requests to stop
-        read_seconds = 0.0
-        work = list(self._work(step))
-        for number, (sample, tile) in enumerate(work):
-            start = time.perf_counter()
-            pixels = self.images[sample.image].read(tile.read, sample.region)
-            labels = self.labels[sample.image].read(tile.own, sample.region)
-            read_seconds += time.perf_counter() - start
-            labels[~owned(pixels.valid, tile)] = self.run.ignore_index
-            if (labels != self.run.ignore_index).any():
-                if number == len(work) - 1:
-                    gradients.arm()
-                mean, std = self.record.mean, self.record.std
-                image = standardise(pixels.values, pixels.valid, mean, std, self.dtype)
-                sums[:2] += self._forward_backward(step, sample, tile, image, labels)
-        gradients.finish()
-        running.finish()
-        sums[2] = stop.requested
-        self.comm.Allreduce(np.copy(sums), sums)
-        stop.agreed = bool(sums[2])
-        loss, weight = float(sums[0]), float(sums[1])
-        if weight > 0:
-            if not np.isfinite(loss):
-                raise AgreedError(
-                    f"the loss must stay finite (step {step + 1}: {loss}); lower optimizer.lr, or "
-                    "look for extreme pixel values: the last checkpoint is whole"
-                )
-            loss /= weight
-            gradients.flat.div_(weight)
-            optimizer.step()
-        seconds = time.perf_counter() - began
-        return loss, weight, seconds, read_seconds, gradients.wait_seconds
 
     def _work(self, step: int) -> Iterator[tuple[Sample, Tile]]:
         """This rank's share of a step."""
@@ -214,26 +174,6 @@ class _Job:
             for number in tiles_of(place, mesh, tiling.grid):
                 yield sample, tiling.tiles[number]
 
-    def _forward_backward(
-        self,
-        step: int,
-        sample: Sample,
-        tile: Tile,
-        image: torch.Tensor,
-        labels: NDArray[np.int64],
-    ) -> tuple[float, float]:
-        """Add the gradient of a tile's summed loss; return the sum and its weight."""
-        key = self.network.mask_key
-        key.step, key.images = step, (sample.number,)
-        mixed = self.run.precision == "bfloat16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
-            logits = self.network(image.to(self.device))
-        logits = owned(logits.to(self.dtype), tile, self.plan.rule.offset_px)
-        target = torch.from_numpy(labels)[None].to(self.device)
-        loss, weight = cross_entropy(logits, target, self.run.ignore_index, self.weights)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach()), weight
-
     def _save(self, step: int, optimizer: torch.optim.Optimizer) -> None:
         with agreed(self.comm):
             wrong = [n for n, p in self.network.named_parameters() if not p.isfinite().all()]
@@ -242,7 +182,7 @@ class _Job:
                     f"weights must stay finite (step {step}: {wrong[0]} and {len(wrong) - 1} more "
                     "are not); lower optimizer.lr: the checkpoint before this step is whole"
                 )
-            self.folder.save(step, self.network, self.record, optimizer)
+            self.folder.save(step, self.network, self.record, optimizer, self.scale)
 
     def _announce(self, first: int, last: int) -> None:
         """Say, once, what runs, and everything that makes the result approximate."""
@@ -253,10 +193,26 @@ class _Job:
         rows, cols = tiling.grid
         say(
             f"{len(self.record.layers)} layers, {parameters:,} parameters; "
-            f"{mesh.replicas} × {mesh.rows} × {mesh.columns} ranks on {self.device.type}; "
+            f"{mesh.replicas} × {mesh.rows} × {mesh.columns} ranks on "
+            f"{self.pipe.devices[0].type}; "
             f"{rows} × {cols} tiles, halo {rule.halo_px} px, work ratio {tiling.work_ratio:.2f}; "
             f"{max(last - first, 0)} steps"
         )
+        if self.pipe.checkpointing != "never" or len(self.pipe.partitions) > 1:
+            balance = "+".join(str(len(partition)) for partition in self.pipe.partitions)
+            say(
+                f"pipeline: {balance} layers on {', '.join(str(d) for d in self.pipe.devices)}; at "
+                f"most {self.plan.micro_batches} micro-batches at once; checkpointing "
+                f"{self.pipe.checkpointing}"
+            )
+        if self.plan.uncut is not None:
+            before = replace(self.plan, asked=self.plan.uncut)
+            whole = before.tiling(sample.region.height, sample.region.width)
+            say(
+                f"sub-tiles: {whole.grid[0]} × {whole.grid[1]} tiles are fewer than micro-batches "
+                f"and were cut finer, which raises the work ratio from {whole.work_ratio:.2f} to "
+                f"{tiling.work_ratio:.2f}; images or crops (batch_size) as micro-batches cost none"
+            )
         if not rule.exact:
             context = self.record.context()
             say(
@@ -278,8 +234,13 @@ class _Job:
 
 def _optimizer(run: RunFile, network: Network) -> torch.optim.Optimizer:
     keys, parameters = run.optimizer, network.parameters()
+    # Not foreach: it makes temporary tensors as large as all parameters together.
     if keys.name == "sgd":
         return torch.optim.SGD(
-            parameters, keys.lr, momentum=keys.momentum, weight_decay=keys.weight_decay
+            parameters,
+            keys.lr,
+            momentum=keys.momentum,
+            weight_decay=keys.weight_decay,
+            foreach=False,
         )
-    return torch.optim.AdamW(parameters, keys.lr, weight_decay=keys.weight_decay)
+    return torch.optim.AdamW(parameters, keys.lr, weight_decay=keys.weight_decay, foreach=False)

@@ -5,7 +5,7 @@ import torch
 from mpi4py import MPI
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.parallel.mesh import NodePlace, agreed, choose_device, node_place, world
+from tilenet.parallel.mesh import NodePlace, agreed, choose_devices, node_place, world
 
 
 def raise_agreed(comm: MPI.Intracomm, guilty: list[int]) -> None:
@@ -65,8 +65,8 @@ def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     used: list[int] = []
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
     with pytest.raises(TilenetError, match="ranks on this node: 3, devices that torch sees: 2"):
-        choose_device("auto", NodePlace(0, 3))
-    assert choose_device("auto", NodePlace(1, 2)) == torch.device("cuda", 1)
-    assert choose_device("cpu", NodePlace(1, 2)) == torch.device("cpu")
-    assert choose_device("cuda", NodePlace(2, 3, own_devices=True)) == torch.device("cuda", 0)
+        choose_devices("auto", NodePlace(0, 3))
+    assert choose_devices("auto", NodePlace(1, 2)) == (torch.device("cuda", 1),)
+    assert choose_devices("cpu", NodePlace(1, 2)) == (torch.device("cpu"),)
+    assert choose_devices("cuda", NodePlace(2, 3, own_devices=True)) == (torch.device("cuda", 0),)
     assert used == [1, 0]

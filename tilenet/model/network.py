@@ -29,7 +29,7 @@ from tilenet.model.dropout import ChannelDropout, MaskKey
 from tilenet.model.norms import BatchNorm
 from tilenet.model.skips import pop_layer, stash_layer
 
-__all__ = ["Network", "build_network", "load_weights"]
+__all__ = ["Network", "build_layer", "build_network", "load_weights"]
 
 
 class Network(nn.Sequential):
@@ -55,15 +55,21 @@ def build_network(
     namespaces: dict[str, Namespace] = defaultdict(Namespace)
     modules = []
     for index, layer in enumerate(layers):
-        module = _module(layer, index, mask_key, namespaces)
+        module = build_layer(layer, index, mask_key, namespaces)
         _draw_weights(module, key(seed, "weights", index))
         modules.append(module.to(device=device, dtype=dtype))
     return Network(modules, mask_key)
 
 
-def _module(
+def build_layer(
     layer: Layer, index: int, mask_key: MaskKey, namespaces: dict[str, Namespace]
 ) -> nn.Module:
+    """The module of the network's layer `index`, with weights that mean nothing yet.
+
+    Args:
+        mask_key: Shared by the layers of a network.
+        namespaces: A stash and its pop find one another in `namespaces[name]`.
+    """
     match layer:
         case Conv(wide, out, kernel, stride, dilation, padding, bias):
             return nn.Conv2d(wide, out, kernel, stride, padding, dilation, bias=bias)

@@ -126,8 +126,8 @@ class GradientSum:
         self._armed = True
 
     def _complete(self, index: int) -> None:
-        for piece in self._pieces_of[index]:
-            self._missing[piece] -= 1
+        for number in self._pieces_of[index]:
+            self._missing[number] -= 1
         # Only in order: each rank must sum the same piece at the same time.
         while self._next < len(self._pieces) and self._missing[self._next] == 0:
             piece = self._pieces[self._next]

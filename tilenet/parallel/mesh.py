@@ -21,7 +21,7 @@ from tilenet.parallel.heap import keep_freed_buffers
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["NodePlace", "agreed", "choose_device", "node_place", "run_as_rank", "world"]
+__all__ = ["NodePlace", "agreed", "choose_devices", "node_place", "run_as_rank", "world"]
 
 # Task counts that launchers leave in the environment of each task.
 STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
@@ -104,32 +104,64 @@ def node_place(comm: "MPI.Comm") -> NodePlace:
     return place
 
 
-def choose_device(asked: str, place: NodePlace) -> torch.device:
-    """The device of a rank: `auto`, `cpu`, or `cuda` (ROCm too) by its number on the node.
+def choose_devices(
+    asked: str | list[str], place: NodePlace, num_partitions: int = 1
+) -> tuple[torch.device, ...]:
+    """The devices of a rank, one per partition.
+
+    Args:
+        asked: `auto`, `cpu`, or `cuda` (ROCm too), by the rank's number on its node; or the
+            devices themselves, one per partition, of which one may be named several times.
 
     Raises:
-        TilenetError: There are fewer devices than ranks on the node.
+        TilenetError: There are fewer devices on the node than its ranks need, or a name is none.
     """
+    if isinstance(asked, list):
+        return _named(asked)
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         if "OMP_NUM_THREADS" not in os.environ:
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(max(1, cores // place.size))
         keep_freed_buffers()
-        return torch.device("cpu")
+        return (torch.device("cpu"),) * num_partitions
     count = torch.cuda.device_count()
-    if count and place.own_devices:
-        return _use(0)
-    if count < place.size:
+    ranks = 1 if place.own_devices else place.size
+    if count < ranks * num_partitions:
         raise TilenetError(
-            f"each rank needs a device of its own (ranks on this node: {place.size}, devices that "
-            f"torch sees: {count}); start {max(count, 1)} ranks per node or set device: cpu"
+            f"each partition of each rank needs a device of its own (ranks on this node: {ranks}, "
+            f"partitions: {num_partitions}, devices that torch sees: {count}); start fewer ranks "
+            "per node, take fewer partitions or set device: cpu"
         )
-    return _use(place.rank)
+    first = 0 if place.own_devices else place.rank * num_partitions
+    return _use(tuple(torch.device("cuda", first + j) for j in range(num_partitions)))
 
 
-def _use(index: int) -> torch.device:
-    torch.cuda.set_device(index)  # before any other call: a stray context would sit on device 0
-    return torch.device("cuda", index)
+def _named(names: list[str]) -> tuple[torch.device, ...]:
+    devices = []
+    for name in names:
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            device = torch.device("meta")
+        count = torch.cuda.device_count() if device.type == "cuda" else 1
+        if device.type not in ("cpu", "cuda") or (device.index or 0) >= count:
+            raise TilenetError(
+                f"a device is cpu or cuda:<number> (device: {name}, cuda devices that torch sees: "
+                f"{torch.cuda.device_count()}); name others"
+            )
+        devices.append(torch.device("cuda", device.index or 0) if device.type == "cuda" else device)
+    if len({device.type for device in devices}) > 1:
+        raise TilenetError(
+            f"a rank's devices are of one type (device: {names}); name either cpu or cuda devices"
+        )
+    return _use(tuple(devices))
+
+
+def _use(devices: tuple[torch.device, ...]) -> tuple[torch.device, ...]:
+    if devices[0].type == "cuda":
+        # Before any other call: a stray context would sit on device 0.
+        torch.cuda.set_device(devices[0])
+    return devices
 
 
 def run_as_rank(main: Callable[[], int]) -> int:
