@@ -1,0 +1,158 @@
+"""Balances are optimal: against every balance there is, on small random cases."""
+
+import time
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tilenet.errors import TilenetError
+from tilenet.planning.balance import block_seconds, check_balance, least_bytes, least_time
+from tilenet.planning.roofline import LayerTime
+
+Matrix = NDArray[np.float64]
+
+
+def every_balance(num_layers: int, num_partitions: int) -> list[tuple[int, ...]]:
+    inner = combinations(range(1, num_layers), num_partitions - 1)
+    return [tuple(b - a for a, b in pairwise((0, *cuts, num_layers))) for cuts in inner]
+
+
+def bottleneck(matrix: Matrix, balance: tuple[int, ...]) -> float:
+    cuts = np.cumsum((0, *balance))
+    return max(float(matrix[a, b]) for a, b in pairwise(cuts))
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> tuple[Matrix, Matrix, int]:
+    """Seconds and bytes of blocks (any, many of them equal, some impossible), and partitions."""
+    num_layers = draw(st.integers(1, 9))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    kinds = draw(st.integers(2, 40))  # few different values: many ties
+    seconds, num_bytes = rng.integers(1, kinds, (2, num_layers + 1, num_layers + 1)) / 7.0
+    holes = draw(st.sampled_from([0, 0.1, 0.5]))
+    for matrix in (seconds, num_bytes):
+        matrix[rng.random(matrix.shape) < holes] = np.inf
+    return seconds, num_bytes, draw(st.integers(1, min(num_layers, 5)))
+
+
+@given(matrices(), st.integers(1, 7), st.sampled_from([None, 1.0, 3.0]))
+def test_least_time_finds_the_best_of_all_balances(
+    case: tuple[Matrix, Matrix, int], few: int, limit: float | None
+) -> None:
+    seconds, num_bytes, num_partitions = case
+    ranked = sorted(
+        (bottleneck(seconds, balance), bottleneck(num_bytes, balance))
+        for balance in every_balance(len(seconds) - 1, num_partitions)
+        if bottleneck(num_bytes, balance) <= (np.inf if limit is None else limit)
+    )
+    ranked = [pair for pair in ranked if np.isfinite(pair).all()]
+    found = least_time(seconds, num_partitions, num_bytes, limit, few)
+    assert len(set(found)) == len(found)
+    pairs = [(bottleneck(seconds, b), bottleneck(num_bytes, b)) for b in found]
+    assert pairs == ranked[:few]
+    assert all(sum(b) == len(seconds) - 1 and len(b) == num_partitions for b in found)
+
+
+@given(matrices(), st.integers(1, 7))
+def test_least_bytes_finds_the_best_of_all_balances(
+    case: tuple[Matrix, Matrix, int], few: int
+) -> None:
+    seconds, num_bytes, num_partitions = case
+    every = every_balance(len(seconds) - 1, num_partitions)
+    pairs = [(bottleneck(num_bytes, b), bottleneck(seconds, b)) for b in every]
+    ranked = sorted(pair for pair in pairs if np.isfinite(pair).all())
+    found = least_bytes(num_bytes, num_partitions, seconds, few)
+    assert [(bottleneck(num_bytes, b), bottleneck(seconds, b)) for b in found] == ranked[:few]
+    alone = sorted(b for b, _ in pairs if np.isfinite(b))[:few]
+    assert [bottleneck(num_bytes, b) for b in least_bytes(num_bytes, num_partitions, few=few)] == (
+        alone
+    )
+
+
+@given(matrices())
+def test_without_bytes_only_time_counts(case: tuple[Matrix, Matrix, int]) -> None:
+    seconds, _, num_partitions = case
+    every = every_balance(len(seconds) - 1, num_partitions)
+    ranked = sorted(bottleneck(seconds, balance) for balance in every)
+    found = [bottleneck(seconds, b) for b in least_time(seconds, num_partitions)]
+    assert found == [seconds for seconds in ranked if np.isfinite(seconds)][:4]
+
+
+@pytest.mark.parametrize("num_partitions", [0, 6, 100])
+def test_what_cannot_be_split_so_has_no_balance(num_partitions: int) -> None:
+    rng = np.random.default_rng(3)
+    assert least_time(rng.random((6, 6)), num_partitions) == []
+    assert least_bytes(rng.random((6, 6)), num_partitions) == []
+
+
+def test_nothing_fits_where_one_layer_is_too_large() -> None:
+    sums = np.cumsum([0, 3, 5, 90, 2, 1, 4])
+    num_bytes = sums[None] - sums[:, None]
+    seconds = np.random.default_rng(8).random((7, 7))
+    assert least_time(seconds, 3, num_bytes, limit_bytes=89) == []
+    assert least_time(seconds, 3, num_bytes, limit_bytes=92) == [(2, 1, 3), (2, 2, 2)]
+
+
+def test_what_is_left_is_balanced_too() -> None:
+    times = [LayerTime(x, 0) for x in (90, 1, 3, 2, 2, 3, 1)]
+    assert least_time(block_seconds(times), 3, few=1) == [(1, 3, 3)]
+
+
+def test_block_seconds_are_sums_and_the_handing_over() -> None:
+    rng = np.random.default_rng(4)
+    times = [LayerTime(*rng.random(2)) for _ in range(11)]
+    edges = rng.random(12)
+    alone, handed = block_seconds(times), block_seconds(times, list(edges))
+    for a in range(12):
+        for b in range(12):
+            if a >= b:
+                assert alone[a, b] == handed[a, b] == np.inf
+                continue
+            total = sum(time.forward_s + time.backward_s for time in times[a:b])
+            assert alone[a, b] == pytest.approx(total)
+            moved = (edges[a] if a else 0) + (edges[b] if b < 11 else 0)
+            assert handed[a, b] == pytest.approx(total + moved)
+
+
+def test_it_takes_a_moment_only() -> None:
+    rng = np.random.default_rng(6)
+    times = [LayerTime(*10 ** rng.uniform(-3, 0, 2)) for _ in range(150)]
+    seconds = block_seconds(times)
+    num_bytes = seconds * rng.uniform(0.5, 2, seconds.shape)
+    took_s = []
+    for _ in range(5):
+        start = time.perf_counter()
+        found = least_time(seconds, 6, num_bytes, np.inf)
+        took_s.append(time.perf_counter() - start)
+        assert len(found) == 4
+    assert min(took_s) < 0.05  # about 0.0015 on one core
+
+
+@pytest.mark.parametrize(
+    ("balance", "num_partitions", "said"),
+    [
+        ([3, 4], None, r"balance: \[3, 4\], sum: 7, layers: 9\); correct it by \+2"),
+        ([9, 4], None, r"sum: 13, layers: 9\); correct it by -4"),
+        ([4, 0, 5], None, r"every partition needs a layer \(balance: \[4, 0, 5\]\)"),
+        ([4, -1, 6], None, "leave out the entries below 1"),
+        ([4, 5], 3, r"\(balance: \[4, 5\], partitions: 3\); set partitions to 2"),
+        ([1] * 10, None, r"\(layers: 9, partitions: 10\); ask for at most 9"),
+        ([4, 5], 12, r"\(layers: 9, partitions: 12\); ask for at most 9"),
+        ([], None, r"balance: \[\], sum: 0"),
+    ],
+)
+def test_a_balance_that_does_not_split_the_network_is_refused(
+    balance: list[int], num_partitions: int | None, said: str
+) -> None:
+    with pytest.raises(TilenetError, match=said):
+        check_balance(balance, 9, num_partitions)
+
+
+def test_a_balance_that_splits_the_network_is_taken() -> None:
+    check_balance([2, 3, 4], 9)
+    check_balance((2, 3, 4), 9, 3)
+    check_balance([9], 9, 1)
