@@ -1,0 +1,170 @@
+"""When each partition computes what: a simulated step of GPipe, in the order torchgpipe issues it.
+
+Every device runs its share of the forward, then for each micro-batch from the last to the first its
+recomputation R, if it is checkpointed, and its backward B. R waits for nothing but the device, so
+that it fills the time until the gradient arrives (torchgpipe's `checkpoint.py`: Recompute precedes
+Checkpoint's gradient). So it is on GPUs, whose queues are filled ahead; copies run beside the
+computation, one at a time in each direction over a boundary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from tilenet.errors import TilenetError
+
+__all__ = ["Checkpointing", "Event", "Timeline", "simulate", "table"]
+
+Checkpointing = Literal["always", "except_last", "never"]
+Kind = Literal["F", "R", "B", "loss", "update"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a partition's device is busy with.
+
+    Attributes:
+        partition: Its number, from 0.
+        micro_batch: Its number, from 0; None for the loss and the update.
+        kind: Forward, recomputation, backward, loss or update.
+        start_s: Since the step began, seconds.
+        stop_s: Likewise.
+    """
+
+    partition: int
+    micro_batch: int | None
+    kind: Kind
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A step: its events, partition by partition, each in the order of time."""
+
+    num_partitions: int
+    micro_batches: int
+    events: tuple[Event, ...]
+
+    @cached_property
+    def makespan_s(self) -> float:
+        """Seconds of the whole step."""
+        return max(event.stop_s for event in self.events)
+
+    @cached_property
+    def busy_s(self) -> tuple[float, ...]:
+        """Seconds that each partition computes, recomputation included."""
+        return tuple(
+            sum(event.stop_s - event.start_s for event in self.events if event.partition == number)
+            for number in range(self.num_partitions)
+        )
+
+    @property
+    def bubble(self) -> float:
+        """Share of the devices' time in which they wait."""
+        whole_s = self.num_partitions * self.makespan_s
+        return 1 - sum(self.busy_s) / whole_s if whole_s else 0.0
+
+
+def simulate(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    transfer_s: Sequence[float],
+    micro_batches: int,
+    checkpointing: Checkpointing,
+    loss_s: float = 0,
+    update_s: float = 0,
+) -> Timeline:
+    """The timeline of a step.
+
+    Args:
+        forward_s: Seconds of each partition's forward of one micro-batch; a recomputation takes as
+            long.
+        backward_s: Seconds of each partition's backward of one micro-batch.
+        transfer_s: Seconds to move a micro-batch's maps, or their gradients, over each boundary:
+            one value fewer than there are partitions.
+        micro_batches: Number of micro-batches.
+        checkpointing: Which micro-batches are recomputed.
+        loss_s: Seconds of the loss, on the last partition, once all outputs are there.
+        update_s: Seconds of the update of the weights, on every partition, once all are done.
+
+    Raises:
+        TilenetError: The numbers of partitions do not agree, there is no micro-batch, or
+            checkpointing is none of the three.
+    """
+    n, m = len(forward_s), micro_batches
+    if not n or len(backward_s) != n or len(transfer_s) != n - 1:
+        raise TilenetError(
+            "a timeline needs the seconds of every partition and of every boundary between two "
+            f"(forward: {n}, backward: {len(backward_s)}, transfers: {len(transfer_s)}); give one "
+            "transfer fewer than partitions"
+        )
+    if m < 1:
+        raise TilenetError(f"a step has at least one micro-batch (micro_batches: {m}); nearest: 1")
+    if checkpointing not in ("always", "except_last", "never"):
+        raise TilenetError(
+            "checkpointing must be always, except_last or never "
+            f"(checkpointing: {checkpointing}); torchgpipe's own choice is except_last"
+        )
+    stop = {"always": m, "except_last": m - 1, "never": 0}[checkpointing]
+    devices: list[list[Event]] = [[] for _ in range(n)]
+
+    def run(partition: int, batch: int | None, kind: Kind, ready_s: float, takes_s: float) -> float:
+        """Let the device do it as soon as it is free; return when that is done."""
+        before = devices[partition]
+        start_s = max(ready_s, before[-1].stop_s if before else 0.0)
+        before.append(Event(partition, batch, kind, start_s, start_s + takes_s))
+        return start_s + takes_s
+
+    arrived_s = [0.0] * m
+    for j in range(n):
+        left_s = [run(j, i, "F", arrived_s[i], forward_s[j]) for i in range(m)]
+        arrived_s = _moved(left_s, transfer_s[j]) if j < n - 1 else left_s
+    arrived_s = [run(n - 1, None, "loss", 0, loss_s)] * m  # for i = m − 1 … 0
+    for j in reversed(range(n)):
+        left_s = []
+        for i, gradient_s in zip(reversed(range(m)), arrived_s, strict=True):
+            if i < stop:
+                run(j, i, "R", 0, forward_s[j])
+            left_s.append(run(j, i, "B", gradient_s, backward_s[j]))
+        arrived_s = _moved(left_s, transfer_s[j - 1]) if j else left_s
+    done_s = max(events[-1].stop_s for events in devices)
+    for j in range(n):
+        run(j, None, "update", done_s, update_s)
+    return Timeline(n, m, tuple(event for events in devices for event in events))
+
+
+def table(timeline: Timeline, unit_s: float) -> str:
+    """The timeline as text: a row per partition, a column per slot of `unit_s` seconds.
+
+    A slot shows what runs in its middle, with the micro-batch's number.
+    """
+    num_slots = max(1, round(timeline.makespan_s / unit_s))
+    rows = [["", *(f"t{slot}" for slot in range(num_slots))]]
+    for number in range(timeline.num_partitions):
+        mine = [event for event in timeline.events if event.partition == number]
+        slots = [_slot(mine, (slot + 0.5) * unit_s) for slot in range(num_slots)]
+        rows.append([f"partition {number}", *slots])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _slot(events: list[Event], middle_s: float) -> str:
+    for event in events:
+        if event.start_s <= middle_s < event.stop_s:
+            batch = "" if event.micro_batch is None else str(event.micro_batch)
+            return f"{event.kind}{batch}"
+    return "·"
+
+
+def _moved(left_s: list[float], takes_s: float) -> list[float]:
+    """When maps arrive that leave one after another and share a link."""
+    arrived_s: list[float] = []
+    for ready_s in left_s:
+        arrived_s.append(max([ready_s, *arrived_s[-1:]]) + takes_s)
+    return arrived_s
