@@ -10,7 +10,7 @@ setup(
     long_description_content_type="text/markdown",
     license="BSD-3-Clause",
     packages=find_packages(include=["tilenet", "tilenet.*"]),
-    package_data={"tilenet": ["py.typed"]},
+    package_data={"tilenet": ["py.typed"], "tilenet.planning": ["machines.toml"]},
     python_requires=">=3.10",
     # Lower bounds are the oldest versions that offer what is used; pins live in constraints.txt.
     install_requires=[
@@ -22,6 +22,7 @@ setup(
         "jsonargparse>=4.49",  # run files in YAML with dotted overrides and checked types
         "tqdm>=4.60",  # progress on rank 0
         "safetensors>=0.4.3",  # checkpoints without pickle
+        'tomli>=2.0; python_version < "3.11"',  # facts of machines, before tomllib
     ],
     extras_require={
         # mpiexec and an MPI library for machines without one; clusters bring their own

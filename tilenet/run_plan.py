@@ -5,9 +5,14 @@ from dataclasses import dataclass, replace
 from tilenet.errors import TilenetError
 from tilenet.files.network_record import NetworkRecord
 from tilenet.geometry.halo import norm_context, output_size
+from tilenet.geometry.layers import Layer
 from tilenet.geometry.networks import unet_layers
-from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut, halo_rule
+from tilenet.geometry.tiles import Cut, HaloRule, Tiling, Window, check_norms, cut, halo_rule
+from tilenet.planning.balance import block_seconds, check_balance, least_time
+from tilenet.planning.composition import obstacle
+from tilenet.planning.machines import machine
 from tilenet.planning.ranks import MeshShape, choose_mesh, tiles_of
+from tilenet.planning.roofline import roofline
 from tilenet.run_file import RunFile, network_options, paper_epsilon_px
 
 __all__ = ["RunPlan", "plan_run"]
@@ -89,48 +94,27 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
     plan = RunPlan(record, rule, mesh, asked, balance=(), micro_batches=run.micro_batches)
     crop = run.crop_px or max(max(size) for _, size in shapes)
     sizes = [(min(crop, size[0]), min(crop, size[1])) for _, size in shapes]
-    if norm_context(layers) == "image":
-        _check_whole_images(plan, options.norm, sizes)
+    shape = mesh.replicas, mesh.rows, mesh.columns
+    for size in sizes:
+        reason = obstacle(layers, plan.tiling(*size).grid, shape)
+        if reason is not None:
+            raise TilenetError(reason)
     plan = _with_tiles_for_micro_batches(plan, num_samples, max(sizes))
     for size in sizes:
         _check_tiles(run, plan, size)
     read = plan.tiling(*max(sizes)).tiles[0].read
-    balance = run.balance
-    if balance is None:
-        balance = likely_balance(layers, (read.height, read.width), run.num_partitions)
+    balance = run.balance or _likely_balance(layers, read, run.num_partitions)
     check_balance(balance, len(layers), run.num_partitions)
     return replace(plan, balance=tuple(balance))
 
 
-def likely_balance(layers, read, k):
-    n = len(layers)
-    return [n * (j + 1) // k - n * j // k for j in range(k)]
-
-
-def check_balance(balance, n, k):
-    pass
-
-
-def _check_whole_images(plan: RunPlan, norm: str, sizes: list[tuple[int, int]]) -> None:
-    """Refuse statistics over a whole image where no rank sees one."""
-    if norm == "batch":
-        raise TilenetError(
-            "batch norm over all images of a step is not built yet (network.norm: batch, "
-            "network.norm_scope: image); set network.norm_scope: tile (approximate: the map then "
-            "depends on the tiles), network.norm: instance or group with one tile per image, or "
-            "network.norm: none"
-        )
-    for size in sizes:
-        grid = plan.tiling(*size).grid
-        if grid != (1, 1):
-            raise TilenetError(
-                f"{norm} norm over the whole image needs each image or crop in one tile until "
-                f"statistics travel between ranks (network.norm_scope: image, tiles: {grid[0]} × "
-                f"{grid[1]}, mesh: {plan.mesh.replicas} × {plan.mesh.rows} × {plan.mesh.columns}); "
-                f"give each rank whole images with mesh.replicas: {plan.mesh.num_ranks} and "
-                "tiles.rows: 1, tiles.columns: 1, or set network.norm_scope: tile (approximate) or "
-                "network.norm: none"
-            )
+def _likely_balance(
+    layers: tuple[Layer, ...], read: Window, num_partitions: int
+) -> tuple[int, ...]:
+    """The fastest balance by the roofline; `tilenet plan` finds better ones for a machine."""
+    times = roofline(layers, read.height, read.width, "float32", machine("local"))
+    balances = least_time(block_seconds(times), num_partitions, few=1)
+    return balances[0] if balances else (1,) * num_partitions  # refused by check_balance
 
 
 def _with_tiles_for_micro_batches(

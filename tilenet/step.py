@@ -8,7 +8,6 @@ once by the sum of weights.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,13 +27,13 @@ from tilenet.model.network import Network
 from tilenet.parallel.gradients import GradientSum
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.running import RunningStatistics
-from tilenet.planning.schedule import Sample
+from tilenet.planning.schedule import Sample, mini_batch_sizes
 from tilenet.run_file import RunFile
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Step", "StepResult", "rounds"]
+__all__ = ["Step", "StepResult"]
 
 Work = tuple[Sample, Tile]
 
@@ -68,17 +67,6 @@ class MicroBatch:
     tile: Tile
     image: Tensor
     labels: NDArray[np.int64]
-
-
-def rounds(work: Sequence[Work], micro_batches: int) -> list[list[Work]]:
-    """Mini-batches of at most `micro_batches` tiles, as even as possible.
-
-    Even, since the pipeline fills and drains once per mini-batch: 7 tiles in rounds of 6 run as
-    4 + 3, not as 6 + 1.
-    """
-    count = -(-len(work) // micro_batches)
-    edges = [len(work) * part // count for part in range(count + 1)] if count else [0]
-    return [list(work[start:stop]) for start, stop in pairwise(edges)]
 
 
 class Step:
@@ -129,13 +117,14 @@ class Step:
         self.network.mask_key.step = step
         sums = np.zeros(3)  # loss, weight, requests to stop
         read_seconds = 0.0
-        mini_batches = rounds(work, self.run.micro_batches)
-        for number, tiles in enumerate(mini_batches, start=1):
+        left = list(work)
+        for size in mini_batch_sizes(len(work), self.run.micro_batches):
             start = time.perf_counter()
+            tiles, left = left[:size], left[size:]
             batch = [made for sample, tile in tiles if (made := self._read(sample, tile))]
             read_seconds += time.perf_counter() - start
             if batch:
-                if number == len(mini_batches):
+                if not left:
                     self.gradients.arm(self.pipe.passes(len(batch)))
                 sums[:2] += self._forward_backward(batch)
         self.gradients.finish()

@@ -46,7 +46,7 @@ def inference_bytes(layers: tuple[Layer, ...], height: int, width: int, item_byt
 
 
 Checkpointing = Literal["always", "except_last", "never"]
-OPTIMIZER_STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
+OPTIMIZER_STATES = {"adamw": 2, "sgd-momentum": 1, "sgd": 0}
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def partition_bytes(
 
     Args:
         costs: From `layer_bytes`.
-        optimizer: `adamw`, `sgd_momentum` or `sgd`.
+        optimizer: `adamw`, `sgd-momentum` or `sgd`.
     """
     ends = np.cumsum(balance)
     place = np.repeat(np.arange(len(balance)), balance)

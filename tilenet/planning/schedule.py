@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import Window
 from tilenet.keys import key, uniform
 
-__all__ = ["CropSchedule", "ImageSchedule", "Sample", "crop_places"]
+__all__ = ["CropSchedule", "ImageSchedule", "Sample", "crop_places", "mini_batch_sizes"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,17 @@ class CropSchedule:
             width = min(self.crop_px, self.sizes[image][1] - col)
             samples.append(Sample(number, image, Window(row, col, height, width)))
         return tuple(samples)
+
+
+def mini_batch_sizes(num_tiles: int, micro_batches: int) -> tuple[int, ...]:
+    """Tiles of each mini-batch: at most `micro_batches` in the pipeline at once.
+
+    As even as possible, since the pipeline fills and drains once per mini-batch: 7 tiles with 6
+    micro-batches run as 3 and 4, not as 6 and 1.
+    """
+    count = -(-num_tiles // micro_batches)
+    edges = [num_tiles * part // count for part in range(count + 1)] if count else [0]
+    return tuple(stop - start for start, stop in pairwise(edges))
 
 
 def _covered_px(places: NDArray[np.int64], crop_px: int) -> int:

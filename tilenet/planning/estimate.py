@@ -1,0 +1,192 @@
+"""What a layout is predicted to cost: seconds and bytes."""
+
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.networks import unet_layers
+from tilenet.geometry.shapes import map_shapes
+from tilenet.geometry.tiles import Cut, Tiling, cut, halo_rule
+from tilenet.planning.balance import block_seconds
+from tilenet.planning.layer_bytes import LayerBytes, layer_bytes
+from tilenet.planning.memory import OPTIMIZER_STATES, PartitionBytes, block_bytes, partition_bytes
+from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
+from tilenet.planning.profile import layer_times_of_profile
+from tilenet.planning.ranks import MeshShape, choose_mesh, tiles_of
+from tilenet.planning.roofline import ITEM_BYTES, LayerTime, roofline
+from tilenet.planning.schedule import mini_batch_sizes
+from tilenet.planning.timeline import Checkpointing, Timeline, simulate
+
+__all__ = ["Estimator"]
+
+Pixels = tuple[int, int]
+Balance = tuple[int, ...]
+
+
+class Estimator:
+    """Seconds and bytes of the layouts that answer a question; what was computed is kept."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.layers = unet_layers(question.options)
+        context = context_of(self.layers)
+        self.rule = halo_rule(question.halo, context, self.layers, question.epsilon_px)
+        self.mesh = lru_cache(maxsize=None)(self._mesh)
+        self.tiling = lru_cache(maxsize=None)(self._tiling)
+        self.times = lru_cache(maxsize=None)(self._times)
+        self.costs = lru_cache(maxsize=None)(self._costs)
+        self.seconds = lru_cache(maxsize=None)(self._seconds)
+        self.blocks = lru_cache(maxsize=None)(self._blocks)
+
+    def _mesh(self, partitions: int) -> MeshShape:
+        """Ranks of a job with so many devices per rank."""
+        asked = self.question
+        ranks = asked.nodes * max(1, asked.machine.devices_per_node // partitions)
+        return choose_mesh(ranks, asked.batch_size)
+
+    def tiles_per_rank(self, grid: Pixels, partitions: int) -> int:
+        """Most tiles of a rank in a step."""
+        mesh = self.mesh(partitions)
+        places = [mesh.place(rank) for rank in range(mesh.rows * mesh.columns)]
+        most = max(len(tiles_of(place, mesh, grid)) for place in places)
+        return most * -(-self.question.batch_size // mesh.replicas)
+
+    def _tiling(self, grid: Pixels) -> Tiling:
+        return cut(*self.question.image, Cut(grid=grid), self.rule)
+
+    def read_px(self, grid: Pixels) -> Pixels:
+        """Rows and columns that a tile holds at its input."""
+        tiling = self.tiling(grid)
+        if self.question.halo_mode == "exchange":
+            return max(span.own for span in tiling.rows), max(span.own for span in tiling.cols)
+        return tiling.rows[0].read, tiling.cols[0].read
+
+    def _times(self, read_px: Pixels) -> tuple[LayerTime, ...]:
+        asked = self.question
+        if asked.profile is not None:
+            return layer_times_of_profile(asked.profile, self.layers, *read_px)
+        return roofline(self.layers, *read_px, asked.precision, asked.machine)
+
+    def _costs(self, read_px: Pixels) -> tuple[LayerBytes, ...]:
+        asked = self.question
+        return layer_bytes(self.layers, *read_px, asked.precision, 1, asked.halo_mode)
+
+    def _seconds(self, read_px: Pixels) -> NDArray[np.float64]:
+        return block_seconds(self.times(read_px), self._transfers(read_px))
+
+    def _transfers(self, read_px: Pixels) -> list[float]:
+        """Seconds to hand a micro-batch's map over in front of each layer, and behind the last.
+
+        Skips are copied straight from the stash's device to the pop's, long before they are needed.
+        """
+        item_bytes = ITEM_BYTES[self.question.precision]
+        shapes = map_shapes(self.layers, *read_px)
+        return [self.question.machine.transfer_s(s.num_elements * item_bytes) for s in shapes]
+
+    def _blocks(
+        self, read_px: Pixels, micro_batches: int, mode: Checkpointing, partitions: int
+    ) -> NDArray[np.float64]:
+        optimizer = self.question.optimizer
+        return block_bytes(self.costs(read_px), micro_batches, mode, optimizer, partitions)
+
+    def timeline(self, layout: Layout, balance: Balance, micro_batches: int) -> Timeline:
+        """The pipeline's timeline for one mini-batch."""
+        read_px = self.read_px(layout.grid)
+        times, moves = self.times(read_px), self._transfers(read_px)
+        edges = [0, *accumulate(balance)]
+        return simulate(
+            [sum(time.forward_s for time in times[a:b]) for a, b in pairwise(edges)],
+            [sum(time.backward_s for time in times[a:b]) for a, b in pairwise(edges)],
+            [moves[edge] for edge in edges[1:-1]],
+            micro_batches,
+            layout.checkpointing,
+        )
+
+    def step_s(self, layout: Layout, balance: Balance) -> tuple[float, float, float]:
+        """Seconds of a step, of its pipeline, and of the sum of gradients."""
+        tiles = self.tiles_per_rank(layout.grid, layout.partitions)
+        sizes = mini_batch_sizes(tiles, layout.micro_batches)
+        took = {size: self.timeline(layout, balance, size).makespan_s for size in set(sizes)}
+        pipeline_s = sum(took[size] for size in sizes)
+        sum_s = self._sum_s(layout.partitions)
+        return pipeline_s + sum_s + self._update_s(balance), pipeline_s, sum_s
+
+    @cached_property
+    def _parameter_bytes(self) -> NDArray[np.int64]:
+        item = 8 if self.question.precision == "float64" else 4
+        return np.array([layer.num_parameters * item for layer in self.layers])
+
+    def _sum_s(self, partitions: int) -> float:
+        asked, mesh = self.question, self.mesh(partitions)
+        if mesh.num_ranks == 1:
+            return 0.0
+        # Each byte leaves and enters a node about once in each direction (ring or tree).
+        per_node = asked.machine.host_bandwidth if asked.nodes == 1 else 0
+        bandwidth = per_node or asked.machine.network_bandwidth
+        share = 2 * (mesh.num_ranks - 1) / mesh.num_ranks
+        per_link = max(1, asked.machine.devices_per_node // partitions)
+        moved = share * float(self._parameter_bytes.sum()) * per_link
+        return moved / (bandwidth * asked.machine.memory_efficiency)
+
+    def _update_s(self, balance: Balance) -> float:
+        parts = np.split(self._parameter_bytes, np.cumsum(balance)[:-1])
+        moved = 2 * (2 + OPTIMIZER_STATES[self.question.optimizer])
+        return max(self.question.machine.memory_s(float(part.sum()) * moved) for part in parts)
+
+    def num_bytes(self, layout: Layout, balance: Balance) -> int:
+        """Peak of the fullest device."""
+        return max(part.total for part in self._partition_bytes(layout, balance))
+
+    def _partition_bytes(self, layout: Layout, balance: Balance) -> tuple[PartitionBytes, ...]:
+        costs = self.costs(self.read_px(layout.grid))
+        many = min(layout.micro_batches, self.tiles_per_rank(layout.grid, layout.partitions))
+        return partition_bytes(costs, balance, many, layout.checkpointing, self.question.optimizer)
+
+    def describe(self, layout: Layout, balance: Balance) -> Plan:
+        """All that a plan says."""
+        asked, tiling = self.question, self.tiling(layout.grid)
+        mesh = self.mesh(layout.partitions)
+        read_px = self.read_px(layout.grid)
+        times = self.times(read_px)
+        edges = [0, *accumulate(balance)]
+        seconds = [
+            sum(time.forward_s + time.backward_s for time in times[a:b]) for a, b in pairwise(edges)
+        ]
+        sizes = self._partition_bytes(layout, balance)
+        parts = tuple(
+            PartitionPlan(
+                layers=b - a,
+                parameters=sum(layer.num_parameters for layer in self.layers[a:b]),
+                num_bytes=int(size.total),
+                seconds=took,
+                share=took / sum(seconds),
+            )
+            for (a, b), size, took in zip(pairwise(edges), sizes, seconds, strict=True)
+        )
+        step_s, pipeline_s, sum_s = self.step_s(layout, balance)
+        tiles = self.tiles_per_rank(layout.grid, layout.partitions)
+        ranks_per_node = max(1, asked.machine.devices_per_node // layout.partitions)
+        work_ratio = 1.0 if asked.halo_mode == "exchange" else tiling.work_ratio
+        return Plan(
+            question=asked,
+            layout=layout,
+            mesh=(mesh.replicas, mesh.rows, mesh.columns),
+            ranks_per_node=ranks_per_node,
+            halo_px=self.rule.halo_px,
+            tile_own_px=(max(s.own for s in tiling.rows), max(s.own for s in tiling.cols)),
+            tile_read_px=read_px,
+            work_ratio=work_ratio,
+            tiles_per_rank=tiles,
+            balance=balance,
+            parts=parts,
+            device_bytes=max(part.num_bytes for part in parts),
+            host_bytes=self._host_bytes(layout, ranks_per_node),
+            bubble=self.timeline(layout, balance, min(layout.micro_batches, tiles)).bubble,
+            pipeline_s=pipeline_s,
+            sum_s=sum_s,
+            step_s=step_s,
+            epoch_s=step_s * -(-asked.num_images // asked.batch_size),
+        )

@@ -1,0 +1,262 @@
+"""What is asked of the planner, and what it answers: everything decided before the job."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.networks import UNetOptions
+from tilenet.planning.machines import Machine
+from tilenet.planning.profile import Profile
+
+__all__ = ["Layout", "PartitionPlan", "Plan", "Question", "read_plan", "write_plan"]
+
+Checkpointing = Literal["always", "except_last", "never"]
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be planned; what is None is chosen.
+
+    Attributes:
+        options: The network.
+        epsilon_px: The paper's halo for it.
+        image: Height and width of the largest image, pixels.
+        machine: Its nodes' facts.
+        nodes: Number of nodes.
+        num_images: Images of an epoch.
+        batch_size: Images of a step.
+        precision: As in run files.
+        optimizer: `adamw`, `sgd`, or `sgd-momentum`.
+        halo: `exact`, `epsilon` or pixels.
+        halo_mode: `overlap` or `exchange`.
+        grid: Tiles along rows and columns.
+        tile_px: Largest own size of a tile.
+        partitions: Devices per rank.
+        balance: Layers per partition.
+        micro_batches: Tiles of a rank in the pipeline at once.
+        mbpp: Micro-batches per partition, the paper's measure; micro_batches = mbpp · partitions.
+        checkpointing: Which micro-batches are computed again in backward.
+        reserve: Share of a device's memory that is left for workspace and fragmentation.
+        profile: Measured times of the layers; None: the roofline's.
+    """
+
+    options: UNetOptions
+    epsilon_px: int
+    image: tuple[int, int]
+    machine: Machine
+    nodes: int = 1
+    num_images: int = 1
+    batch_size: int = 1
+    precision: str = "float32"
+    optimizer: str = "adamw"
+    halo: int | str = "exact"
+    halo_mode: Literal["overlap", "exchange"] = "overlap"
+    grid: tuple[int, int] | None = None
+    tile_px: int | None = None
+    partitions: int | None = None
+    balance: tuple[int, ...] | None = None
+    micro_batches: int | None = None
+    mbpp: int | None = None
+    checkpointing: Checkpointing | None = None
+    reserve: float = 0.1
+    profile: Profile | None = None
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes of a device that may be planned with."""
+        return int(self.machine.memory_bytes * (1 - self.reserve))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to lay out a run.
+
+    Attributes:
+        grid: Tiles along rows and columns of an image.
+        partitions: Devices per rank.
+        micro_batches: Tiles of a rank in the pipeline at once.
+        checkpointing: Which micro-batches are computed again in backward.
+    """
+
+    grid: tuple[int, int]
+    partitions: int
+    micro_batches: int
+    checkpointing: Checkpointing
+
+    def __str__(self) -> str:
+        rows, cols = self.grid
+        parts = f"{self.partitions} partition{'s' * (self.partitions > 1)}"
+        return (
+            f"{rows} × {cols} tiles, {parts}, {self.micro_batches} "
+            f"micro-batch{'es' * (self.micro_batches > 1)}, checkpointing {self.checkpointing}"
+        )
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """A partition: what stands on one device.
+
+    Attributes:
+        layers: Number of layers.
+        parameters: Trained values.
+        num_bytes: Predicted peak.
+        seconds: Of one micro-batch, forward and backward.
+        share: Of the time of all partitions.
+    """
+
+    layers: int
+    parameters: int
+    num_bytes: int
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer.
+
+    Attributes:
+        question: What was asked.
+        layout: What was chosen.
+        mesh: Replicas, rows and columns of ranks.
+        ranks_per_node: Ranks that share a node.
+        halo_px: Pixels read around own windows.
+        tile_own_px: Largest own size of a tile, rows and columns.
+        tile_read_px: Rows and columns that a tile reads.
+        work_ratio: Pixels read by all tiles, per pixel of the image.
+        tiles_per_rank: Most tiles of a rank in a step.
+        balance: Layers per partition.
+        parts: The partitions.
+        device_bytes: Predicted peak of the fullest device.
+        host_bytes: Predicted bytes of a node's memory.
+        bubble: Idle share of the pipeline.
+        pipeline_s: Predicted seconds of a step in the pipeline.
+        sum_s: Predicted seconds of summing gradients, if nothing of it hides behind backward.
+        step_s: Predicted seconds of a step.
+        epoch_s: Predicted seconds of an epoch.
+        notes: Sentences for people.
+    """
+
+    question: Question
+    layout: Layout
+    mesh: tuple[int, int, int]
+    ranks_per_node: int
+    halo_px: int
+    tile_own_px: tuple[int, int]
+    tile_read_px: tuple[int, int]
+    work_ratio: float
+    tiles_per_rank: int
+    balance: tuple[int, ...]
+    parts: tuple[PartitionPlan, ...]
+    device_bytes: int
+    host_bytes: int
+    bubble: float
+    pipeline_s: float
+    sum_s: float
+    step_s: float
+    epoch_s: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        """MPI ranks of the job."""
+        return self.mesh[0] * self.mesh[1] * self.mesh[2]
+
+    def run_keys(self) -> dict[str, Any]:
+        """What of the plan goes into a run file."""
+        replicas, rows, columns = self.mesh
+        return {
+            "mesh": {"replicas": replicas, "rows": rows, "columns": columns},
+            "tiles": {"rows": self.layout.grid[0], "columns": self.layout.grid[1]},
+            "halo": self.question.halo,
+            "halo_mode": self.question.halo_mode,
+            "partitions": self.layout.partitions,
+            "balance": list(self.balance),
+            "micro_batches": self.layout.micro_batches,
+            "checkpointing": self.layout.checkpointing,
+            "batch_size": self.question.batch_size,
+            "precision": self.question.precision,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """What `plan.json` holds."""
+        asked = asdict(replace(self.question, profile=None))
+        answer = asdict(replace(self, question=replace(self.question, profile=None)))
+        del answer["question"]
+        return {"tilenet_plan": VERSION, "run": self.run_keys(), "asked": asked, "answer": answer}
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write `plan.json`: beside its target first, then renamed.
+
+    Raises:
+        TilenetError: It cannot be written.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(json.dumps(plan.to_json(), indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise TilenetError(
+            f"a plan must be written to a place that can be written ({path}: {error.strerror}); "
+            "name another file"
+        ) from error
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """What a run takes from `plan.json`.
+
+    Attributes:
+        keys: For the run file.
+        options: The network that was planned for.
+        image: Height and width that were planned for.
+    """
+
+    keys: dict[str, Any]
+    options: UNetOptions
+    image: tuple[int, int]
+
+
+def read_plan(path: Path) -> PlannedRun:
+    """Read what `tilenet plan -o` wrote.
+
+    Raises:
+        TilenetError: It is no plan, or not one that this version understands.
+    """
+    try:
+        entry = json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise TilenetError(
+            f"the plan must be a readable file ({path}: {error.strerror}); write one with tilenet "
+            "plan -o"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise _wrong(path, f"no JSON: {error}") from error
+    if not isinstance(entry, dict) or entry.get("tilenet_plan") != VERSION:
+        raise _wrong(path, f"the key tilenet_plan is missing or not {VERSION}")
+    keys, asked = entry.get("run"), entry.get("asked")
+    if not isinstance(keys, dict) or not isinstance(asked, dict):
+        raise _wrong(path, "run and asked must be objects")
+    try:
+        options = UNetOptions(**asked["options"])
+        image = _pair(asked["image"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _wrong(path, f"asked has no network and image: {error}") from error
+    return PlannedRun(keys, options, image)
+
+
+def _pair(values: Sequence[Any]) -> tuple[int, int]:
+    height, width = values
+    if not all(isinstance(value, int) and value > 0 for value in (height, width)):
+        raise ValueError(f"an image has rows and columns, not {values!r}")
+    return height, width
+
+
+def _wrong(path: Path, what: str) -> TilenetError:
+    return TilenetError(f"{path} must be a plan ({what}); write one with tilenet plan -o")
