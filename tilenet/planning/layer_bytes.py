@@ -46,6 +46,7 @@ class LayerBytes:
         buffers: Running statistics.
         input: The map that comes in.
         output: The map that goes out.
+        elements: Of the output.
         in_place: Whether the output lies where the input lay.
         saved: Kept for backward beside input and output.
         keeps_input: Whether backward needs the input.
@@ -64,6 +65,7 @@ class LayerBytes:
     buffers: int
     input: int
     output: int
+    elements: int
     in_place: bool
     saved: int
     keeps_input: bool
@@ -283,6 +285,7 @@ def _run(
         with torch.autocast("cpu", autocast, enabled=autocast is not None):
             y = module(x)
         forward = live.peak - before
+        elements = y.numel()
         dtype, is_view = y.dtype, y._is_view()
         x_bytes, y_bytes = x.untyped_storage().nbytes(), y.untyped_storage().nbytes()
         notes["x"] = weakref.ref(x.untyped_storage())
@@ -321,6 +324,7 @@ def _run(
         buffers,
         x_bytes,
         y_bytes,
+        elements,
         in_place,
         saved,
         keeps_input,

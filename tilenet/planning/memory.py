@@ -3,9 +3,9 @@
 A partition under GPipe holds, for m micro-batches,
 
     M = parameters + gradients + optimizer states
-        + m·(boundary input + skips that come from other partitions)
-        + activations of one micro-batch, transients among them
-        + min(m, b − a + 1)·(gradients of skips stashed in partition a = this one, popped in b)
+        + m·boundary input + (m − 1)·skips that come from other partitions
+        + activations of one micro-batch, its own skips, skips' gradients and transients among them
+        + (min(m, b − a + 1) − 1)·(gradients of skips stashed in a = this one, popped in b)
 
 and without checkpointing what all micro-batches have saved. The activations are put together from
 `layer_bytes`, layer by layer, as autograd makes and frees them.
@@ -58,11 +58,11 @@ class PartitionBytes:
         gradients: The flat buffer.
         optimizer: Its states.
         inputs: What comes over the boundary, of all micro-batches that keep it.
-        skips: Maps popped here that come from other partitions, likewise.
+        skips: Maps popped here that come from other partitions, of the micro-batches that wait.
         activations: What lives for backward, and the highest transient on top of it.
         skip_gradients: Gradients that wait here for the backward of a stash.
-        outputs: Logits, of all micro-batches; only on the last partition.
-        loss: What the loss adds; only on the last partition.
+        outputs: Logits of one micro-batch; only on the last partition.
+        loss: Labels, and the logits' gradients of the others; only on the last partition.
         step: Transients of the optimizer's step, when all but the first three are gone.
     """
 
@@ -110,7 +110,7 @@ def partition_bytes(
         start = int(stop) - size
         block = _blocks_from(costs, skips, start, many, checkpointing)
         waiting = sum(
-            min(many, int(place[skip.pop] - j) + 1) * skip.map_bytes
+            _others_waiting(many, int(place[skip.pop] - j)) * skip.map_bytes
             for skip in skips
             if start <= skip.stash < stop <= skip.pop
         )
@@ -160,13 +160,21 @@ def block_bytes(
         work = sum(block.values())
         for skip in skips:
             if skip.stash >= start:
-                between = num_partitions or micro_batches
+                far = _others_waiting(micro_batches, (num_partitions or count) - 1)
                 outside = (stops[start:] > skip.stash) & (stops[start:] <= skip.pop)
-                work = work + outside * min(micro_batches, between) * skip.map_bytes
+                work = work + outside * far * skip.map_bytes
         fixed = np.cumsum(parameters[start:] * item_states + buffers[start:])
         step = np.maximum.accumulate(steps[start:])
         found[start, start + 1 :] = fixed + np.maximum(work, step)
     return found
+
+
+def _others_waiting(many: int, distance: int) -> int:
+    """Micro-batches, beside the one under way, whose skip gradient waits for the stash.
+
+    The partition that pops is `distance` partitions ahead in backward.
+    """
+    return min(many, distance + 1) - 1
 
 
 @dataclass(frozen=True)
@@ -214,51 +222,74 @@ def _blocks_from(
     count = len(costs) - start
     stops = np.arange(start + 1, len(costs) + 1)
     layers = np.arange(start, len(costs))
-    outputs = walk.outputs
     before = np.concatenate([[0], np.cumsum(walk.saved)])
-    # Gradients of skips wait from the pop's backward to the stash's (to the block's end, where the
-    # stash is elsewhere: the portal holds them).
+    # Gradients of skips wait from the pop's backward to the stash's, or to the block's end where
+    # the stash is elsewhere: the portal holds them.
     pinned = np.zeros((count, count), np.int64)
+    popping = np.zeros((count, count), np.int64)
+    others = np.zeros(count, np.int64)
+    arrived = np.zeros(count, np.int64)
     for skip in skips:
         waits = (layers >= skip.stash) & (layers < skip.pop)
-        pinned += skip.gradient * np.outer(waits, stops > skip.pop)
-    forward = before[:-1] + walk.forward
+        inner = stops > skip.pop
+        if checkpointing != "never" and skip.gradient == costs[skip.pop].output:
+            inner = stops > skip.pop + 1  # as the last layer's gradient, the block holds it anyway
+        pinned += skip.gradient * np.outer(waits, inner)
+        if skip.stash < start <= skip.pop:
+            # This micro-batch's own goes as soon as it is concatenated.
+            popping += skip.map_bytes * np.outer(layers <= skip.pop, stops > skip.pop)
+            others += skip.map_bytes * (stops > skip.pop)
+        if skip.stash >= start:
+            outer = (stops > skip.stash) & (stops <= skip.pop)
+            pinned += skip.map_bytes * np.outer(layers >= skip.stash, outer)
+            arrived += skip.map_bytes * outer
+    reached = layers[:, None] < stops[None, :]
+    forward = (before[:-1] + walk.forward)[:, None] + popping
+    forward = np.where(reached, forward, 0).max(axis=0)
     backward = (before[1:] + walk.backward)[:, None] + pinned
     last = before[1:] + (walk.last_held if checkpointing != "never" else walk.last)
+    last = last + np.diagonal(pinned)
     inside = layers[:, None] < stops[None, :] - 1
     if checkpointing != "never":
-        # The recomputed output and its gradient are held until the block is done.
+        # The recomputed output and its gradient are held until the block is done; skips' gradients
+        # are there before recomputation begins.
         held = walk.output_until[None, :] > layers[:, None]
-        backward = backward + walk.gradients[None, :] + held * outputs[None, :]
-        last = last + (walk.output_until > layers) * outputs
+        backward = backward + walk.outputs[None, :] + held * walk.outputs[None, :]
+        last = last + (walk.output_until > layers) * walk.outputs
+        forward = forward + walk.outputs + arrived
     backward = np.where(inside, backward, 0).max(axis=0)
-    peak = np.maximum(np.maximum.accumulate(forward), np.maximum(backward, last))
-    if checkpointing != "never":
-        peak = np.maximum(peak, np.maximum.accumulate(forward) + walk.gradients)
-    external = np.zeros(count, np.int64)
-    for skip in skips:
-        if skip.stash < start <= skip.pop:
-            external += (stops > skip.pop) * skip.map_bytes
+    peak = np.maximum(forward, np.maximum(backward, last))
     kept = many if checkpointing != "never" or start == 0 else None
     inputs = np.full(count, costs[start].input)
     inputs = inputs * (np.where(walk.input_from < stops, many, 1) if kept is None else many)
+    earlier = before[1:] * (many - 1 if checkpointing == "never" else 0)
     is_last = stops == len(costs)
-    terms = {
+    # While the loss is taken only what was not checkpointed is there.
+    idle = 0 if checkpointing == "always" else int(before[-1])
+    return {
         "inputs": inputs,
-        # Without checkpointing a skip is needed until it is concatenated.
-        "skips": external * (many if checkpointing != "never" else 1),
-        "activations": peak + (before[1:] * (many - 1) if checkpointing == "never" else 0),
-        "outputs": is_last * outputs * many,
+        "skips": others * (many - 1 if checkpointing != "never" else 0),
+        "activations": peak + earlier,
+        "outputs": is_last * _softmax_bytes(costs[-1]),
+        "loss": is_last * _loss_bytes(costs[-1], many, int(peak[-1]) - idle),
     }
-    terms["loss"] = is_last * _loss_bytes(costs[-1], many, int(terms["activations"][-1]))
-    return terms
 
 
-def _loss_bytes(head: LayerBytes, many: int, activations: int) -> int:
-    """What the loss adds to `activations`: gradients of all logits, or its own transients."""
-    labels = head.output // head.layer.out_channels * 2
-    whole = head.output
-    return many * labels + max((many - 1) * head.output, (many + 3) * whole - activations)
+def _loss_bytes(head: LayerBytes, many: int, transients: int) -> int:
+    """What the loss adds: labels, and gradients of all logits or, where more, its own transients.
+
+    The logits of each micro-batch go as its loss is taken, and its softmax stays instead; backward
+    runs through all losses first, so that the gradients of all logits wait for the pipeline.
+    """
+    softmax = _softmax_bytes(head)
+    labels = head.elements // head.layer.out_channels * 8
+    waiting = (many - 1) * head.output
+    return many * labels + max(waiting, (many + 2) * softmax - transients)
+
+
+def _softmax_bytes(head: LayerBytes) -> int:
+    """Of one micro-batch, in the parameters' dtype, which the loss is taken in."""
+    return head.elements * max(4, head.output // head.elements)
 
 
 @dataclass(frozen=True)
@@ -274,7 +305,6 @@ class _Walk:
         last_held: The same, with the gradient held by the caller.
         outputs: The layer's output.
         output_until: Up to which layer's backward the output lives that is saved anyway.
-        gradients: Of the layer's output.
         input_from: First layer that keeps the block's input (n: none does).
     """
 
@@ -285,7 +315,6 @@ class _Walk:
     last_held: NDArray[np.int64]
     outputs: NDArray[np.int64]
     output_until: NDArray[np.int64]
-    gradients: NDArray[np.int64]
     input_from: int
 
     @classmethod
@@ -333,6 +362,5 @@ class _Walk:
             np.array(last_held),
             np.array([cost.output for cost in block]),
             np.array(until),
-            np.array([cost.output for cost in block]),
             keeper.get(start, count),
         )
