@@ -1,0 +1,206 @@
+"""Put the costs of single layers together: what consecutive layers hold at their peak.
+
+Forward makes the maps that backward needs, and backward frees them in reverse; a map that several
+layers keep counts once, at the first that keeps it. All blocks with the same first layer are
+computed at one time, since a planner asks for all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.geometry.layers import Pop, Stash
+from tilenet.planning.layer_bytes import LayerBytes
+
+__all__ = ["Checkpointing", "Skip", "blocks_from", "find_skips"]
+
+Checkpointing = Literal["always", "except_last", "never"]
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A map that goes from a stash to its pop.
+
+    Attributes:
+        stash: Number of the layer that stashes.
+        pop: Number of the layer that pops.
+        map_bytes: Of the map.
+        gradient: Storage that its gradient holds, from the pop's backward to the stash's.
+    """
+
+    stash: int
+    pop: int
+    map_bytes: int
+    gradient: int
+
+
+def find_skips(costs: Sequence[LayerBytes]) -> list[Skip]:
+    """The skips of a network, in the order of their pops."""
+    stashes: dict[str, int] = {}
+    found = []
+    for index, cost in enumerate(costs):
+        if isinstance(cost.layer, Stash):
+            stashes[cost.layer.name] = index
+        elif isinstance(cost.layer, Pop):
+            stash = stashes[cost.layer.name]
+            found.append(Skip(stash, index, costs[stash].input, cost.skip_gradient))
+    return found
+
+
+def blocks_from(
+    costs: Sequence[LayerBytes],
+    skips: Sequence[Skip],
+    start: int,
+    many: int,
+    checkpointing: Checkpointing,
+) -> dict[str, NDArray[np.int64]]:
+    """Terms of the blocks [start, b) for b = start + 1, …, n: arrays of that length."""
+    walk = _Walk.along(costs, start)
+    count = len(costs) - start
+    stops = np.arange(start + 1, len(costs) + 1)
+    layers = np.arange(start, len(costs))
+    before = np.concatenate([[0], np.cumsum(walk.saved)])
+    # Gradients of skips wait from the pop's backward to the stash's, or to the block's end where
+    # the stash is elsewhere: the portal holds them.
+    pinned = np.zeros((count, count), np.int64)
+    popping = np.zeros((count, count), np.int64)
+    others = np.zeros(count, np.int64)
+    arrived = np.zeros(count, np.int64)
+    for skip in skips:
+        waits = (layers >= skip.stash) & (layers < skip.pop)
+        inner = stops > skip.pop
+        if checkpointing != "never" and skip.gradient == costs[skip.pop].output:
+            inner = stops > skip.pop + 1  # as the last layer's gradient, the block holds it anyway
+        pinned += skip.gradient * np.outer(waits, inner)
+        if skip.stash < start <= skip.pop:
+            # This micro-batch's own goes as soon as it is concatenated.
+            popping += skip.map_bytes * np.outer(layers <= skip.pop, stops > skip.pop)
+            others += skip.map_bytes * (stops > skip.pop)
+        if skip.stash >= start:
+            outer = (stops > skip.stash) & (stops <= skip.pop)
+            pinned += skip.map_bytes * np.outer(layers >= skip.stash, outer)
+            arrived += skip.map_bytes * outer
+    reached = layers[:, None] < stops[None, :]
+    forward = (before[:-1] + walk.forward)[:, None] + popping
+    forward = np.where(reached, forward, 0).max(axis=0)
+    backward = (before[1:] + walk.backward)[:, None] + pinned
+    last = before[1:] + (walk.last_held if checkpointing != "never" else walk.last)
+    last = last + np.diagonal(pinned)
+    inside = layers[:, None] < stops[None, :] - 1
+    if checkpointing != "never":
+        # The recomputed output and its gradient are held until the block is done; skips' gradients
+        # are there before recomputation begins.
+        held = walk.output_until[None, :] > layers[:, None]
+        backward = backward + walk.outputs[None, :] + held * walk.outputs[None, :]
+        last = last + (walk.output_until > layers) * walk.outputs
+        forward = forward + walk.outputs + arrived
+    backward = np.where(inside, backward, 0).max(axis=0)
+    peak = np.maximum(forward, np.maximum(backward, last))
+    kept = many if checkpointing != "never" or start == 0 else None
+    inputs = np.full(count, costs[start].input)
+    inputs = inputs * (np.where(walk.input_from < stops, many, 1) if kept is None else many)
+    earlier = before[1:] * (many - 1 if checkpointing == "never" else 0)
+    is_last = stops == len(costs)
+    # While the loss is taken only what was not checkpointed is there.
+    idle = 0 if checkpointing == "always" else int(before[-1])
+    return {
+        "inputs": inputs,
+        "skips": others * (many - 1 if checkpointing != "never" else 0),
+        "activations": peak + earlier,
+        "outputs": is_last * _softmax_bytes(costs[-1]),
+        "loss": is_last * _loss_bytes(costs[-1], many, int(peak[-1]) - idle),
+    }
+
+
+def _loss_bytes(head: LayerBytes, many: int, transients: int) -> int:
+    """What the loss adds: labels, and gradients of all logits or, where more, its own transients.
+
+    The logits of each micro-batch go as its loss is taken, and its softmax stays instead; backward
+    runs through all losses first, so that the gradients of all logits wait for the pipeline.
+    """
+    softmax = _softmax_bytes(head)
+    labels = head.elements // head.layer.out_channels * 8
+    waiting = (many - 1) * head.output
+    return many * labels + max(waiting, (many + 2) * softmax - transients)
+
+
+def _softmax_bytes(head: LayerBytes) -> int:
+    """Of one micro-batch, in the parameters' dtype, which the loss is taken in."""
+    return head.elements * max(4, head.output // head.elements)
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """A walk over the layers from the first of a block on; arrays over the layers.
+
+    Attributes:
+        saved: What each layer leaves for backward; a map counts at the first layer that keeps it.
+        forward: Most bytes in forward, above what the layers before have saved.
+        backward: Most bytes in backward, above what layers up to this one have saved, without
+            the gradients of skips.
+        last: The same, as the block's last layer.
+        last_held: The same, with the gradient held by the caller.
+        outputs: The layer's output.
+        output_until: Up to which layer's backward the output lives that is saved anyway.
+        input_from: First layer that keeps the block's input (n: none does).
+    """
+
+    saved: NDArray[np.int64]
+    forward: NDArray[np.int64]
+    backward: NDArray[np.int64]
+    last: NDArray[np.int64]
+    last_held: NDArray[np.int64]
+    outputs: NDArray[np.int64]
+    output_until: NDArray[np.int64]
+    input_from: int
+
+    @classmethod
+    def along(cls, costs: Sequence[LayerBytes], start: int) -> "_Walk":
+        count = len(costs)
+        block = [costs[start].first or costs[start], *costs[start + 1 :]]
+        # Which map each layer's input lies in: in-place layers and stashes hand theirs on.
+        roots = [start]
+        sizes = {start: 0}  # the block's input counts elsewhere
+        keeper: dict[int, int] = {}
+        for index, cost in enumerate(block, start):
+            if cost.keeps_input:
+                keeper.setdefault(roots[-1], index)
+            if cost.in_place:
+                roots.append(roots[-1])
+            else:
+                roots.append(index + 1)
+                sizes[index + 1] = cost.output
+            if cost.keeps_output:
+                keeper.setdefault(roots[-1], index)
+        saved = [cost.saved for cost in block]
+        for root, index in keeper.items():
+            saved[index - start] += sizes[root]
+        forward, backward, last, last_held, until = [], [], [], [], []
+        for index, cost in enumerate(block, start):
+            root = roots[index - start]
+            kept = keeper.get(root, count)
+            forward.append(cost.forward + (sizes[root] if kept >= index else 0))
+            held = kept < index or root == start
+            grows = cost.input if isinstance(cost.layer, Stash) else 0
+            behind = block[index - start + 1] if index + 1 < count else None
+            shared = behind is not None and behind.shares_gradient
+            given = cost.output if behind is None else behind.gradient
+            inner = cost.backward[2 + held] if shared else cost.backward[held] + given
+            backward.append(inner + grows)
+            last.append(cost.backward[held] + cost.output + grows)
+            last_held.append(cost.backward[2 + held] + cost.output + grows)
+            out_root = roots[index - start + 1]
+            until.append(keeper.get(out_root, count) if out_root != start else -1)
+        return cls(
+            np.array(saved),
+            np.array(forward),
+            np.array(backward),
+            np.array(last),
+            np.array(last_held),
+            np.array([cost.output for cost in block]),
+            np.array(until),
+            keeper.get(start, count),
+        )
