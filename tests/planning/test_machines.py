@@ -125,6 +125,8 @@ def test_an_unknown_name_is_refused_with_the_nearest(wrong: str, near: str) -> N
         ("[summit]\nname = 'x'", "no key 'name'"),
         ("[summit]\nlink_bandwidth = inf", "positive number"),
         ("[summit]\nlink_bandwidth = nan", "positive number"),
+        ("[summit]\nlink_bandwidth = 1" + "0" * 400, "positive number"),
+        ("[summit]\nhost_bytes = 1" + "0" * 5000, "must be a readable TOML file"),
         ("[summit]\nlink_bandwidth = '50 GB/s'", "positive number"),
         ("[summit]\nmaths_efficiency = 1.5", "a share above 0 and at most 1"),
         ("[summit]\nflops = 3", "by precision"),

@@ -1,6 +1,5 @@
 """Facts of nodes, devices and links, from the packaged file and the user's own."""
 
-import math
 import os
 import sys
 from contextlib import suppress
@@ -19,6 +18,7 @@ else:
 __all__ = ["PRECISIONS", "Machine", "known_machines", "machine", "user_file"]
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
+LARGEST = 1e30  # beyond any machine; products of whole numbers stay within floats
 PACKAGED = Path(__file__).with_name("machines.toml")
 
 
@@ -188,13 +188,14 @@ def _check_flops(name: str, flops: Any) -> None:
 
 
 def _check_number(name: str, key: str, value: Any) -> None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    good = number and 0 < value < LARGEST
     rule = "a positive number"
     if key in INTEGERS:
         good, rule = good and isinstance(value, int), "a positive whole number"
     if key in SHARES:
         good, rule = good and value <= 1, "a share above 0 and at most 1"
-    if not good or math.isinf(value):
+    if not good:
         raise TilenetError(
             f"{name}.{key} must be {rule} (got {value!r}); correct it in {user_file()}"
         )
