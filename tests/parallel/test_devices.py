@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,12 @@ from test_same_as_whole_image import (
 )
 from whole_image import random_scene, train_whole
 
-from tilenet.run_file import TileKeys
+from tilenet.run_file import GradientKeys, TileKeys
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1), ("float16", 0.02)]
+)
 def test_lower_precision_is_near_float64(
     comm: MPI.Intracomm, shared_path: Path, precision: str, tolerance: float
 ) -> None:
@@ -35,6 +38,23 @@ def test_lower_precision_is_near_float64(
     loss, _, logits = differences(found, wanted, scene.valid)
     assert 0 < loss <= tolerance
     assert 0 < logits <= 10 * tolerance * float(np.abs(wanted.logits).max())
+
+
+@pytest.mark.parametrize(
+    ("transport", "piece_mb"), [("gloo", 0.001), ("gloo", 4.0), ("host", 0.01)]
+)
+def test_transport_and_piece_size_never_change_the_result(
+    comm: MPI.Intracomm, shared_path: Path, transport: Any, piece_mb: float
+) -> None:
+    scene = random_scene(shared_path, (97, 130), 1, write=comm.rank == 0)
+    comm.Barrier()
+    keys = NETWORKS["same-nearest"]
+    gradients = GradientKeys(transport, piece_mb)
+    run = run_file(shared_path, [scene], keys, tiles=TileKeys(2, 3), gradients=gradients)
+    wanted = train_whole([scene], options_of(keys), STEPS, LR, SEED)
+    loss, weight, _ = differences(outcome_of(run, comm, scene.image, 40), wanted, scene.valid)
+    assert loss <= 1e-12
+    assert weight <= 1e-10
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ from mpi4py import MPI
 from torch import nn
 
 from tilenet.parallel.gradients import GradientSum
+from tilenet.parallel.transport import Transport
 
 
 def parameters(seed: int) -> list[nn.Parameter]:
@@ -87,11 +88,99 @@ def test_pieces_are_summed_while_backward_is_still_running(comm: MPI.Intracomm) 
     summing.close()
 
 
-def test_a_failure_of_the_helper_reaches_the_rank(comm: MPI.Intracomm) -> None:
+def test_a_failure_of_the_helper_reaches_the_rank(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if comm.size == 1:
         pytest.skip("one rank has no helper")
+
+    def fails(_: torch.Tensor) -> None:
+        raise OverflowError("of the helper")
+
     summing = GradientSum(parameters(0), comm, 64)
-    summing._pieces = [("not", "numbers")] * len(summing._pieces)  # type: ignore[list-item]
-    with pytest.raises(TypeError):
+    monkeypatch.setattr(summing._transport, "sum", fails)
+    with pytest.raises(OverflowError, match="of the helper"):
         summing.finish()
     summing.close()
+
+
+class Recorder:
+    """A transport that notes what it sums."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.name, self._inner, self.sizes = inner.name, inner, list[int]()
+
+    def sum(self, part: torch.Tensor) -> None:
+        self._inner.sum(part)
+        self.sizes.append(part.numel())
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def recorded(summing: GradientSum) -> Recorder:
+    assert summing._transport is not None
+    summing._transport = recorder = Recorder(summing._transport)
+    return recorder
+
+
+@pytest.mark.parametrize("piece_bytes", [24, 100, 1 << 20])
+def test_gloo_sums_as_the_host_does(comm: MPI.Intracomm, piece_bytes: int) -> None:
+    held = {name: parameters(0) for name in ("host", "gloo")}
+    for name, mine in held.items():
+        summing = GradientSum(mine, comm, piece_bytes, name)
+        for tile in range(2):
+            if tile == 1:
+                summing.arm()
+            pairs = zip(mine, inputs(comm.rank, 0, tile), strict=True)
+            sum(((p * p * x).sum() for p, x in pairs), torch.zeros(())).backward()
+        summing.finish()
+        summing.close()
+    for ours, theirs in zip(held["gloo"], held["host"], strict=True):
+        assert float(theirs.grad.abs().min()) > 0  # type: ignore[union-attr]
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-13, atol=1e-13)
+
+
+def test_the_sum_waits_for_the_last_of_three_passes(comm: MPI.Intracomm) -> None:
+    """Under checkpointing each micro-batch adds to each gradient in a pass of its own."""
+    if comm.size == 1:
+        pytest.skip("one rank sums nothing")
+    held = parameters(0)
+    summing = GradientSum(held, comm, 64)
+    recorder = recorded(summing)
+    summing.arm(passes=3)
+    for tile in range(3):
+        assert recorder.sizes == []
+        pairs = zip(held, inputs(comm.rank, 0, tile), strict=True)
+        sum(((p * x).sum() for p, x in pairs), torch.zeros(())).backward()
+        if tile < 2:
+            time.sleep(0.1)  # a helper that began too early would be done by now
+    wanted = [
+        sum(inputs(rank, 0, tile)[index] for rank in range(comm.size) for tile in range(3))
+        for index in range(len(held))
+    ]
+    for _ in range(2000):  # and it begins with the third, before `finish`
+        if len(recorder.sizes) == len(summing._pieces):
+            break
+        time.sleep(0.005)
+    assert len(recorder.sizes) == len(summing._pieces)
+    summing.finish()
+    summing.close()
+    for parameter, total in zip(held, wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, total, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 8, 100, 592, 1 << 20])
+def test_pieces_are_of_the_size_asked_for(comm: MPI.Intracomm, piece_bytes: int) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank sums nothing")
+    held = parameters(0)
+    total = sum(parameter.numel() for parameter in held)
+    size = max(1, piece_bytes // 8)
+    summing = GradientSum(held, comm, piece_bytes)
+    recorder = recorded(summing)
+    summing.finish()
+    summing.close()
+    assert sum(recorder.sizes) == total
+    assert recorder.sizes[:-1] == [size] * (-(-total // size) - 1)
+    assert 0 < recorder.sizes[-1] <= size

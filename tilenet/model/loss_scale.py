@@ -6,7 +6,10 @@ from tilenet.errors import TilenetError
 
 __all__ = ["LossScale"]
 
-FIRST, LARGEST = 2.0**16, 2.0**24
+# The loss is a sum over pixels, not a mean: the gradient of each logit is of order 1 by itself, and
+# that of a weight adds up millions of them. A scale of 1 here is what 10⁶ is to the mean of a
+# megapixel, and large tiles need less than 1: float16 ends at 65 504.
+FIRST, SMALLEST, LARGEST = 1.0, 2.0**-24, 2.0**24
 PATIENCE = 2000  # steps without overflow before the scale is doubled, as torch's own GradScaler
 
 
@@ -38,10 +41,10 @@ class LossScale:
         Raises:
             TilenetError: No scale is small enough.
         """
-        if self.value <= 1:
+        if self.value <= SMALLEST:
             raise TilenetError(
-                "gradients must be finite (they are not, even unscaled); lower optimizer.lr, or "
-                "use precision: float32"
+                f"float16 must hold the gradients (they overflow even scaled by {self.value:.1e}); "
+                "lower optimizer.lr, or use precision: float32"
             )
         self.value /= 2
         self.calm_steps = 0

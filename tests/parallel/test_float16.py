@@ -1,0 +1,149 @@
+"""float16: steps that overflow are thrown away on all ranks together, and leave no trace."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mpi4py import MPI
+from safetensors.torch import load_file
+from test_same_as_whole_image import run_file
+from whole_image import random_scene
+
+from tilenet.errors import AgreedError
+from tilenet.model import loss_scale
+from tilenet.model.loss_scale import LossScale
+from tilenet.run_file import NetworkKeys, OptimizerKeys, RunFile, TileKeys
+from tilenet.step import Step
+from tilenet.train import train
+
+FIRST = 2.0**18  # gradients of these images overflow until it is halved some ten times
+NETWORK = NetworkKeys(poolings=2, base=4)  # no dropout: a step thrown away can be made again
+
+
+def a_run(comm: MPI.Intracomm, path: Path, steps: int, **more: Any) -> RunFile:
+    scene = random_scene(path, (50, 61), 1, write=comm.rank == 0)
+    comm.Barrier()
+    run = run_file(path, [scene], NETWORK, tiles=TileKeys(2, 3))
+    momentum = OptimizerKeys("sgd", 0.05, momentum=0.9)
+    return replace(run, precision="float16", steps=steps, optimizer=momentum, **more)
+
+
+def losses(run: RunFile) -> list[str]:
+    with (Path(run.output) / "history.csv").open() as file:
+        return [row["loss"] for row in csv.DictReader(file)]
+
+
+def progress(run: RunFile) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(run.output) / "last" / "progress.json").read_text())
+    return found
+
+
+def weights(run: RunFile) -> dict[str, torch.Tensor]:
+    found = load_file(Path(run.output) / "last" / "weights.safetensors")
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def check_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
+    """Weights that this rank had at the end of each run."""
+    found: list[dict[str, torch.Tensor]] = []
+    close = Step.close
+
+    def noting(self: Step) -> None:
+        found.append({name: t.clone() for name, t in self.network.state_dict().items()})
+        close(self)
+
+    monkeypatch.setattr(Step, "close", noting)
+    return found
+
+
+def check_alike(comm: MPI.Intracomm, mine: dict[str, torch.Tensor]) -> None:
+    """All ranks hold the same weights, to the bit."""
+    first = comm.bcast({name: tensor.numpy() for name, tensor in mine.items()})
+    check_equal(mine, {name: torch.from_numpy(array) for name, array in first.items()})
+
+
+def test_steps_that_overflow_leave_no_trace(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: list[dict[str, torch.Tensor]],
+) -> None:
+    monkeypatch.setattr(loss_scale, "FIRST", FIRST)
+    run = a_run(comm, shared_path, steps=20)
+    assert train(run, comm=comm) == 0
+    check_alike(comm, ends[-1])
+    said, left = losses(run), progress(run)
+    thrown = 20 - left["calm_steps"]
+    assert 3 <= thrown <= 17
+    assert left["loss_scale"] == FIRST / 2**thrown
+    assert len(set(said[: thrown + 1])) == 1  # the same weights, step after step
+    assert len(set(said[thrown:])) == 20 - thrown  # and then it learns
+    assert float(said[-1]) < float(said[0])
+    # a run that begins with a scale that fits makes the same steps, to the bit
+    monkeypatch.setattr(loss_scale, "FIRST", FIRST / 2**thrown)
+    fits = replace(run, steps=20 - thrown, output=str(shared_path / "fits"))
+    assert train(fits, comm=comm) == 0
+    assert losses(fits) == said[thrown:]
+    check_equal(weights(fits), weights(run))
+
+
+def test_an_overflow_on_one_rank_is_that_of_all(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: list[dict[str, torch.Tensor]],
+) -> None:
+    original = Step._forward_backward
+
+    def overflows_in_the_third(self: Step, batch: Any) -> tuple[float, float]:
+        kept = self.scale
+        if self.network.mask_key.step == 2 and comm.rank == comm.size - 1:
+            self.scale = LossScale(2.0**60)
+        found = original(self, batch)
+        self.scale = kept
+        return found
+
+    monkeypatch.setattr(Step, "_forward_backward", overflows_in_the_third)
+    run = a_run(comm, shared_path, steps=5)
+    assert train(run, comm=comm) == 0
+    check_alike(comm, ends[-1])
+    said, left = losses(run), progress(run)
+    assert left["loss_scale"] == loss_scale.FIRST / 2
+    assert left["calm_steps"] == 2
+    assert said[2] == said[3]
+    assert len(set(said)) == 4
+
+
+def test_a_resumed_run_has_the_same_scale(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_scale, "FIRST", FIRST)
+    monkeypatch.setattr(loss_scale, "PATIENCE", 4)  # so that it is doubled again, too
+    run = a_run(comm, shared_path, steps=24)
+    whole = replace(run, output=str(shared_path / "whole"))
+    assert train(whole, comm=comm) == 0
+    assert float(losses(whole)[-1]) < float(losses(whole)[0])
+    for steps in (5, 18):  # while overflows last; and in the midst of calm steps
+        assert train(replace(run, steps=steps), resume=True, comm=comm) == 0
+    assert progress(run)["loss_scale"] != FIRST
+    monkeypatch.setattr(loss_scale, "FIRST", 1.0)  # what the resumed run must not begin with
+    assert train(run, resume=True, comm=comm) == 0
+    assert losses(run) == losses(whole)
+    assert progress(run) == progress(whole)
+    check_equal(weights(run), weights(whole))
+
+
+def test_no_scale_is_small_enough(comm: MPI.Intracomm, shared_path: Path) -> None:
+    run = a_run(comm, shared_path, steps=99, class_weights=[1e30, 1e30, 1e30])
+    with pytest.raises(AgreedError, match=r"float16 must hold the gradients .*use precision"):
+        train(run, comm=comm)

@@ -1,0 +1,290 @@
+"""Each transport sums what the ranks hold; which one is used follows from plain facts."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from tilenet.errors import AgreedError, TilenetError
+from tilenet.parallel import process_groups, transport_choice
+from tilenet.parallel.process_groups import GroupTransport
+from tilenet.parallel.transport import DeviceTransport, Transport, open_transport
+from tilenet.parallel.transport_choice import RankFacts, choose_transport, rank_facts
+
+SIZES = [1, 7, 1000, 65537, 3]
+ON_CPU = ["host", "device", "gloo"]
+
+
+def pieces_of(rank: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
+    """Views of one buffer, as gradients are."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    flat = torch.randn(sum(SIZES), generator=generator, dtype=torch.float64).to(dtype)
+    return list(flat.split(SIZES))
+
+
+@contextmanager
+def opened(name: str, comm: MPI.Intracomm, pieces: list[Tensor]) -> Iterator[Transport]:
+    transport = open_transport(name, comm, pieces)
+    yield transport
+    transport.close()
+
+
+def check_sums(comm: MPI.Intracomm, transport: Transport, pieces: list[Tensor]) -> None:
+    before = [np.array(comm.allgather(piece.cpu().double().numpy())) for piece in pieces]
+    for piece in pieces:
+        transport.sum(piece)
+    places = 1e-6 if pieces[0].dtype == torch.float32 else 1e-14
+    for piece, parts in zip(pieces, before, strict=True):
+        found = piece.cpu().double().numpy()
+        assert np.abs(found - parts.sum(axis=0)).max() <= places * np.abs(parts).sum(axis=0).max()
+        assert np.array_equal(found, comm.bcast(found))  # to the bit, or weights drift apart
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", ON_CPU)
+def test_sums(comm: MPI.Intracomm, name: str, dtype: torch.dtype) -> None:
+    pieces = pieces_of(comm.rank, dtype)
+    with opened(name, comm, pieces) as transport:
+        check_sums(comm, transport, pieces)
+        check_sums(comm, transport, pieces[::-1])  # sums of sums, in another order
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_a_sum_is_its_own_adjoint(comm: MPI.Intracomm, name: str) -> None:
+    """⟨Sx, y⟩ = ⟨x, Sy⟩, both taken over all ranks."""
+    x, y = (torch.cat(pieces_of(comm.rank, torch.float64, seed)) for seed in (1, 2))
+    summed_x, summed_y = x.clone(), y.clone()
+    with opened(name, comm, [x]) as transport:
+        transport.sum(summed_x)
+        transport.sum(summed_y)
+    left = comm.allreduce(float(summed_x @ y))
+    right = comm.allreduce(float(x @ summed_y))
+    assert left == pytest.approx(right, rel=1e-11)
+
+
+def test_a_group_per_device(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks' first devices sum with one another, and their second ones."""
+
+    class Elsewhere(torch.Tensor):
+        """A tensor on the CPU that says that it is on another device."""
+
+        device = torch.device("cpu", 1)  # type: ignore[assignment]
+
+    made: list[str] = []
+    original = process_groups._gloo
+
+    def counted(store, rank, size):  # type: ignore[no-untyped-def]
+        made.append(str(rank))
+        return original(store, rank, size)
+
+    monkeypatch.setattr(process_groups, "_gloo", counted)
+    pieces = pieces_of(comm.rank, torch.float64)
+    pieces[3:] = [piece.as_subclass(Elsewhere) for piece in pieces[3:]]
+    transport = GroupTransport("gloo", comm, pieces)
+    assert len(made) == 2
+    assert len(transport._groups) == 2
+    check_sums(comm, transport, pieces)
+    transport.close()
+
+
+def test_two_transports_at_once(comm: MPI.Intracomm) -> None:
+    a, b = pieces_of(comm.rank, torch.float64, 1), pieces_of(comm.rank, torch.float64, 2)
+    with opened("gloo", comm, a) as first, opened("gloo", comm, b) as second:
+        check_sums(comm, first, a)
+        check_sums(comm, second, b)
+        check_sums(comm, first, a)
+
+
+def test_gloo_leaves_environment_and_default_group_alone(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lies = {"RANK": "7", "WORLD_SIZE": "99", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
+    for name, value in lies.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    pieces = pieces_of(comm.rank, torch.float64)
+    with opened("gloo", comm, pieces) as transport:
+        check_sums(comm, transport, pieces)
+        assert dict(os.environ) == before
+        assert not torch.distributed.is_initialized()
+
+
+def test_an_unreachable_rank_is_said_on_all(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if comm.rank == comm.size - 1:
+
+        def fails(*_: object) -> None:
+            raise RuntimeError("connection refused\nby a long trace")
+
+        monkeypatch.setattr(process_groups, "_gloo", fails)
+    else:
+        monkeypatch.setattr(process_groups, "CONNECT", timedelta(seconds=1))
+    with pytest.raises(AgreedError, match=r"ranks of gloo must reach one another") as raised:
+        open_transport("gloo", comm, pieces_of(comm.rank, torch.float64))
+    assert str(raised.value) == comm.bcast(str(raised.value))
+
+
+def test_a_slow_rank_may_take_longer_than_connecting(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_groups, "CONNECT", timedelta(seconds=2))
+    pieces = pieces_of(comm.rank, torch.float64)
+    with opened("gloo", comm, pieces) as transport:
+        if comm.rank == comm.size - 1:
+            time.sleep(3)
+        total = pieces[2].clone()
+        transport.sum(total)
+    wanted = np.sum(comm.allgather(pieces[2].numpy()), axis=0)
+    assert np.abs(total.numpy() - wanted).max() <= 1e-13
+
+
+def test_a_rank_that_never_comes_is_an_error(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank waits for no other")
+    monkeypatch.setattr(process_groups, "SUM", timedelta(seconds=1))
+    pieces = pieces_of(comm.rank, torch.float64)
+    with opened("gloo", comm, pieces) as transport:
+        if comm.rank < comm.size - 1:
+            with pytest.raises(RuntimeError):
+                transport.sum(pieces[0])
+
+
+def test_auto_and_device_are_host_on_a_cpu(comm: MPI.Intracomm) -> None:
+    for name in ("auto", "device"):
+        with opened(name, comm, pieces_of(comm.rank, torch.float32)) as transport:
+            assert transport.name == "host"
+
+
+def test_device_sums_host_memory_too(comm: MPI.Intracomm) -> None:
+    pieces = pieces_of(comm.rank, torch.float64)
+    transport = DeviceTransport(comm)
+    check_sums(comm, transport, pieces)
+    transport.close()
+
+
+def test_nccl_is_refused_on_a_cpu(comm: MPI.Intracomm) -> None:
+    with pytest.raises(AgreedError, match=r"nccl sums gradients on GPUs only .*rank 0.*host$"):
+        open_transport("nccl", comm, pieces_of(comm.rank, torch.float32))
+
+
+def test_ranks_that_lay_out_otherwise_are_refused(comm: MPI.Intracomm) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank differs from no other")
+    pieces = pieces_of(comm.rank, torch.float32)
+    if comm.rank == comm.size - 1:
+        pieces = pieces[:-1]
+    said = rf"lay gradients out alike \(rank {comm.size - 1}: 4 pieces .*, rank 0: 5 "
+    with pytest.raises(AgreedError, match=said):
+        open_transport("host", comm, pieces)
+
+
+def a_rank(*gpus: str, nccl: bool = True, mpi: bool | None = False, version: str = "") -> RankFacts:
+    return RankFacts(gpus, has_nccl=nccl, has_gloo=True, device_mpi=mpi, mpi=version)
+
+
+A, B = a_rank("a"), a_rank("b")
+CPU = a_rank()
+CHOICES = [
+    ("auto", [A, B], "nccl"),
+    ("auto", [a_rank("a", "b"), a_rank("c", "d")], "nccl"),
+    ("auto", [A, A], "host"),
+    ("auto", [a_rank("a", "b"), a_rank("c", "b")], "host"),
+    ("auto", [A, CPU], "host"),
+    ("auto", [CPU, CPU], "host"),
+    ("auto", [a_rank("a", mpi=True), a_rank("a", mpi=True)], "device"),
+    ("auto", [a_rank("a", mpi=True, nccl=False), a_rank("b", mpi=True)], "device"),
+    ("auto", [a_rank("a", mpi=True, nccl=False), a_rank("b", mpi=None)], "host"),
+    ("auto", [a_rank("a", mpi=True), a_rank(mpi=True)], "host"),
+    ("host", [A, B], "host"),
+    ("gloo", [A, A], "gloo"),
+    ("gloo", [CPU, CPU], "gloo"),
+    ("nccl", [A, B], "nccl"),
+    ("device", [CPU, CPU], "host"),
+    ("device", [a_rank("a", mpi=None), a_rank("a", mpi=True)], "device"),
+]
+
+
+@pytest.mark.parametrize(("name", "facts", "wanted"), CHOICES)
+def test_choices(name: str, facts: list[RankFacts], wanted: str) -> None:
+    assert choose_transport(name, facts) == wanted
+
+
+CRAY = "MPI VERSION    : CRAY MPICH version 8.1.28.29"
+REFUSALS = [
+    ("nccl", [A, CPU], r"on GPUs only \(those of rank 1 are on a CPU\)"),
+    ("nccl", [A, a_rank("b", nccl=False)], r"built into torch \(on rank 1 it is not\)"),
+    ("nccl", [A, B, A], r"\(ranks 0 and 2 share a\)"),
+    ("gloo", [CPU, RankFacts(has_gloo=False)], r"built into torch \(on rank 1 it is not\)"),
+    ("device", [a_rank("a", mpi=True), B], r"\(on rank 1 it does not: .*as its manual says"),
+    ("device", [a_rank("a", version=CRAY)], "set MPICH_GPU_SUPPORT_ENABLED=1, or"),
+    ("device", [a_rank("a", version="MPICH Version: 5.0.2")], "an MPICH configured --with-cuda"),
+    ("device", [a_rank("a", version="Open MPI v5.0.11")], "an Open MPI configured --with-cuda"),
+    ("device", [a_rank("a", version="IBM Spectrum MPI")], 'jsrun --smpiargs="-gpu"'),
+]
+
+
+@pytest.mark.parametrize(("name", "facts", "said"), REFUSALS)
+def test_refusals(name: str, facts: list[RankFacts], said: str) -> None:
+    with pytest.raises(TilenetError, match=said):
+        choose_transport(name, facts)
+
+
+@pytest.mark.parametrize(("setting", "wanted"), [("1", True), ("0", False), (None, False)])
+def test_cray_says_by_its_environment(
+    monkeypatch: pytest.MonkeyPatch, setting: str | None, wanted: bool
+) -> None:
+    monkeypatch.setattr(MPI, "Get_library_version", lambda: CRAY)
+    monkeypatch.delenv("MPICH_GPU_SUPPORT_ENABLED", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("MPICH_GPU_SUPPORT_ENABLED", setting)
+    assert transport_choice.mpi_takes_device_memory() is wanted
+
+
+def test_this_mpi_is_asked() -> None:
+    """The wheels of MPICH and Open MPI are built without CUDA, and say so."""
+    facts = rank_facts([torch.zeros(3)])
+    assert facts.device_mpi is not True
+    assert facts.gpus == ()
+    assert facts.mpi
+    assert facts.mpi in " ".join(MPI.Get_library_version().split())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["nccl", "host", "gloo", "device", "auto"])
+def test_sums_on_gpus(comm: MPI.Intracomm, name: str) -> None:
+    if torch.cuda.device_count() < comm.size:
+        pytest.skip(f"{comm.size} ranks need as many GPUs, torch sees {torch.cuda.device_count()}")
+    if name == "device" and not comm.allreduce(
+        bool(transport_choice.mpi_takes_device_memory()), op=MPI.LAND
+    ):
+        pytest.skip("this MPI takes no device memory")
+    device = torch.device("cuda", comm.rank)
+    flat = torch.cat(pieces_of(comm.rank, torch.float32)).to(device)
+    pieces = list(flat.split(SIZES))
+    torch.cuda.synchronize(device)
+    with opened(name, comm, pieces) as transport:
+        assert transport.name == ("nccl" if name == "auto" else name)
+        for _ in range(3):
+            check_sums(comm, transport, pieces)
+
+
+@pytest.mark.gpu
+def test_ranks_that_share_a_gpu_cannot_use_nccl(comm: MPI.Intracomm) -> None:
+    if torch.cuda.device_count() == 0 or comm.size == 1:
+        pytest.skip("needs a GPU and two ranks")
+    pieces = [piece.cuda(0) for piece in pieces_of(comm.rank, torch.float32)]
+    with pytest.raises(AgreedError, match=r"ranks 0 and 1 share GPU"):
+        open_transport("nccl", comm, pieces)
+    with opened("auto", comm, pieces) as transport:
+        assert transport.name in ("host", "device")
+        check_sums(comm, transport, pieces)
