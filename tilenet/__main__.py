@@ -1,4 +1,4 @@
-"""The command line: tilenet halo | train | predict | evaluate."""
+"""The command line: tilenet halo | plan | profile | train | predict | evaluate."""
 
 import os
 import sys
@@ -6,6 +6,8 @@ import sys
 USAGE = """usage: tilenet COMMAND [options]
 
   halo       how wide a halo tiles need, for a network and an image
+  plan       tiles, ranks, partitions and micro-batches for a network, an image and a machine
+  profile    measure a network's layers on this machine's device, for plan
   train      train a network: tilenet train -c run.yaml
   predict    make a map: tilenet predict CHECKPOINT IMAGE OUT.tif
   evaluate   compare a map with labels: tilenet evaluate MAP LABELS
@@ -30,6 +32,14 @@ def _run(command: str, rest: list[str]) -> int:
         from tilenet import halo_command
 
         return halo_command.main(rest)
+    if command == "plan":
+        from tilenet import plan_command
+
+        return plan_command.main(rest)
+    if command == "profile":
+        from tilenet import profile_command
+
+        return profile_command.main(rest)
     if command == "train":
         from tilenet import train_command
 

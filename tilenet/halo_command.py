@@ -1,16 +1,16 @@
 """`tilenet halo`: the halo calculator. Numbers only: neither torch nor MPI is loaded."""
 
-import argparse
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tilenet.command_line import Arguments
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import context_of, epsilon_px, norm_context
-from tilenet.geometry.networks import PAPER_LEVELS, PRESETS, UNetOptions, unet_layers
+from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.geometry.tiles import Cut, Tiling, cut, halo_rule
+from tilenet.network_arguments import add_network, add_tiles, image_of, network_of
 
 __all__ = ["Answer", "calculate", "main"]
 
@@ -153,8 +153,8 @@ def main(arguments: list[str]) -> int:
     """Run the command; returns its exit code."""
     try:
         given = _parser().parse_args(arguments)
-        options, levels = _network(given)
-        image, asked = _image(given)
+        options, levels = network_of(given)
+        image, asked = image_of(given)
         answer = calculate(options, levels, image, asked, given.halo)
     except UsageError as error:
         print(f"tilenet halo: {error}", file=sys.stderr)
@@ -166,77 +166,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _network(given: argparse.Namespace) -> tuple[UNetOptions, int]:
-    ways = [given.preset, given.levels, given.poolings]
-    if sum(way is not None for way in ways) != 1:
-        raise UsageError("a network is given by one of --preset, --levels or --poolings")
-    if given.preset:
-        start, levels = PRESETS[given.preset], PAPER_LEVELS[given.preset]
-        if given.convs is not None:
-            raise UsageError("--convs belongs to --levels and --poolings; a preset has its own")
-    else:
-        levels = given.levels if given.levels is not None else given.poolings + 1
-        if levels < 2:
-            raise TilenetError(
-                f"a U-Net has at least one pooling, two levels (levels: {levels}, poolings: "
-                f"{levels - 1}); nearest: --levels 2 or --poolings 1"
-            )
-        start = replace(UNetOptions(), poolings=levels - 1, convolutions=given.convs or 2)
-        if given.convs is not None and given.convs < 1:
-            raise TilenetError(f"convolutions must be at least 1 (convs: {given.convs})")
-    names = ("kernel", "padding", "upsampling", "norm", "norm_scope", "base", "bands", "classes")
-    values = {name: value for name in names if (value := getattr(given, name)) is not None}
-    return replace(start, **values), levels
-
-
-def _image(given: argparse.Namespace) -> tuple[tuple[int, int] | None, Cut]:
-    if given.image is None:
-        if given.grid or given.tile is not None:
-            raise UsageError("--grid and --tile need --image")
-        return None, Cut()
-    if given.grid and given.tile is not None:
-        raise UsageError("tiles are given by --grid or by --tile, not both")
-    return given.image, Cut(grid=given.grid, size_px=given.tile)
-
-
-def _pair(text: str) -> tuple[int, int]:
-    """`10000` or `10000x8000`: rows and columns."""
-    parts = text.lower().replace("×", "x").split("x")
-    if len(parts) > 2 or not all(part.strip().isdigit() for part in parts):
-        raise argparse.ArgumentTypeError(f"expected N or ROWSxCOLUMNS, got {text!r}")
-    return int(parts[0]), int(parts[-1])
-
-
 def _parser() -> Arguments:
     parser = Arguments(
         prog="tilenet halo",
         description="Say how wide a halo tiles need, so that cutting an image changes nothing.",
     )
-    network = parser.add_argument_group("network")
-    network.add_argument("--preset", choices=list(PRESETS), help="one of the paper's models")
-    network.add_argument(
-        "--levels", type=int, metavar="L", help="as the paper counts: poolings + 1"
-    )
-    network.add_argument("--poolings", type=int, metavar="P")
-    network.add_argument("--convs", type=int, metavar="N", help="convolutions per level (2)")
-    network.add_argument("--kernel", type=int, metavar="K", help="width of the convolutions (3)")
-    network.add_argument("--padding", choices=["same", "valid"])
-    network.add_argument("--upsampling", choices=["nearest", "bilinear", "transposed"])
-    network.add_argument("--norm", choices=["none", "instance", "group", "batch"])
-    network.add_argument("--norm-scope", choices=["image", "tile"])
-    network.add_argument("--base", type=int, help="channels of the first level (64)")
-    network.add_argument("--bands", type=int, help="input channels (4)")
-    network.add_argument("--classes", type=int, help="output channels (1)")
-    tiles = parser.add_argument_group("tiles")
-    tiles.add_argument("--image", type=_pair, metavar="N|ROWSxCOLUMNS", help="pixels")
-    tiles.add_argument("--grid", type=_pair, metavar="ROWSxCOLUMNS", help="tiles, e.g. 8x8")
-    tiles.add_argument("--tile", type=int, metavar="PX", help="largest own size of a tile")
-    tiles.add_argument(
-        "--halo",
-        type=lambda text: int(text) if text.isdigit() else text,
-        default="exact",
-        metavar="exact|epsilon|PX",
-        help="halo that the tiles are cut with (%(default)s)",
-    )
+    add_network(parser)
+    add_tiles(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -11,6 +11,7 @@ from tilenet.geometry.networks import unet_layers
 from tilenet.geometry.shapes import map_shapes
 from tilenet.geometry.tiles import Cut, Tiling, cut, halo_rule
 from tilenet.planning.balance import block_seconds
+from tilenet.planning.host_memory import HostBytes, host_bytes
 from tilenet.planning.layer_bytes import LayerBytes, layer_bytes
 from tilenet.planning.memory import OPTIMIZER_STATES, PartitionBytes, block_bytes, partition_bytes
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
@@ -145,6 +146,16 @@ class Estimator:
         many = min(layout.micro_batches, self.tiles_per_rank(layout.grid, layout.partitions))
         return partition_bytes(costs, balance, many, layout.checkpointing, self.question.optimizer)
 
+    def _host_bytes(self, layout: Layout) -> HostBytes:
+        rows, cols = self.read_px(layout.grid)
+        return host_bytes(
+            rows * cols,
+            self.question.options.bands,
+            layout.micro_batches,
+            int(self._parameter_bytes.sum()),
+            OPTIMIZER_STATES[self.question.optimizer],
+        )
+
     def describe(self, layout: Layout, balance: Balance) -> Plan:
         """All that a plan says."""
         asked, tiling = self.question, self.tiling(layout.grid)
@@ -183,7 +194,7 @@ class Estimator:
             balance=balance,
             parts=parts,
             device_bytes=max(part.num_bytes for part in parts),
-            host_bytes=self._host_bytes(layout, ranks_per_node),
+            host_bytes=ranks_per_node * self._host_bytes(layout).total,
             bubble=self.timeline(layout, balance, min(layout.micro_batches, tiles)).bubble,
             pipeline_s=pipeline_s,
             sum_s=sum_s,

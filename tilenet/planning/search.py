@@ -1,12 +1,14 @@
 """Choose a layout: of all that fit, the one whose step is predicted to be fastest."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import Cut, cut
 from tilenet.planning.balance import check_balance, least_bytes, least_time
 from tilenet.planning.estimate import Estimator
+from tilenet.planning.layer_bytes import LARGEST_MAP, largest_map
 from tilenet.planning.plan import Checkpointing, Layout, Plan, Question
 
 __all__ = ["Search"]
@@ -30,7 +32,8 @@ class Search:
         self.estimator = Estimator(question)
         _check(question, len(self.estimator.layers))
         self.fastest = lru_cache(maxsize=None)(self._fastest)
-        self._checked: dict[tuple[Pixels, int], bool] = {}
+        self._at_best: dict[tuple[int, int, int], bool] = {}
+        self._too_large: set[tuple[int, int, int, int, str]] = set()
 
     def best(self, count: int = 3) -> list[Plan]:
         """The fastest plans that fit, best first; none where nothing fits."""
@@ -60,7 +63,7 @@ class Search:
             if partitions > len(self.estimator.layers):
                 continue
             for grid in self._grids(partitions):
-                tiles = self.estimator.tiles_per_rank(grid, partitions)
+                tiles = self._tiles(grid, partitions)
                 for micro_batches in self._micro_batches(partitions, tiles):
                     if micro_batches > tiles:
                         continue
@@ -72,14 +75,15 @@ class Search:
     def _no_layout(self) -> str:
         asked = self.question
         partitions = asked.partitions or 1
-        tiles = max(
-            self.estimator.tiles_per_rank(grid, partitions) for grid in self._grids(partitions)
-        )
+        tiles = max(self._tiles(grid, partitions) for grid in self._grids(partitions))
         return (
             f"a rank needs at least as many tiles as micro-batches (micro-batches: "
             f"{self._micro_batches(partitions, tiles)[0]}, tiles of a rank: {tiles}); ask for at "
             f"most {tiles}, a finer grid, fewer nodes or a larger batch"
         )
+
+    def _tiles(self, grid: Pixels, partitions: int) -> int:
+        return self.estimator.tiles_per_rank(grid, partitions)
 
     def _micro_batches(self, partitions: int, tiles: int) -> list[int]:
         asked = self.question
@@ -115,21 +119,27 @@ class Search:
             for b in FACTORS
         }
         # Oblong tiles only where nothing squarer is possible: they read more for the same work.
-        square = [grid for grid in grids if _oblong(asked.image, grid) <= 1.5]
-        return square or [min(grids, key=lambda grid: _oblong(asked.image, grid))]
+        square = sorted(grid for grid in grids if _oblong(asked.image, grid) <= 1.5)
+        few = {
+            (*sorted(self.estimator.read_px(grid)), self._tiles(grid, partitions)): grid
+            for grid in square or [min(grids, key=lambda grid: _oblong(asked.image, grid))]
+        }
+        return list(few.values())  # of tiles turned by a right angle, one kind
 
     def plan(self, layout: Layout) -> Plan | None:
         """The fastest plan with this layout; None where no balance fits."""
-        asked = self.question
-        if asked.balance is None and self._hopeless(layout.grid, layout.partitions):
+        read_px, limit_bytes = self.estimator.read_px(layout.grid), self.question.limit_bytes
+        if largest_map(self.estimator.layers, *read_px)[1] >= LARGEST_MAP:
+            return None
+        fastest = self.fastest(read_px, layout.partitions)
+        if self.estimator.num_bytes(layout, fastest) <= limit_bytes:
+            return self.estimator.describe(layout, fastest)
+        if self._refused(layout) or not self._fits_at_best(layout):
             return None
         few = self._balances(layout)
-        fitting = [
-            balance
-            for balance in few
-            if self.estimator.num_bytes(layout, balance) <= asked.limit_bytes
-        ]
+        fitting = [one for one in few if self.estimator.num_bytes(layout, one) <= limit_bytes]
         if not fitting:
+            self._refuse(layout, layout.checkpointing)
             return None
         best = min(fitting, key=lambda balance: self.estimator.step_s(layout, balance)[0])
         return self.estimator.describe(layout, best)
@@ -158,17 +168,31 @@ class Search:
         best = min(few, key=lambda balance: self.estimator.num_bytes(layout, balance))
         return self.estimator.describe(layout, best)
 
-    def _hopeless(self, grid: Pixels, partitions: int) -> bool:
-        """Whether not even one micro-batch at a time fits, with activations computed again."""
-        read_px = self.estimator.read_px(grid)
-        key = read_px, partitions
-        if key not in self._checked:
-            room = self.estimator.blocks(read_px, 1, "always", partitions)
-            (balance, *_) = least_bytes(room, partitions, few=1)
-            layout = Layout(grid, partitions, 1, "always")
-            needed = self.estimator.num_bytes(layout, balance)
-            self._checked[key] = needed > self.question.limit_bytes
-        return self._checked[key]
+    def _refused(self, layout: Layout) -> bool:
+        """Whether a layout did not fit that asks for no more of anything."""
+        height, width = self.estimator.read_px(layout.grid)
+        return any(
+            partitions == layout.partitions
+            and mode in (layout.checkpointing, "at best")
+            and micro_batches <= layout.micro_batches
+            and rows <= height
+            and cols <= width
+            for rows, cols, partitions, micro_batches, mode in self._too_large
+        )
+
+    def _refuse(self, layout: Layout, mode: str) -> None:
+        read_px = self.estimator.read_px(layout.grid)
+        self._too_large.add((*read_px, layout.partitions, layout.micro_batches, mode))
+
+    def _fits_at_best(self, layout: Layout) -> bool:
+        """Whether one micro-batch at a time fits, with activations computed again."""
+        least = replace(layout, micro_batches=1, checkpointing="always")
+        key = (*self.estimator.read_px(layout.grid), layout.partitions)
+        if key not in self._at_best:
+            self._at_best[key] = self.leanest(least).device_bytes <= self.question.limit_bytes
+            if not self._at_best[key]:
+                self._refuse(least, "at best")
+        return self._at_best[key]
 
     def _fastest(self, read_px: Pixels, partitions: int) -> Balance:
         """The best balance if memory were endless."""

@@ -1,0 +1,292 @@
+"""`tilenet plan`: from image, network and machine to tiles, ranks, partitions and micro-batches."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tilenet.command_line import Arguments
+from tilenet.errors import TilenetError, UsageError
+from tilenet.geometry.halo import context_of, epsilon_px
+from tilenet.geometry.networks import unet_layers
+from tilenet.network_arguments import add_network, add_tiles, image_of, network_of
+from tilenet.planning.composition import obstacle
+from tilenet.planning.level_profile import level_bytes
+from tilenet.planning.machines import known_machines, machine
+from tilenet.planning.plan import Layout, Plan, Question, write_plan
+from tilenet.planning.profile import read_profile
+from tilenet.planning.remedies import why_nothing_fits
+from tilenet.planning.roofline import ITEM_BYTES
+from tilenet.planning.search import Search
+from tilenet.plots import plot_level_bytes, plot_timeline
+
+__all__ = ["answer", "explain", "main"]
+
+GIB = 2**30
+SWEEP = range(4, 17)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; returns its exit code."""
+    try:
+        given = _parser().parse_args(arguments)
+        question = _question(given)
+        if given.sweep:
+            rows = sweep(question)
+            print(json.dumps(rows) if given.json else _sweep_table(rows))
+            return 0
+        search = Search(question)
+        plans = answer(search)
+        for path in given.plot or []:
+            _plot(search, plans[0], Path(path))
+        if given.out:
+            write_plan(plans[0], Path(given.out))
+    except UsageError as error:
+        print(f"tilenet plan: {error}", file=sys.stderr)
+        return 2
+    except TilenetError as error:
+        print(f"tilenet: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(plans[0].to_json()) if given.json else explain(plans))
+    return 0
+
+
+def answer(search: Search) -> list[Plan]:
+    """The best plan and the next two.
+
+    Raises:
+        TilenetError: Nothing fits; the sentence says what would.
+    """
+    plans = search.best(3)
+    if not plans:
+        raise TilenetError(why_nothing_fits(search))
+    return [replace(plan, notes=_notes(plan)) for plan in plans]
+
+
+def _notes(plan: Plan) -> tuple[str, ...]:
+    asked = plan.question
+    layers = unet_layers(asked.options)
+    notes = []
+    context = context_of(layers)
+    if asked.halo_mode == "exchange":
+        notes.append("halo_mode exchange is not built yet: train refuses this plan.")
+    elif asked.halo != "exact" and plan.halo_px < context.halo_px:
+        notes.append(
+            f"approximate: the halo ({plan.halo_px} px) is narrower than the exact one "
+            f"({context.halo_px} px), so the result depends on the tiles."
+        )
+    reason = obstacle(layers, plan.layout.grid, plan.mesh)
+    if reason and asked.halo_mode == "overlap":
+        notes.append(f"train refuses this plan as it stands: {reason}.")
+    if plan.host_bytes > asked.machine.host_bytes:
+        notes.append(
+            f"a node's memory is too small for its ranks (needed: {plan.host_bytes / GIB:.0f} GiB, "
+            f"there is: {asked.machine.host_bytes / GIB:.0f} GiB); take fewer micro-batches or "
+            "ranks per node."
+        )
+    if asked.profile is None:
+        notes.append(
+            f"Seconds are the roofline's for {asked.machine.device}, with assumed efficiencies; "
+            "tilenet profile measures them."
+        )
+    return tuple(notes)
+
+
+def explain(plans: Sequence[Plan]) -> str:
+    """The best plan as text: what, where, and why it beat the others."""
+    plan = plans[0]
+    asked, layout = plan.question, plan.layout
+    replicas, rows, columns = plan.mesh
+    lines = [
+        f"{asked.image[0]} × {asked.image[1]} × {asked.options.bands} px on {asked.nodes} × "
+        f"{asked.machine.devices_per_node} {asked.machine.device} ({asked.machine.name})",
+        f"  tiles          {layout.grid[0]} × {layout.grid[1]}, own {_px(plan.tile_own_px)}, read "
+        f"{_px(plan.tile_read_px)}, halo {plan.halo_px} px, {asked.halo_mode}; work ratio "
+        f"{plan.work_ratio:.2f}",
+        f"  ranks          {replicas} × {rows} × {columns} (replicas × rows × columns), "
+        f"{plan.ranks_per_node} per node, {layout.partitions} devices each",
+        f"  pipeline       {plan.tiles_per_rank} tiles per rank, {layout.micro_batches} "
+        f"micro-batches at once ({layout.micro_batches / layout.partitions:.3g} mbpp), "
+        f"checkpointing {layout.checkpointing}, bubble {plan.bubble:.0%}",
+        f"  predicted      {plan.device_bytes / GIB:.2f} GiB per device of "
+        f"{asked.limit_bytes / GIB:.2f} planned with, {plan.host_bytes / GIB:.1f} GiB per node; "
+        f"{_seconds(plan.step_s)} per step (gradients {_seconds(plan.sum_s)}), "
+        f"{_seconds(plan.epoch_s)} per epoch",
+        "",
+        "  partition  layers  parameters    GiB   time   share",
+    ]
+    for number, part in enumerate(plan.parts):
+        lines.append(
+            f"  {number:>9}  {part.layers:>6}  {part.parameters:>10,}  {part.num_bytes / GIB:>5.2f}"
+            f"  {_seconds(part.seconds):>6}  {part.share:>5.0%}"
+        )
+    lines.append("")
+    lines.extend(f"  instead of     {one.layout}: {_why(plan, one)}" for one in plans[1:])
+    return "\n".join([*lines, *(f"\n{note}" for note in plan.notes)])
+
+
+def _why(plan: Plan, other: Plan) -> str:
+    """In what the other is worse."""
+    reasons = [f"{other.step_s / plan.step_s:.2f} × the time"]
+    if other.work_ratio > 1.01 * plan.work_ratio:
+        reasons.append(f"work ratio {other.work_ratio:.2f} against {plan.work_ratio:.2f}")
+    if other.bubble > plan.bubble + 0.01:
+        reasons.append(f"bubble {other.bubble:.0%} against {plan.bubble:.0%}")
+    if other.tiles_per_rank * other.tile_read_px[0] * other.tile_read_px[1] > (
+        1.01 * plan.tiles_per_rank * plan.tile_read_px[0] * plan.tile_read_px[1]
+    ):
+        reasons.append("more pixels on the rank with most")
+    order = ("never", "except_last", "always")
+    if order.index(other.layout.checkpointing) > order.index(plan.layout.checkpointing):
+        reasons.append("computes activations twice")
+    return ", ".join(reasons)
+
+
+def sweep(question: Question) -> list[dict[str, Any]]:
+    """What square grids cost: exact and formula work ratios, bytes, and time where they fit."""
+    rows = []
+    for count in SWEEP:
+        search = Search(replace(question, grid=(count, count), tile_px=None))
+        tiling = search.estimator.tiling((count, count))
+        epsilon, pixels = question.epsilon_px, max(question.image)
+        row: dict[str, Any] = {
+            "grid": count,
+            "tile_read_px": tiling.rows[0].read,
+            "work_ratio": tiling.work_ratio,
+            "formula_ratio": 1 + 4 * count * epsilon / pixels,
+        }
+        try:
+            best = search.best(1)
+            least = best[0] if best else search.leanest(Layout((count, count), 1, 1, "never"))
+            row |= {"device_bytes": least.device_bytes, "fits": bool(best)}
+            if best:
+                row |= {"layout": str(best[0].layout), "step_s": best[0].step_s}
+        except TilenetError as error:
+            row |= {"fits": False, "reason": str(error)}
+        rows.append(row)
+    return rows
+
+
+def _sweep_table(rows: list[dict[str, Any]]) -> str:
+    lines = ["  grid  read px      E  1 + 4qε/N    GiB     step"]
+    fitting = [row["step_s"] for row in rows if row["fits"]]
+    for row in rows:
+        size = f"{row['device_bytes'] / GIB:.2f}" if "device_bytes" in row else "-"
+        took = _seconds(row["step_s"]) if row["fits"] else "does not fit"
+        best = "  ← fastest" if row["fits"] and row["step_s"] == min(fitting) else ""
+        grid = f"{row['grid']:>3} × {row['grid']:<2} {row['tile_read_px']:>6}"
+        ratios = f"{row['work_ratio']:>5.2f}  {row['formula_ratio']:>9.2f}"
+        lines.append(f"{grid}  {ratios}  {size:>5}  {took:>7}{best}")
+    return "\n".join(lines)
+
+
+def _plot(search: Search, plan: Plan, path: Path) -> None:
+    """`memory.png` and its like draw the levels' bytes, every other name the timeline."""
+    if "memory" in path.name:
+        item_bytes = ITEM_BYTES[plan.question.precision]
+        levels = level_bytes(plan.question.options, max(plan.tile_read_px), item_bytes)
+        title = f"Feature maps of a {_px(plan.tile_read_px)} tile"
+        plot_level_bytes(levels.encoder, levels.decoder, path, title)
+        return
+    many = min(plan.layout.micro_batches, plan.tiles_per_rank)
+    timeline = search.estimator.timeline(plan.layout, plan.balance, many)
+    plot_timeline(timeline, path, f"One mini-batch: {plan.layout}")
+
+
+def _px(size: tuple[int, int]) -> str:
+    return f"{size[0]} × {size[1]} px"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _question(given: Namespace) -> Question:
+    options, levels = network_of(given)
+    image, tiles = image_of(given)
+    if image is None:
+        raise UsageError("a plan needs --image")
+    facts = machine(given.machine)
+    changes: dict[str, Any] = {}
+    if given.devices_per_node is not None:
+        changes["devices_per_node"] = _positive("--devices-per-node", given.devices_per_node)
+    if given.device_gib is not None:
+        changes["memory_bytes"] = int(_positive("--device-gib", given.device_gib) * GIB)
+    facts = replace(facts, **changes) if changes else facts
+    return Question(
+        options=options,
+        epsilon_px=epsilon_px(levels, options.convolutions, options.kernel),
+        image=image,
+        machine=facts,
+        nodes=given.nodes,
+        num_images=given.images,
+        batch_size=given.batch_size,
+        precision=given.precision,
+        optimizer=given.optimizer,
+        halo=given.halo,
+        halo_mode=given.halo_mode,
+        grid=tiles.grid,
+        tile_px=tiles.size_px,
+        partitions=given.partitions or (len(given.balance) if given.balance else None),
+        balance=given.balance,
+        micro_batches=given.micro_batches,
+        mbpp=given.mbpp,
+        checkpointing=given.checkpointing,
+        reserve=given.reserve,
+        profile=read_profile(Path(given.profile)) if given.profile else None,
+    )
+
+
+def _positive(name: str, value: float) -> Any:
+    if not 0 < value < 2**40:
+        raise UsageError(f"{name} must be above 0 ({name}: {value})")
+    return value
+
+
+def _balance(text: str) -> tuple[int, ...]:
+    """`14,24,30,22,12,7`: layers per partition."""
+    return tuple(int(part) for part in text.split(","))
+
+
+def _parser() -> Arguments:
+    parser = Arguments(
+        prog="tilenet plan",
+        description="Choose tiles, ranks, partitions and micro-batches; predict bytes and seconds.",
+    )
+    add_network(parser)
+    add_tiles(parser)
+    where = parser.add_argument_group("machine")
+    where.add_argument("--machine", default="local", metavar="|".join(known_machines()))
+    where.add_argument("--nodes", type=int, default=1, metavar="N")
+    where.add_argument("--devices-per-node", type=int, metavar="N")
+    where.add_argument("--device-gib", type=float, metavar="GIB", help="memory of one device")
+    where.add_argument(
+        "--reserve", type=float, default=0.1, help="share of it kept free (%(default)s)"
+    )
+    where.add_argument("--profile", metavar="FILE", help="layer times from tilenet profile")
+    run = parser.add_argument_group("run")
+    run.add_argument("--images", type=int, default=1, metavar="N", help="images of an epoch")
+    run.add_argument("--batch-size", type=int, default=1, metavar="N", help="images of a step")
+    run.add_argument("--precision", choices=list(ITEM_BYTES), default="float32")
+    run.add_argument("--optimizer", choices=["adamw", "sgd-momentum", "sgd"], default="adamw")
+    run.add_argument("--halo-mode", choices=["overlap", "exchange"], default="overlap")
+    run.add_argument("--partitions", type=int, metavar="N", help="devices per rank")
+    run.add_argument("--balance", type=_balance, metavar="L,L,…", help="layers per partition")
+    run.add_argument("--micro-batches", type=int, metavar="N", help="tiles at once, in all")
+    run.add_argument("--mbpp", type=int, metavar="N", help="the same, per partition")
+    run.add_argument("--checkpointing", choices=["always", "except_last", "never"])
+    parser.add_argument("--sweep", choices=["grid"], help="compare grids of 4 × 4 to 16 × 16")
+    parser.add_argument(
+        "--plot",
+        action="append",
+        metavar="FILE",
+        help="draw the timeline, or, where the name contains memory, the levels' bytes",
+    )
+    parser.add_argument("-o", "--out", metavar="plan.json", help="for train and predict")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

@@ -1,0 +1,56 @@
+"""Bytes that the ranks of a node need of its memory, beside what stands on devices."""
+
+from dataclasses import dataclass
+
+__all__ = ["HostBytes", "host_bytes"]
+
+PROCESS_BYTES = 600 << 20  # Python, torch, GDAL and MPI; measured 0.4 GiB, CUDA's context more
+GDAL_CACHE_BYTES = 64 << 20  # as files.raster sets it
+READ_COPIES = 3  # the raster's own dtype, float64 while it is standardised, and the result
+LABEL_BYTES = 8 + 1  # int64, and the mask of valid pixels
+
+
+@dataclass(frozen=True)
+class HostBytes:
+    """Host memory of one rank.
+
+    Attributes:
+        process: The programs and libraries.
+        cache: GDAL's.
+        pixels: Tiles of a mini-batch, with their labels.
+        weights: As they are drawn or loaded before they go to the devices, and as a checkpoint
+            gathers them with the optimizer's states.
+        pieces: Gradients on their way between ranks.
+    """
+
+    process: int
+    cache: int
+    pixels: int
+    weights: int
+    pieces: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.process + self.cache + self.pixels + self.weights + self.pieces
+
+
+def host_bytes(
+    tile_px: int, bands: int, micro_batches: int, parameter_bytes: int, optimizer_states: int
+) -> HostBytes:
+    """Host memory of one rank.
+
+    Args:
+        tile_px: Pixels that a tile reads.
+        bands: Of the image.
+        micro_batches: Tiles of a mini-batch.
+        parameter_bytes: Of the whole network.
+        optimizer_states: Values that the optimizer keeps per parameter.
+    """
+    return HostBytes(
+        process=PROCESS_BYTES,
+        cache=GDAL_CACHE_BYTES,
+        pixels=micro_batches * tile_px * (bands * 4 * READ_COPIES + LABEL_BYTES),
+        weights=parameter_bytes * (1 + optimizer_states),
+        pieces=4 << 20,
+    )
