@@ -28,9 +28,11 @@ from tilenet.geometry.tiles import (
     owned,
 )
 from tilenet.model.inputs import standardise
-from tilenet.model.network import Network, build_network, load_weights
+from tilenet.model.network import build_network, load_weights
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
+from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.progress import progress_bar, say
+from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.memory import inference_bytes
 
 if TYPE_CHECKING:
@@ -60,7 +62,9 @@ class Prediction:
         tile_px: Largest own size; None: as much as memory allows.
         halo: `exact`, `epsilon` or pixels.
         precision: None: that of the training run.
-        device: `auto`, `cpu` or `cuda`.
+        device: `auto`, `cpu` or `cuda`, or one device per partition.
+        partitions: Devices per rank.
+        balance: Layers per partition; None: as the planner would.
         nodata: As in run files; None: as in training.
         overwrite: Whether an existing map may be replaced.
     """
@@ -72,7 +76,9 @@ class Prediction:
     tile_px: int | None = None
     halo: int | str = "exact"
     precision: str | None = None
-    device: str = "auto"
+    device: str | list[str] = "auto"
+    partitions: int = 1
+    balance: tuple[int, ...] | None = None
     nodata: float | str | None = None
     overwrite: bool = False
 
@@ -99,17 +105,24 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             image = stack.enter_context(
                 Raster(wanted.image, record.bands, record.resolution, nodata)
             )
-            (device,) = choose_devices(wanted.device, place)
+            devices = choose_devices(wanted.device, place, wanted.partitions)
             precision = wanted.precision or record.precision
             dtype = torch.float64 if precision == "float64" else torch.float32
-            network = build_network(record.layers, dtype=dtype, device=device)
+            network = build_network(record.layers, dtype=dtype)
             load_weights(network, load_tensors(folder / "weights.safetensors"), str(folder))
-            network.eval()
             rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
-            tiling = cut(image.height, image.width, _cut(wanted, record, rule, dtype, device), rule)
+            asked = _cut(wanted, record, rule, dtype, devices[0])
+            tiling = cut(image.height, image.width, asked, rule)
             if any(isinstance(n, Norm) and n.norm != "batch" for n in record.layers):
                 check_norms(record.layers, tiling.tiles[0].read)
-        mapper = _Mapper(wanted.output, record, image, network, tiling, dtype, device, precision)
+            read = tiling.tiles[0].read
+            balance = wanted.balance or likely_balance(
+                record.layers, (read.height, read.width), wanted.partitions
+            )
+            check_balance(balance, len(record.layers), wanted.partitions)
+        network.eval()
+        pipe = Pipe(network, balance, devices, precision=precision, inline=True)
+        mapper = _Mapper(wanted.output, record, image, pipe, tiling, dtype)
         if comm.rank == 0:
             _announce(tiling, record, wanted)
             with MapWriter(wanted.out, image, mapper.kind) as writer:
@@ -163,14 +176,12 @@ class _Mapper:
         output: Output,
         record: NetworkRecord,
         image: Raster,
-        network: Network,
+        pipe: Pipe,
         tiling: Tiling,
         dtype: torch.dtype,
-        device: torch.device,
-        precision: str,
     ) -> None:
-        self.output, self.record, self.image, self.network = output, record, image, network
-        self.dtype, self.device, self.mixed = dtype, device, precision == "bfloat16"
+        self.output, self.record, self.image, self.pipe = output, record, image, pipe
+        self.dtype = dtype
         self.offset_px = tiling.rule.offset_px
         count = len(record.classes)
         if output == "classes":
@@ -187,11 +198,9 @@ class _Mapper:
         pixels = self.image.read(tile.read)
         record = self.record
         image = standardise(pixels.values, pixels.valid, record.mean, record.std, self.dtype)
-        with (
-            torch.inference_mode(),
-            torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed),
-        ):
-            logits = owned(self.network(image.to(self.device)), tile, self.offset_px)[0]
+        with torch.inference_mode():
+            (output,) = self.pipe([image], [()])
+        logits = owned(output, tile, self.offset_px)[0]
         logits = logits.to(self.dtype)
         if self.output == "classes":
             values = logits.argmax(dim=0, keepdim=True).cpu().numpy()

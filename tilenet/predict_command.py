@@ -2,10 +2,12 @@
 
 import json
 import sys
+from pathlib import Path
 
 from tilenet.command_line import Arguments
 from tilenet.errors import UsageError
-from tilenet.parallel.mesh import run_as_rank, world
+from tilenet.parallel.mesh import agreed, run_as_rank, world
+from tilenet.planning.plan import read_plan
 from tilenet.predict import Prediction, predict
 
 __all__ = ["main"]
@@ -24,7 +26,11 @@ def _predict(arguments: list[str]) -> int:
         if first:
             print(f"tilenet predict: {error}", file=sys.stderr)
         return 2
-    wants_json = given.pop("json")
+    wants_json, plan = given.pop("json"), given.pop("plan")
+    if plan is not None:
+        with agreed(world()):
+            keys = read_plan(Path(plan)).keys
+        given |= {"partitions": keys["partitions"], "balance": tuple(keys["balance"])}
     done = predict(Prediction(**given))
     if wants_json and world().rank == 0:
         print(json.dumps(done))
@@ -61,10 +67,16 @@ def _parser() -> Arguments:
     )
     parser.add_argument(
         "--precision",
-        choices=["float32", "float64", "bfloat16"],
+        choices=["float32", "float64", "bfloat16", "float16"],
         help="default: that of the training run",
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument(
+        "--partitions", type=int, default=1, metavar="N", help="devices per rank (%(default)s)"
+    )
+    parser.add_argument(
+        "--plan", metavar="plan.json", help="take partitions and balance from tilenet plan"
+    )
     parser.add_argument(
         "--nodata",
         type=lambda text: text if text == "none" else float(text),

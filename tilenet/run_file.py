@@ -5,9 +5,11 @@ accepted where they ask for nothing, and refused by name where they ask for some
 """
 
 import difflib
+import json
 import re
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import isfinite
+from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
@@ -23,6 +25,7 @@ from tilenet.geometry.networks import (
     UNetOptions,
     Upsampling,
 )
+from tilenet.planning.plan import read_plan
 
 __all__ = ["Halo", "RunFile", "network_options", "paper_epsilon_px", "read_run_file"]
 
@@ -91,6 +94,7 @@ class RunFile:
     labels: str | list[str]
     classes: int | list[str]
     output: str
+    plan: str | None = None
     bands: list[int] | None = None
     ignore_index: int = 255
     nodata: float | Literal["none"] | None = None
@@ -302,10 +306,11 @@ def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
         TilenetError: The values contradict each other.
     """
     made = parser()
-    try:
-        namespace = made.parse_args(arguments)
-    except Exception as error:  # jsonargparse raises several kinds; all speak of the user's input
-        raise UsageError(_explain(" ".join(str(error).split()))) from None
+    namespace = _parse(made, arguments)
+    if namespace.plan is not None:
+        # First, so that what the run file and the command line say has the last word.
+        keys = json.dumps(read_plan(Path(namespace.plan)).keys)
+        namespace = _parse(made, ["--config", keys, *arguments])
     for part in fields(RunFile):
         if is_dataclass(part.default_factory) and not isinstance(namespace[part.name], Namespace):
             raise UsageError(
@@ -314,6 +319,13 @@ def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
             )
     parts = made.instantiate(namespace)
     return RunFile(**{part.name: parts[part.name] for part in fields(RunFile)}), namespace
+
+
+def _parse(made: ArgumentParser, arguments: list[str]) -> Namespace:
+    try:
+        return made.parse_args(arguments)
+    except Exception as error:  # jsonargparse raises several kinds; all speak of the user's input
+        raise UsageError(_explain(" ".join(str(error).split()))) from None
 
 
 def _explain(message: str) -> str:

@@ -1,18 +1,17 @@
 """What a training run decides before a pixel is read: network, halo, mesh and tiles."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 from tilenet.errors import TilenetError
 from tilenet.files.network_record import NetworkRecord
 from tilenet.geometry.halo import norm_context, output_size
-from tilenet.geometry.layers import Layer
-from tilenet.geometry.networks import unet_layers
-from tilenet.geometry.tiles import Cut, HaloRule, Tiling, Window, check_norms, cut, halo_rule
-from tilenet.planning.balance import block_seconds, check_balance, least_time
+from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut, halo_rule
+from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.composition import obstacle
-from tilenet.planning.machines import machine
+from tilenet.planning.plan import read_plan
 from tilenet.planning.ranks import MeshShape, choose_mesh, tiles_of
-from tilenet.planning.roofline import roofline
 from tilenet.run_file import RunFile, network_options, paper_epsilon_px
 
 __all__ = ["RunPlan", "plan_run"]
@@ -69,6 +68,8 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
             )
     options = network_options(run.network, len(bands), len(run.class_names))
     layers = unet_layers(options)
+    if run.plan is not None:
+        _check_plan(run.plan, options, shapes)
     epsilon = paper_epsilon_px(run.network, options)
     record = NetworkRecord(
         layers=layers,
@@ -103,18 +104,28 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
     for size in sizes:
         _check_tiles(run, plan, size)
     read = plan.tiling(*max(sizes)).tiles[0].read
-    balance = run.balance or _likely_balance(layers, read, run.num_partitions)
+    balance = run.balance or likely_balance(layers, (read.height, read.width), run.num_partitions)
     check_balance(balance, len(layers), run.num_partitions)
     return replace(plan, balance=tuple(balance))
 
 
-def _likely_balance(
-    layers: tuple[Layer, ...], read: Window, num_partitions: int
-) -> tuple[int, ...]:
-    """The fastest balance by the roofline; `tilenet plan` finds better ones for a machine."""
-    times = roofline(layers, read.height, read.width, "float32", machine("local"))
-    balances = least_time(block_seconds(times), num_partitions, few=1)
-    return balances[0] if balances else (1,) * num_partitions  # refused by check_balance
+def _check_plan(path: str, options: UNetOptions, shapes: tuple[Shape, ...]) -> None:
+    """Refuse a plan of another network, or of smaller images."""
+    planned = read_plan(Path(path))
+    for name in (field.name for field in fields(options)):
+        wanted, found = getattr(planned.options, name), getattr(options, name)
+        if wanted != found:
+            raise TilenetError(
+                f"a plan must be of the network that is trained ({name} in {path}: {wanted}, in "
+                f"the run: {found}); plan this network, or change the run"
+            )
+    for _, size in shapes:
+        if size[0] > planned.image[0] or size[1] > planned.image[1]:
+            raise TilenetError(
+                f"a plan holds for images up to the size that it was made for ({path}: "
+                f"{planned.image[0]} × {planned.image[1]} px, an image: {size[0]} × {size[1]} px); "
+                "plan for the largest image"
+            )
 
 
 def _with_tiles_for_micro_batches(

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tilenet.errors import TilenetError
-from tilenet.planning.roofline import LayerTime
+from tilenet.geometry.layers import Layer
+from tilenet.planning.machines import machine
+from tilenet.planning.roofline import LayerTime, roofline
 
-__all__ = ["block_seconds", "check_balance", "least_bytes", "least_time"]
+__all__ = ["block_seconds", "check_balance", "least_bytes", "least_time", "likely_balance"]
 
 Balance = tuple[int, ...]
 Cuts = tuple[int, ...]  # 0, where each partition ends, the last at the number of layers
@@ -80,6 +82,21 @@ def least_bytes(
     """
     time = None if seconds is None else _allowed(seconds)
     return _best(_allowed(num_bytes), time, num_partitions, few)
+
+
+def likely_balance(
+    layers: tuple[Layer, ...], size_px: tuple[int, int], num_partitions: int
+) -> Balance:
+    """The fastest balance by the roofline of this machine, where nobody named one.
+
+    It need not be the best: a balance never changes the result. `tilenet plan` knows the machine
+    and its memory.
+    """
+    times = roofline(layers, *size_px, "float32", machine("local"))
+    balances = least_time(block_seconds(times), num_partitions, few=1)
+    if not balances:
+        check_balance([1] * num_partitions, len(layers))  # says so
+    return balances[0]
 
 
 def check_balance(

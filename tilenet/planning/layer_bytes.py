@@ -18,7 +18,7 @@ from tilenet.geometry.layers import Activation, Conv, Layer, Pool, Pop, Stash, U
 from tilenet.geometry.shapes import map_shapes
 from tilenet.planning.one_layer import Case, LayerBytes, measure, parameter_dtype
 
-__all__ = ["LayerBytes", "check_map_sizes", "largest_map", "layer_bytes"]
+__all__ = ["LARGEST_MAP", "LayerBytes", "check_map_sizes", "largest_map", "layer_bytes"]
 
 HaloMode = Literal["overlap", "exchange"]
 LARGEST_MAP = 2**31
@@ -38,11 +38,8 @@ def layer_bytes(
         precision: `float32`, `float64`, `bfloat16` or `float16` (autocast, float32 parameters).
         halo_mode: With `exchange` the size is a rank's own; each layer that looks around itself
             works on a copy of its input with a rim around it.
-
-    Raises:
-        TilenetError: A map has 2³¹ elements or more.
+    Maps may have any size here; `check_map_sizes` says which ones can be computed.
     """
-    check_map_sizes(layers, height, width, batch)
     shapes = map_shapes(layers, height, width)
     dtype = parameter_dtype(precision)
     stashed: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}

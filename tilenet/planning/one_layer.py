@@ -22,7 +22,7 @@ from tilenet.model.network import build_layer
 from tilenet.model.skips import stash_layer
 from tilenet.planning.live_bytes import LiveBytes
 
-__all__ = ["Case", "LayerBytes", "measure", "parameter_dtype"]
+__all__ = ["Case", "LayerBytes", "cast_parameters", "measure", "parameter_dtype"]
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -161,7 +161,7 @@ def measure(case: Case) -> tuple[LayerBytes, torch.dtype, bool]:
         module = build_layer(layer, 0, MaskKey(images=images), namespaces)
         if case.rim:
             module = _Rimmed(layer, module, case.rim)
-        _cast(module, parameter_dtype(case.precision))
+        cast_parameters(module, parameter_dtype(case.precision))
         if isinstance(module, nn.LeakyReLU):
             module.inplace = case.in_place
         for parameter in module.parameters():
@@ -169,7 +169,7 @@ def measure(case: Case) -> tuple[LayerBytes, torch.dtype, bool]:
         return _run(case, module, namespaces)
 
 
-def _cast(module: nn.Module, dtype: torch.dtype) -> None:
+def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
     """`module.to(dtype)`, which refuses fake parameters."""
     for part in module.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):

@@ -248,6 +248,13 @@ def read_plan(path: Path) -> PlannedRun:
         image = _pair(asked["image"])
     except (KeyError, TypeError, ValueError) as error:
         raise _wrong(path, f"asked has no network and image: {error}") from error
+    balance, partitions = keys.get("balance"), keys.get("partitions")
+    if not (
+        isinstance(balance, list)
+        and all(type(layers) is int and layers > 0 for layers in balance)
+        and partitions == len(balance)
+    ):
+        raise _wrong(path, "run has no balance with one number of layers per partition")
     return PlannedRun(keys, options, image)
 
 
