@@ -59,14 +59,39 @@ def test_a_launcher_that_mpi_does_not_know_is_refused(
         world()
 
 
-def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Pretends that torch sees two; holds those that were made current."""
+    used: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    used: list[int] = []
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
-    with pytest.raises(TilenetError, match="ranks on this node: 3, devices that torch sees: 2"):
+    return used
+
+
+def cuda(*numbers: int) -> tuple[torch.device, ...]:
+    return tuple(torch.device("cuda", number) for number in numbers)
+
+
+def test_each_partition_of_each_rank_has_a_device(two_gpus: list[torch.device]) -> None:
+    assert choose_devices("auto", NodePlace(1, 2)) == cuda(1)
+    assert choose_devices("auto", NodePlace(0, 1), 2) == cuda(0, 1)
+    assert choose_devices("cuda", NodePlace(2, 3, own_devices=True)) == cuda(0)
+    assert choose_devices("cuda", NodePlace(2, 3, own_devices=True), 2) == cuda(0, 1)
+    assert two_gpus == list(cuda(1, 0, 0, 0))
+    assert choose_devices("cpu", NodePlace(1, 2), 3) == (torch.device("cpu"),) * 3
+    with pytest.raises(TilenetError, match="ranks on this node: 3, partitions: 1, devices .* 2"):
         choose_devices("auto", NodePlace(0, 3))
-    assert choose_devices("auto", NodePlace(1, 2)) == (torch.device("cuda", 1),)
-    assert choose_devices("cpu", NodePlace(1, 2)) == (torch.device("cpu"),)
-    assert choose_devices("cuda", NodePlace(2, 3, own_devices=True)) == (torch.device("cuda", 0),)
-    assert used == [1, 0]
+    with pytest.raises(TilenetError, match="ranks on this node: 2, partitions: 2, devices .* 2"):
+        choose_devices("auto", NodePlace(0, 2), 2)
+
+
+def test_devices_may_be_named(two_gpus: list[torch.device]) -> None:
+    assert choose_devices(["cuda:1", "cuda:1", "cuda:0"], NodePlace(0, 1)) == cuda(1, 1, 0)
+    assert choose_devices(["cuda"], NodePlace(0, 1)) == cuda(0)
+    assert two_gpus == list(cuda(1, 0))
+    for names in (["cuda:2"], ["tpu:0"], ["no device"], ["mps"]):
+        with pytest.raises(TilenetError, match="a device is cpu or cuda:<number>"):
+            choose_devices(names, NodePlace(0, 1))
+    with pytest.raises(TilenetError, match="of one type"):
+        choose_devices(["cpu", "cuda:0"], NodePlace(0, 1))
