@@ -130,11 +130,11 @@ class _Job:
             last = (run.epochs or 0) * self.schedule.steps_per_epoch
         else:
             last = run.steps
-        if comm.rank == 0:
-            self._announce(first, last)
         files = self.images, self.labels
         offset_px = self.plan.rule.offset_px
         take = Step(run, self.record, self.pipe, files, offset_px, optimizer, self.scale, comm)
+        if comm.rank == 0:
+            self._announce(first, last, take.gradients.transport)
         progress = progress_bar(comm, last, "step", first)
         saved = first if self.folder.has_checkpoint else -1
         step = first
@@ -184,7 +184,7 @@ class _Job:
                 )
             self.folder.save(step, self.network, self.record, optimizer, self.scale)
 
-    def _announce(self, first: int, last: int) -> None:
+    def _announce(self, first: int, last: int, transport: str) -> None:
         """Say, once, what runs, and everything that makes the result approximate."""
         mesh, rule = self.plan.mesh, self.plan.rule
         parameters = sum(p.numel() for p in self.network.parameters())
@@ -196,7 +196,7 @@ class _Job:
             f"{mesh.replicas} × {mesh.rows} × {mesh.columns} ranks on "
             f"{self.pipe.devices[0].type}; "
             f"{rows} × {cols} tiles, halo {rule.halo_px} px, work ratio {tiling.work_ratio:.2f}; "
-            f"{max(last - first, 0)} steps"
+            f"{max(last - first, 0)} steps" + f"; gradients over {transport}" * (self.comm.size > 1)
         )
         if self.pipe.checkpointing != "never" or len(self.pipe.partitions) > 1:
             balance = "+".join(str(len(partition)) for partition in self.pipe.partitions)

@@ -55,10 +55,12 @@ class Run:
         """The checkpoint before any step."""
         return self.folder / "w0" / "last"
 
-    def step(self, ranks: int) -> Path:
-        """The checkpoint after one step, made once for each number of ranks."""
-        made = self.folder / f"w1-{ranks}" / "last"
-        return made if made.exists() else self.train(ranks, 1, f"w1-{ranks}", *SGD, *FINE)
+    def step(self, ranks: int, pipeline: str = "") -> Path:
+        """The checkpoint after one step, made once for each number of ranks and pipeline."""
+        name = f"w1-{ranks}{''.join(pipeline.split())}"
+        made = self.folder / name / "last"
+        options = (*SGD, *FINE, *pipeline.split())
+        return made if made.exists() else self.train(ranks, 1, name, *options)
 
     def train(self, ranks: int, steps: int, output: str, *options: str) -> Path:
         """Train; return the last checkpoint."""
@@ -153,6 +155,23 @@ def test_maps_are_the_whole_image_s_logits_on_any_number_of_ranks(run: Run) -> N
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_step_is_the_whole_image_s_gradient_on_any_number_of_ranks(run: Run, ranks: int) -> None:
     found = check("step", run.first, run.step(ranks), run.image, run.labels)
+    print(found.stdout)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stdout.count(": equal\n") == 2, "statistics and gradient"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pipeline"),
+    [
+        (1, "--partitions 2 --micro_batches 5 --checkpointing always"),
+        (2, "--partitions 3 --micro_batches 4 --checkpointing except_last"),
+        (4, "--partitions 4 --micro_batches 2 --checkpointing never"),
+    ],
+)
+def test_a_pipelined_step_is_the_whole_image_s_gradient(
+    run: Run, ranks: int, pipeline: str
+) -> None:
+    found = check("step", run.first, run.step(ranks, pipeline), run.image, run.labels)
     print(found.stdout)
     assert found.returncode == 0, found.stdout + found.stderr
     assert found.stdout.count(": equal\n") == 2, "statistics and gradient"

@@ -106,6 +106,11 @@ class GradientSum:
             flat.div_(divisor)
 
     @property
+    def transport(self) -> str:
+        """How pieces travel between ranks; `none` where there is one rank."""
+        return "none" if self._transport is None else self._transport.name
+
+    @property
     def finite(self) -> bool:
         """Whether no gradient is infinite or NaN; after `finish` the same on all ranks."""
         return all(bool(flat.isfinite().all()) for flat in self._flats)
