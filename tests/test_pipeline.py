@@ -194,3 +194,33 @@ def test_an_error_in_a_partition_reaches_the_caller() -> None:
 def test_a_balance_gives_all_layers_away(balance: list[int]) -> None:
     with pytest.raises(ValueError, match="all layers away"):
         Pipe(made(options()), balance, [CPU] * 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_partitions", [1, 3])
+def test_one_gpu_named_several_times(num_partitions: int, mode: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU, torch sees none")
+    wished = options(dropout=0.3, norm="instance", norm_scope="tile")
+    _, wanted = plain(made(wished), images(4))
+    network = made(wished)
+    devices = [torch.device("cuda", 0)] * num_partitions
+    pipe = Pipe(network, balance_of(len(network), num_partitions, 3), devices, mode)
+    _, found = piped(pipe, images(4))
+    check({name: gradient.cpu() for name, gradient in found.items()}, wanted, 1e-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_partitions_on_gpus_of_their_own(mode: str) -> None:
+    count = torch.cuda.device_count()
+    if count < 2:
+        pytest.skip(f"needs two GPUs, torch sees {count}")
+    wished = options(dropout=0.3)
+    _, wanted = plain(made(wished), images(5))
+    network = made(wished)
+    devices = [torch.device("cuda", number) for number in range(count)]
+    pipe = Pipe(network, balance_of(len(network), count, 3), devices, mode)
+    _, found = piped(pipe, images(5))
+    check({name: gradient.cpu() for name, gradient in found.items()}, wanted, 1e-10)
