@@ -208,11 +208,12 @@ def _prepare(pipe: Pipe, live: LiveBytes, optimizer: str) -> Callable[[], None]:
 
     @torch.no_grad()
     def step() -> None:
-        # torch's own asks its step counter for a number, which fake tensors cannot tell.
-        for parameter, kept in states:
+        # torch's own asks its step counter for a number, which fake tensors cannot tell. As there,
+        # a parameter's last temporary lives until the next one's takes its name.
+        for _, kept in states:
             if optimizer == "adamw":
-                (kept[1].sqrt() / 1.0).add_(1e-8)
-            parameter.mul_(1.0)
+                denominator = kept[1].sqrt() / 1.0
+                denominator.add_(1e-8)
 
     return step
 

@@ -1,18 +1,23 @@
 """Predicted bytes, against the tensors that live while real modules run."""
 
+import random
+import time
 from dataclasses import replace
-from itertools import product
-from typing import Any
+from itertools import accumulate, pairwise, product
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.layers import Activation, Pop, Stash
+from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.planning.memory import inference_bytes
+from tilenet.planning.layer_bytes import LayerBytes, layer_bytes
+from tilenet.planning.memory import block_bytes, inference_bytes, partition_bytes
 
 SMALL = UNetOptions(poolings=2, base=4, bands=3, classes=5)
 SHAPES = list(product((1, 3), ("same", "valid"), ("nearest", "bilinear", "transposed")))
@@ -76,3 +81,93 @@ def test_inference_counts_the_copy_that_an_odd_size_costs(upsampling: str) -> No
 def test_many_bands_count_where_they_are_the_largest_map() -> None:
     layers = unet_layers(replace(SMALL, poolings=1, base=2, bands=64, classes=1))
     assert inference_bytes(layers, 40, 48, 8) == 8 * (64 + 2) * 40 * 48
+
+
+def random_case(seed: int) -> tuple[tuple[LayerBytes, ...], list[int], int, str]:
+    """Costs of a network, a balance, a number of micro-batches, an optimizer."""
+    draw = random.Random(seed)
+    options = UNetOptions(
+        poolings=draw.randint(1, 3),
+        convolutions=draw.randint(1, 2),
+        base=draw.choice([2, 4, 6]),
+        classes=draw.randint(1, 6),
+        upsampling=draw.choice(["nearest", "bilinear", "transposed"]),
+        norm=draw.choice(["none", "instance", "group", "batch"]),
+        dropout=draw.choice([0, 0.2]),
+    )
+    layers = unet_layers(options)
+    precision = draw.choice(["float32", "bfloat16", "float64"])
+    costs = layer_bytes(layers, draw.randint(33, 70), draw.randint(33, 70), precision)
+    cuts = sorted(draw.sample(range(1, len(layers)), draw.randint(0, 4)))
+    edges = [0, *cuts, len(layers)]
+    balance = [stop - start for start, stop in pairwise(edges)]
+    return costs, balance, draw.randint(1, 9), draw.choice(["adamw", "sgd", "sgd-momentum"])
+
+
+@pytest.mark.parametrize("checkpointing", ["always", "except_last", "never"])
+@pytest.mark.parametrize("seed", range(12))
+def test_blocks_are_the_partitions_that_could_be(
+    seed: int, checkpointing: Literal["always", "except_last", "never"]
+) -> None:
+    costs, balance, many, optimizer = random_case(seed)
+    parts = partition_bytes(costs, balance, many, checkpointing, optimizer)
+    blocks = block_bytes(costs, many, checkpointing, optimizer, len(balance))
+    edges = [0, *accumulate(balance)]
+    for start, stop, part in zip(edges, edges[1:], parts, strict=False):
+        block = blocks[start, stop]
+        stashes = {c.layer.name for c in costs[start:stop] if isinstance(c.layer, Stash)}
+        pops = {c.layer.name for c in costs[start:stop] if isinstance(c.layer, Pop)}
+        if stashes <= pops:
+            assert block == part.total
+        else:
+            most = sum(c.output for c in costs[start:stop] if isinstance(c.layer, Stash))
+            assert part.total <= block <= part.total + many * most
+    assert np.isfinite(blocks).all()
+    assert (blocks[np.tril_indices(len(costs) + 1)] == 0).all()
+
+
+def test_more_micro_batches_cost_their_inputs_only_where_they_are_checkpointed() -> None:
+    costs = layer_bytes(unet_layers(replace(SMALL, norm="batch")), 64, 80)
+    balance = [8, 9, len(costs) - 17]
+    growth = {
+        mode: [
+            more.total - few.total
+            for few, more in zip(
+                partition_bytes(costs, balance, 9, mode),
+                partition_bytes(costs, balance, 10, mode),
+                strict=True,
+            )
+        ]
+        for mode in ("always", "never")
+    }
+    assert growth["always"][0] == 4 * 3 * 64 * 80
+    assert growth["always"][1] == costs[8].input
+    assert all(a < b for a, b in zip(growth["always"], growth["never"], strict=True))
+
+
+def test_parameters_gradients_and_states_are_counted() -> None:
+    layers = unet_layers(replace(SMALL, norm="batch"))
+    costs = layer_bytes(layers, 32, 48)
+    parameters = 4 * sum(layer.num_parameters for layer in layers)
+    for optimizer, states in (("sgd", 0), ("sgd-momentum", 1), ("adamw", 2)):
+        parts = partition_bytes(costs, [7, len(layers) - 7], 3, "always", optimizer)
+        assert sum(part.gradients for part in parts) == parameters
+        assert sum(part.optimizer for part in parts) == states * parameters
+        statistics = sum(part.parameters for part in parts) - parameters
+        assert statistics == sum(8 * c.layer.out_channels + 8 for c in costs if c.buffers)
+
+
+def test_a_partition_that_begins_with_an_activation_needs_a_map_more() -> None:
+    costs = layer_bytes(unet_layers(replace(SMALL, norm="batch")), 64, 80)
+    first = next(i for i, cost in enumerate(costs) if isinstance(cost.layer, Activation))
+    with_copy = block_bytes(costs, 1, "always")[first, first + 4]
+    in_place = [replace(cost, first=None) for cost in costs]
+    assert with_copy - block_bytes(in_place, 1, "always")[first, first + 4] >= costs[first].output
+
+
+def test_the_largest_presets_blocks_take_a_moment() -> None:
+    costs = layer_bytes(unet_layers(PRESETS["large"]), 1434, 1434)
+    began = time.process_time()
+    blocks = block_bytes(costs, 6, "always", num_partitions=6)
+    assert time.process_time() - began < 1  # 0.03 s on a quiet machine
+    assert blocks.shape == (150, 150)

@@ -58,7 +58,7 @@ def blocks_from(
     checkpointing: Checkpointing,
 ) -> dict[str, NDArray[np.int64]]:
     """Terms of the blocks [start, b) for b = start + 1, …, n: arrays of that length."""
-    walk = _Walk.along(costs, start)
+    walk = _Walk.along(costs, start, many)
     count = len(costs) - start
     stops = np.arange(start + 1, len(costs) + 1)
     layers = np.arange(start, len(costs))
@@ -158,9 +158,10 @@ class _Walk:
     input_from: int
 
     @classmethod
-    def along(cls, costs: Sequence[LayerBytes], start: int) -> "_Walk":
+    def along(cls, costs: Sequence[LayerBytes], start: int, many: int) -> "_Walk":
         count = len(costs)
-        block = [costs[start].first or costs[start], *costs[start + 1 :]]
+        first = costs[start].first if start or many > 1 else None
+        block = [first or costs[start], *costs[start + 1 :]]
         # Which map each layer's input lies in: in-place layers and stashes hand theirs on.
         roots = [start]
         sizes = {start: 0}  # the block's input counts elsewhere

@@ -34,11 +34,12 @@ def layer_bytes(
 ) -> tuple[LayerBytes, ...]:
     """Bytes of each layer for a micro-batch (batch, bands, height, width).
 
+    Maps may have any size here; `check_map_sizes` says which ones can be computed.
+
     Args:
         precision: `float32`, `float64`, `bfloat16` or `float16` (autocast, float32 parameters).
         halo_mode: With `exchange` the size is a rank's own; each layer that looks around itself
             works on a copy of its input with a rim around it.
-    Maps may have any size here; `check_map_sizes` says which ones can be computed.
     """
     shapes = map_shapes(layers, height, width)
     dtype = parameter_dtype(precision)
@@ -60,6 +61,10 @@ def layer_bytes(
             cost = replace(cost, first=measure(replace(case, in_place=False))[0])
         else:
             cost, dtype, viewed = measure(case)
+            if index == 0:
+                # torchgpipe ties each micro-batch to the one before, and with that the image wants
+                # a gradient after all.
+                cost = replace(cost, first=measure(replace(case, wants_gradient=True))[0])
         found.append(replace(cost, layer=layer))
     return tuple(found)
 

@@ -109,6 +109,7 @@ def partition_bytes(
     ends = np.cumsum(balance)
     place = np.repeat(np.arange(len(balance)), balance)
     many = micro_batches
+    steps = _step_bytes(costs, optimizer)
     skips = find_skips(costs)
     found = []
     for j, (size, stop) in enumerate(zip(balance, ends, strict=True)):
@@ -119,18 +120,17 @@ def partition_bytes(
             for skip in skips
             if start <= skip.stash < stop <= skip.pop
         )
-        fixed = _fixed(costs[start:stop], optimizer)
         at = int(stop) - start - 1
         found.append(
             PartitionBytes(
-                *fixed[:3],
+                *_fixed(costs[start:stop], optimizer),
                 inputs=int(block["inputs"][at]),
                 skips=int(block["skips"][at]),
                 activations=int(block["activations"][at]),
                 skip_gradients=waiting,
                 outputs=int(block["outputs"][at]),
                 loss=int(block["loss"][at]),
-                step=fixed[3],
+                step=max(steps[start:stop]),
             )
         )
     return tuple(found)
@@ -159,7 +159,7 @@ def block_bytes(
     item_states = 2 + OPTIMIZER_STATES[optimizer]
     parameters = np.array([cost.parameters for cost in costs])
     buffers = np.array([cost.buffers for cost in costs])
-    steps = np.array([_step_bytes(cost, optimizer) for cost in costs])
+    steps = np.array(_step_bytes(costs, optimizer))
     for start in range(count):
         block = blocks_from(costs, skips, start, micro_batches, checkpointing)
         work = sum(block.values())
@@ -182,14 +182,20 @@ def _others_waiting(many: int, distance: int) -> int:
     return min(many, distance + 1) - 1
 
 
-def _fixed(costs: Sequence[LayerBytes], optimizer: str) -> tuple[int, int, int, int]:
-    """Bytes of parameters, gradients and optimizer, and of the optimizer's transients."""
+def _fixed(costs: Sequence[LayerBytes], optimizer: str) -> tuple[int, int, int]:
+    """Bytes of parameters and running statistics, of gradients, and of the optimizer's states."""
     parameters = sum(cost.parameters for cost in costs)
     buffers = sum(cost.buffers for cost in costs)
-    step = max(_step_bytes(cost, optimizer) for cost in costs)
-    return parameters + buffers, parameters, parameters * OPTIMIZER_STATES[optimizer], step
+    return parameters + buffers, parameters, parameters * OPTIMIZER_STATES[optimizer]
 
 
-def _step_bytes(cost: LayerBytes, optimizer: str) -> int:
-    # AdamW makes two temporaries (the square root, and its quotient), parameter by parameter.
-    return 2 * cost.parameters if optimizer == "adamw" else 0
+def _step_bytes(costs: Sequence[LayerBytes], optimizer: str) -> list[int]:
+    """Transients of the optimizer's step at each layer."""
+    if optimizer != "adamw":
+        return [0] * len(costs)
+    # It makes two temporaries, parameter by parameter, of which the last lives on into the next.
+    found, before = [], 0
+    for cost in costs:
+        found.append(2 * cost.parameters + before if cost.parameters else 0)
+        before = cost.parameters or before
+    return found

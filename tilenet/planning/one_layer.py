@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torchgpipe.skip import Namespace
+from torchgpipe.skip.tracker import SkipTracker, use_skip_tracker
 
 from tilenet.geometry.layers import Conv, Layer, Pool, Upsample
 from tilenet.model.dropout import MaskKey
@@ -54,7 +55,8 @@ class LayerBytes:
         gradient: Storage of the input's gradient.
         skip_gradient: Of a pop: storage that the skip's gradient holds until the stash.
         shares_gradient: Of a pop: whether that is the storage of the input's gradient too.
-        first: The same as the first layer of a partition, where that differs (never in place).
+        first: The same as the first layer of a partition, where that differs: an activation is
+            never in place there, and an image wants a gradient in all micro-batches but the first.
     """
 
     layer: Layer
@@ -200,14 +202,16 @@ def _run(
         x = _Source.apply(root, notes, "gx") if case.wants_gradient else root.detach().clone()  # type: ignore[no-untyped-call]
         if case.viewed:
             x = x.view(case.shape)
-        if case.skip is not None:
-            skip = _Source.apply(other, notes, "gs")  # type: ignore[no-untyped-call]
-            stash_layer(namespaces[""])(skip)
-            del skip
-        before = live.current
-        live.reset_peaks()
-        with torch.autocast("cpu", autocast, enabled=autocast is not None):
-            y = module(x)
+        # A tracker of its own: the thread's would keep what is stashed for ever.
+        with use_skip_tracker(SkipTracker()):
+            if case.skip is not None:
+                skip = _Source.apply(other, notes, "gs")  # type: ignore[no-untyped-call]
+                stash_layer(namespaces[""])(skip)
+                del skip
+            before = live.current
+            live.reset_peaks()
+            with torch.autocast("cpu", autocast, enabled=autocast is not None):
+                y = module(x)
         forward = live.peak - before
         elements = y.numel()
         dtype, is_view = y.dtype, y._is_view()

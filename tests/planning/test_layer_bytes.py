@@ -1,0 +1,196 @@
+"""Costs of single layers, against what is known of them, and put together against whole runs."""
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.layers import Activation, Conv, Dropout, Norm, Pool, Pop, Stash
+from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+from tilenet.geometry.shapes import map_shapes
+from tilenet.model.network import build_network
+from tilenet.planning.layer_bytes import check_map_sizes, largest_map, layer_bytes
+from tilenet.planning.live_bytes import LiveBytes
+from tilenet.planning.memory import partition_bytes
+from tilenet.planning.one_layer import cast_parameters, parameter_dtype
+
+PRECISIONS = ["float32", "float64", "bfloat16", "float16"]
+
+
+def random_network(seed: int) -> tuple[UNetOptions, tuple[int, int]]:
+    """Options, and a size that fits them: odd ones too, but for valid networks."""
+    draw = random.Random(seed)
+    options = UNetOptions(
+        poolings=draw.randint(1, 3),
+        convolutions=draw.randint(1, 3),
+        base=draw.choice([2, 4, 6, 8]),
+        bands=draw.randint(1, 6),
+        classes=draw.randint(1, 7),
+        kernel=draw.choice([1, 3, 5]),
+        padding=draw.choice(["same", "valid"]),
+        upsampling=draw.choice(["nearest", "bilinear", "transposed"]),
+        norm=draw.choice(["none", "instance", "group", "batch"]),
+        norm_scope="tile",
+        groups=2,
+        dropout=draw.choice([0, 0.3]),
+    )
+    if options.padding == "same":
+        return options, (draw.randint(30, 130), draw.randint(30, 130))
+    lost = (options.kernel - 1) * options.convolutions
+
+    def side() -> int:
+        size = 2 * lost + 2 * draw.randint(1, 9)
+        for _ in range(options.poolings):
+            size = 2 * size + lost
+        return size
+
+    return options, (side(), side())
+
+
+class Head(torch.autograd.Function):
+    """A loss that keeps nothing; its gradient is made in backward."""
+
+    @staticmethod
+    def forward(ctx, y):  # type: ignore[no-untyped-def]
+        ctx.shape, ctx.dtype = y.shape, y.dtype
+        return y.new_zeros((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx, _):  # type: ignore[no-untyped-def]
+        return torch.empty(ctx.shape, dtype=ctx.dtype)
+
+
+def whole_run(options: UNetOptions, size: tuple[int, int], precision: str, batch: int) -> int:
+    """Peak of forward and backward of the network as one piece; image and logits are held."""
+    dtype = parameter_dtype(precision)
+    mixed = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
+    with FakeTensorMode():
+        network = build_network(unet_layers(options))
+        cast_parameters(network, dtype)
+        network.mask_key.images = tuple(range(batch))
+        for parameter in network.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with LiveBytes() as live:
+            image = torch.randn(batch, options.bands, *size, dtype=dtype)
+            with torch.autocast("cpu", mixed, enabled=mixed is not None):
+                logits = network(image)
+            loss = Head.apply(logits)
+            loss.backward()
+    return live.peak - 2 * loss.nbytes  # the loss, and its gradient
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_layers_put_together_give_a_whole_runs_peak_to_the_byte(seed: int) -> None:
+    options, size = random_network(seed)
+    precision = PRECISIONS[seed % 4]
+    batch = 1 + seed // 4 % 2
+    costs = layer_bytes(unet_layers(options), *size, precision, batch)
+    found = partition_bytes(costs, [len(costs)], 1, "never")[0]
+    predicted = found.inputs + found.activations + costs[-1].output
+    assert predicted == whole_run(options, size, precision, batch)
+
+
+def test_each_layer_keeps_what_its_backward_needs() -> None:
+    options = UNetOptions(poolings=1, base=4, bands=3, norm="batch", dropout=0.1)
+    layers = unet_layers(options)
+    shapes = map_shapes(layers, 30, 46)
+    for cost, before, after in zip(layer_bytes(layers, 30, 46), shapes, shapes[1:], strict=False):
+        layer = cost.layer
+        assert cost.input == 4 * before.num_elements
+        assert cost.output == 4 * after.num_elements
+        assert cost.elements == after.num_elements
+        assert cost.parameters == 4 * layer.num_parameters
+        assert cost.keeps_input == isinstance(layer, Conv | Norm | Pool)
+        assert cost.in_place == isinstance(layer, Activation | Stash)
+        assert cost.keeps_output == isinstance(layer, Activation)
+        if isinstance(layer, Pool):
+            assert cost.saved == 8 * after.num_elements  # int64 indices
+        elif isinstance(layer, Dropout | Norm):
+            assert 0 < cost.saved <= 8 * layer.out_channels
+        else:
+            assert cost.saved == 0
+        if isinstance(layer, Pop):
+            assert cost.shares_gradient
+            assert cost.skip_gradient == cost.output
+        if isinstance(layer, Activation):
+            assert cost.first is not None
+            assert not cost.first.in_place
+            assert cost.first.forward == cost.output
+
+
+def test_writing_over_instance_norms_view_costs_backward_a_copy() -> None:
+    def activation(norm: str) -> tuple[int, int]:
+        options = UNetOptions(poolings=1, base=4, norm=norm)  # type: ignore[arg-type]
+        costs = layer_bytes(unet_layers(options), 32, 48)
+        cost = next(cost for cost in costs if isinstance(cost.layer, Activation))
+        return cost.backward[0], cost.output
+
+    peak, output = activation("batch")
+    assert peak == output
+    assert activation("instance")[0] > output
+
+
+def test_an_image_wants_no_gradient() -> None:
+    costs = layer_bytes(unet_layers(UNetOptions(poolings=1, base=4)), 40, 40)
+    assert costs[0].gradient == 0
+    assert costs[0].first is not None
+    assert costs[0].first.gradient == costs[0].input  # in torchgpipe it wants one after all
+    assert all(cost.gradient > 0 for cost in costs[1:])
+
+
+def test_exchange_keeps_a_rimmed_copy_in_place_of_the_input() -> None:
+    layers = unet_layers(UNetOptions(poolings=1, base=4, bands=3, kernel=5, upsampling="bilinear"))
+    here = layer_bytes(layers, 34, 46)
+    there = layer_bytes(layers, 34, 46, halo_mode="exchange")
+    shapes = map_shapes(layers, 34, 46)
+    for layer, one, other, shape in zip(layers, here, there, shapes, strict=False):
+        assert one.output == other.output
+        if isinstance(layer, Conv) and layer.kernel > 1:
+            rimmed = 4 * shape.channels * (shape.rows + 4) * (shape.cols + 4)
+            assert one.keeps_input
+            assert not other.keeps_input
+            assert other.saved == one.saved + rimmed
+            assert other.forward == one.forward + rimmed
+        elif layer.kind == "upsample":
+            assert other.forward > one.forward
+        else:
+            assert replace(other, first=None) == replace(one, first=None)
+
+
+@pytest.mark.parametrize("size", [1434, 10_000])
+def test_the_largest_preset_takes_a_moment_at_any_size(size: int) -> None:
+    layers = unet_layers(PRESETS["large"])
+    layer_bytes(layers, 512, 512)
+    state = torch.get_rng_state()
+    began = time.process_time()
+    costs = layer_bytes(layers, size, size)
+    assert time.process_time() - began < 5  # 0.4 s on a quiet machine
+    assert sum(cost.parameters for cost in costs) == 4 * 1_157_578_016
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_maps_of_2_to_the_31_elements_are_refused_by_layer() -> None:
+    layers = unet_layers(PRESETS["small"])
+    assert largest_map(layers, 100, 96) == (99, 128 * 100 * 96)
+    with pytest.raises(TilenetError, match=r"layer \d+, pop: .* use smaller tiles$"):
+        check_map_sizes(layers, 4096, 4096)
+    check_map_sizes(layers, 4095, 4096)
+    with pytest.raises(TilenetError, match="or fewer samples per micro-batch"):
+        check_map_sizes(layers, 4095, 4096, batch=2)
+
+
+def test_many_bands_are_the_input_of_the_first_layer() -> None:
+    layers = unet_layers(UNetOptions(poolings=1, base=2, bands=200))
+    assert largest_map(layers, 12, 14) == (0, 200 * 12 * 14)
+
+
+def test_modules_keep_their_parameters() -> None:
+    # Measuring is done on modules of its own.
+    network = build_network(unet_layers(UNetOptions(poolings=1, base=2)))
+    layer_bytes(unet_layers(UNetOptions(poolings=1, base=2)), 20, 20)
+    assert all(type(p) is nn.Parameter and p.grad is None for p in network.parameters())

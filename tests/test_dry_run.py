@@ -1,0 +1,135 @@
+"""Predicted peaks of a step against real steps, to the byte, and the formula against both."""
+
+import random
+from itertools import pairwise
+from typing import Literal
+
+import pytest
+import torch
+
+from tilenet.dry_run import dry_run, measured_run
+from tilenet.errors import TilenetError
+from tilenet.geometry.layers import Layer, Norm
+from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+from tilenet.model.network import build_network
+from tilenet.parallel.pipeline import Pipe
+from tilenet.planning.layer_bytes import layer_bytes
+from tilenet.planning.live_bytes import LiveBytes
+from tilenet.planning.memory import partition_bytes
+
+Mode = Literal["always", "except_last", "never"]
+MODES: list[Mode] = ["always", "except_last", "never"]
+
+
+def random_network(draw: random.Random) -> tuple[Layer, ...]:
+    return unet_layers(
+        UNetOptions(
+            poolings=draw.randint(1, 3),
+            convolutions=draw.randint(1, 2),
+            base=draw.choice([2, 4, 6]),
+            bands=draw.randint(1, 5),
+            classes=draw.randint(2, 6),
+            upsampling=draw.choice(["nearest", "bilinear", "transposed"]),
+            norm=draw.choice(["none", "instance", "group", "batch"]),
+            norm_scope="tile",
+            dropout=draw.choice([0, 0.2]),
+        )
+    )
+
+
+def random_balance(draw: random.Random, count: int, most: int) -> list[int]:
+    cuts = sorted(draw.sample(range(1, count), draw.randint(0, most - 1)))
+    return [stop - start for start, stop in pairwise([0, *cuts, count])]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_dry_run_is_a_real_run_to_the_byte(seed: int, mode: Mode) -> None:
+    draw = random.Random(seed)
+    layers = random_network(draw)
+    case = {
+        "layers": layers,
+        "tile": (draw.randint(33, 70), draw.randint(33, 70)),
+        "balance": random_balance(draw, len(layers), 4),
+        "micro_batches": draw.randint(1, 4),
+        "checkpointing": mode,
+        "precision": ["float32", "bfloat16", "float64"][seed % 3],
+        "optimizer": draw.choice(["adamw", "sgd", "sgd-momentum"]),
+        "cut": draw.choice([0, 5]),
+        "one_device": draw.random() < 0.3,
+    }
+    predicted, measured = dry_run(**case), measured_run(**case)  # type: ignore[arg-type]
+    if case["precision"] != "bfloat16" or not any(
+        isinstance(layer, Norm) and layer.norm == "batch" for layer in layers
+    ):
+        assert predicted == measured
+    else:
+        # Real batch norm keeps a batch's statistics in float32, fake batch norm in bfloat16.
+        channels = sum(layer.out_channels for layer in layers if isinstance(layer, Norm))
+        most = 4 * channels * case["micro_batches"]  # type: ignore[operator]
+        assert 0 <= measured.total - predicted.total <= most
+        for real, dry in zip(measured.partitions, predicted.partitions, strict=True):
+            assert 0 <= real - dry <= most
+
+
+def test_the_dry_optimizer_takes_what_torchs_takes() -> None:
+    # A tile so small that the optimizer's step is the peak.
+    layers = unet_layers(UNetOptions(poolings=3, base=32, norm="batch"))
+    parameters = 4 * sum(layer.num_parameters for layer in layers)
+    network = build_network(layers)
+    optimizer = torch.optim.AdamW(network.parameters(), foreach=False)
+    for parameter in network.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    with LiveBytes() as live:
+        optimizer.step()
+    buffers = sum(buffer.nbytes for buffer in network.buffers())
+    held = 4 * parameters + buffers + 4 * 16 * 16 * 4 + 8 * 16 * 16  # with image and labels
+    found = dry_run(layers, (16, 16), [len(layers)], 1, "never")
+    assert 0 <= live.peak - (found.total - held) <= 64  # its scalars
+    part = partition_bytes(layer_bytes(layers, 16, 16), [len(layers)], 1, "never")[0]
+    assert live.peak - 64 <= part.step <= 1.1 * live.peak
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(10))
+def test_the_formula_holds_what_the_dry_run_needs(seed: int, mode: Mode) -> None:
+    draw = random.Random(100 + seed)
+    layers = random_network(draw)
+    balance = random_balance(draw, len(layers), 5)
+    tile, many = (draw.randint(48, 150), draw.randint(48, 150)), draw.randint(1, 6)
+    precision = draw.choice(["float32", "bfloat16", "float64"])
+    costs = layer_bytes(layers, *tile, precision)
+    formula = [p.total for p in partition_bytes(costs, balance, many, mode)]
+    found = dry_run(layers, tile, balance, many, mode, precision).partitions
+    for predicted, needed in zip(formula, found, strict=True):
+        assert 0.98 * needed - 256 <= predicted
+    assert max(formula) <= (1.2 if mode != "except_last" else 1.5) * max(found)
+
+
+def test_nothing_of_a_dry_run_stays_behind() -> None:
+    layers = unet_layers(UNetOptions(poolings=2, base=4, classes=3, dropout=0.1))
+    state = torch.get_rng_state()
+    dry_run(layers, (40, 52), [9, len(layers) - 9], 3, "always")
+    assert torch.equal(state, torch.get_rng_state())
+    network = build_network(layers).train()
+    pipe = Pipe(network, [9, len(layers) - 9], [torch.device("cpu")] * 2, "always")
+    outputs = pipe([torch.randn(1, 4, 40, 52) for _ in range(3)], [(0,), (1,), (2,)])
+    sum(output.square().sum() for output in outputs).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in network.parameters())
+
+
+def test_a_billion_parameters_are_no_burden() -> None:
+    layers = unet_layers(PRESETS["large"])
+    balance = [18, 30, 44, 30, 14, 13]
+    found = dry_run(layers, (512, 512), balance, 6, "always")
+    parameters = 4 * sum(layer.num_parameters for layer in layers)
+    assert sum(found.partitions) > 4 * parameters
+
+
+def test_refusals() -> None:
+    layers = unet_layers(PRESETS["small"])
+    with pytest.raises(TilenetError, match="2³¹"):
+        dry_run(layers, (8192, 8192), [len(layers)], 1, "always")
+    with pytest.raises(TilenetError, match="own at least one pixel"):
+        dry_run(layers, (64, 96), [len(layers)], 1, "always", cut=32)
