@@ -7,7 +7,7 @@ the time, but for the order in which partitions wait for one another.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,12 +109,17 @@ def measured_run(
     *,
     cut: int = 0,
     one_device: bool = False,
+    count: bool = True,
 ) -> StepBytes:
-    """The same step on real tensors, on the CPU: what `dry_run` must predict."""
+    """The same step on real tensors, on the CPU: what `dry_run` must predict.
+
+    Args:
+        count: Without, nothing is counted, so that a profiler sees the bare step.
+    """
     dtype = torch.float64 if precision == "float64" else torch.float32
     network = build_network(layers, dtype=dtype)
     pipe = Pipe(network, balance, [CPU] * len(balance), checkpointing, precision, inline=True)
-    return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device)
+    return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, count)
 
 
 def _meta_network(layers: tuple[Layer, ...]) -> Network:
@@ -133,6 +138,7 @@ def _step(
     optimizer: str,
     cut: int,
     one_device: bool,
+    count: bool = True,
 ) -> StepBytes:
     """Run a step and count."""
     shapes = map_shapes(layers, *tile)
@@ -147,7 +153,7 @@ def _step(
     owners.live = live
     parameters = list(pipe.network.parameters())
     dtype = parameters[0].dtype
-    with live:
+    with live if count else nullcontext():
         update = _prepare(pipe, live, optimizer)
         images = []
         labels = []
