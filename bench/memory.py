@@ -158,7 +158,7 @@ def main() -> None:
             len(CASES) - 1,
         ),
         at_most("error of the other one, batch norm under autocast", mixed_error, 1e-3),
-        # The rest is scratch inside of convolutions: a copy of their maps in the kernel's own layout;
+        # The rest is scratch inside of convolutions: their maps in the kernel's own layout;
         # with float64 the CPU's kernels lay out all windows, 9 values an element.
         at_most("worst error against the allocator's peak, float32", worst, 0.1),
         at_most("worst error against the allocator's peak, other precisions", worst_other, 0.1),
