@@ -9,7 +9,7 @@ import torch
 
 from tilenet.dry_run import dry_run, measured_run
 from tilenet.errors import TilenetError
-from tilenet.geometry.layers import Layer, Norm
+from tilenet.geometry.layers import Layer, Norm, Stash
 from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.parallel.pipeline import Pipe
@@ -133,3 +133,14 @@ def test_refusals() -> None:
         dry_run(layers, (8192, 8192), [len(layers)], 1, "always")
     with pytest.raises(TilenetError, match="own at least one pixel"):
         dry_run(layers, (64, 96), [len(layers)], 1, "always", cut=32)
+
+
+def test_a_stash_adds_up_two_gradients() -> None:
+    # A partition of stash and pooling only: the skip's gradient, the pooling's, and their sum.
+    layers = unet_layers(UNetOptions(poolings=1, base=4, convolutions=1, classes=2))
+    place = next(i for i, layer in enumerate(layers) if isinstance(layer, Stash))
+    balance = [place, 2, len(layers) - place - 2]
+    costs = layer_bytes(layers, 60, 76)
+    formula = partition_bytes(costs, balance, 1, "always")[1].total
+    assert formula == dry_run(layers, (60, 76), balance, 1, "always").partitions[1]
+    assert formula > 4 * costs[place].output
