@@ -60,7 +60,7 @@ def answer(search: Search) -> list[Plan]:
     Raises:
         TilenetError: Nothing fits; the sentence says what would.
     """
-    plans = search.best(3)
+    plans = search.answer()
     if not plans:
         raise TilenetError(why_nothing_fits(search))
     return [replace(plan, notes=_notes(plan)) for plan in plans]

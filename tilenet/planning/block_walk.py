@@ -7,6 +7,7 @@ computed at one time, since a planner asks for all of them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -52,13 +53,73 @@ def find_skips(costs: Sequence[LayerBytes]) -> list[Skip]:
 
 def blocks_from(
     costs: Sequence[LayerBytes],
-    skips: Sequence[Skip],
     start: int,
     many: int,
     checkpointing: Checkpointing,
 ) -> dict[str, NDArray[np.int64]]:
     """Terms of the blocks [start, b) for b = start + 1, …, n: arrays of that length."""
-    walk = _Walk.along(costs, start, many)
+    again = checkpointing != "never"
+    # A tuple is what a planner asks about again and again, with other numbers of micro-batches.
+    alone = _alone_kept if isinstance(costs, tuple) else _alone
+    block = alone(_Same(costs), start, start > 0 or many > 1, again)
+    before, peak, stops = block.before, block.peak, block.stops
+    kept = many if again or start == 0 else None
+    inputs = np.full(len(stops), costs[start].input)
+    inputs = inputs * (np.where(block.input_from < stops, many, 1) if kept is None else many)
+    earlier = before[1:] * (0 if again else many - 1)
+    is_last = stops == len(costs)
+    # While the loss is taken only what was not checkpointed is there.
+    idle = 0 if checkpointing == "always" else int(before[-1])
+    return {
+        "inputs": inputs,
+        "skips": block.others * (many - 1 if again else 0),
+        "activations": peak + earlier,
+        "outputs": is_last * _softmax_bytes(costs[-1]),
+        "loss": is_last * _loss_bytes(costs[-1], many, int(peak[-1]) - idle),
+    }
+
+
+class _Same:
+    """Costs that are equal where they are one object: a key that need not look into them."""
+
+    def __init__(self, costs: Sequence[LayerBytes]) -> None:
+        self.costs = costs
+
+    def __hash__(self) -> int:
+        return id(self.costs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.costs is other.costs
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """The blocks that begin with one layer, whatever the micro-batches; arrays over their ends.
+
+    Attributes:
+        stops: Where each block ends.
+        before: What the layers before each have saved, and all of them.
+        peak: Most bytes of the micro-batch under way.
+        others: Maps popped in the block that come from other partitions.
+        input_from: First layer that keeps the block's input.
+    """
+
+    stops: NDArray[np.int64]
+    before: NDArray[np.int64]
+    peak: NDArray[np.int64]
+    others: NDArray[np.int64]
+    input_from: int
+
+
+def _alone(same: _Same, start: int, copied: bool, again: bool) -> _Alone:
+    """Walk over the blocks from `start` on.
+
+    Args:
+        copied: Whether the block's input may not be written into.
+        again: Whether activations are computed again in backward.
+    """
+    costs = same.costs
+    walk = _Walk.along(costs, start, copied)
     count = len(costs) - start
     stops = np.arange(start + 1, len(costs) + 1)
     layers = np.arange(start, len(costs))
@@ -69,10 +130,10 @@ def blocks_from(
     popping = np.zeros((count, count), np.int64)
     others = np.zeros(count, np.int64)
     arrived = np.zeros(count, np.int64)
-    for skip in skips:
+    for skip in find_skips(costs):
         waits = (layers >= skip.stash) & (layers < skip.pop)
         inner = stops > skip.pop
-        if checkpointing != "never" and skip.gradient == costs[skip.pop].output:
+        if again and skip.gradient == costs[skip.pop].output:
             inner = stops > skip.pop + 1  # as the last layer's gradient, the block holds it anyway
         pinned += skip.gradient * np.outer(waits, inner)
         if skip.stash < start <= skip.pop:
@@ -87,10 +148,10 @@ def blocks_from(
     forward = (before[:-1] + walk.forward)[:, None] + popping
     forward = np.where(reached, forward, 0).max(axis=0)
     backward = (before[1:] + walk.backward)[:, None] + pinned
-    last = before[1:] + (walk.last_held if checkpointing != "never" else walk.last)
+    last = before[1:] + (walk.last_held if again else walk.last)
     last = last + np.diagonal(pinned)
     inside = layers[:, None] < stops[None, :] - 1
-    if checkpointing != "never":
+    if again:
         # The recomputed output and its gradient are held until the block is done; skips' gradients
         # are there before recomputation begins.
         held = walk.output_until[None, :] > layers[:, None]
@@ -99,20 +160,10 @@ def blocks_from(
         forward = forward + walk.outputs + arrived
     backward = np.where(inside, backward, 0).max(axis=0)
     peak = np.maximum(forward, np.maximum(backward, last))
-    kept = many if checkpointing != "never" or start == 0 else None
-    inputs = np.full(count, costs[start].input)
-    inputs = inputs * (np.where(walk.input_from < stops, many, 1) if kept is None else many)
-    earlier = before[1:] * (many - 1 if checkpointing == "never" else 0)
-    is_last = stops == len(costs)
-    # While the loss is taken only what was not checkpointed is there.
-    idle = 0 if checkpointing == "always" else int(before[-1])
-    return {
-        "inputs": inputs,
-        "skips": others * (many - 1 if checkpointing != "never" else 0),
-        "activations": peak + earlier,
-        "outputs": is_last * _softmax_bytes(costs[-1]),
-        "loss": is_last * _loss_bytes(costs[-1], many, int(peak[-1]) - idle),
-    }
+    return _Alone(stops, before, peak, others, walk.input_from)
+
+
+_alone_kept = lru_cache(maxsize=8192)(_alone)
 
 
 def _loss_bytes(head: LayerBytes, many: int, transients: int) -> int:
@@ -158,9 +209,9 @@ class _Walk:
     input_from: int
 
     @classmethod
-    def along(cls, costs: Sequence[LayerBytes], start: int, many: int) -> "_Walk":
+    def along(cls, costs: Sequence[LayerBytes], start: int, copied: bool) -> "_Walk":
         count = len(costs)
-        first = costs[start].first if start or many > 1 else None
+        first = costs[start].first if copied else None
         block = [first or costs[start], *costs[start + 1 :]]
         # Which map each layer's input lies in: in-place layers and stashes hand theirs on.
         roots = [start]

@@ -115,6 +115,11 @@ class Estimator:
         sum_s = self._sum_s(layout.partitions)
         return pipeline_s + sum_s + self._update_s(balance), pipeline_s, sum_s
 
+    def least_rest_s(self, partitions: int) -> float:
+        """Seconds of a step outside its pipeline, with the best of balances."""
+        moved = self._update_moves * float(self._parameter_bytes.sum()) / partitions
+        return self._sum_s(partitions) + self.question.machine.memory_s(moved)
+
     @cached_property
     def _parameter_bytes(self) -> NDArray[np.int64]:
         item = 8 if self.question.precision == "float64" else 4
@@ -134,8 +139,13 @@ class Estimator:
 
     def _update_s(self, balance: Balance) -> float:
         parts = np.split(self._parameter_bytes, np.cumsum(balance)[:-1])
-        moved = 2 * (2 + OPTIMIZER_STATES[self.question.optimizer])
-        return max(self.question.machine.memory_s(float(part.sum()) * moved) for part in parts)
+        most = max(float(part.sum()) for part in parts)
+        return self.question.machine.memory_s(self._update_moves * most)
+
+    @property
+    def _update_moves(self) -> int:
+        """Times that the update reads or writes the bytes of the parameters."""
+        return 2 * (2 + OPTIMIZER_STATES[self.question.optimizer])
 
     def num_bytes(self, layout: Layout, balance: Balance) -> int:
         """Peak of the fullest device."""

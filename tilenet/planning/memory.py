@@ -114,7 +114,7 @@ def partition_bytes(
     found = []
     for j, (size, stop) in enumerate(zip(balance, ends, strict=True)):
         start = int(stop) - size
-        block = blocks_from(costs, skips, start, many, checkpointing)
+        block = blocks_from(costs, start, many, checkpointing)
         waiting = sum(
             _others_waiting(many, int(place[skip.pop] - j)) * skip.map_bytes
             for skip in skips
@@ -161,7 +161,7 @@ def block_bytes(
     buffers = np.array([cost.buffers for cost in costs])
     steps = np.array(_step_bytes(costs, optimizer))
     for start in range(count):
-        block = blocks_from(costs, skips, start, micro_batches, checkpointing)
+        block = blocks_from(costs, start, micro_batches, checkpointing)
         work = sum(block.values())
         for skip in skips:
             if skip.stash >= start:

@@ -1,12 +1,14 @@
 """Choose a layout: of all that fit, the one whose step is predicted to be fastest."""
 
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import lru_cache
+import heapq
+from collections.abc import Callable, Iterator
+from functools import cached_property, lru_cache
+from math import inf
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import Cut, cut
 from tilenet.planning.balance import check_balance, least_bytes, least_time
+from tilenet.planning.bounds import Bounds
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.layer_bytes import LARGEST_MAP, largest_map
 from tilenet.planning.plan import Checkpointing, Layout, Plan, Question
@@ -31,27 +33,77 @@ class Search:
         self.question = question
         self.estimator = Estimator(question)
         _check(question, len(self.estimator.layers))
-        self.fastest = lru_cache(maxsize=None)(self._fastest)
-        self._at_best: dict[tuple[int, int, int], bool] = {}
-        self._too_large: set[tuple[int, int, int, int, str]] = set()
+        self.planned = lru_cache(maxsize=None)(self.plan)
 
-    def best(self, count: int = 3) -> list[Plan]:
-        """The fastest plans that fit, best first; none where nothing fits."""
-        # Sorted by what they would take if memory were endless, which no plan beats: once `count`
-        # plans are faster than that, no later layout can be among them.
-        layouts = list(self.layouts())
-        if not layouts:
+    def best(self, count: int = 3, among: Callable[[Layout], bool] | None = None) -> list[Plan]:
+        """The fastest plans that fit, best first, a layout each; none where nothing fits.
+
+        Args:
+            count: How many plans.
+            among: Which layouts; None: all.
+
+        Raises:
+            TilenetError: No layout answers the question.
+        """
+        if not self._bounded:
             raise TilenetError(self._no_layout())
-        bounds = [(self._least_seconds(layout), layout) for layout in layouts]
-        bounds.sort(key=lambda bound: bound[0])
+        # Best first: what comes next is either looked at more closely, which only adds to its
+        # seconds, or, being a plan already, no slower than whatever comes after it.
+        queue: list[tuple[float, int, int, int]] = [
+            (seconds, 0, 0, number)
+            for number, (seconds, layout) in enumerate(self._bounded)
+            if among is None or among(layout)
+        ]
+        heapq.heapify(queue)
+        plans: dict[int, Plan] = {}
         found: list[Plan] = []
-        for least_s, layout in bounds:
-            if len(found) >= count and least_s >= found[count - 1].step_s:
-                break
-            plan = self.plan(layout)
-            if plan is not None:
-                found = sorted([*found, plan], key=lambda one: one.step_s)
-        return found[:count]
+        while queue and len(found) < count:
+            seconds, stage, _, number = heapq.heappop(queue)
+            layout = self._bounded[number][1]
+            if stage == 0:
+                seconds = max(seconds, self.bounds.seconds_that_fit(layout))
+                if seconds < inf:
+                    heapq.heappush(queue, (seconds, 1, 0, number))
+            elif stage == 1:
+                plan = self.planned(layout)
+                if plan is not None:
+                    plans[number] = plan
+                    heapq.heappush(queue, (plan.step_s, 2, plan.device_bytes, number))
+            else:
+                found.append(plans[number])
+        return found
+
+    def answer(self) -> list[Plan]:
+        """The fastest plan that fits, and what a reader would hold against it; none if none fits.
+
+        Rivals differ in the number of partitions, else in the tiles, else in how tiles go through
+        the pipeline: the fastest of each kind, two at most.
+
+        Raises:
+            TilenetError: No layout answers the question.
+        """
+        plans = self.best(1)
+        if not plans:
+            return []
+        chosen = plans[0].layout
+        here = chosen.partitions, chosen.grid
+        rivals: tuple[Callable[[Layout], bool], ...] = (
+            lambda one: one.partitions != chosen.partitions,
+            lambda one: one.partitions == chosen.partitions and one.grid != chosen.grid,
+            lambda one: one != chosen and (one.partitions, one.grid) == here,
+        )
+        found = [plan for among in rivals for plan in self.best(1, among)]
+        return [*plans, *sorted(found[:2], key=lambda plan: plan.step_s)]
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """What no plan can beat."""
+        grids = {layout.grid for layout in self.layouts()}
+        return Bounds(self.estimator, [self.estimator.read_px(grid) for grid in grids])
+
+    @cached_property
+    def _bounded(self) -> list[tuple[float, Layout]]:
+        return [(self.bounds.seconds(layout), layout) for layout in self.layouts()]
 
     def layouts(self) -> Iterator[Layout]:
         """Every layout that the question leaves open."""
@@ -127,35 +179,39 @@ class Search:
         return list(few.values())  # of tiles turned by a right angle, one kind
 
     def plan(self, layout: Layout) -> Plan | None:
-        """The fastest plan with this layout; None where no balance fits."""
-        read_px, limit_bytes = self.estimator.read_px(layout.grid), self.question.limit_bytes
-        if largest_map(self.estimator.layers, *read_px)[1] >= LARGEST_MAP:
+        """The fastest plan with this layout; None where no balance fits.
+
+        Of the few balances with the smallest bottlenecks the one that is fastest when simulated.
+        """
+        estimator, limit_bytes = self.estimator, self.question.limit_bytes
+        if largest_map(estimator.layers, *estimator.read_px(layout.grid))[1] >= LARGEST_MAP:
             return None
-        fastest = self.fastest(read_px, layout.partitions)
-        if self.estimator.num_bytes(layout, fastest) <= limit_bytes:
-            return self.estimator.describe(layout, fastest)
-        if self._refused(layout) or not self._fits_at_best(layout):
-            return None
-        few = self._balances(layout)
-        fitting = [one for one in few if self.estimator.num_bytes(layout, one) <= limit_bytes]
+        fitting = [
+            balance
+            for balance in self._balances(layout)
+            if estimator.num_bytes(layout, balance) <= limit_bytes
+        ]
         if not fitting:
-            self._refuse(layout, layout.checkpointing)
             return None
-        best = min(fitting, key=lambda balance: self.estimator.step_s(layout, balance)[0])
-        return self.estimator.describe(layout, best)
+        return estimator.describe(
+            layout, min(fitting, key=lambda balance: estimator.step_s(layout, balance)[0])
+        )
 
     def _balances(self, layout: Layout) -> list[Balance]:
-        asked = self.question
+        asked, partitions = self.question, layout.partitions
         if asked.balance is not None:
             return [asked.balance]
         read_px = self.estimator.read_px(layout.grid)
+        if partitions == 1:
+            return [(len(self.estimator.layers),)]
         room = self.estimator.blocks(
-            read_px, layout.micro_batches, layout.checkpointing, layout.partitions
+            read_px, layout.micro_batches, layout.checkpointing, partitions
         )
         seconds = self.estimator.seconds(read_px)
-        few = least_time(seconds, layout.partitions, room, asked.limit_bytes)
-        # Blocks are charged at most what they may need, so that the leanest may fit all the same.
-        return few or least_bytes(room, layout.partitions, seconds)
+        few = least_time(seconds, partitions, room, asked.limit_bytes)
+        # Blocks are charged at most what they may need, so that more may fit than that.
+        more = least_time(seconds, partitions) or few
+        return list(dict.fromkeys([*few, *more, *least_bytes(room, partitions, seconds, few=1)]))
 
     def leanest(self, layout: Layout) -> Plan:
         """The plan with this layout that needs least memory, whether it fits or not."""
@@ -167,42 +223,6 @@ class Search:
         few = [asked.balance] if asked.balance else least_bytes(room, layout.partitions)
         best = min(few, key=lambda balance: self.estimator.num_bytes(layout, balance))
         return self.estimator.describe(layout, best)
-
-    def _refused(self, layout: Layout) -> bool:
-        """Whether a layout did not fit that asks for no more of anything."""
-        height, width = self.estimator.read_px(layout.grid)
-        return any(
-            partitions == layout.partitions
-            and mode in (layout.checkpointing, "at best")
-            and micro_batches <= layout.micro_batches
-            and rows <= height
-            and cols <= width
-            for rows, cols, partitions, micro_batches, mode in self._too_large
-        )
-
-    def _refuse(self, layout: Layout, mode: str) -> None:
-        read_px = self.estimator.read_px(layout.grid)
-        self._too_large.add((*read_px, layout.partitions, layout.micro_batches, mode))
-
-    def _fits_at_best(self, layout: Layout) -> bool:
-        """Whether one micro-batch at a time fits, with activations computed again."""
-        least = replace(layout, micro_batches=1, checkpointing="always")
-        key = (*self.estimator.read_px(layout.grid), layout.partitions)
-        if key not in self._at_best:
-            self._at_best[key] = self.leanest(least).device_bytes <= self.question.limit_bytes
-            if not self._at_best[key]:
-                self._refuse(least, "at best")
-        return self._at_best[key]
-
-    def _fastest(self, read_px: Pixels, partitions: int) -> Balance:
-        """The best balance if memory were endless."""
-        if self.question.balance is not None:
-            return self.question.balance
-        return least_time(self.estimator.seconds(read_px), partitions, few=1)[0]
-
-    def _least_seconds(self, layout: Layout) -> float:
-        read_px = self.estimator.read_px(layout.grid)
-        return self.estimator.step_s(layout, self.fastest(read_px, layout.partitions))[0]
 
 
 def _oblong(image: Pixels, grid: Pixels) -> float:

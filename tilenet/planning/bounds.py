@@ -1,0 +1,161 @@
+"""What no plan of a layout can beat: seconds and bytes, without measuring its tile's layers.
+
+Measuring a network on fake tensors takes half a second a tile size, these bounds a millisecond, so
+that a search measures only the few sizes that can still win.
+
+Seconds: a device of a pipeline computes forward and backward of m micro-batches, and waits for the
+first to come through the partitions before it, and through those behind it and back. So a
+mini-batch takes at least one micro-batch's time through all partitions and m − 1 times that of the
+slowest.
+
+Bytes: what a block holds is a maximum over sums of maps and weights, and maps grow with the tile's
+pixels. Maxima of straight lines bend upwards only: the line through two small tiles lies below.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
+from math import inf, isqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.geometry.halo import context_of
+from tilenet.planning.balance import block_seconds, least_time
+from tilenet.planning.estimate import Estimator
+from tilenet.planning.memory import OPTIMIZER_STATES, block_bytes
+from tilenet.planning.plan import Checkpointing, Layout
+from tilenet.planning.roofline import LayerTime
+from tilenet.planning.schedule import mini_batch_sizes
+
+__all__ = ["Bounds"]
+
+Pixels = tuple[int, int]
+Matrix = NDArray[np.float64]
+
+
+class Bounds:
+    """Lower bounds for the layouts of a question.
+
+    Args:
+        tiles: Rows and columns that tiles read, of all layouts there are.
+    """
+
+    def __init__(self, estimator: Estimator, tiles: Sequence[Pixels]) -> None:
+        self.estimator = estimator
+        self.question = estimator.question
+        self.unit_px = context_of(estimator.layers).alignment_px
+        self.small = self._two_small_tiles(tiles)
+        self.busy = lru_cache(maxsize=None)(self._busy)
+        self.through_s = lru_cache(maxsize=None)(self._through_s)
+        self.num_bytes = lru_cache(maxsize=None)(self._num_bytes)
+        self.slowest_s = lru_cache(maxsize=None)(self._slowest_s)
+
+    def seconds(self, layout: Layout) -> float:
+        """Seconds of a step that no plan with this layout beats, if memory were endless."""
+        return self._step_s(layout, None)
+
+    def seconds_that_fit(self, layout: Layout) -> float:
+        """Likewise, of a plan that fits its devices; infinite where none does."""
+        read_px = self.estimator.read_px(layout.grid)
+        # One micro-batch, computed again in backward, is the least that a tile can do with.
+        if self.slowest_s(read_px, layout.partitions, 1, True) == inf:
+            return inf
+        return self._step_s(layout, layout.micro_batches)
+
+    def _step_s(self, layout: Layout, micro_batches: int | None) -> float:
+        read_px = self.estimator.read_px(layout.grid)
+        tiles = self.estimator.tiles_per_rank(layout.grid, layout.partitions)
+        mini_batches = len(mini_batch_sizes(tiles, layout.micro_batches))
+        again = layout.checkpointing != "never"
+        slowest_s = self.slowest_s(read_px, layout.partitions, micro_batches, again)
+        if slowest_s == inf:
+            return inf
+        pipeline_s = mini_batches * self.through_s(read_px) + (tiles - mini_batches) * slowest_s
+        return pipeline_s + self.estimator.least_rest_s(layout.partitions)
+
+    def _through_s(self, read_px: Pixels) -> float:
+        times = self.estimator.times(read_px)
+        return sum(time.forward_s + time.backward_s for time in times)
+
+    def _busy(self, read_px: Pixels, again: bool) -> Matrix:
+        """Seconds that each block computes per micro-batch."""
+        return block_seconds(
+            [
+                LayerTime(time.forward_s, time.backward_s + again * time.forward_s)
+                for time in self.estimator.times(read_px)
+            ]
+        )
+
+    def _slowest_s(
+        self, read_px: Pixels, partitions: int, micro_batches: int | None, again: bool
+    ) -> float:
+        """Seconds of the slowest partition per micro-batch, at least.
+
+        Args:
+            micro_batches: So many must fit; None: memory is endless.
+            again: Whether they are computed again in backward.
+        """
+        busy, asked = self.busy(read_px, again), self.question
+        if micro_batches is None:
+            room = np.zeros_like(busy)
+        else:
+            room = self._bytes_of_tile(read_px, micro_batches, again)
+        if asked.balance is not None:
+            found = [asked.balance]
+        else:
+            found = least_time(busy, partitions, room, asked.limit_bytes, few=1)
+        edges = [list(pairwise([0, *accumulate(balance)])) for balance in found]
+        fitting = [blocks for blocks in edges if self._fit(room, blocks)]
+        return min((max(float(busy[block]) for block in blocks) for blocks in fitting), default=inf)
+
+    def _fit(self, room: Matrix, blocks: Sequence[tuple[int, int]]) -> bool:
+        return all(room[block] <= self.question.limit_bytes for block in blocks)
+
+    def _bytes_of_tile(self, read_px: Pixels, micro_batches: int, again: bool) -> Matrix:
+        """Bytes that each block needs at least."""
+        if self.small is None:
+            return np.zeros((len(self.estimator.layers) + 1,) * 2)
+        # What is left over beyond whole alignment units only adds: maps, and copies that pad them.
+        units = (read_px[0] // self.unit_px) * (read_px[1] // self.unit_px)
+        few, more = self.small
+        low = self.num_bytes(few, micro_batches, again)
+        high = self.num_bytes(more, micro_batches, again)
+        line = high + (high - low) * ((units - more**2) / (more**2 - few**2))
+        return np.maximum(line, self.at_least)
+
+    def _num_bytes(self, side: int, micro_batches: int, again: bool) -> Matrix:
+        """Bytes that each block needs for a square tile of `side` alignment units.
+
+        Without the transients of the optimizer's step, which hide how maps grow with small tiles.
+        """
+        size_px = side * self.unit_px
+        mode: Checkpointing = "always" if again else "never"
+        costs = self.estimator.costs((size_px, size_px))
+        # Two partitions: no fewer gradients of skips wait than from one to the next.
+        plain = block_bytes(costs, micro_batches, mode, "sgd", 2)
+        sums = np.cumsum([0, *(cost.parameters for cost in costs)])
+        states = OPTIMIZER_STATES[self.question.optimizer]
+        optimizer: Matrix = states * np.triu(sums[None, :] - sums[:, None])
+        return plain + optimizer
+
+    @cached_property
+    def at_least(self) -> Matrix:
+        """Bytes that each block needs for any of the tiles."""
+        assert self.small is not None
+        size_px = self.small[1] * self.unit_px
+        return self.estimator.blocks((size_px, size_px), 1, "always", 2)
+
+    def _two_small_tiles(self, tiles: Sequence[Pixels]) -> tuple[int, int] | None:
+        """Sides of two square tiles, in alignment units, no larger than any tile asked for.
+
+        None where nothing is gained: there is one size only, or one that is too small; or where
+        maps are no multiple of the pixels: the rims that a rank gets from its neighbours.
+        """
+        sizes = {tuple(sorted(size)) for size in tiles}
+        options = self.question.options
+        if len(sizes) < 3 or self.question.halo_mode == "exchange" or options.padding == "valid":
+            return None
+        units = min((rows // self.unit_px) * (cols // self.unit_px) for rows, cols in sizes)
+        more = isqrt(units)
+        return (more - 1, more) if more > 1 else None
