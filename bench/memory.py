@@ -2,10 +2,11 @@
 
     python bench/memory.py [--quick]
 
-Networks, tiles, partitions, micro-batches, checkpointing and precisions, on the CPU. Three peaks of
-one step: predicted by a dry run on fake tensors, counted on real tensors, and that of the CPU's
-allocator (torch.profiler's memory events), which alone sees what operations take inside. The
-partition formula is compared with the dry run at the bottleneck.
+Networks, tiles, partitions, micro-batches, checkpointing and precisions, on the CPU. Peaks of one
+step: predicted by a dry run on fake tensors; counted on real tensors; and that of the CPU's
+allocator (torch.profiler's memory events), which alone sees what convolutions take inside: against
+a dry run that counts what each of them took when it was run once by itself. The partition formula
+is compared with the dry run at the bottleneck.
 """
 
 import argparse
@@ -17,10 +18,10 @@ from typing import Any
 
 import torch
 from report import Claim, at_least, at_most, report
-from torch.profiler import ProfilerActivity, profile
 
 from tilenet.dry_run import dry_run, measured_run
 from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+from tilenet.parallel.scratch import Scratch, allocated_peak
 from tilenet.planning.layer_bytes import layer_bytes
 from tilenet.planning.memory import partition_bytes
 
@@ -84,23 +85,19 @@ def measure(case: Case) -> dict[str, Any]:
     predicted = dry_run(**arguments)
     seconds = time.perf_counter() - began
     measured = measured_run(**arguments)
-    together = dry_run(**arguments, one_device=True)
+    tensors = dry_run(**arguments, one_device=True)
+    together = dry_run(**arguments, one_device=True, scratch=Scratch(torch.device("cpu")))
     height, width = case["tile"]
     costs = layer_bytes(arguments["layers"], height, width, case["precision"])
     parts = partition_bytes(costs, case["balance"], case["micro_batches"], case["checkpointing"])
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        measured_run(**arguments, one_device=True, count=False)
-    live = most = 0
-    # Not from profiler.events(): those hold only what no operation makes.
-    events = profiler.profiler.kineto_results.events()
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            most = max(most, live)
+    most = allocated_peak(
+        lambda: measured_run(**arguments, one_device=True, count=False), torch.device("cpu")
+    )
     return {
         "predicted": asdict(predicted),
         "measured": asdict(measured),
         "formula": [part.total for part in parts],
+        "tensors_one_device": tensors.total,
         "predicted_one_device": together.total,
         "allocator": most,
         "dry_run_seconds": seconds,
@@ -158,8 +155,8 @@ def main() -> None:
             len(CASES) - 1,
         ),
         at_most("error of the other one, batch norm under autocast", mixed_error, 1e-3),
-        # The rest is scratch inside of convolutions: their maps in the kernel's own layout;
-        # with float64 the CPU's kernels lay out all windows, 9 values an element.
+        # With scratch inside of convolutions: their maps in the kernel's own layout; with float64
+        # the CPU's kernels lay out all windows, 9 values an element.
         at_most("worst error against the allocator's peak, float32", worst, 0.1),
         at_most("worst error against the allocator's peak, other precisions", worst_other, 0.1),
         at_least("formula over dry run at the bottleneck, lowest", lowest, 0.98),

@@ -27,7 +27,7 @@ from tilenet.model.dropout import MaskKey
 from tilenet.model.network import Network, build_layer, build_network
 from tilenet.parallel.pipeline import Checkpointing, Pipe
 from tilenet.planning.layer_bytes import check_map_sizes
-from tilenet.planning.live_bytes import LiveBytes
+from tilenet.planning.live_bytes import LiveBytes, ScratchRule
 from tilenet.planning.memory import OPTIMIZER_STATES
 
 __all__ = ["StepBytes", "dry_run", "measured_run"]
@@ -61,11 +61,12 @@ def dry_run(
     *,
     cut: int = 0,
     one_device: bool = False,
+    scratch: ScratchRule | None = None,
 ) -> StepBytes:
     """Peak of a step after the first (states of the optimizer are there), to the byte.
 
-    Parameters, the flat gradients and the optimizer's states count. Scratch inside of operations,
-    and what an allocator loses, do not.
+    Parameters, the flat gradients and the optimizer's states count. Scratch inside of operations
+    counts where `scratch` knows of it; what an allocator loses does not.
 
     Args:
         tile: Height and width of each micro-batch, which holds one tile.
@@ -75,6 +76,8 @@ def dry_run(
         optimizer: `adamw`, `sgd-momentum` or `sgd`.
         cut: Cells of the logits that are cut off on each side, since other tiles own them.
         one_device: All partitions lie on one device: nothing is copied between them.
+        scratch: Bytes that an operation takes inside, as `parallel.scratch.Scratch` measures them;
+            None: only tensors count, which makes the prediction exact for them.
 
     Raises:
         TilenetError: A map has 2³¹ elements or more, or nothing of the logits is left.
@@ -95,7 +98,8 @@ def dry_run(
             for name, buffer in list(part.named_buffers(recurse=False)):
                 kind = dtype if buffer.is_floating_point() else buffer.dtype
                 part.register_buffer(name, torch.empty(buffer.shape, dtype=kind))
-        return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device)
+        live = LiveBytes(scratch=scratch)
+        return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live)
 
 
 def measured_run(
@@ -119,7 +123,8 @@ def measured_run(
     dtype = torch.float64 if precision == "float64" else torch.float32
     network = build_network(layers, dtype=dtype)
     pipe = Pipe(network, balance, [CPU] * len(balance), checkpointing, precision, inline=True)
-    return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, count)
+    live = LiveBytes() if count else None
+    return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live)
 
 
 def _meta_network(layers: tuple[Layer, ...]) -> Network:
@@ -138,7 +143,7 @@ def _step(
     optimizer: str,
     cut: int,
     one_device: bool,
-    count: bool = True,
+    counting: LiveBytes | None,
 ) -> StepBytes:
     """Run a step and count."""
     shapes = map_shapes(layers, *tile)
@@ -148,12 +153,12 @@ def _step(
             f"a tile must own at least one pixel (tile: {tile[0]} × {tile[1]}, cut on each side: "
             f"{cut}); use larger tiles"
         )
-    owners = _Owners()
-    live = LiveBytes(owners.of)
-    owners.live = live
+    live = counting or LiveBytes()
+    owners = _Owners(live)
+    live.owner_rule = owners.of
     parameters = list(pipe.network.parameters())
     dtype = parameters[0].dtype
-    with live if count else nullcontext():
+    with counting or nullcontext():
         update = _prepare(pipe, live, optimizer)
         images = []
         labels = []
@@ -231,9 +236,8 @@ def _dtype(pipe: Pipe) -> torch.dtype:
 class _Owners:
     """Says to which partition a storage belongs: results lie where the operands lie."""
 
-    live: LiveBytes
-
-    def __init__(self) -> None:
+    def __init__(self, live: LiveBytes) -> None:
+        self.live = live
         self._copy_to: int | None = None
         self._skip_to: int | None = None
 

@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["LiveBytes"]
+__all__ = ["LiveBytes", "ScratchRule"]
 
 OwnerRule = Callable[[Any, list[Tensor]], int]
+ScratchRule = Callable[[Any, Any, dict[str, Any]], int]
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -29,9 +30,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     seen. Enter it inside of `FakeTensorMode`.
 
     Args:
-        owner: Says from an operation and its tensors to whom its new storages are charged (see
+        owner_rule: Says from an operation and its tensors to whom its new storages are charged (see
             `owner_of`); None: to the attribute `owner` at that time.
         on_change: Called behind each operation that made a storage.
+        scratch: Says how many bytes an operation takes inside while it runs; they count for the
+            peaks only.
 
     Attributes:
         owner: Number that new storages are charged to.
@@ -42,7 +45,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(
-        self, owner: OwnerRule | None = None, on_change: Callable[[], None] | None = None
+        self,
+        owner_rule: OwnerRule | None = None,
+        on_change: Callable[[], None] | None = None,
+        scratch: ScratchRule | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.owner = 0
@@ -50,8 +56,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = 0
         self.current_of: dict[int, int] = defaultdict(int)
         self.peak_of: dict[int, int] = defaultdict(int)
-        self._owner_rule = owner
+        self.owner_rule = owner_rule
         self._on_change = on_change
+        self._scratch = scratch
         # By storage object: an address is used again as soon as its storage has died.
         self._owners: Any = WeakIdKeyDictionary()
 
@@ -79,7 +86,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         lifts = func in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
         before = {} if lifts else {id(s): s for s in (x.untyped_storage() for x in given)}
         made = func(*args, **(kwargs or {}))
-        owner = self.owner if self._owner_rule is None else self._owner_rule(func, given)
+        owner = self.owner if self.owner_rule is None else self.owner_rule(func, given)
         changed = False
         for tensor in _tensors(made):
             storage = tensor.untyped_storage()
@@ -88,6 +95,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 changed = True
         if changed and self._on_change is not None:
             self._on_change()
+        if self._scratch is not None:
+            inside = self._scratch(func, args, kwargs or {})
+            self.peak = max(self.peak, self.current + inside)
+            self.peak_of[owner] = max(self.peak_of[owner], self.current_of[owner] + inside)
         return made
 
     def _add(self, storage: torch.UntypedStorage, owner: int) -> None:
