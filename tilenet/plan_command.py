@@ -2,7 +2,7 @@
 
 import json
 import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,17 +16,17 @@ from tilenet.network_arguments import add_network, add_tiles, image_of, network_
 from tilenet.planning.composition import obstacle
 from tilenet.planning.level_profile import level_bytes
 from tilenet.planning.machines import known_machines, machine
-from tilenet.planning.plan import Layout, Plan, Question, write_plan
+from tilenet.planning.plan import Plan, Question, write_plan
 from tilenet.planning.profile import read_profile
 from tilenet.planning.remedies import why_nothing_fits
 from tilenet.planning.roofline import ITEM_BYTES
 from tilenet.planning.search import Search
+from tilenet.planning.sweep import sweep
 from tilenet.plots import plot_level_bytes, plot_timeline
 
 __all__ = ["answer", "explain", "main"]
 
 GIB = 2**30
-SWEEP = range(4, 17)
 
 
 def main(arguments: list[str]) -> int:
@@ -34,6 +34,8 @@ def main(arguments: list[str]) -> int:
     try:
         given = _parser().parse_args(arguments)
         question = _question(given)
+        if given.sweep and (given.plot or given.out):
+            raise UsageError("--sweep prints a table; leave --plot and -o out")
         if given.sweep:
             rows = sweep(question)
             print(json.dumps(rows) if given.json else _sweep_table(rows))
@@ -73,7 +75,7 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     context = context_of(layers)
     if asked.halo_mode == "exchange":
         notes.append("halo_mode exchange is not built yet: train refuses this plan.")
-    elif asked.halo != "exact" and plan.halo_px < context.halo_px:
+    elif plan.layout.grid != (1, 1) and plan.halo_px < context.halo_px:
         notes.append(
             f"approximate: the halo ({plan.halo_px} px) is narrower than the exact one "
             f"({context.halo_px} px), so the result depends on the tiles."
@@ -104,14 +106,14 @@ def explain(plans: Sequence[Plan]) -> str:
         f"{asked.image[0]} × {asked.image[1]} × {asked.options.bands} px on {asked.nodes} × "
         f"{asked.machine.devices_per_node} {asked.machine.device} ({asked.machine.name})",
         f"  tiles          {layout.grid[0]} × {layout.grid[1]}, own {_px(plan.tile_own_px)}, read "
-        f"{_px(plan.tile_read_px)}, halo {plan.halo_px} px, {asked.halo_mode}; work ratio "
-        f"{plan.work_ratio:.2f}",
+        f"{_px(plan.tile_read_px)}, {_halo(plan)}; work ratio {plan.work_ratio:.2f}",
         f"  ranks          {replicas} × {rows} × {columns} (replicas × rows × columns), "
-        f"{plan.ranks_per_node} per node, {layout.partitions} devices each",
-        f"  pipeline       {plan.tiles_per_rank} tiles per rank, {layout.micro_batches} "
-        f"micro-batches at once ({layout.micro_batches / layout.partitions:.3g} mbpp), "
+        f"{plan.ranks_per_node} per node, {_many(layout.partitions, 'device')} each",
+        f"  pipeline       {_many(plan.tiles_per_rank, 'tile')} per rank, "
+        f"{_many(layout.micro_batches, 'micro-batch')} at once "
+        f"({layout.micro_batches / layout.partitions:.3g} mbpp), "
         f"checkpointing {layout.checkpointing}, bubble {plan.bubble:.0%}",
-        f"  predicted      {plan.device_bytes / GIB:.2f} GiB per device of "
+        f"  predicted      {_gib(plan.device_bytes)} GiB per device of "
         f"{asked.limit_bytes / GIB:.2f} planned with, {plan.host_bytes / GIB:.1f} GiB per node; "
         f"{_seconds(plan.step_s)} per step (gradients {_seconds(plan.sum_s)}), "
         f"{_seconds(plan.epoch_s)} per epoch",
@@ -120,7 +122,7 @@ def explain(plans: Sequence[Plan]) -> str:
     ]
     for number, part in enumerate(plan.parts):
         lines.append(
-            f"  {number:>9}  {part.layers:>6}  {part.parameters:>10,}  {part.num_bytes / GIB:>5.2f}"
+            f"  {number:>9}  {part.layers:>6}  {part.parameters:>10,}  {_gib(part.num_bytes):>5}"
             f"  {_seconds(part.seconds):>6}  {part.share:>5.0%}"
         )
     lines.append("")
@@ -135,7 +137,9 @@ def _why(plan: Plan, other: Plan) -> str:
         reasons.append(f"work ratio {other.work_ratio:.2f} against {plan.work_ratio:.2f}")
     if other.bubble > plan.bubble + 0.01:
         reasons.append(f"bubble {other.bubble:.0%} against {plan.bubble:.0%}")
-    if other.tiles_per_rank * other.tile_read_px[0] * other.tile_read_px[1] > (
+    if other.mesh == plan.mesh and other.tiles_per_rank * other.tile_read_px[
+        0
+    ] * other.tile_read_px[1] > (
         1.01 * plan.tiles_per_rank * plan.tile_read_px[0] * plan.tile_read_px[1]
     ):
         reasons.append("more pixels on the rank with most")
@@ -143,31 +147,6 @@ def _why(plan: Plan, other: Plan) -> str:
     if order.index(other.layout.checkpointing) > order.index(plan.layout.checkpointing):
         reasons.append("computes activations twice")
     return ", ".join(reasons)
-
-
-def sweep(question: Question) -> list[dict[str, Any]]:
-    """What square grids cost: exact and formula work ratios, bytes, and time where they fit."""
-    rows = []
-    for count in SWEEP:
-        search = Search(replace(question, grid=(count, count), tile_px=None))
-        tiling = search.estimator.tiling((count, count))
-        epsilon, pixels = question.epsilon_px, max(question.image)
-        row: dict[str, Any] = {
-            "grid": count,
-            "tile_read_px": tiling.rows[0].read,
-            "work_ratio": tiling.work_ratio,
-            "formula_ratio": 1 + 4 * count * epsilon / pixels,
-        }
-        try:
-            best = search.best(1)
-            least = best[0] if best else search.leanest(Layout((count, count), 1, 1, "never"))
-            row |= {"device_bytes": least.device_bytes, "fits": bool(best)}
-            if best:
-                row |= {"layout": str(best[0].layout), "step_s": best[0].step_s}
-        except TilenetError as error:
-            row |= {"fits": False, "reason": str(error)}
-        rows.append(row)
-    return rows
 
 
 def _sweep_table(rows: list[dict[str, Any]]) -> str:
@@ -194,6 +173,23 @@ def _plot(search: Search, plan: Plan, path: Path) -> None:
     many = min(plan.layout.micro_batches, plan.tiles_per_rank)
     timeline = search.estimator.timeline(plan.layout, plan.balance, many)
     plot_timeline(timeline, path, f"One mini-batch: {plan.layout}")
+
+
+def _halo(plan: Plan) -> str:
+    if plan.question.halo_mode == "exchange":
+        return "halo exchanged between ranks"
+    return f"halo {plan.halo_px} px, overlap"
+
+
+def _many(count: int, what: str) -> str:
+    """`1 tile`, `2 micro-batches`."""
+    return f"{count} {what}{'' if count == 1 else 'es' if what.endswith('ch') else 's'}"
+
+
+def _gib(num_bytes: int) -> str:
+    """GiB with two decimals, with more of them where two would say nothing."""
+    value = num_bytes / GIB
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.1g}"
 
 
 def _px(size: tuple[int, int]) -> str:
@@ -232,7 +228,9 @@ def _question(given: Namespace) -> Question:
         halo_mode=given.halo_mode,
         grid=tiles.grid,
         tile_px=tiles.size_px,
-        partitions=given.partitions or (len(given.balance) if given.balance else None),
+        partitions=given.partitions
+        if given.partitions is not None or given.balance is None
+        else len(given.balance),
         balance=given.balance,
         micro_batches=given.micro_batches,
         mbpp=given.mbpp,
@@ -250,7 +248,10 @@ def _positive(name: str, value: float) -> Any:
 
 def _balance(text: str) -> tuple[int, ...]:
     """`14,24,30,22,12,7`: layers per partition."""
-    return tuple(int(part) for part in text.split(","))
+    parts = text.split(",")
+    if not all(part.strip().removeprefix("-").isdecimal() for part in parts):
+        raise ArgumentTypeError(f"expected whole numbers with commas between, got {text!r}")
+    return tuple(int(part) for part in parts)
 
 
 def _parser() -> Arguments:

@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from math import inf
 
@@ -152,11 +153,11 @@ class Search:
         height, width = asked.image
         if asked.halo_mode == "exchange":
             grid = mesh.rows, mesh.columns
-            if asked.grid not in (None, grid):
+            if asked.tile_px is not None or asked.grid not in (None, grid):
+                wanted = f"{asked.grid[0]} × {asked.grid[1]}" if asked.grid else asked.tile_px
                 raise TilenetError(
-                    f"with halo_mode exchange each rank holds one tile of an image (grid: "
-                    f"{asked.grid}, mesh: {grid[0]} × {grid[1]} ranks); "
-                    "leave the grid out"
+                    f"with halo_mode exchange each rank holds one tile of an image (tiles: "
+                    f"{wanted}, mesh: {grid[0]} × {grid[1]} ranks); leave the tiles out"
                 )
             return [grid]
         if asked.grid is not None:
@@ -184,7 +185,7 @@ class Search:
         Of the few balances with the smallest bottlenecks the one that is fastest when simulated.
         """
         estimator, limit_bytes = self.estimator, self.question.limit_bytes
-        if largest_map(estimator.layers, *estimator.read_px(layout.grid))[1] >= LARGEST_MAP:
+        if not self._countable(layout):
             return None
         fitting = [
             balance
@@ -213,14 +214,39 @@ class Search:
         more = least_time(seconds, partitions) or few
         return list(dict.fromkeys([*few, *more, *least_bytes(room, partitions, seconds, few=1)]))
 
-    def leanest(self, layout: Layout) -> Plan:
-        """The plan with this layout that needs least memory, whether it fits or not."""
-        asked = self.question
+    def leanest(self) -> Plan | None:
+        """Of all layouts the plan that needs least memory, whether it fits or not.
+
+        None where even the smallest tile has maps that are too large for any device.
+        """
+        fewest: dict[int, Layout] = {}
+        mode = self.question.checkpointing or "always"
+        for one in self.layouts():
+            # Of layouts with as many partitions the smallest tile, and the fewest at once.
+            layout = replace(one, checkpointing=mode)
+            least = fewest.setdefault(one.partitions, layout)
+            if self._asks(layout) < self._asks(least):
+                fewest[one.partitions] = layout
+        found = [self._leanest(layout) for layout in fewest.values() if self._countable(layout)]
+        return min(found, key=lambda plan: plan.device_bytes, default=None)
+
+    def _asks(self, layout: Layout) -> tuple[int, int]:
+        """Pixels of a tile, and how many tiles at once."""
+        rows, cols = self.estimator.read_px(layout.grid)
+        return rows * cols, layout.micro_batches
+
+    def _countable(self, layout: Layout) -> bool:
+        """Whether kernels can index all maps."""
+        read_px = self.estimator.read_px(layout.grid)
+        return largest_map(self.estimator.layers, *read_px)[1] < LARGEST_MAP
+
+    def _leanest(self, layout: Layout) -> Plan:
+        asked, partitions = self.question, layout.partitions
         read_px = self.estimator.read_px(layout.grid)
         room = self.estimator.blocks(
-            read_px, layout.micro_batches, layout.checkpointing, layout.partitions
+            read_px, layout.micro_batches, layout.checkpointing, partitions
         )
-        few = [asked.balance] if asked.balance else least_bytes(room, layout.partitions)
+        few = [asked.balance] if asked.balance else least_bytes(room, partitions)
         best = min(few, key=lambda balance: self.estimator.num_bytes(layout, balance))
         return self.estimator.describe(layout, best)
 
@@ -233,20 +259,25 @@ def _oblong(image: Pixels, grid: Pixels) -> float:
 
 def _check(asked: Question, num_layers: int) -> None:
     """Refuse what no search can answer."""
-    devices = asked.machine.devices_per_node
+    for name in ("nodes", "num_images", "batch_size", "partitions", "micro_batches", "mbpp"):
+        value = getattr(asked, name)
+        if value is not None and value < 1:
+            raise TilenetError(f"{name} must be at least 1 ({name}: {value})")
+    if min(asked.image) < 1:
+        raise TilenetError(
+            f"an image must have at least one pixel a side (image: {asked.image[0]} × "
+            f"{asked.image[1]} px)"
+        )
     if asked.balance is not None:
         check_balance(asked.balance, num_layers, asked.partitions)
     if (asked.partitions or 1) > num_layers:
         check_balance([1] * (asked.partitions or 1), num_layers)
+    devices = asked.machine.devices_per_node
     if (asked.partitions or 1) > devices:
         raise TilenetError(
             f"a rank's partitions stand on devices of one node (partitions: {asked.partitions}, "
             f"devices per node of {asked.machine.name}: {devices}); ask for at most {devices}"
         )
-    for name in ("nodes", "num_images", "batch_size", "partitions", "micro_batches", "mbpp"):
-        value = getattr(asked, name)
-        if value is not None and value < 1:
-            raise TilenetError(f"{name} must be at least 1 ({name}: {value})")
     if asked.micro_batches is not None and asked.mbpp is not None:
         raise TilenetError(
             f"micro-batches are given in all or per partition, not both (micro_batches: "
