@@ -33,6 +33,7 @@ from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.progress import progress_bar, say
 from tilenet.planning.balance import check_balance, likely_balance
+from tilenet.planning.layer_bytes import check_map_sizes
 from tilenet.planning.memory import inference_bytes
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             if any(isinstance(n, Norm) and n.norm != "batch" for n in record.layers):
                 check_norms(record.layers, tiling.tiles[0].read)
             read = tiling.tiles[0].read
+            check_map_sizes(record.layers, read.height, read.width)
             balance = wanted.balance or likely_balance(
                 record.layers, (read.height, read.width), wanted.partitions
             )

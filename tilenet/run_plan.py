@@ -10,6 +10,7 @@ from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut, halo_rule
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.composition import obstacle
+from tilenet.planning.layer_bytes import check_map_sizes
 from tilenet.planning.plan import read_plan
 from tilenet.planning.ranks import MeshShape, choose_mesh, tiles_of
 from tilenet.run_file import RunFile, network_options, paper_epsilon_px
@@ -178,3 +179,4 @@ def _check_tiles(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> None:
             f"total stride: {plan.record.context().alignment_px} px); make tiles larger"
         )
     check_norms(layers, read)
+    check_map_sizes(layers, read.height, read.width)

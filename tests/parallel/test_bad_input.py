@@ -114,6 +114,7 @@ def test_labels(comm, shared_path, make, capfd, values, profile, sentence):  # t
             "needs each image or crop in one tile",
         ),
         (IMAGE, {}, ("--halo_mode", "exchange"), "is not built yet"),
+        (IMAGE, {}, ("--network.base", "2000000"), "fewer than 2³¹ elements"),
         (IMAGE, {}, ("--partitions", "99"), "every partition needs a layer"),
         (IMAGE, {}, ("--balance", "[3, 4]"), "must add up to the number of layers"),
         (IMAGE, {}, ("--balance", "[0, 39]"), "every partition needs a layer"),
