@@ -57,10 +57,6 @@ class Bounds:
 
     def seconds_that_fit(self, layout: Layout) -> float:
         """Likewise, of a plan that fits its devices; infinite where none does."""
-        read_px = self.estimator.read_px(layout.grid)
-        # One micro-batch, computed again in backward, is the least that a tile can do with.
-        if self.slowest_s(read_px, layout.partitions, 1, True) == inf:
-            return inf
         return self._step_s(layout, layout.micro_batches)
 
     def _step_s(self, layout: Layout, micro_batches: int | None) -> float:
@@ -158,4 +154,4 @@ class Bounds:
             return None
         units = min((rows // self.unit_px) * (cols // self.unit_px) for rows, cols in sizes)
         more = isqrt(units)
-        return (more - 1, more) if more > 1 else None
+        return (more - 1, more) if more > 2 else None

@@ -2,12 +2,13 @@
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from math import inf
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.tiles import Cut, cut
+from tilenet.geometry.halo import output_size
+from tilenet.geometry.tiles import Cut, Window, check_norms, cut
 from tilenet.planning.balance import check_balance, least_bytes, least_time
 from tilenet.planning.bounds import Bounds
 from tilenet.planning.estimate import Estimator
@@ -121,8 +122,8 @@ class Search:
                     if micro_batches > tiles:
                         continue
                     for mode in [asked.checkpointing] if asked.checkpointing else MODES:
-                        if asked.checkpointing is None and partitions == 1 and mode != "never":
-                            continue  # computes everything twice and has the same peak
+                        if asked.checkpointing is None and micro_batches == 1 and mode != "never":
+                            continue  # computes everything twice and has no lower peak
                         yield Layout(grid, partitions, micro_batches, mode)
 
     def _no_layout(self) -> str:
@@ -159,11 +160,12 @@ class Search:
                     f"with halo_mode exchange each rank holds one tile of an image (tiles: "
                     f"{wanted}, mesh: {grid[0]} × {grid[1]} ranks); leave the tiles out"
                 )
-            return [grid]
+            return [self._checked(grid)]
         if asked.grid is not None:
-            return [asked.grid]
+            return [self._checked(asked.grid)]
         if asked.tile_px is not None:
-            return [cut(height, width, Cut(size_px=asked.tile_px), self.estimator.rule).grid]
+            found = cut(height, width, Cut(size_px=asked.tile_px), self.estimator.rule).grid
+            return [self._checked(found)]
         unit = self.estimator.rule.alignment_px
         most = -(-height // unit), -(-width // unit)
         grids = {
@@ -171,6 +173,7 @@ class Search:
             for a in FACTORS
             for b in FACTORS
         }
+        grids = {grid for grid in grids if self._computes(grid)} or {self._checked((1, 1))}
         # Oblong tiles only where nothing squarer is possible: they read more for the same work.
         square = sorted(grid for grid in grids if _oblong(asked.image, grid) <= 1.5)
         few = {
@@ -178,6 +181,26 @@ class Search:
             for grid in square or [min(grids, key=lambda grid: _oblong(asked.image, grid))]
         }
         return list(few.values())  # of tiles turned by a right angle, one kind
+
+    def _checked(self, grid: Pixels) -> Pixels:
+        """The grid.
+
+        Raises:
+            TilenetError: Its tiles are too small for the network.
+        """
+        layers, (height, width) = self.estimator.layers, self.estimator.read_px(grid)
+        if min(output_size(layers, height), output_size(layers, width)) < 1:
+            raise TilenetError(
+                f"a tile must leave every pooling something (tile: {height} × {width} px); take "
+                "larger tiles, or fewer poolings"
+            )
+        check_norms(layers, Window(0, 0, height, width))
+        return grid
+
+    def _computes(self, grid: Pixels) -> bool:
+        with suppress(TilenetError):
+            return bool(self._checked(grid))
+        return False
 
     def plan(self, layout: Layout) -> Plan | None:
         """The fastest plan with this layout; None where no balance fits.
@@ -220,20 +243,18 @@ class Search:
         None where even the smallest tile has maps that are too large for any device.
         """
         fewest: dict[int, Layout] = {}
-        mode = self.question.checkpointing or "always"
-        for one in self.layouts():
+        for layout in self.layouts():
             # Of layouts with as many partitions the smallest tile, and the fewest at once.
-            layout = replace(one, checkpointing=mode)
-            least = fewest.setdefault(one.partitions, layout)
+            least = fewest.setdefault(layout.partitions, layout)
             if self._asks(layout) < self._asks(least):
-                fewest[one.partitions] = layout
+                fewest[layout.partitions] = layout
         found = [self._leanest(layout) for layout in fewest.values() if self._countable(layout)]
         return min(found, key=lambda plan: plan.device_bytes, default=None)
 
-    def _asks(self, layout: Layout) -> tuple[int, int]:
-        """Pixels of a tile, and how many tiles at once."""
+    def _asks(self, layout: Layout) -> tuple[int, int, bool]:
+        """Pixels of a tile, how many tiles at once, and whether all their activations live."""
         rows, cols = self.estimator.read_px(layout.grid)
-        return rows * cols, layout.micro_batches
+        return rows * cols, layout.micro_batches, layout.checkpointing != "always"
 
     def _countable(self, layout: Layout) -> bool:
         """Whether kernels can index all maps."""

@@ -1,0 +1,258 @@
+"""The search finds what trying everything finds, and keeps to what is asked."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import combinations, pairwise
+from math import inf
+
+import numpy as np
+import pytest
+from questions import small_machine, small_question
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.networks import PRESETS, UNetOptions
+from tilenet.planning.machines import machine
+from tilenet.planning.memory import partition_bytes
+from tilenet.planning.plan import Layout, Plan, Question
+from tilenet.planning.ranks import MeshShape, tiles_of
+from tilenet.planning.search import Search
+
+SEEDS = range(14)
+
+
+@pytest.fixture(autouse=True)
+def fewer_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that all of them can be tried."""
+    monkeypatch.setattr("tilenet.planning.search.FACTORS", (1, 2, 4))
+    monkeypatch.setattr("tilenet.planning.search.MICRO_BATCHES", (1, 2, 5))
+
+
+@cache
+def searched(seed: int) -> Search:
+    return Search(small_question(seed))
+
+
+def every_plan(search: Search) -> list[Plan]:
+    plans = [search.plan(layout) for layout in search.layouts()]
+    return sorted((plan for plan in plans if plan is not None), key=lambda plan: plan.step_s)
+
+
+def every_balance(search: Search, layout: Layout) -> list[tuple[int, ...]]:
+    count = len(search.estimator.layers)
+    inner = combinations(range(1, count), layout.partitions - 1)
+    return [tuple(b - a for a, b in pairwise((0, *cuts, count))) for cuts in inner]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_best_are_those_of_all_layouts(seed: int) -> None:
+    search = searched(seed)
+    wanted = [plan.step_s for plan in every_plan(search)]
+    for count in (1, 3, 8):
+        found = search.best(count)
+        assert [plan.step_s for plan in found] == wanted[:count]
+        assert len({plan.layout for plan in found}) == len(found)
+
+
+def test_memory_decides_in_some_of_these_questions_and_forbids_all_in_others() -> None:
+    share = [
+        len(every_plan(searched(seed))) / len(list(searched(seed).layouts())) for seed in SEEDS
+    ]
+    assert share.count(0) > 0
+    assert sum(0 < value < 1 for value in share) > 5
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_balance_of_any_layout_beats_the_bounds(seed: int) -> None:
+    """Every second layout, and some balances of each: fast ones, lean ones, and odd ones."""
+    search, rng = searched(seed), np.random.default_rng(seed)
+    for layout in list(search.layouts())[::5]:
+        endless = search.bounds.seconds(layout)
+        fitting = search.bounds.seconds_that_fit(layout)
+        assert endless <= fitting
+        balances = every_balance(search, layout)
+        chosen = rng.choice(len(balances), min(len(balances), 4), replace=False)
+        for balance in [*(balances[n] for n in chosen), *search._balances(layout)]:
+            step_s = search.estimator.step_s(layout, balance)[0]
+            assert endless <= step_s * (1 + 1e-12)
+            if search.estimator.num_bytes(layout, balance) <= search.question.limit_bytes:
+                assert fitting <= step_s * (1 + 1e-12)
+
+
+def test_the_bounds_of_bytes_are_below_the_bytes_and_close_to_them() -> None:
+    """On paper's tiles: what lets a search leave most tiles unmeasured."""
+    question = Question(PRESETS["small"], 92, (5000, 5000), machine("summit"), halo="epsilon")
+    search = Search(question)
+    tile = (829, 1053)
+    ratios = []
+    for many, mode in ((1, "always"), (4, "always"), (4, "never")):
+        below = search.bounds._bytes_of_tile(tile, many, mode == "always")
+        exact = search.estimator.blocks(tile, many, mode, 2)
+        blocks = np.triu_indices(len(exact), 1)
+        ratios.append(below[blocks] / exact[blocks])
+    assert np.max(ratios) <= 1 + 1e-12
+    assert np.median(ratios) > 0.85
+
+
+@pytest.mark.parametrize("seed", SEEDS[::4])
+def test_the_balance_of_a_layout_is_hardly_slower_than_the_best_of_all(seed: int) -> None:
+    search = searched(seed)
+    layouts = [layout for layout in search.layouts() if layout.partitions < 4][::11]
+    for layout in layouts:
+        plan = search.plan(layout)
+        steps = [
+            search.estimator.step_s(layout, balance)[0]
+            for balance in every_balance(search, layout)
+            if search.estimator.num_bytes(layout, balance) <= search.question.limit_bytes
+        ]
+        if plan is not None:
+            assert min(steps) <= plan.step_s <= 1.1 * min(steps)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_plans_fit_and_add_up(seed: int) -> None:
+    search = searched(seed)
+    asked = search.question
+    for plan in search.best(4):
+        layers = search.estimator.layers
+        assert plan.device_bytes <= asked.limit_bytes <= asked.machine.memory_bytes
+        assert len(plan.balance) == plan.layout.partitions == len(plan.parts)
+        assert sum(plan.balance) == len(layers)
+        assert [part.layers for part in plan.parts] == list(plan.balance)
+        assert sum(part.parameters for part in plan.parts) == sum(x.num_parameters for x in layers)
+        assert sum(part.share for part in plan.parts) == pytest.approx(1)
+        exact = partition_bytes(
+            search.estimator.costs(plan.tile_read_px),
+            plan.balance,
+            plan.layout.micro_batches,
+            plan.layout.checkpointing,
+            asked.optimizer,
+        )
+        assert [part.num_bytes for part in plan.parts] == [part.total for part in exact]
+        mesh = MeshShape(*plan.mesh)
+        assert mesh.num_ranks == plan.num_ranks == asked.nodes * plan.ranks_per_node
+        assert plan.ranks_per_node * plan.layout.partitions <= asked.machine.devices_per_node
+        dealt = [
+            len(tiles_of(mesh.place(rank), mesh, plan.layout.grid))
+            for rank in range(mesh.rows * mesh.columns)
+        ]
+        rows, cols = plan.layout.grid
+        assert sum(dealt) == rows * cols
+        images = -(-asked.batch_size // mesh.replicas)
+        assert plan.tiles_per_rank == max(dealt) * images >= plan.layout.micro_batches
+        assert plan.step_s >= plan.pipeline_s + plan.sum_s
+        assert plan.epoch_s == pytest.approx(plan.step_s * -(-7 // asked.batch_size))
+        assert 0 <= plan.bubble < 1
+        assert plan.work_ratio >= 1
+
+
+@pytest.mark.parametrize("seed", SEEDS[:12])
+def test_rivals_differ_in_what_a_reader_sees(seed: int) -> None:
+    search = searched(seed)
+    plans = search.answer()
+    assert plans[:1] == search.best(1)
+    for rival in plans[1:]:
+        assert rival.step_s >= plans[0].step_s
+        assert rival.layout != plans[0].layout
+    assert len({plan.layout for plan in plans}) == len(plans) <= 3
+
+
+ROOMY = Question(
+    UNetOptions(poolings=2, convolutions=1, base=4),
+    5,
+    (300, 200),
+    small_machine(4, 2**26),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({"grid": (5, 3)}, {"grid": (5, 3)}),
+        ({"partitions": 3}, {"partitions": 3}),
+        ({"partitions": 2, "micro_batches": 3}, {"partitions": 2, "micro_batches": 3}),
+        ({"partitions": 2, "mbpp": 2, "grid": (6, 4)}, {"partitions": 2, "micro_batches": 4}),
+        ({"mbpp": 2, "grid": (6, 4), "partitions": 4}, {"micro_batches": 8}),
+        ({"checkpointing": "always"}, {"checkpointing": "always"}),
+        ({"checkpointing": "except_last", "partitions": 4}, {"checkpointing": "except_last"}),
+    ],
+)
+def test_what_is_fixed_stays_fixed(changes: dict[str, object], kept: dict[str, object]) -> None:
+    plans = Search(replace(ROOMY, **changes)).best(5)  # type: ignore[arg-type]
+    assert plans
+    for plan in plans:
+        assert {name: getattr(plan.layout, name) for name in kept} == kept
+
+
+def test_a_balance_is_taken_as_it_is() -> None:
+    count = len(Search(ROOMY).estimator.layers)
+    balance = (3, count - 5, 2)
+    plans = Search(replace(ROOMY, balance=balance, partitions=3)).best(4)
+    assert len(plans) == 4
+    assert all(plan.balance == balance for plan in plans)
+
+
+def test_a_tile_size_gives_its_grid() -> None:
+    plans = Search(replace(ROOMY, tile_px=80)).best(4)
+    assert {plan.layout.grid for plan in plans} == {(4, 3)}
+    assert all(max(plan.tile_own_px) <= 80 for plan in plans)
+
+
+def test_with_exchange_each_rank_holds_one_window_and_images_are_micro_batches() -> None:
+    asked = replace(ROOMY, halo_mode="exchange", batch_size=6, nodes=3)
+    for plan in Search(asked).best(6):
+        assert plan.layout.grid == plan.mesh[1:]
+        assert plan.tiles_per_rank == 6 / plan.mesh[0] >= plan.layout.micro_batches
+        assert plan.work_ratio == 1
+        assert plan.tile_read_px == plan.tile_own_px
+
+
+def test_more_memory_and_more_nodes_never_slow_a_plan() -> None:
+    steps = [
+        Search(replace(ROOMY, machine=small_machine(4, int(size)))).best(1)
+        for size in (2**18, 2**19, 2**20, 2**23)
+    ]
+    seconds = [plans[0].step_s if plans else inf for plans in steps]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] > seconds[-1]
+
+
+NORMED = replace(ROOMY.options, norm="instance")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"balance": (3, 4), "partitions": 2}, r"must add up .*sum: 7, layers: \d+"),
+        ({"balance": (3, 4), "partitions": 3}, "one entry a partition"),
+        ({"balance": (0, 4), "partitions": 2}, "every partition needs a layer"),
+        ({"partitions": 5}, r"\(partitions: 5, devices per node of toy: 4\); ask for at most 4$"),
+        ({"partitions": 999}, "every partition needs a layer"),
+        ({"partitions": 0}, r"partitions must be at least 1 \(partitions: 0\)"),
+        ({"nodes": -2}, "nodes must be at least 1"),
+        ({"mbpp": 0}, "mbpp must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"mbpp": 2, "micro_batches": 2}, "not both"),
+        ({"reserve": 1.0}, "reserve is a share"),
+        ({"reserve": -0.1}, "reserve is a share"),
+        ({"reserve": float("nan")}, r"reserve is a share .*\(reserve: nan\)"),
+        ({"image": (0, 7)}, r"at least one pixel a side \(image: 0 × 7 px\)"),
+        (
+            {"grid": (2, 2), "partitions": 2, "micro_batches": 3},
+            r"\(micro-batches: 3, tiles of a rank: 2\); ask for at most 2",
+        ),
+        ({"grid": (2, 2), "partitions": 4, "mbpp": 2}, r"micro-batches: 8, tiles of a rank: 4"),
+        ({"image": (4, 4), "options": NORMED}, "more than one cell on every level"),
+        ({"tile_px": 3}, "nearest legal tile: 4"),
+        ({"grid": (100, 1)}, "at most 75 tiles are possible"),
+        ({"halo": 7}, "a halo must be a multiple"),
+        ({"halo_mode": "exchange", "grid": (3, 3)}, r"tiles: 3 × 3, mesh: 2 × 2 ranks"),
+        ({"halo_mode": "exchange", "tile_px": 50}, "leave the tiles out"),
+        ({"precision": "float16"}, "has no peak for precision float16"),
+    ],
+)
+def test_impossible_questions_are_refused_in_a_sentence(
+    changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(TilenetError, match=said) as refusal:
+        Search(replace(ROOMY, **changes)).best()  # type: ignore[arg-type]
+    assert "\n" not in str(refusal.value)
