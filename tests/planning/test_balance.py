@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
-from tilenet.planning.balance import block_seconds, check_balance, least_bytes, least_time
-from tilenet.planning.roofline import LayerTime
+from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.planning.balance import (
+    block_seconds,
+    check_balance,
+    least_bytes,
+    least_time,
+    likely_balance,
+)
+from tilenet.planning.machines import machine
+from tilenet.planning.roofline import LayerTime, roofline
 
 Matrix = NDArray[np.float64]
 
@@ -156,3 +164,19 @@ def test_a_balance_that_splits_the_network_is_taken() -> None:
     check_balance([2, 3, 4], 9)
     check_balance((2, 3, 4), 9, 3)
     check_balance([9], 9, 1)
+
+
+@pytest.mark.parametrize("num_partitions", [1, 2, 3, 5])
+def test_where_nobody_names_a_balance_the_likely_one_is_the_fastest(num_partitions: int) -> None:
+    layers = unet_layers(UNetOptions(poolings=1, convolutions=1, base=4))
+    balance = likely_balance(layers, (64, 96), num_partitions)
+    check_balance(balance, len(layers), num_partitions)
+    seconds = block_seconds(roofline(layers, 64, 96, "float32", machine("local")))
+    best = min(bottleneck(seconds, one) for one in every_balance(len(layers), num_partitions))
+    assert bottleneck(seconds, balance) == best
+
+
+def test_more_partitions_than_layers_have_no_likely_balance() -> None:
+    layers = unet_layers(UNetOptions(poolings=1, convolutions=1, base=4))
+    with pytest.raises(TilenetError, match=f"ask for at most {len(layers)} partitions"):
+        likely_balance(layers, (64, 96), len(layers) + 1)

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import Window
-from tilenet.planning.schedule import CropSchedule, ImageSchedule, crop_places
+from tilenet.planning.schedule import (
+    CropSchedule,
+    ImageSchedule,
+    crop_places,
+    mini_batch_sizes,
+)
 
 SIZES = tuple((100 + 7 * n, 90 + 3 * n) for n in range(11))
 
@@ -152,3 +157,19 @@ def test_an_epoch_of_crops_draws_about_as_many_pixels_as_there_are_in_reach() ->
 def test_an_epoch_of_crops_is_at_least_a_step() -> None:
     schedule = CropSchedule(1, 400, 32, ((32, 32),), (np.zeros((1, 2), np.int64),))
     assert schedule.steps_per_epoch == 1
+
+
+# --- mini-batches
+
+
+@given(st.integers(0, 200), st.integers(1, 40))
+def test_mini_batches_are_few_and_even_and_hold_all_tiles(tiles: int, most: int) -> None:
+    sizes = mini_batch_sizes(tiles, most)
+    assert sum(sizes) == tiles
+    assert len(sizes) == -(-tiles // most)
+    if sizes:
+        assert 1 <= max(sizes) - 1 <= min(sizes) <= max(sizes) <= most or set(sizes) == {1}
+
+
+def test_seven_tiles_six_at_once_run_as_three_and_four() -> None:
+    assert mini_batch_sizes(7, 6) == (3, 4)

@@ -238,7 +238,8 @@ def read_plan(path: Path) -> PlannedRun:
         ) from error
     except (ValueError, RecursionError) as error:
         raise _wrong(path, f"no JSON: {error}") from error
-    if not isinstance(entry, dict) or entry.get("tilenet_plan") != VERSION:
+    version = entry.get("tilenet_plan") if isinstance(entry, dict) else None
+    if version is True or version != VERSION:
         raise _wrong(path, f"the key tilenet_plan is missing or not {VERSION}")
     keys, asked = entry.get("run"), entry.get("asked")
     if not isinstance(keys, dict) or not isinstance(asked, dict):
@@ -246,7 +247,7 @@ def read_plan(path: Path) -> PlannedRun:
     try:
         options = UNetOptions(**asked["options"])
         image = _pair(asked["image"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, TilenetError) as error:
         raise _wrong(path, f"asked has no network and image: {error}") from error
     balance, partitions = keys.get("balance"), keys.get("partitions")
     if not (
@@ -260,7 +261,7 @@ def read_plan(path: Path) -> PlannedRun:
 
 def _pair(values: Sequence[Any]) -> tuple[int, int]:
     height, width = values
-    if not all(isinstance(value, int) and value > 0 for value in (height, width)):
+    if not all(type(value) is int and value > 0 for value in (height, width)):
         raise ValueError(f"an image has rows and columns, not {values!r}")
     return height, width
 
