@@ -12,6 +12,7 @@ from tilenet.command_line import Arguments
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.networks import unet_layers
+from tilenet.geometry.tiles import Window, check_norms
 from tilenet.model.network import build_network
 from tilenet.network_arguments import add_network, network_of, pair
 from tilenet.parallel.measure import measure_layers
@@ -53,8 +54,12 @@ def profile(given: Namespace) -> Profile:
     if options.padding == "same" and (height % unit or width % unit or not height * width):
         raise TilenetError(
             f"a measured tile is a multiple of the network's total stride (tile: {height} × "
-            f"{width} px, stride: {unit} px); nearest: {max(unit, round(height / unit) * unit)}"
+            f"{width} px, stride: {unit} px); nearest: {max(unit, round(height / unit) * unit)} × "
+            f"{max(unit, round(width / unit) * unit)}"
         )
+    check_norms(layers, Window(0, 0, height, width))
+    if given.repeats < 1:
+        raise TilenetError(f"repeats must be at least 1 (repeats: {given.repeats}); 5 is usual")
     (device,) = choose_devices(given.device, NodePlace(0, 1))
     dtype = torch.float64 if given.precision == "float64" else torch.float32
     try:

@@ -1,0 +1,174 @@
+"""From `tilenet plan` to `train --plan` and `predict --plan`: the result of the whole image."""
+
+import csv
+import json
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import yaml
+from mpi4py import MPI
+from safetensors.torch import load_file
+from test_same_as_whole_image import LR, NETWORKS, SEED, STEPS, Outcome, differences, options_of
+from test_same_over_partitions import close
+from whole_image import Scene, random_scene, train_whole
+
+from tilenet import plan_command
+from tilenet.__main__ import main
+
+SIZE = 157, 211
+Capture = pytest.CaptureFixture[str]
+
+
+def planned(comm: MPI.Intracomm, folder: Path, name: str, ranks: int, *more: str) -> Path:
+    """Plan on rank 0 for a node of `ranks` ranks with as many devices as they drive."""
+    keys = {key: value for key, value in vars(NETWORKS[name]).items() if value is not None}
+    network = [text for key, value in keys.items() for text in (f"--{key}", str(value))]
+    path = folder / f"plan{len(list(folder.iterdir()))}.json"
+    path = comm.bcast(path)
+    if comm.rank == 0:
+        with redirect_stdout(StringIO()):
+            code = plan_command.main(
+                [
+                    *(*network, "--bands", "3", "--classes", "3", "--image", "157x211"),
+                    *("--machine", "local", "--device-gib", "1", "--precision", "float64"),
+                    *("--devices-per-node", str(ranks), "-o", str(path), *more),
+                ]
+            )
+        assert code == 0
+    comm.Barrier()
+    return path
+
+
+def run_file(folder: Path, scene: Scene, name: str, **more: Any) -> list[str]:
+    """A run file that leaves everything planned to the plan."""
+    keys = {key: value for key, value in vars(NETWORKS[name]).items() if value is not None}
+    run = {
+        "images": str(scene.image),
+        "labels": str(scene.labels),
+        "classes": 3,
+        "output": str(folder / "run"),
+        "network": keys,
+        "device": "cpu",
+        "seed": SEED,
+        "steps": STEPS,
+        "optimizer": {"name": "sgd", "lr": LR},
+        **more,
+    }
+    path = folder / f"run{MPI.COMM_WORLD.rank}.yaml"
+    path.write_text(yaml.safe_dump(run))
+    return ["train", "-c", str(path)]
+
+
+def outcome(folder: Path) -> Outcome:
+    with (folder / "run" / "history.csv").open() as file:
+        losses = [float(row["loss"]) for row in csv.DictReader(file)]
+    with rasterio.open(folder / "logits.tif") as file:
+        logits = file.read()
+    return Outcome(losses, load_file(folder / "run" / "last" / "weights.safetensors"), logits)
+
+
+PLANS = {
+    "3x4 tiles": ["--grid", "3x4"],
+    "2 partitions": ["--partitions", "2", "--grid", "4x3", "--micro-batches", "2"],
+    "2 mbpp": ["--partitions", "3", "--mbpp", "2", "--tile", "32", "--checkpointing", "always"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [*(("same-nearest", plan) for plan in PLANS), ("valid", "2 partitions")],
+)
+def test_planned_runs_are_those_of_the_whole_image(
+    comm: MPI.Intracomm, shared_path: Path, name: str, plan: str
+) -> None:
+    scene = random_scene(shared_path, SIZE, 1, write=comm.rank == 0)
+    options = PLANS[plan]
+    partitions = int(options[1]) if options[:1] == ["--partitions"] else 1
+    more = options if partitions > 1 else [*options, "--partitions", "1"]
+    path = planned(comm, shared_path, name, comm.size * partitions, *more)
+    keys = json.loads(path.read_text())["run"]
+    assert np.prod(list(keys["mesh"].values())) == comm.size
+    assert keys["partitions"] == partitions
+    assert main([*run_file(shared_path, scene, name), "--plan", str(path)]) == 0
+    logits = shared_path / "logits.tif"
+    arguments = ["predict", str(shared_path / "run"), str(scene.image), str(logits)]
+    more = ["--output", "logits", "--plan", str(path), "--device", "cpu"]
+    assert main([*arguments, *more]) == 0
+    comm.Barrier()
+    wanted = train_whole([scene], options_of(NETWORKS[name]), STEPS, LR, SEED)
+    close(outcome(shared_path), wanted, scene.valid)
+
+
+def test_the_comparison_can_fail(comm: MPI.Intracomm, shared_path: Path) -> None:
+    """A planned halo that is too narrow is seen."""
+    scene = random_scene(shared_path, SIZE, 1, write=comm.rank == 0)
+    path = planned(
+        comm, shared_path, "same-nearest", comm.size, "--grid", "3x4", "--partitions", "1",
+        *("--halo", "16"),
+    )  # fmt: skip
+    assert main([*run_file(shared_path, scene, "same-nearest"), "--plan", str(path)]) == 0
+    logits = shared_path / "logits.tif"
+    arguments = ["predict", str(shared_path / "run"), str(scene.image), str(logits)]
+    assert main([*arguments, "--output", "logits", "--plan", str(path), "--device", "cpu"]) == 0
+    comm.Barrier()
+    wanted = train_whole([scene], options_of(NETWORKS["same-nearest"]), STEPS, LR, SEED)
+    assert differences(outcome(shared_path), wanted, scene.valid)[1] > 1e-10
+
+
+def refusal(comm: MPI.Intracomm, capfd: Capture, arguments: list[str]) -> str:
+    """What is said, once, where a command ends with exit code 1 on all ranks."""
+    comm.Barrier()
+    capfd.readouterr()
+    assert main(arguments) == 1
+    said = "".join(comm.allgather(capfd.readouterr().err))
+    assert said.count("tilenet: ") == 1
+    assert said.count("\n") == 1
+    return said
+
+
+BROKEN = {
+    "missing": (None, "the plan must be a readable file"),
+    "no JSON": ("{", r"must be a plan (no JSON"),
+    "no version": ("{}", "the key tilenet_plan is missing"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_file_that_is_no_plan(
+    comm: MPI.Intracomm, shared_path: Path, capfd: Capture, name: str
+) -> None:
+    scene = random_scene(shared_path, SIZE, 1, write=comm.rank == 0)
+    text, wanted = BROKEN[name]
+    path = shared_path / "broken.json"
+    if text is not None and comm.rank == 0:
+        path.write_text(text)
+    comm.Barrier()
+    training = run_file(shared_path, scene, "same-nearest")
+    assert wanted in refusal(comm, capfd, [*training, "--plan", str(path)])
+    assert not (shared_path / "run").exists()
+    prediction = ["predict", "run", str(scene.image), str(shared_path / "map.tif")]
+    assert wanted in refusal(comm, capfd, [*prediction, "--plan", str(path)])
+
+
+def test_plans_of_something_else(comm: MPI.Intracomm, shared_path: Path, capfd: Capture) -> None:
+    scene = random_scene(shared_path, SIZE, 1, write=comm.rank == 0)
+    grid = ["--grid", "2x3", "--partitions", "1"]
+    path = planned(comm, shared_path, "same-nearest", comm.size, *grid)
+    training = run_file(shared_path, scene, "same-bilinear")
+    said = refusal(comm, capfd, [*training, "--plan", str(path)])
+    assert "of the network that is trained (poolings" in said
+    training = run_file(shared_path, scene, "same-nearest")
+    smaller = planned(comm, shared_path, "same-nearest", comm.size, *grid, "--image", "157x210")
+    said = refusal(comm, capfd, [*training, "--plan", str(smaller)])
+    assert "157 × 210 px, an image: 157 × 211 px); plan for the largest image" in said
+    others = planned(
+        comm, shared_path, "same-nearest", comm.size + 1, "--grid", "4x4", "--partitions", "1"
+    )
+    said = refusal(comm, capfd, [*training, "--plan", str(others)])
+    assert f"ranks: {comm.size}); start {comm.size + 1} ranks" in said
+    assert not (shared_path / "run").exists()
