@@ -63,9 +63,9 @@ class Prediction:
         tile_px: Largest own size; None: as much as memory allows.
         halo: `exact`, `epsilon` or pixels.
         precision: None: that of the training run.
-        device: `auto`, `cpu` or `cuda`, or one device per partition.
+        device: `auto`, `cpu` or `cuda`, or a list with one device per partition.
         partitions: Devices per rank.
-        balance: Layers per partition; None: as the planner would.
+        balance: Layers per partition; None: the fastest by the roofline.
         nodata: As in run files; None: as in training.
         overwrite: Whether an existing map may be replaced.
     """
@@ -106,6 +106,11 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             image = stack.enter_context(
                 Raster(wanted.image, record.bands, record.resolution, nodata)
             )
+            if isinstance(wanted.device, list) and len(wanted.device) != wanted.partitions:
+                raise TilenetError(
+                    f"a list of devices names one per partition (device: {wanted.device}, "
+                    f"partitions: {wanted.partitions}); one device may be named several times"
+                )
             devices = choose_devices(wanted.device, place, wanted.partitions)
             precision = wanted.precision or record.precision
             dtype = torch.float64 if precision == "float64" else torch.float32

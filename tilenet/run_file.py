@@ -204,10 +204,17 @@ def _check(run: RunFile) -> None:
             f"a list of devices names one per partition (device: {run.device}, partitions: "
             f"{run.num_partitions}); one device may be named several times"
         )
-    if not (0 < run.gradients.piece_mb < 2**10):
+    if run.balance == []:
+        raise TilenetError("a balance has at least one partition (balance: []); leave it out")
+    if not (2**-10 <= run.gradients.piece_mb <= 2**10):
         raise TilenetError(
-            f"gradients.piece_mb must lie above 0 and below 1024 (gradients.piece_mb: "
+            f"gradients.piece_mb must lie between 1/1024 and 1024 (gradients.piece_mb: "
             f"{run.gradients.piece_mb}); 4 is usual"
+        )
+    if run.micro_batches > MOST_MICRO_BATCHES:
+        raise TilenetError(
+            f"at most {MOST_MICRO_BATCHES} micro-batches are in the pipeline at once "
+            f"(micro_batches: {run.micro_batches}); a few per partition fill it"
         )
     if len(run.class_names) < 2:
         raise TilenetError(
@@ -245,6 +252,8 @@ def _check(run: RunFile) -> None:
             f"{run.tiles.columns}); set both"
         )
 
+
+MOST_MICRO_BATCHES = 1024
 
 LEAST = {
     "steps": 0,

@@ -140,8 +140,8 @@ class RunFolder:
                 f"progress.json must hold the number of steps (step: {step!r}); use another "
                 "checkpoint"
             )
-        scale.value = _number(progress, "loss_scale", scale.value)
-        scale.calm_steps = int(_number(progress, "calm_steps", 0))
+        if scale.most > 1:
+            scale.restore(progress.get("loss_scale"), progress.get("calm_steps"))
         return step
 
     def save(
@@ -166,12 +166,3 @@ class RunFolder:
         if scale.most > 1:
             progress |= {"loss_scale": scale.value, "calm_steps": scale.calm_steps}
         save_checkpoint(self.path, step, network.state_dict(), record.to_json(), state, progress)
-
-
-def _number(progress: dict[str, Any], name: str, default: float) -> float:
-    value = progress.get(name, default)
-    if not isinstance(value, int | float) or not 0 <= value < 2**31:
-        raise TilenetError(
-            f"progress.json must hold numbers ({name}: {value!r}); use another checkpoint"
-        )
-    return float(value)

@@ -12,7 +12,7 @@ from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.composition import obstacle
 from tilenet.planning.layer_bytes import check_map_sizes
 from tilenet.planning.plan import read_plan
-from tilenet.planning.ranks import MeshShape, choose_mesh, tiles_of
+from tilenet.planning.ranks import MeshShape, choose_mesh, most_tiles
 from tilenet.run_file import RunFile, network_options, paper_epsilon_px
 
 __all__ = ["RunPlan", "plan_run"]
@@ -70,7 +70,7 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
     options = network_options(run.network, len(bands), len(run.class_names))
     layers = unet_layers(options)
     if run.plan is not None:
-        _check_plan(run.plan, options, shapes)
+        _check_plan(run, run.plan, options, shapes)
     epsilon = paper_epsilon_px(run.network, options)
     record = NetworkRecord(
         layers=layers,
@@ -101,17 +101,18 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
         reason = obstacle(layers, plan.tiling(*size).grid, shape)
         if reason is not None:
             raise TilenetError(reason)
-    plan = _with_tiles_for_micro_batches(plan, num_samples, max(sizes))
+    largest = max(sizes, key=lambda size: size[0] * size[1])
+    plan = _with_tiles_for_micro_batches(plan, num_samples, largest)
     for size in sizes:
         _check_tiles(run, plan, size)
-    read = plan.tiling(*max(sizes)).tiles[0].read
+    read = plan.tiling(*largest).tiles[0].read
     balance = run.balance or likely_balance(layers, (read.height, read.width), run.num_partitions)
     check_balance(balance, len(layers), run.num_partitions)
     return replace(plan, balance=tuple(balance))
 
 
-def _check_plan(path: str, options: UNetOptions, shapes: tuple[Shape, ...]) -> None:
-    """Refuse a plan of another network, or of smaller images."""
+def _check_plan(run: RunFile, path: str, options: UNetOptions, shapes: tuple[Shape, ...]) -> None:
+    """Refuse a plan of another network, or of smaller images (or crops)."""
     planned = read_plan(Path(path))
     for name in (field.name for field in fields(options)):
         wanted, found = getattr(planned.options, name), getattr(options, name)
@@ -121,11 +122,13 @@ def _check_plan(path: str, options: UNetOptions, shapes: tuple[Shape, ...]) -> N
                 f"the run: {found}); plan this network, or change the run"
             )
     for _, size in shapes:
+        if run.crop_px:
+            size = min(size[0], run.crop_px), min(size[1], run.crop_px)
         if size[0] > planned.image[0] or size[1] > planned.image[1]:
             raise TilenetError(
                 f"a plan holds for images up to the size that it was made for ({path}: "
-                f"{planned.image[0]} × {planned.image[1]} px, an image: {size[0]} × {size[1]} px); "
-                "plan for the largest image"
+                f"{planned.image[0]} × {planned.image[1]} px, an image or crop: {size[0]} × "
+                f"{size[1]} px); plan for the largest image"
             )
 
 
@@ -142,17 +145,16 @@ def _with_tiles_for_micro_batches(
     grid = plan.tiling(*size).grid
     mesh, wanted = plan.mesh, plan.micro_batches
     images = -(-num_samples // mesh.replicas)
-    have = images * _most_tiles(mesh, grid)
+    have = images * most_tiles(mesh, grid)
     if have >= wanted:
         return plan
     unit = plan.rule.alignment_px
     most = -(-size[0] // unit), -(-size[1] // unit)
     finer = [
-        replace(plan, asked=Cut(grid=(rows, cols)), uncut=plan.asked)
-        for rows in range(grid[0], most[0] + 1, grid[0])
-        for cols in range(grid[1], most[1] + 1, grid[1])
-        if (rows // grid[0]) * (cols // grid[1]) <= 2 * wanted
-        and images * _most_tiles(mesh, (rows, cols)) >= wanted
+        replace(plan, asked=Cut(grid=(grid[0] * a, grid[1] * b)), uncut=plan.asked)
+        for a in range(1, min(2 * wanted, most[0] // grid[0]) + 1)
+        for b in range(1, min(2 * wanted // a, most[1] // grid[1]) + 1)
+        if images * most_tiles(mesh, (grid[0] * a, grid[1] * b)) >= wanted
     ]
     if not finer or norm_context(plan.record.layers) == "image":
         raise TilenetError(
@@ -163,14 +165,11 @@ def _with_tiles_for_micro_batches(
     return min(finer, key=lambda one: one.tiling(*size).work_ratio)
 
 
-def _most_tiles(mesh: MeshShape, grid: tuple[int, int]) -> int:
-    """Tiles of an image on the rank that has most of them."""
-    return max(len(tiles_of(mesh.place(rank), mesh, grid)) for rank in range(mesh.num_ranks))
-
-
 def _check_tiles(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> None:
     if run.tiles.rows is not None and not run.crop_px:
-        cut(*size, plan.asked, plan.rule)  # refuses a grid that the user asked for and cannot have
+        cut(
+            *size, plan.uncut or plan.asked, plan.rule
+        )  # refuses a grid that the user asked for and cannot have
     read = plan.tiling(*size).tiles[0].read
     layers = plan.record.layers
     if min(output_size(layers, read.height), output_size(layers, read.width)) < 1:

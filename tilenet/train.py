@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tilenet.errors import TilenetError
+from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.history import History
 from tilenet.files.labels import Labels
 from tilenet.files.raster import Raster
@@ -135,7 +135,26 @@ class _Job:
         take = Step(run, self.record, self.pipe, files, offset_px, optimizer, self.scale, comm)
         if comm.rank == 0:
             self._announce(first, last, take.gradients.transport)
-        progress = progress_bar(comm, last, "step", first)
+        try:
+            made = self._steps(take, first, last, optimizer, history)
+        except AgreedError:
+            take.close()  # is collective, and all ranks are here
+            raise
+        take.close()
+        if history:
+            history.close()
+        return STOPPED if made < last else 0
+
+    def _steps(
+        self,
+        take: Step,
+        first: int,
+        last: int,
+        optimizer: torch.optim.Optimizer,
+        history: History | None,
+    ) -> int:
+        """Make the steps from `first` to `last`; return how many are made when it ends."""
+        progress = progress_bar(self.comm, last, "step", first)
         saved = first if self.folder.has_checkpoint else -1
         step = first
         with StopRequests() as stop:
@@ -154,16 +173,13 @@ class _Job:
                     )
                 progress.update()
                 progress.set_postfix(loss=f"{done.loss:.4f}", refresh=False)
-                if step % run.checkpoint_every == 0:
+                if step % self.run.checkpoint_every == 0:
                     self._save(step, optimizer)
                     saved = step
             if saved != step:
                 self._save(step, optimizer)
         progress.close()
-        take.close()
-        if history:
-            history.close()
-        return STOPPED if step < last else 0
+        return step
 
     def _work(self, step: int) -> Iterator[tuple[Sample, Tile]]:
         """This rank's share of a step."""

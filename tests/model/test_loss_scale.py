@@ -54,3 +54,21 @@ def test_no_scale_is_small_enough() -> None:
     with pytest.raises(TilenetError, match=r"float16 must hold the gradients .*float32"):
         scale.overflowed()
     assert scale.value == module.SMALLEST
+
+
+@pytest.mark.parametrize(
+    ("value", "calm_steps"),
+    [(0, 3), (2.0**25, 3), (-1.0, 3), (True, 3), (1.0, 2000), (1.0, -1), (None, 0), ("1", 0)],
+)
+def test_what_is_no_scale_is_not_restored(value: object, calm_steps: object) -> None:
+    scale = LossScale.of("float16")
+    with pytest.raises(TilenetError, match="a loss scale lies between"):
+        scale.restore(value, calm_steps)
+
+
+def test_a_scale_is_restored() -> None:
+    scale = LossScale.of("float16")
+    scale.restore(2.0**-7, 1999)
+    assert (scale.value, scale.calm_steps) == (2.0**-7, 1999)
+    scale.went_well()
+    assert (scale.value, scale.calm_steps) == (2.0**-6, 0)

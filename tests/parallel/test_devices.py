@@ -41,7 +41,7 @@ def test_lower_precision_is_near_float64(
 
 
 @pytest.mark.parametrize(
-    ("transport", "piece_mb"), [("gloo", 0.001), ("gloo", 4.0), ("host", 0.01)]
+    ("transport", "piece_mb"), [("gloo", 0.002), ("gloo", 4.0), ("host", 0.01)]
 )
 def test_transport_and_piece_size_never_change_the_result(
     comm: MPI.Intracomm, shared_path: Path, transport: Any, piece_mb: float

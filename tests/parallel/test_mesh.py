@@ -80,9 +80,9 @@ def test_each_partition_of_each_rank_has_a_device(two_gpus: list[torch.device]) 
     assert choose_devices("cuda", NodePlace(2, 3, own_devices=True), 2) == cuda(0, 1)
     assert two_gpus == list(cuda(1, 0, 0, 0))
     assert choose_devices("cpu", NodePlace(1, 2), 3) == (torch.device("cpu"),) * 3
-    with pytest.raises(TilenetError, match="ranks on this node: 3, partitions: 1, devices .* 2"):
+    with pytest.raises(TilenetError, match=r"ranks on this node: 3, partitions: 1, devices .* 2"):
         choose_devices("auto", NodePlace(0, 3))
-    with pytest.raises(TilenetError, match="ranks on this node: 2, partitions: 2, devices .* 2"):
+    with pytest.raises(TilenetError, match=r"ranks on this node: 2, partitions: 2, devices .* 2"):
         choose_devices("auto", NodePlace(0, 2), 2)
 
 
@@ -93,5 +93,8 @@ def test_devices_may_be_named(two_gpus: list[torch.device]) -> None:
     for names in (["cuda:2"], ["tpu:0"], ["no device"], ["mps"]):
         with pytest.raises(TilenetError, match="a device is cpu or cuda:<number>"):
             choose_devices(names, NodePlace(0, 1))
+    with pytest.raises(TilenetError, match=r"belong to one rank .ranks on this node: 2"):
+        choose_devices(["cuda:0"], NodePlace(0, 2))
+    assert choose_devices(["cuda:0"], NodePlace(1, 2, own_devices=True)) == cuda(0)
     with pytest.raises(TilenetError, match="of one type"):
         choose_devices(["cpu", "cuda:0"], NodePlace(0, 1))

@@ -165,7 +165,7 @@ def test_plans_of_something_else(comm: MPI.Intracomm, shared_path: Path, capfd: 
     training = run_file(shared_path, scene, "same-nearest")
     smaller = planned(comm, shared_path, "same-nearest", comm.size, *grid, "--image", "157x210")
     said = refusal(comm, capfd, [*training, "--plan", str(smaller)])
-    assert "157 × 210 px, an image: 157 × 211 px); plan for the largest image" in said
+    assert "157 × 210 px, an image or crop: 157 × 211 px); plan for the largest image" in said
     others = planned(
         comm, shared_path, "same-nearest", comm.size + 1, "--grid", "4x4", "--partitions", "1"
     )

@@ -2,8 +2,8 @@
 
 import torch
 from mpi4py import MPI
-from torch import nn
 
+from tilenet.model.norms import BatchNorm
 from tilenet.parallel.running import MOMENTUM, RunningStatistics
 
 
@@ -13,7 +13,7 @@ def tile(number: int) -> torch.Tensor:
 
 
 def test_a_step_blends_the_average_over_all_tiles(comm: MPI.Intracomm) -> None:
-    norm = nn.BatchNorm2d(3).double()
+    norm = BatchNorm(3).double()
     running = RunningStatistics(norm, comm)
     mean, var = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     for step in range(3):
@@ -31,7 +31,7 @@ def test_a_step_blends_the_average_over_all_tiles(comm: MPI.Intracomm) -> None:
 
 
 def test_a_step_without_tiles_changes_nothing(comm: MPI.Intracomm) -> None:
-    norm = nn.BatchNorm2d(3).double()
+    norm = BatchNorm(3).double()
     running = RunningStatistics(norm, comm)
     running.begin()
     if comm.rank == 0:

@@ -1,6 +1,7 @@
 """Loss scaling for float16, whose small gradients would be rounded to zero."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from tilenet.errors import TilenetError
 
@@ -35,6 +36,20 @@ class LossScale:
         """The first scale of a run."""
         return cls(FIRST, LARGEST) if precision == "float16" else cls()
 
+    def restore(self, value: Any, calm_steps: Any) -> None:
+        """Take up the scale of a run that goes on.
+
+        Raises:
+            TilenetError: These are no scale and no number of steps.
+        """
+        known = all(type(x) in (int, float) for x in (value, calm_steps))
+        if not (known and SMALLEST <= value <= LARGEST and 0 <= calm_steps < PATIENCE):
+            raise TilenetError(
+                f"a loss scale lies between 2⁻²⁴ and 2²⁴ and its steps below {PATIENCE} "
+                f"(loss_scale: {value!r}, calm_steps: {calm_steps!r}); use another checkpoint"
+            )
+        self.value, self.calm_steps = float(value), int(calm_steps)
+
     def overflowed(self) -> None:
         """Halve the scale, after a step whose gradients were not finite and were thrown away.
 
@@ -52,6 +67,6 @@ class LossScale:
     def went_well(self) -> None:
         """Count a step with finite gradients; double the scale after many."""
         self.calm_steps += 1
-        if self.calm_steps == PATIENCE:
+        if self.calm_steps >= PATIENCE:
             self.value = min(2 * self.value, self.most)
             self.calm_steps = 0

@@ -29,6 +29,24 @@ __all__ = ["GradientSum"]
 PIECE_BYTES = 4 << 20
 
 
+class _Ready:
+    """A piece whose gradients are complete as soon as its device has done what it was given.
+
+    Backward's thread only leaves a mark in the device's queue and goes on; the helper waits for it.
+    """
+
+    def __init__(self, piece: Tensor | None) -> None:
+        self.piece = piece
+        self._mark: torch.cuda.Event | None = None
+        if piece is not None and piece.is_cuda:
+            self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._mark.record(torch.cuda.current_stream(piece.device))
+
+    def wait(self) -> None:
+        if self._mark is not None:
+            self._mark.synchronize()
+
+
 class GradientSum:
     """Sums the gradients of `parameters` over `comm`. Collective to make, `finish` and `close`.
 
@@ -58,7 +76,7 @@ class GradientSum:
         self._waiting: list[int] = []
         self._armed = False
         self._lock = threading.Lock()  # each device's backward runs in a thread of its own
-        self._ready: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[_Ready | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._helper: threading.Thread | None = None
         self._transport: Transport | None = None
@@ -135,11 +153,8 @@ class GradientSum:
             self._missing[number] -= 1
         # Only in order: each rank must sum the same piece at the same time.
         while self._next < len(self._pieces) and self._missing[self._next] == 0:
-            piece = self._pieces[self._next]
-            if piece.is_cuda:
-                # The sum must not overtake the kernels that write the gradient.
-                torch.cuda.current_stream(piece.device).synchronize()
-            self._ready.put(self._next)
+            if self._helper is not None:
+                self._ready.put(_Ready(self._pieces[self._next]))
             self._next += 1
 
     def finish(self) -> None:
@@ -157,9 +172,6 @@ class GradientSum:
             error = self._done.get()
             if error is not None:
                 raise error
-        else:
-            while not self._ready.empty():
-                self._ready.get()
         self.wait_seconds = time.perf_counter() - began
 
     def _sum_pieces(self) -> None:
@@ -167,10 +179,11 @@ class GradientSum:
         while True:
             error: BaseException | None = None
             try:
-                while (piece := self._ready.get()) is not None:
-                    if piece < 0:
+                while (ready := self._ready.get()) is not None:
+                    if ready.piece is None:
                         return
-                    self._transport.sum(self._pieces[piece])
+                    ready.wait()
+                    self._transport.sum(ready.piece)
             except BaseException as raised:
                 error = raised
             self._done.put(error)
@@ -178,7 +191,7 @@ class GradientSum:
     def close(self) -> None:
         """End the helper thread and give the transport back. Collective."""
         if self._helper is not None:
-            self._ready.put(-1)
+            self._ready.put(_Ready(None))
             self._helper.join()
         if self._transport is not None:
             self._transport.close()

@@ -111,19 +111,18 @@ def choose_devices(
 
     Args:
         asked: `auto`, `cpu`, or `cuda` (ROCm too), by the rank's number on its node; or the
-            devices themselves, one per partition, of which one may be named several times.
+            devices themselves, one per partition, of which one may be named several times. Each
+            rank takes all that are named, so that several ranks of a node need one launcher that
+            shows each of them its own.
 
     Raises:
-        TilenetError: There are fewer devices on the node than its ranks need, or a name is none.
+        TilenetError: There are fewer devices on the node than its ranks need, ranks would share
+            one by accident, or a name is none.
     """
     if isinstance(asked, list):
-        return _named(asked)
+        return _use(_named(asked, place), place)
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
-        if "OMP_NUM_THREADS" not in os.environ:
-            cores = len(os.sched_getaffinity(0))
-            torch.set_num_threads(max(1, cores // place.size))
-        keep_freed_buffers()
-        return (torch.device("cpu"),) * num_partitions
+        return _use((torch.device("cpu"),) * num_partitions, place)
     count = torch.cuda.device_count()
     ranks = 1 if place.own_devices else place.size
     if count < ranks * num_partitions:
@@ -133,10 +132,10 @@ def choose_devices(
             "per node, take fewer partitions or set device: cpu"
         )
     first = 0 if place.own_devices else place.rank * num_partitions
-    return _use(tuple(torch.device("cuda", first + j) for j in range(num_partitions)))
+    return _use(tuple(torch.device("cuda", first + j) for j in range(num_partitions)), place)
 
 
-def _named(names: list[str]) -> tuple[torch.device, ...]:
+def _named(names: list[str], place: NodePlace) -> tuple[torch.device, ...]:
     devices = []
     for name in names:
         try:
@@ -154,11 +153,21 @@ def _named(names: list[str]) -> tuple[torch.device, ...]:
         raise TilenetError(
             f"a rank's devices are of one type (device: {names}); name either cpu or cuda devices"
         )
-    return _use(tuple(devices))
+    if devices[0].type == "cuda" and place.size > 1 and not place.own_devices:
+        raise TilenetError(
+            f"devices that are named belong to one rank (ranks on this node: {place.size}, device: "
+            f"{names}); set device: cuda, which gives each rank its own, or start one rank per node"
+        )
+    return tuple(devices)
 
 
-def _use(devices: tuple[torch.device, ...]) -> tuple[torch.device, ...]:
-    if devices[0].type == "cuda":
+def _use(devices: tuple[torch.device, ...], place: NodePlace) -> tuple[torch.device, ...]:
+    if devices[0].type == "cpu":
+        if "OMP_NUM_THREADS" not in os.environ:
+            cores = len(os.sched_getaffinity(0))
+            torch.set_num_threads(max(1, cores // place.size))
+        keep_freed_buffers()
+    else:
         # Before any other call: a stray context would sit on device 0.
         torch.cuda.set_device(devices[0])
     return devices

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tilenet.model.norms import BatchNorm
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -24,9 +26,7 @@ class RunningStatistics:
 
     def __init__(self, network: nn.Module, comm: "MPI.Intracomm") -> None:
         self._comm = comm
-        self._norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
-        for norm in self._norms:
-            norm.momentum = None  # a plain average over the tiles seen since `begin`
+        self._norms = [m for m in network.modules() if isinstance(m, BatchNorm)]
         self._before: list[tuple[Tensor, Tensor]] = []
 
     def begin(self) -> None:
@@ -34,12 +34,13 @@ class RunningStatistics:
         self._before = [(_of(n.running_mean), _of(n.running_var)) for n in self._norms]
         for norm in self._norms:
             norm.reset_running_stats()
+            norm.tiles = 0  # a plain average over the tiles seen from now on
 
     def finish(self) -> None:
         """Blend the step's tiles, of all ranks, into the running statistics. Collective."""
         if not self._norms:
             return
-        tiles = int(_of(self._norms[0].num_batches_tracked))
+        tiles = self._norms[0].tiles or 0
         parts = [part for n in self._norms for part in (n.running_mean, n.running_var)]
         sums = torch.cat([_of(part).double().cpu() for part in parts]) * tiles
         total = np.append(sums.numpy(), float(tiles))

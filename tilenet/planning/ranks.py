@@ -5,7 +5,7 @@ from math import gcd, isqrt
 
 from tilenet.errors import TilenetError
 
-__all__ = ["MeshShape", "RankPlace", "choose_mesh", "tiles_of"]
+__all__ = ["MeshShape", "RankPlace", "choose_mesh", "most_tiles", "tiles_of"]
 
 
 @dataclass(frozen=True)
@@ -97,3 +97,8 @@ def tiles_of(place: RankPlace, shape: MeshShape, grid: tuple[int, int]) -> tuple
         for col in range(cols)
         if row * shape.rows // rows == place.row and col * shape.columns // cols == place.col
     )
+
+
+def most_tiles(shape: MeshShape, grid: tuple[int, int]) -> int:
+    """Tiles of an image on the rank that has most of them."""
+    return -(-grid[0] // shape.rows) * -(-grid[1] // shape.columns)
