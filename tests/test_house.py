@@ -64,3 +64,19 @@ def test_the_readme_prints_what_the_halo_calculator_prints(
     lines = [line for line in shown if line != "…"]
     assert len(lines) > 5
     assert [line for line in lines if line not in printed] == []
+
+
+def test_the_readme_prints_what_the_planner_prints(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = (ROOT / "README.md").read_text().split("```")
+    block = next(b for b in blocks if b.strip().startswith("$ tilenet plan"))
+    command, *shown = block.strip().splitlines()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert main(command.split()[2:]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    lines = [line for line in shown if line != "…"]
+    assert len(lines) > 10
+    assert [line for line in lines if line not in printed] == []
+    assert (tmp_path / "plan.json").exists()

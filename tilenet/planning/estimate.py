@@ -16,7 +16,7 @@ from tilenet.planning.layer_bytes import LayerBytes, layer_bytes
 from tilenet.planning.memory import OPTIMIZER_STATES, PartitionBytes, block_bytes, partition_bytes
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
 from tilenet.planning.profile import layer_times_of_profile
-from tilenet.planning.ranks import MeshShape, choose_mesh
+from tilenet.planning.ranks import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.roofline import ITEM_BYTES, LayerTime, roofline
 from tilenet.planning.schedule import mini_batch_sizes
 from tilenet.planning.timeline import Checkpointing, Timeline, simulate
@@ -51,9 +51,7 @@ class Estimator:
     def tiles_per_rank(self, grid: Pixels, partitions: int) -> int:
         """Most tiles of a rank in a step."""
         mesh = self.mesh(partitions)
-        # As `ranks.tiles_of` deals them out, without counting thousands of tiles one by one.
-        most = -(-grid[0] // mesh.rows) * -(-grid[1] // mesh.columns)
-        return most * -(-self.question.batch_size // mesh.replicas)
+        return most_tiles(mesh, grid) * -(-self.question.batch_size // mesh.replicas)
 
     def _tiling(self, grid: Pixels) -> Tiling:
         return cut(*self.question.image, Cut(grid=grid), self.rule)
