@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
-from tilenet import train as module
 from tilenet.errors import AgreedError
 from tilenet.run_file import NetworkKeys, OptimizerKeys, RunFile, TileKeys
+from tilenet.step import Step
 from tilenet.train import train
 
 
@@ -69,6 +69,24 @@ def test_one_rank_goes_on_where_many_stopped(
     check_same(run, whole)
 
 
+def test_a_checkpoint_moves_between_balances_and_ranks(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    run = a_run(comm, shared_path, NETWORKS["same-bilinear"], OptimizerKeys("adamw", 0.01))
+    whole = replace(run, output=str(shared_path / "whole"))
+    assert train(whole, comm=comm) == 0
+    first = replace(run, partitions=3, micro_batches=2, checkpointing="always", steps=3)
+    assert train(first, comm=comm) == 0
+    alone = comm.Split(0 if comm.rank == 0 else 1, comm.rank)
+    if comm.rank == 0:
+        layers = 39
+        second = replace(run, balance=[7, layers - 7], micro_batches=6, checkpointing="never")
+        assert train(second, resume=True, comm=alone) == 0
+    alone.Free()
+    comm.Barrier()
+    check_same(run, whole)
+
+
 def test_many_ranks_go_on_where_one_was_killed_between_checkpoints(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,7 +94,7 @@ def test_many_ranks_go_on_where_one_was_killed_between_checkpoints(
     whole = replace(run, output=str(shared_path / "whole"))
     assert train(whole, comm=comm) == 0
     if comm.rank == 0:
-        original = module._Job._step
+        original = Step.take
 
         def dies_in_the_fourth(self, step, *rest):  # type: ignore[no-untyped-def]
             if step == 3:
@@ -84,7 +102,7 @@ def test_many_ranks_go_on_where_one_was_killed_between_checkpoints(
             return original(self, step, *rest)
 
         with monkeypatch.context() as patch:
-            patch.setattr(module._Job, "_step", dies_in_the_fourth)
+            patch.setattr(Step, "take", dies_in_the_fourth)
             with pytest.raises(KeyboardInterrupt):
                 train(run, comm=MPI.COMM_SELF)
         assert len(rows(run)) == 3  # one more than the checkpoint knows of
@@ -100,7 +118,7 @@ def test_a_signal_on_one_rank_stops_all_with_a_checkpoint(
     run = replace(run, checkpoint_every=100)
     whole = replace(run, output=str(shared_path / "whole"))
     assert train(whole, comm=comm) == 0
-    original = module._Job._step
+    original = Step.take
 
     def asked_in_the_third(self, step, *rest):  # type: ignore[no-untyped-def]
         if step == 2 and comm.rank == comm.size - 1:
@@ -108,7 +126,7 @@ def test_a_signal_on_one_rank_stops_all_with_a_checkpoint(
         return original(self, step, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module._Job, "_step", asked_in_the_third)
+        patch.setattr(Step, "take", asked_in_the_third)
         assert train(run, comm=comm) == 75
     assert len(rows(run)) == 3
     assert train(run, resume=True, comm=comm) == 0
