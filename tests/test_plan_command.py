@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tilenet.dry_run import dry_run
 from tilenet.geometry.halo import context_of, epsilon_px
 from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.geometry.tiles import Cut, cut, halo_rule
@@ -72,6 +73,24 @@ def test_exchange_is_said_not_to_be_built(capsys: Capture) -> None:
     said = printed(capsys, *SMALL, "--image", "99x70", "--halo-mode", "exchange")
     assert "halo exchanged between ranks; work ratio 1.00" in said
     assert "halo_mode exchange is not built yet" in said
+
+
+def test_a_dry_run_says_what_each_partition_takes(capsys: Capture) -> None:
+    asked = [*TINY, "--partitions", "3", "--devices-per-node", "3", "--micro-batches", "4"]
+    plan = json.loads(printed(capsys, *asked, "--dry-run", "--json"))["answer"]
+    said = next(note for note in plan["notes"] if note.startswith("Dry run"))
+    layers = unet_layers(UNetOptions(poolings=1, convolutions=1, base=4))
+    layout = plan["layout"]
+    step = layers, tuple(plan["tile_read_px"]), plan["balance"], layout["micro_batches"]
+    found = dry_run(*step, layout["checkpointing"])
+    sizes = ", ".join(f"{num_bytes / 2**30:.2f}" for num_bytes in found.partitions)
+    assert f": {sizes} GiB on partitions 0 to 2." in said
+    for part, num_bytes in zip(plan["parts"], found.partitions, strict=True):
+        assert 0.98 * num_bytes <= part["num_bytes"] <= 1.25 * num_bytes
+    assert "--dry-run" in refusal(capsys, 2, *TINY, "--sweep", "grid", "--dry-run")
+    assert "not built yet" in refusal(
+        capsys, 2, *SMALL, "--image", "150x110", "--halo-mode", "exchange", "--dry-run"
+    )
 
 
 def test_a_plan_is_written_for_runs(capsys: Capture, tmp_path: Path) -> None:
