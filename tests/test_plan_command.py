@@ -162,7 +162,7 @@ def test_pictures_are_drawn(capsys: Capture, tmp_path: Path) -> None:
         (2, [*TINY, "--balance", "3,x"], "expected whole numbers with commas between, got '3,x'"),
         (2, [*TINY, "--device-gib", "nan"], "--device-gib must be above 0"),
         (2, [*TINY, "--devices-per-node", "0"], "--devices-per-node must be above 0"),
-        (2, [*TINY, "--sweep", "grid", "-o", "plan.json"], "leave --plot and -o out"),
+        (2, [*TINY, "--sweep", "grid", "-o", "plan.json"], "leave --plot, --dry-run and -o out"),
         (2, [*TINY, "--colour"], "unrecognized arguments: --colour"),
         (1, [*SMALL, "--image", "99", "--machine", "sumit"], "nearest: summit"),
         (1, [*TINY, "--precision", "bfloat16"], "has no peak for precision bfloat16"),
