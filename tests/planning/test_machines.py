@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tilenet.errors import TilenetError
+from tilenet.planning.launch_facts import LaunchFacts
 from tilenet.planning.machines import known_machines, machine, user_file
 
 OWN = """
@@ -44,7 +45,10 @@ def test_summits_facts_are_the_published_ones() -> None:
 
 
 def test_every_packaged_machine_can_be_had() -> None:
-    assert known_machines() == ("summit", "frontier", "perlmutter", "local")
+    assert known_machines() == (
+        *("summit", "frontier", "perlmutter", "slurm", "workstation"),
+        "local",
+    )
     for name in known_machines():
         facts = machine(name)
         assert facts.name == name
@@ -74,6 +78,65 @@ def test_seconds_follow_from_peaks_and_efficiencies() -> None:
 def test_a_precision_without_a_peak_is_refused() -> None:
     with pytest.raises(TilenetError, match=r"summit has no peak for precision bfloat16 .*float16"):
         machine("summit").maths_s(1, "bfloat16")
+
+
+# --- how jobs start
+
+
+def test_summits_launch_facts_are_the_published_ones() -> None:
+    facts = machine("summit").launch
+    assert (facts.scheduler, facts.launcher, facts.sockets) == ("lsf", "jsrun", 2)
+    assert facts.step == ("--smpiargs=-gpu",)
+    assert facts.node_storage == "/mnt/bb"
+
+
+def test_frontiers_devices_come_in_the_order_of_the_cores_close_to_them() -> None:
+    facts = machine("frontier").launch
+    assert facts.device_order == (4, 5, 2, 3, 6, 7, 0, 1)
+    assert (facts.launcher, facts.mpi, facts.own_device) == ("srun", "cray_shasta", True)
+    assert facts.environment["MPICH_GPU_SUPPORT_ENABLED"] == "1"
+
+
+def test_a_machine_that_says_nothing_of_launching_has_mpiexec(config: Path) -> None:
+    config.write_text(OWN)
+    assert machine("laptop").launch == LaunchFacts()
+    assert LaunchFacts().launcher == "mpiexec"
+
+
+def test_single_launch_facts_are_overridden(config: Path) -> None:
+    config.write_text('[slurm.launch]\nmpi = "pmix"\nenvironment = { UCX_TLS = "tcp" }\n')
+    facts = machine("slurm").launch
+    assert (facts.mpi, facts.launcher) == ("pmix", "srun")
+    assert facts.environment == {"UCX_TLS": "tcp"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("launch = 3", "launch must be a table"),
+        ("launch.modul = ['x']", "no key 'modul'.*nearest: modules"),
+        ("launch.launcher = 'prun'", "must be one of jsrun, srun, mpiexec"),
+        ("launch.scheduler = 'pbs'", "must be one of lsf, slurm, none"),
+        ("launch.launcher = 'srun'", "mpi must name srun's plug-in"),
+        ("launch.sockets = 0", "positive whole number"),
+        ("launch.threads_per_core = true", "positive whole number"),
+        ("launch.own_device = 1", "true or false"),
+        ("launch.modules = 'open-ce'", "a list of texts without line breaks"),
+        ('launch.header = ["a\\nb"]', "a list of texts without line breaks"),
+        ('launch.queue = "a\\nb"', "a text without line breaks"),
+        ("launch.device_order = [0, 0, 1, 2, 3, 4]", "each of the devices 0 to 5 once"),
+        ("launch.environment = { 'A B' = 'x' }", "names of variables"),
+        ("launch.environment = { A = 3 }", "names of variables"),
+        ("launch.node_storage = 'tmp'", "an absolute path"),
+    ],
+)
+def test_impossible_launch_facts_are_refused_in_a_sentence(
+    config: Path, text: str, said: str
+) -> None:
+    config.write_text(f"[summit]\n{text}\n")
+    with pytest.raises(TilenetError, match=said) as caught:
+        machine("summit")
+    assert str(config) in str(caught.value)
 
 
 # --- the user's own

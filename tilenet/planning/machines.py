@@ -3,12 +3,13 @@
 import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from tilenet.errors import TilenetError
+from tilenet.planning.launch_facts import LaunchFacts, launch_facts
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -40,6 +41,7 @@ class Machine:
         network_bandwidth: Of a node, bytes/s.
         maths_efficiency: Share of `flops` that convolutions are assumed to reach.
         memory_efficiency: Share of the bandwidths that is assumed to be reached.
+        launch: How jobs start there.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Machine:
     network_bandwidth: float
     maths_efficiency: float
     memory_efficiency: float
+    launch: LaunchFacts = field(default_factory=LaunchFacts)
 
     def transfer_s(self, num_bytes: float) -> float:
         """Seconds to move bytes from a device to another one of the node."""
@@ -81,7 +84,8 @@ class Machine:
 
 INTEGERS = ("devices_per_node", "memory_bytes", "host_bytes", "cores")
 SHARES = ("maths_efficiency", "memory_efficiency")
-KEYS = tuple(field.name for field in fields(Machine) if field.name != "name")
+KEYS = tuple(part.name for part in fields(Machine) if part.name != "name")
+OPTIONAL = ("launch",)
 
 
 def machine(name: str) -> Machine:
@@ -154,7 +158,7 @@ def _checked(name: str, table: dict[str, Any]) -> Machine:
             raise TilenetError(
                 f"machine {name} has no key {key!r} in {user_file()}; nearest: {near[0]}"
             )
-    missing = [key for key in KEYS if key not in table]
+    missing = [key for key in KEYS if key not in (*table, *OPTIONAL)]
     if missing:
         raise TilenetError(
             f"machine {name} must have all keys (missing: {', '.join(missing)}); add them in "
@@ -167,9 +171,11 @@ def _checked(name: str, table: dict[str, Any]) -> Machine:
             f"{user_file()}"
         )
     for key in KEYS:
-        if key not in ("device", "flops"):
+        if key not in ("device", "flops", *OPTIONAL):
             _check_number(name, key, table[key])
-    return Machine(name=name, **table)
+    remedy = f"correct it in {user_file()}"
+    launch = launch_facts(table.get("launch", {}), name, table["devices_per_node"], remedy)
+    return Machine(name=name, **{**table, "launch": launch})
 
 
 def _check_flops(name: str, flops: Any) -> None:

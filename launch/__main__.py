@@ -1,0 +1,124 @@
+"""`python -m launch plan.json --machine NAME`: print, write or submit what starts the job."""
+
+import os
+import shlex
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from launch.commands import command, environment
+from launch.layout import explain
+from launch.placement import Placement, place
+from launch.planned_job import read_job
+from launch.scripts import Job, script, submit_command
+from tilenet.errors import TilenetError
+from tilenet.planning.machines import known_machines, machine
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; returns its exit code: 0 done, 1 error."""
+    try:
+        given = _parser().parse_args(arguments)
+        planned = read_job(Path(given.plan))
+        facts = machine(given.machine or planned.machine)
+        placed = place(planned, facts, given.nodes)
+        job = _job(given, placed)
+        text = script(placed, job)
+        print(explain(placed))
+        if not (given.script or given.submit):
+            print("\n" + "\n".join(_lines(placed, job)))
+            return 0
+        _write(Path(job.file), text)
+        print(f"written: {job.file}")
+        if given.submit:
+            return _submit(submit_command(placed, job.file))
+        print(f"submit it with: {shlex.join(submit_command(placed, job.file))}")
+    except TilenetError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _job(given: Namespace, placed: Placement) -> Job:
+    ending = "lsf" if placed.machine.launch.scheduler == "lsf" else "sh"
+    return Job(
+        run=given.run,
+        plan=given.plan,
+        image=given.image,
+        output=given.output,
+        name=given.name,
+        time=given.time,
+        account=given.account,
+        queue=given.queue,
+        stage=tuple(given.stage),
+        file=given.script or f"{given.name}-{placed.machine.name}.{ending}",
+    )
+
+
+def _lines(placed: Placement, job: Job) -> list[str]:
+    """What to type inside an allocation."""
+    lines = [f"module load {shlex.quote(name)}" for name in placed.machine.launch.modules]
+    lines += [f"export {name}={shlex.quote(text)}" for name, text in environment(placed).items()]
+    train = ["tilenet", "train", "-c", job.run, "--plan", job.plan, "--output", job.output]
+    predict = ["tilenet", "predict", job.output, job.image, f"{job.output}/map.tif"]
+    steps = ([*train, "--resume"], [*predict, "--plan", job.plan])
+    return lines + [shlex.join(command(placed, program)) for program in steps]
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.chmod(0o755)
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise TilenetError(
+            f"a script must be written to a place that can be written ({path}: {error.strerror}); "
+            "name another --script"
+        ) from error
+
+
+def _submit(arguments: list[str]) -> int:
+    try:
+        return subprocess.run(arguments, check=False).returncode
+    except OSError as error:
+        raise TilenetError(
+            f"the batch system's command must be on the PATH ({arguments[0]}: {error.strerror}); "
+            "submit on a login node of the machine"
+        ) from error
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="python -m launch",
+        description="From a plan and a machine to command lines, a job script, or a job.",
+    )
+    parser.add_argument("plan", help="of tilenet plan -o")
+    parser.add_argument("--machine", metavar="|".join(known_machines()), help="default: the plan's")
+    parser.add_argument("--nodes", type=int, metavar="N", help="default: as few as hold the ranks")
+    parser.add_argument("--run", default="run.yaml", help="the run file (%(default)s)")
+    parser.add_argument("--image", default="scene.tif", help="raster to map (%(default)s)")
+    parser.add_argument("--output", default="out", help="the run's folder (%(default)s)")
+    parser.add_argument("--script", metavar="FILE", help="write the job script")
+    parser.add_argument("--submit", action="store_true", help="write it and hand it in")
+    script = parser.add_argument_group("script")
+    script.add_argument("--name", default="tilenet", help="of the job (%(default)s)")
+    script.add_argument("--time", default="2:00", metavar="H:MM", help="(%(default)s)")
+    script.add_argument("--account", default="", help="project that pays")
+    script.add_argument("--queue", default="", help="default: the machine's")
+    script.add_argument(
+        "--stage", nargs="+", default=[], metavar="PATH", help="copy to the nodes' storage first"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except BrokenPipeError:  # the reader has seen enough: python -m launch … | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

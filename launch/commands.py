@@ -1,0 +1,83 @@
+"""A placement as the command line of jsrun, srun or mpiexec: lists of arguments, no shell."""
+
+from collections.abc import Sequence
+
+from launch.placement import Placement
+
+__all__ = ["command", "environment", "once_per_node"]
+
+
+def command(placed: Placement, program: Sequence[str] = ()) -> list[str]:
+    """The launcher, its options and the program.
+
+    Every rank sees all devices of its node and takes its own by its number there: devices of one
+    node can then copy to one another, which separate cgroups forbid. The exceptions are those of
+    the machines that want it otherwise (`own_device`), and of jsrun's partly filled nodes.
+    """
+    launcher = placed.machine.launch.launcher
+    lines = {"jsrun": _jsrun, "srun": _srun, "mpiexec": _mpiexec}
+    return [*lines[launcher](placed), *placed.machine.launch.step, *program]
+
+
+def once_per_node(placed: Placement, program: Sequence[str] = ()) -> list[str]:
+    """The launcher, for one process on each node and without devices: to copy files there."""
+    nodes = str(placed.nodes)
+    launcher = placed.machine.launch.launcher
+    if launcher == "jsrun":
+        # off: the program knows nothing of MPI
+        options = ["-n", nodes, "-r", "1", "-a", "1", "-c", "1", "-X", "1", "--smpiargs=off"]
+    elif launcher == "srun":
+        options = ["-N", nodes, "-n", nodes, "--ntasks-per-node=1", "-c", "1", "--mpi=none"]
+        options.append("--kill-on-bad-exit=1")
+    else:
+        options = ["-n", "1"]
+    return [launcher, *options, *program]
+
+
+def environment(placed: Placement) -> dict[str, str]:
+    """Variables that ranks need, besides those of the machine's modules."""
+    facts = placed.machine.launch
+    variables = {"OMP_NUM_THREADS": str(placed.cores_per_rank), **facts.environment}
+    if facts.device_order and not _own_device(placed):
+        # renumbers the devices so that the local ranks' cores are close to theirs
+        order = ",".join(str(number) for number in facts.device_order)
+        variables["HIP_VISIBLE_DEVICES"] = order
+    return variables
+
+
+def _own_device(placed: Placement) -> bool:
+    return placed.machine.launch.own_device and placed.partitions == 1
+
+
+def _jsrun(placed: Placement) -> list[str]:
+    machine, cores = placed.machine, placed.cores_per_rank
+    ends = ["-X", "1", "-E", f"OMP_NUM_THREADS={cores}"]
+    if placed.shares_nodes_in_resource_sets:
+        # no -r: with it jsrun wants every node filled alike
+        sets = ["-n", str(placed.ranks), "-a", "1", "-g", str(placed.partitions), "-c", str(cores)]
+        return ["jsrun", *sets, "-b", "rs", "-d", "packed", *ends]
+    node = ["-g", str(machine.devices_per_node), "-c", str(machine.cores)]
+    whole = placed.ranks_per_node == 1 and cores == machine.cores
+    bind = "rs" if whole else f"packed:{cores}"
+    sets = ["-n", str(placed.nodes), "-r", "1", "-a", str(placed.ranks_per_node), *node]
+    return ["jsrun", *sets, "-b", bind, "-d", "packed", *ends]
+
+
+def _srun(placed: Placement) -> list[str]:
+    facts = placed.machine.launch
+    options = ["-N", str(placed.nodes), "-n", str(placed.ranks)]
+    options.append(f"--ntasks-per-node={placed.ranks_per_node}")
+    # srun does not inherit sbatch's --cpus-per-task since Slurm 22.05
+    options += ["-c", str(placed.cores_per_rank * facts.threads_per_core)]
+    if placed.straddles:
+        options.append("--distribution=block,Pack")  # else ranks are spread evenly, out of blocks
+    if placed.machine.device != "cpu":
+        if _own_device(placed):
+            options += ["--gpus-per-task=1", "--gpu-bind=closest"]
+        else:
+            options += [f"--gpus-per-node={placed.machine.devices_per_node}", "--gpu-bind=none"]
+    return ["srun", *options, f"--mpi={facts.mpi}", "--kill-on-bad-exit=1"]
+
+
+def _mpiexec(placed: Placement) -> list[str]:
+    return ["mpiexec", "-n", str(placed.ranks)]

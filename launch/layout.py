@@ -1,0 +1,42 @@
+"""A placement as text, so that a wrong one is seen before the job waits in a queue."""
+
+from launch.placement import Placement
+
+__all__ = ["explain", "in_one_line"]
+
+
+def in_one_line(placed: Placement) -> str:
+    """Nodes, ranks, cores and devices."""
+    per_node = f"{placed.ranks_per_node} a node"
+    if placed.straddles:
+        per_node += f", {placed.last_node_ranks} on the last"
+    return (
+        f"{_many(placed.nodes, 'node')}, {_many(placed.ranks, 'rank')} ({per_node}), each with "
+        f"{_many(placed.partitions, 'device')} and {_many(placed.cores_per_rank, 'core')}"
+    )
+
+
+def explain(placed: Placement) -> str:
+    """The same, and which rank of a node gets which cores and devices: a line per kind of node."""
+    lines = [in_one_line(placed)]
+    full = placed.nodes - placed.straddles
+    if full:
+        lines.append(f"  {_many(full, 'node')}: {_ranks(placed, placed.ranks_per_node)}")
+    if placed.straddles:
+        lines.append(f"  last node: {_ranks(placed, placed.last_node_ranks)}")
+    return "\n".join(lines)
+
+
+def _ranks(placed: Placement, count: int) -> str:
+    return "; ".join(
+        f"rank {one.local_rank}: cores {_span(one.cores)}, devices {_span(one.devices)}"
+        for one in placed.bindings[:count]
+    )
+
+
+def _span(numbers: tuple[int, ...]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

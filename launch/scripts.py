@@ -1,0 +1,161 @@
+"""Job scripts: templates in shell, filled in for a machine and a placement."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from launch.commands import command, environment, once_per_node
+from launch.layout import in_one_line
+from launch.placement import Placement
+from tilenet.errors import TilenetError
+
+__all__ = ["Job", "script", "submit_command"]
+
+TEMPLATES = Path(__file__).with_name("templates")
+WARNING_S = 600  # a step and a checkpoint of the largest models take minutes
+NAME = re.compile(r"[\w.-]+")
+TIME = re.compile(r"(\d{1,3}):([0-5]\d)")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a script runs, as the user names it; paths are relative to where it is submitted.
+
+    Attributes:
+        run: The run file.
+        plan: Of `tilenet plan -o`.
+        image: The raster to map.
+        output: The run's folder.
+        name: The job's name in the queue.
+        time: hours:minutes.
+        account: Project that pays; empty: the machine's default.
+        queue: Instead of the machine's.
+        stage: Relative paths of what is copied to the nodes first.
+        file: What the script will be called.
+    """
+
+    run: str = "run.yaml"
+    plan: str = "plan.json"
+    image: str = "scene.tif"
+    output: str = "out"
+    name: str = "tilenet"
+    time: str = "2:00"
+    account: str = ""
+    queue: str = ""
+    stage: tuple[str, ...] = ()
+    file: str = "job.sh"
+
+
+class _Shell(Template):
+    """Leaves $ to the shell."""
+
+    delimiter = "%%"
+
+
+def script(placed: Placement, job: Job) -> str:
+    """The script for the machine's batch system.
+
+    Raises:
+        TilenetError: Something cannot be written into a script.
+    """
+    facts = placed.machine.launch
+    minutes = _check(placed, job)
+    kind = {"lsf": "lsf", "slurm": "slurm", "none": "plain"}[facts.scheduler]
+    values = {
+        "title": f"Train, then map, on {placed.machine.name}: {in_one_line(placed)}.",
+        "script": shlex.quote(job.file),
+        "name": job.name,
+        "minutes": str(minutes),
+        "minutes_lsf": f"{minutes // 60}:{minutes % 60:02d}",
+        "nodes": str(placed.nodes),
+        "header": "".join(f"{line}\n" for line in _header(placed, job)),
+        "warning_s": str(min(WARNING_S, minutes * 30)),
+        "warning_min": str(min(WARNING_S // 60, max(minutes // 2, 1))),
+        "run": shlex.quote(job.run),
+        "plan": shlex.quote(job.plan),
+        "image": shlex.quote(job.image),
+        "output": shlex.quote(job.output),
+        "stage": shlex.join(job.stage),
+        "storage": shlex.quote(facts.node_storage or "/tmp"),
+        "machine": placed.machine.name,
+        "modules": "".join(f"module load {shlex.quote(name)}\n" for name in facts.modules),
+        "environment": "".join(
+            f"export {name}={shlex.quote(text)}\n" for name, text in environment(placed).items()
+        ),
+        "layout": in_one_line(placed),
+        "launch": _lines(command(placed)),
+        "once_per_node": _lines(once_per_node(placed)),
+    }
+    parts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in (f"{kind}.sh", "body.sh")]
+    return "".join(_Shell(part).substitute(values) for part in parts)
+
+
+def submit_command(placed: Placement, path: str) -> list[str]:
+    """The batch system's command that takes the script; bash where there is none."""
+    name = {"lsf": "bsub", "slurm": "sbatch", "none": "bash"}[placed.machine.launch.scheduler]
+    return [name, path]
+
+
+def _header(placed: Placement, job: Job) -> list[str]:
+    machine, facts = placed.machine, placed.machine.launch
+    queue = job.queue or facts.queue
+    if facts.scheduler == "lsf":
+        options = [f"-q {shlex.quote(queue)}"] if queue else []
+        account = f"-P {shlex.quote(job.account)}" if job.account else ""
+        options += [account] if account else []
+        return [f"#BSUB {line}" for line in [*options, *facts.header]]
+    cores = placed.cores_per_rank * facts.threads_per_core
+    options = [f"--ntasks-per-node={placed.ranks_per_node}", f"--cpus-per-task={cores}"]
+    if machine.device != "cpu":
+        options.append(f"--gpus-per-node={machine.devices_per_node}")
+    options += [f"{facts.queue_option}={shlex.quote(queue)}"] if queue else []
+    options += [f"--constraint={shlex.quote(facts.constraint)}"] if facts.constraint else []
+    options += [f"--account={shlex.quote(job.account)}"] if job.account else []
+    return [f"#SBATCH {line}" for line in [*options, *facts.header]]
+
+
+def _lines(arguments: Sequence[str]) -> str:
+    """An array's elements for bash: an option and its value share a line."""
+    lines: list[list[str]] = []
+    for argument in arguments:
+        value = bool(lines) and len(lines[-1]) == 1 and re.fullmatch(r"-\w", lines[-1][0])
+        if value and not argument.startswith("-"):
+            lines[-1].append(argument)
+        else:
+            lines.append([argument])
+    return "\n".join(f"    {shlex.join(line)}" for line in lines)
+
+
+def _check(placed: Placement, job: Job) -> int:
+    """The job's minutes, if all can be written."""
+    for text in (job.run, job.plan, job.image, job.output, job.account, job.queue, job.file):
+        if re.search(r"[\x00-\x1f\x7f]", text):
+            raise TilenetError(
+                f"what stands in a script must be one line each ({text!r}); rename it"
+            )
+    if not NAME.fullmatch(job.name):
+        raise TilenetError(
+            f"a job's name must be letters, digits, dots and dashes (got {job.name!r}); choose "
+            "another --name"
+        )
+    time = TIME.fullmatch(job.time)
+    minutes = int(time[1]) * 60 + int(time[2]) if time else 0
+    if minutes < 1:
+        raise TilenetError(
+            f"a job's time must be hours:minutes (got {job.time!r}); give, say, --time 2:00"
+        )
+    for path in job.stage:
+        if path.startswith(("/", "-")) or ".." in Path(path).parts:
+            raise TilenetError(
+                f"what is copied to the nodes must be named by relative paths (got {path!r}); "
+                "submit from a folder above it"
+            )
+    if job.stage and not placed.machine.launch.node_storage:
+        raise TilenetError(
+            f"copies need storage on the nodes ({placed.machine.name} names none); leave --stage "
+            "out, or set launch.node_storage of the machine"
+        )
+    return minutes

@@ -1,0 +1,22 @@
+#!/bin/bash
+# %%{title}
+# Written by `python -m launch`.  Submit: bsub %%{script}
+#BSUB -J %%{name}
+#BSUB -W %%{minutes_lsf}
+#BSUB -nnodes %%{nodes}
+%%{header}#BSUB -o %%{name}.%J.out
+#BSUB -e %%{name}.%J.err
+#BSUB -wa USR1
+#BSUB -wt %%{warning_min}
+#BSUB -Q 75
+# -wa, -wt: USR1 comes to this shell so many minutes before the limit. -Q: exit code 75 puts the job
+# back into the queue. Both as IBM documents them.
+set -euo pipefail
+
+forward() { # the launcher hands signals on to its ranks
+    kill -USR1 "$LAUNCHER" 2>/dev/null || true
+}
+
+run_again() {
+    exit 75
+}
