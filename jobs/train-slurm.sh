@@ -1,30 +1,92 @@
 #!/bin/bash
-# Train and map on a Slurm cluster: one rank per GPU.  sbatch jobs/train-slurm.sh
+# Train on a Slurm cluster, then map an image.  sbatch jobs/train-slurm.sh
+#
+# About two minutes before the time limit the ranks are asked to stop: they write a checkpoint, and
+# the job queues again, until training is done. When it is preempted the ranks are asked too, and
+# Slurm queues it again. To stop it with a checkpoint and for good: scancel --signal=USR1 JOB; it
+# then ends with 75. Submitted anew, it goes on from its last checkpoint.
 #SBATCH --job-name=tilenet
 #SBATCH --time=02:00:00
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
 #SBATCH --gpus-per-node=4
 #SBATCH --cpus-per-task=8
-#SBATCH --signal=USR1@120
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
 #SBATCH --open-mode=append
-# CHANGE above: time, nodes, GPUs a node (twice), cores a GPU. Below: what to run, and the MPI.
+# CHANGE above: time, nodes, GPUs of a node (twice), cores per GPU; partition and account. Without
+# GPUs: no line for them, tasks and cores as you like.
 set -euo pipefail
 
-RUN=run.yaml
-IMAGE=scene.tif
-OUTPUT=out
+# CHANGE, here or in the environment of sbatch. RUN empty: only map. IMAGE empty: only train.
+# PARTITIONS: GPUs per rank, which makes ranks fewer; empty: one GPU, partitions as in the run file.
+RUN=${RUN-run.yaml}
+IMAGE=${IMAGE-scene.tif}
+OUTPUT=${OUTPUT:-out}
+PARTITIONS=${PARTITIONS:-}
 # The plug-in that belongs to mpi4py's MPI: pmi2 for mpich, pmix for Open MPI, cray_shasta for Cray.
 # With the wrong one each rank would be alone; tilenet notices and says so.
-MPI=pmi2
+MPI=${MPI:-pmi2}
+# Install once: python -m venv venv; venv/bin/pip install -c constraints.txt '.[mpich]'; or with the
+# site's MPI, which knows the network: pip install --no-binary=mpi4py mpi4py, then pip install .
+# and VENV=venv, or what brings tilenet onto the PATH:
+VENV=${VENV:-}
+# shellcheck source=/dev/null
+[ -z "$VENV" ] || source "$VENV/bin/activate"
+TILENET=(tilenet)
 
-export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
+RANKS=$((SLURM_NTASKS_PER_NODE / ${PARTITIONS:-1}))
+CORES=$((SLURM_CPUS_PER_TASK * ${PARTITIONS:-1}))
+export OMP_NUM_THREADS=$CORES
+SPLIT=()
+[ -z "$PARTITIONS" ] || SPLIT=(--partitions "$PARTITIONS")
 
-# srun does not inherit --cpus-per-task (since Slurm 22.05). Every rank sees all GPUs of its node and
-# takes the one of its number there. A rank that dies ends the step.
-STEP=(--mpi="$MPI" --cpus-per-task="$SLURM_CPUS_PER_TASK" --gpu-bind=none --kill-on-bad-exit=1)
+# Every rank sees all GPUs of its node and takes its share of them: with a GPU per task each would
+# be alone in a cgroup, and NVIDIA's GPUs could not talk to each other. srun does not inherit
+# --cpus-per-task (since Slurm 22.05). A rank that dies ends the step.
+STEP=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$((SLURM_JOB_NUM_NODES * RANKS))"
+    --ntasks-per-node="$RANKS" --cpus-per-task="$CORES" --gpu-bind=none --mpi="$MPI"
+    --kill-on-bad-exit=1)
 
-# Two minutes before the time limit Slurm sends USR1 to the ranks; they write a checkpoint and end
-# with 75. Submit again to go on.
-srun "${STEP[@]}" tilenet train -c "$RUN" --output "$OUTPUT" --resume
-srun "${STEP[@]}" tilenet predict "$OUTPUT" "$IMAGE" "$OUTPUT/map.tif" --overwrite
+# srun's exit code says nothing when a step was killed, so rank 0 leaves its own in a file. A rank
+# that stopped with a checkpoint (75) ends with 0, or srun would kill those that are still ending.
+# Signals come to the shells around the ranks too; these wait.
+export STATUS=$PWD/tilenet-$SLURM_JOB_ID.status
+# shellcheck disable=SC2016 # expands on the ranks
+RANK='trap : USR1 TERM
+"$@"; code=$?
+[ "$SLURM_PROCID" != 0 ] || echo "$code" >"$STATUS"
+[ "$code" != 75 ] || code=0
+exit "$code"'
+
+ASKED=''
+trap 'ASKED=yes; scancel --signal=USR1 "$SLURM_JOB_ID" || true' USR1 # to the ranks
+
+# Run a program on all ranks; CODE becomes its exit code.
+step() {
+    rm -f "$STATUS"
+    srun "${STEP[@]}" bash -c "$RANK" rank "$@" &
+    local launcher=$!
+    while :; do # a trap runs when wait returns, and then the step still goes on
+        wait "$launcher" || true
+        kill -0 "$launcher" 2>/dev/null || break
+    done
+    CODE=$(cat "$STATUS" 2>/dev/null || echo 1)
+    rm -f "$STATUS"
+}
+
+# The next job would do the same again, so only after a stop with a checkpoint.
+if [ -n "$RUN" ]; then
+    step "${TILENET[@]}" train -c "$RUN" --output "$OUTPUT" "${SPLIT[@]}" --resume
+    if [ "$CODE" = 75 ] && [ -n "$ASKED" ]; then
+        echo "out of time, with a checkpoint: queued again"
+        scontrol requeue "$SLURM_JOB_ID"
+        exit 0
+    fi
+    [ "$CODE" = 0 ] || exit "$CODE"
+fi
+# A map begins anew: a job that has too little time for it asks for more.
+if [ -n "$IMAGE" ]; then
+    step "${TILENET[@]}" predict "$OUTPUT" "$IMAGE" "$OUTPUT/map.tif" "${SPLIT[@]}" --overwrite
+    [ "$CODE" = 0 ] || exit "$CODE"
+fi

@@ -29,9 +29,11 @@ from tilenet.geometry.tiles import (
 )
 from tilenet.model.inputs import standardise
 from tilenet.model.network import build_network, load_weights
+from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.progress import progress_bar, say
+from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.layer_bytes import check_map_sizes
 from tilenet.planning.memory import inference_bytes
@@ -68,6 +70,7 @@ class Prediction:
         balance: Layers per partition; None: the fastest by the roofline.
         nodata: As in run files; None: as in training.
         overwrite: Whether an existing map may be replaced.
+        hang_seconds: End the job when a round of tiles takes longer; 0: never.
     """
 
     checkpoint: str
@@ -82,6 +85,7 @@ class Prediction:
     balance: tuple[int, ...] | None = None
     nodata: float | str | None = None
     overwrite: bool = False
+    hang_seconds: float = 1800.0
 
 
 def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str, Any]:
@@ -95,7 +99,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         TilenetError: On one rank, for a file that breaks later.
     """
     comm = world() if comm is None else comm
-    place = node_place(comm)
+    place = node_place(comm, wanted.device)
     with ExitStack() as stack:
         with agreed(comm):
             if comm.rank == 0:
@@ -112,6 +116,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
                     f"partitions: {wanted.partitions}); one device may be named several times"
                 )
             devices = choose_devices(wanted.device, place, wanted.partitions)
+            watchdog = Watchdog(wanted.hang_seconds, f"rank {comm.rank} of {comm.size}")
             precision = wanted.precision or record.precision
             dtype = torch.float64 if precision == "float64" else torch.float32
             network = build_network(record.layers, dtype=dtype)
@@ -127,16 +132,19 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
                 record.layers, (read.height, read.width), wanted.partitions
             )
             check_balance(balance, len(record.layers), wanted.partitions)
+        say_layout(comm, place, devices)
         network.eval()
         pipe = Pipe(network, balance, devices, precision=precision, inline=True)
         mapper = _Mapper(wanted.output, record, image, pipe, tiling, dtype)
         if comm.rank == 0:
             _announce(tiling, record, wanted)
             with MapWriter(wanted.out, image, mapper.kind) as writer:
-                _map(tiling, mapper, comm, writer)
+                with watchdog:
+                    _map(tiling, mapper, comm, writer, watchdog)
                 writer.finish()
         else:
-            _map(tiling, mapper, comm, None)
+            with watchdog:
+                _map(tiling, mapper, comm, None, watchdog)
         # Also a barrier: no rank says that it is done before the map stands in its place.
         peaks = comm.allgather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     return {
@@ -151,12 +159,18 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
 
 
 def _map(
-    tiling: Tiling, mapper: "_Mapper", comm: "MPI.Intracomm", writer: MapWriter | None
+    tiling: Tiling,
+    mapper: "_Mapper",
+    comm: "MPI.Intracomm",
+    writer: MapWriter | None,
+    watchdog: Watchdog,
 ) -> None:
     """Compute the tiles in rounds, one per rank, and hand them to rank 0 in order."""
     tiles = tiling.tiles
     progress = progress_bar(comm, len(tiles), "tile")
     for start in range(0, len(tiles), comm.size):
+        # A rank that is ahead waits in its next Send for rank 0, at most a round.
+        watchdog.arm(f"the round of tile {start}", 1.0 if start else SLOW)
         stop = min(start + comm.size, len(tiles))
         mine = start + comm.rank
         values = mapper.tile(tiles[mine]) if mine < stop else None

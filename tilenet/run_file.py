@@ -122,6 +122,7 @@ class RunFile:
     gradients: GradientKeys = field(default_factory=GradientKeys)
     init: str | None = None
     checkpoint_every: int = 100
+    hang_seconds: float = 1800.0
 
     def __post_init__(self) -> None:
         if self.swap is False:  # YAML reads an unquoted off as false
@@ -261,6 +262,7 @@ LEAST = {
     "batch_size": 1,
     "seed": 0,
     "checkpoint_every": 1,
+    "hang_seconds": 0,
     "crop_px": 1,
     "partitions": 1,
     "micro_batches": 1,

@@ -17,11 +17,13 @@ from tilenet.geometry.halo import norm_context
 from tilenet.geometry.tiles import Tile
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, build_network
+from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.progress import progress_bar, say
 from tilenet.parallel.signals import StopRequests
 from tilenet.parallel.survey import Survey, survey
+from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.planning.ranks import tiles_of
 from tilenet.planning.schedule import CropSchedule, ImageSchedule, Sample, crop_places
 from tilenet.run_file import RunFile
@@ -88,9 +90,11 @@ class _Job:
         self.run, self.plan, self.comm, self.folder = run, plan, comm, folder
         self.images, self.labels = images, labels
         self.dtype = torch.float64 if run.precision == "float64" else torch.float32
-        place = node_place(comm)
+        place = node_place(comm, run.device)
         with agreed(comm):
             devices = choose_devices(run.device, place, run.num_partitions)
+            self.watchdog = Watchdog(run.hang_seconds, f"rank {comm.rank} of {comm.size}")
+        say_layout(comm, place, devices)
         alignment = plan.record.context().alignment_px
         found = survey(images, labels, len(run.class_names), alignment, comm)
         with agreed(comm):
@@ -157,8 +161,9 @@ class _Job:
         progress = progress_bar(self.comm, last, "step", first)
         saved = first if self.folder.has_checkpoint else -1
         step = first
-        with StopRequests() as stop:
+        with StopRequests() as stop, self.watchdog:
             while step < last and not stop.agreed:
+                self.watchdog.arm(f"step {step + 1}", SLOW if step == first else 1.0)
                 done = take.take(step, list(self._work(step)), lambda: stop.requested)
                 stop.agreed = done.stop
                 step += 1
@@ -191,6 +196,7 @@ class _Job:
                 yield sample, tiling.tiles[number]
 
     def _save(self, step: int, optimizer: torch.optim.Optimizer) -> None:
+        self.watchdog.arm(f"the checkpoint of step {step}", SLOW)
         with agreed(self.comm):
             wrong = [n for n, p in self.network.named_parameters() if not p.isfinite().all()]
             if wrong:

@@ -5,7 +5,8 @@ import torch
 from mpi4py import MPI
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.parallel.mesh import NodePlace, agreed, choose_devices, node_place, world
+from tilenet.parallel import mesh
+from tilenet.parallel.mesh import STEP_SIZES, NodePlace, agreed, choose_devices, node_place, world
 
 
 def raise_agreed(comm: MPI.Intracomm, guilty: list[int]) -> None:
@@ -33,29 +34,67 @@ def test_nobody_raises_where_nobody_did(comm: MPI.Intracomm) -> None:
     assert seen == [comm.rank]
 
 
-def test_places_count_the_ranks_of_a_node(
+def test_places_count_the_ranks_of_a_node_and_gather_what_each_sees(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    places = comm.allgather(node_place(comm))
-    assert places == [NodePlace(rank, comm.size, False) for rank in range(comm.size)]
+    monkeypatch.setattr(mesh, "visible_gpus", lambda: (f"GPU-{comm.rank}", "GPU-9"))
+    places = comm.allgather(node_place(comm, "auto"))
+    shown = tuple((f"GPU-{rank}", "GPU-9") for rank in range(comm.size))
+    assert places == [NodePlace(rank, comm.size, shown) for rank in range(comm.size)]
 
 
-def test_a_launcher_that_shows_each_rank_its_own_devices_is_noticed(
+def test_ranks_that_compute_on_the_cpu_do_not_look_for_gpus(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", str(comm.rank))
-    assert node_place(comm).own_devices == (comm.size > 1)
+    monkeypatch.setattr(mesh, "visible_gpus", lambda: pytest.fail("this starts CUDA"))
+    assert node_place(comm, "cpu").shown == ((),) * comm.size
 
 
+def test_two_ranks_on_one_gpu_are_refused_on_both(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "visible_gpus", lambda: ("GPU-a",))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    place = node_place(comm, "cuda")
+    if comm.size == 1:
+        assert choose_devices("cuda", place) == cuda(0)
+        return
+    with pytest.raises(TilenetError, match="a device of its own"):
+        choose_devices("cuda", place)
+
+
+@pytest.mark.parametrize(
+    ("shown", "own"),
+    [
+        ([["a"], ["b"]], True),
+        ([["a", "b"], ["c"]], True),
+        ([["a", "b"], ["b", "c"]], False),
+        ([["a"], ["a"]], False),
+        ([["a"], []], False),
+        ([[], []], False),
+        ([["a"]], False),
+        ([], False),
+    ],
+)
+def test_own_devices_are_those_that_no_other_rank_sees(shown: list[list[str]], own: bool) -> None:
+    place = NodePlace(0, max(1, len(shown)), tuple(tuple(names) for names in shown))
+    assert place.own_devices == own
+
+
+@pytest.mark.parametrize("name", STEP_SIZES)
 def test_a_launcher_that_mpi_does_not_know_is_refused(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    for other in STEP_SIZES:
+        monkeypatch.delenv(other, raising=False)
+    for harmless in ("", "1"):
+        monkeypatch.setenv(name, harmless)
+        assert world() == MPI.COMM_WORLD
+    monkeypatch.setenv(name, "4")
     if comm.size > 1:
         assert world() == MPI.COMM_WORLD
         return
-    with pytest.raises(TilenetError, match="SLURM_STEP_NUM_TASKS: 4, MPI: 1 rank"):
+    with pytest.raises(TilenetError, match=f"{name}: 4, MPI: 1 rank"):
         world()
 
 
@@ -76,8 +115,9 @@ def cuda(*numbers: int) -> tuple[torch.device, ...]:
 def test_each_partition_of_each_rank_has_a_device(two_gpus: list[torch.device]) -> None:
     assert choose_devices("auto", NodePlace(1, 2)) == cuda(1)
     assert choose_devices("auto", NodePlace(0, 1), 2) == cuda(0, 1)
-    assert choose_devices("cuda", NodePlace(2, 3, own_devices=True)) == cuda(0)
-    assert choose_devices("cuda", NodePlace(2, 3, own_devices=True), 2) == cuda(0, 1)
+    own = tuple((f"{rank}a", f"{rank}b") for rank in range(3))
+    assert choose_devices("cuda", NodePlace(2, 3, own)) == cuda(0)
+    assert choose_devices("cuda", NodePlace(2, 3, own), 2) == cuda(0, 1)
     assert two_gpus == list(cuda(1, 0, 0, 0))
     assert choose_devices("cpu", NodePlace(1, 2), 3) == (torch.device("cpu"),) * 3
     with pytest.raises(TilenetError, match=r"ranks on this node: 3, partitions: 1, devices .* 2"):
@@ -95,6 +135,8 @@ def test_devices_may_be_named(two_gpus: list[torch.device]) -> None:
             choose_devices(names, NodePlace(0, 1))
     with pytest.raises(TilenetError, match=r"belong to one rank .ranks on this node: 2"):
         choose_devices(["cuda:0"], NodePlace(0, 2))
-    assert choose_devices(["cuda:0"], NodePlace(1, 2, own_devices=True)) == cuda(0)
+    assert choose_devices(["cuda:0"], NodePlace(1, 2, (("a", "b"), ("c", "d")))) == cuda(0)
+    with pytest.raises(TilenetError, match=r"belong to one rank .ranks on this node: 2"):
+        choose_devices(["cuda:0"], NodePlace(1, 2, (("a", "b"), ("a", "b"))))
     with pytest.raises(TilenetError, match="of one type"):
         choose_devices(["cpu", "cuda:0"], NodePlace(0, 1))

@@ -4,18 +4,21 @@ Rank and size come from MPI alone: in a batch script the environment's rank vari
 the script, not of the ranks that mpiexec starts there.
 """
 
+import faulthandler
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.parallel.gpu_shares import share_gpus, visible_gpus
 from tilenet.parallel.heap import keep_freed_buffers
 
 if TYPE_CHECKING:
@@ -26,8 +29,8 @@ __all__ = ["NodePlace", "agreed", "choose_devices", "node_place", "run_as_rank",
 # Task counts that launchers leave in the environment of each task.
 STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
 
-# By which launchers show a rank some of a node's GPUs.
-VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+# MPICH's Abort may return, and any may hang on a broken network.
+ABORT_SECONDS = 20.0
 
 
 def world() -> "MPI.Intracomm":
@@ -84,22 +87,28 @@ class NodePlace:
     Attributes:
         rank: Its number there.
         size: Ranks there.
-        own_devices: Whether the launcher shows each of them other GPUs than the rest.
+        shown: Names of the GPUs that each of them sees; empty: all see what this one sees.
     """
 
     rank: int
     size: int
-    own_devices: bool = False
+    shown: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def own_devices(self) -> bool:
+        """Whether the launcher shows each rank GPUs that no other rank sees."""
+        seen = [name for names in self.shown for name in names]
+        return all(self.shown) and 0 < len(seen) == len(set(seen)) and self.size > 1
 
 
-def node_place(comm: "MPI.Comm") -> NodePlace:
-    """Where this rank stands on its node. Collective."""
+def node_place(comm: "MPI.Comm", asked: str | list[str] = "cpu") -> NodePlace:
+    """Where this rank stands on its node; which GPUs are there, if it asked for any. Collective."""
     from mpi4py import MPI
 
+    # Only if asked for: to look at GPUs starts CUDA.
+    seen = () if asked == "cpu" else visible_gpus()
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    shown = node.allgather([os.environ.get(name) for name in VISIBLE_DEVICES])
-    distinct = len({str(names) for names in shown}) == node.size
-    place = NodePlace(node.rank, node.size, own_devices=node.size > 1 and distinct)
+    place = NodePlace(node.rank, node.size, tuple(node.allgather(seen)))
     node.Free()
     return place
 
@@ -110,10 +119,10 @@ def choose_devices(
     """The devices of a rank, one per partition.
 
     Args:
-        asked: `auto`, `cpu`, or `cuda` (ROCm too), by the rank's number on its node; or the
-            devices themselves, one per partition, of which one may be named several times. Each
-            rank takes all that are named, so that several ranks of a node need one launcher that
-            shows each of them its own.
+        asked: `auto`, `cpu`, or `cuda` (ROCm too), of which each rank of a node takes its share;
+            or the devices themselves, one per partition, of which one may be named several times.
+            Each rank takes all that are named, so that several ranks of a node need one launcher
+            that shows each of them its own.
 
     Raises:
         TilenetError: There are fewer devices on the node than its ranks need, ranks would share
@@ -123,16 +132,9 @@ def choose_devices(
         return _use(_named(asked, place), place)
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return _use((torch.device("cpu"),) * num_partitions, place)
-    count = torch.cuda.device_count()
-    ranks = 1 if place.own_devices else place.size
-    if count < ranks * num_partitions:
-        raise TilenetError(
-            f"each partition of each rank needs a device of its own (ranks on this node: {ranks}, "
-            f"partitions: {num_partitions}, devices that torch sees: {count}); start fewer ranks "
-            "per node, take fewer partitions or set device: cpu"
-        )
-    first = 0 if place.own_devices else place.rank * num_partitions
-    return _use(tuple(torch.device("cuda", first + j) for j in range(num_partitions)), place)
+    here = tuple(str(number) for number in range(torch.cuda.device_count()))
+    numbers = share_gpus(place.shown or (here,) * place.size, num_partitions)[place.rank]
+    return _use(tuple(torch.device("cuda", number) for number in numbers), place)
 
 
 def _named(names: list[str], place: NodePlace) -> tuple[torch.device, ...]:
@@ -177,33 +179,65 @@ def run_as_rank(main: Callable[[], int]) -> int:
     """Run a rank's program such that no failure leaves other ranks waiting.
 
     An error that all ranks agreed on is printed once, and each rank returns 1. Anything else, on
-    any rank, prints its reason and ends the job on all ranks.
+    any rank and in any thread, prints its reason and ends the job on all ranks. So does a rank that
+    exits with 0 in between: it would wait in MPI_Finalize for ranks that wait for its messages.
     """
+    before, threading.excepthook = threading.excepthook, _thread_failed
     try:
         return main()
     except TilenetError as error:
         return _fail(f"tilenet: {error}", alone=not isinstance(error, AgreedError))
     except SystemExit as stop:
-        if stop.code in (None, 0) or "mpi4py.MPI" not in sys.modules:
-            raise
+        if not _several():
+            raise  # --help, mostly
         return _fail(f"tilenet: stopped ({stop.code})", alone=True)
     except BaseException:
         return _fail(traceback.format_exc(), alone=True)
+    finally:
+        threading.excepthook = before
+
+
+def _thread_failed(args: "threading.ExceptHookArgs") -> None:
+    """A thread died of an error that nobody caught: the rest would wait for what it had to do."""
+    if args.exc_value is None or args.exc_type is SystemExit:
+        return
+    name = args.thread.name if args.thread else "?"
+    reason = "".join(traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback))
+    _end(f"thread {name}: {reason}")
+
+
+def _several() -> bool:
+    """Whether MPI runs, with several ranks."""
+    if "mpi4py.MPI" not in sys.modules:
+        return False
+    from mpi4py import MPI
+
+    return not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1
 
 
 def _fail(reason: str, *, alone: bool) -> int:
-    if "mpi4py.MPI" not in sys.modules:
+    if alone and _several():
+        _end(reason)
+    if not _several() or world().rank == 0:
         print(reason, file=sys.stderr)
-        return 1
-    from mpi4py import MPI
+    return 1
 
-    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-    if not alone or size == 1:
-        if rank == 0:
-            print(reason, file=sys.stderr)
-        return 1
-    print(f"[rank {rank} of {size}] {reason}", file=sys.stderr, flush=True)
-    # mpiexec throws away what it has not read when the abort arrives (MPICH 5.0.2's hydra, 1 in 5)
-    time.sleep(0.5)
-    MPI.COMM_WORLD.Abort(1)
-    os._exit(1)  # MPICH's Abort may return, and this rank would go on communicating
+
+def _end(reason: str) -> NoReturn:
+    """Say why, and end the job on all ranks."""
+    try:
+        # Not Python's timer: mpi4py holds the lock of the interpreter while it aborts.
+        faulthandler.dump_traceback_later(ABORT_SECONDS, exit=True)
+        who = ""
+        if _several():
+            from mpi4py import MPI
+
+            who = f"[rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}] "
+        print(f"{who}{reason}", file=sys.stderr, flush=True)
+        if who:
+            # mpiexec throws away what it has not read when the abort arrives (MPICH 5.0.2's hydra,
+            # 1 in 5)
+            time.sleep(0.5)
+            MPI.COMM_WORLD.Abort(1)
+    finally:  # a closed stderr, a second Ctrl-C, and MPICH's Abort, which may return
+        os._exit(1)
