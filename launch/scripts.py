@@ -70,8 +70,7 @@ def script(placed: Placement, job: Job) -> str:
         "name": job.name,
         "minutes": str(minutes),
         "minutes_lsf": f"{minutes // 60}:{minutes % 60:02d}",
-        "nodes": str(placed.nodes),
-        "header": "".join(f"{line}\n" for line in _header(placed, job)),
+        "header": _header(placed, job),
         "warning_s": str(min(WARNING_S, minutes * 30)),
         "warning_min": str(min(WARNING_S // 60, max(minutes // 2, 1))),
         "run": shlex.quote(job.run),
@@ -99,22 +98,23 @@ def submit_command(placed: Placement, path: str) -> list[str]:
     return [name, path]
 
 
-def _header(placed: Placement, job: Job) -> list[str]:
+def _header(placed: Placement, job: Job) -> str:
+    """Options for the batch system, one per line, behind its mark in the template."""
     machine, facts = placed.machine, placed.machine.launch
-    queue = job.queue or facts.queue
+    queue, account = shlex.quote(job.queue or facts.queue), shlex.quote(job.account)
     if facts.scheduler == "lsf":
-        options = [f"-q {shlex.quote(queue)}"] if queue else []
-        account = f"-P {shlex.quote(job.account)}" if job.account else ""
-        options += [account] if account else []
-        return [f"#BSUB {line}" for line in [*options, *facts.header]]
-    cores = placed.cores_per_rank * facts.threads_per_core
-    options = [f"--ntasks-per-node={placed.ranks_per_node}", f"--cpus-per-task={cores}"]
-    if machine.device != "cpu":
-        options.append(f"--gpus-per-node={machine.devices_per_node}")
-    options += [f"{facts.queue_option}={shlex.quote(queue)}"] if queue else []
-    options += [f"--constraint={shlex.quote(facts.constraint)}"] if facts.constraint else []
-    options += [f"--account={shlex.quote(job.account)}"] if job.account else []
-    return [f"#SBATCH {line}" for line in [*options, *facts.header]]
+        mark, options = "#BSUB", [f"-nnodes {placed.nodes}"]
+        options += [f"-P {account}"] if job.account else []
+        options += [f"-q {queue}"] if job.queue or facts.queue else []
+    else:
+        cores = placed.cores_per_rank * facts.threads_per_core
+        mark, options = "#SBATCH", [f"--nodes={placed.nodes}"]
+        options += [f"--ntasks-per-node={placed.ranks_per_node}", f"--cpus-per-task={cores}"]
+        options += [f"--gpus-per-node={machine.devices_per_node}"] * (machine.device != "cpu")
+        options += [f"--account={account}"] if job.account else []
+        options += [f"{facts.queue_option}={queue}"] if job.queue or facts.queue else []
+        options += [f"--constraint={shlex.quote(facts.constraint)}"] if facts.constraint else []
+    return f"\n{mark} ".join([*options, *facts.header])
 
 
 def _lines(arguments: Sequence[str]) -> str:
@@ -126,7 +126,12 @@ def _lines(arguments: Sequence[str]) -> str:
             lines[-1].append(argument)
         else:
             lines.append([argument])
-    return "\n".join(f"    {shlex.join(line)}" for line in lines)
+    return "\n".join(f"    {' '.join(map(_quoted, line))}" for line in lines)
+
+
+def _quoted(text: str) -> str:
+    # a comma between elements is a mistake that shellcheck looks for
+    return f"'{text}'" if "," in text and shlex.quote(text) == text else shlex.quote(text)
 
 
 def _check(placed: Placement, job: Job) -> int:

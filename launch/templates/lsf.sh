@@ -3,8 +3,8 @@
 # Written by `python -m launch`.  Submit: bsub %%{script}
 #BSUB -J %%{name}
 #BSUB -W %%{minutes_lsf}
-#BSUB -nnodes %%{nodes}
-%%{header}#BSUB -o %%{name}.%J.out
+#BSUB %%{header}
+#BSUB -o %%{name}.%J.out
 #BSUB -e %%{name}.%J.err
 #BSUB -wa USR1
 #BSUB -wt %%{warning_min}

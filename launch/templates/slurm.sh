@@ -3,8 +3,8 @@
 # Written by `python -m launch`.  Submit: sbatch %%{script}
 #SBATCH --job-name=%%{name}
 #SBATCH --time=%%{minutes}
-#SBATCH --nodes=%%{nodes}
-%%{header}#SBATCH --exclusive
+#SBATCH %%{header}
+#SBATCH --exclusive
 #SBATCH --output=%%{name}.%j.out
 #SBATCH --open-mode=append
 #SBATCH --requeue

@@ -1,0 +1,93 @@
+"""`python -m launch`: prints by default, writes when named, submits only when asked."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launch.__main__ import main
+from tilenet.__main__ import main as tilenet
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a plan, and a pretended sbatch that notes its arguments."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    small = ["--poolings", "2", "--base", "8", "--image", "600x400", "--grid", "2x2"]
+    asked = [*small, "--partitions", "4", "--machine", "slurm", "--nodes", "2"]
+    assert tilenet(["plan", *asked, "-o", "plan.json"]) == 0
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text('#!/bin/bash\nprintf "%s\\n" "$@" >submitted\nexit 3\n')
+    sbatch.chmod(0o755)
+    return tmp_path
+
+
+def test_it_prints_the_layout_and_the_lines(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["plan.json", "--run", "my run.yaml"]) == 0
+    srun = (
+        "srun -N 2 -n 2 --ntasks-per-node=1 -c 64 --gpus-per-node=4 --gpu-bind=none --mpi=pmi2 "
+        "--kill-on-bad-exit=1 tilenet"
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "2 nodes, 2 ranks (1 a node), each with 4 devices and 64 cores",
+        "  2 nodes: rank 0: cores 0-63, devices 0-3",
+        "",
+        "export OMP_NUM_THREADS=64",
+        f"{srun} train -c 'my run.yaml' --plan plan.json --output out --resume",
+        f"{srun} predict out scene.tif out/map.tif --plan plan.json",
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "sbatch"]
+
+
+def test_a_script_is_written_and_not_submitted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan.json", "--script", "a job.sh"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "submit it with: sbatch 'a job.sh'"
+    assert os.access("a job.sh", os.X_OK)
+    assert not (folder / "submitted").exists()
+    subprocess.run(["shellcheck", "a job.sh"], check=True)
+
+
+def test_it_submits_when_asked(folder: Path) -> None:
+    assert main(["plan.json", "--submit", "--name", "mine"]) == 3  # sbatch's own exit code
+    assert (folder / "submitted").read_text() == "mine-slurm.sh\n"
+    assert "#SBATCH --job-name=mine\n" in (folder / "mine-slurm.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["none.json"], "must be a readable file"),
+        (["plan.json", "--machine", "sumit"], "no machine named 'sumit'"),
+        (["plan.json", "--nodes", "3"], "give --nodes 2"),
+        (["plan.json", "--time", "soon"], "hours:minutes"),
+        (["plan.json", "--script", "no/such/folder.sh"], "a place that can be written"),
+        (["plan.json", "--machine", "frontier", "--submit"], ""),
+    ],
+)
+def test_errors_are_one_sentence(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(arguments)
+    error = capsys.readouterr().err
+    if said:
+        assert (code, error.count("\n")) == (1, 1)
+        assert error.startswith("launch: ")
+        assert said in error
+    else:
+        assert (code, error) == (3, "")
+
+
+def test_a_machine_without_its_batch_system_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["plan.json", "--submit"]) == 1
+    assert "must be on the PATH (sbatch: " in capsys.readouterr().err

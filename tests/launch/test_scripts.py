@@ -1,0 +1,132 @@
+"""Job scripts: recorded as whole files, shellcheck, and what may stand in them.
+
+TILENET_RECORD=1 writes tests/launch/recorded/ anew.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch.placement import Placement, place
+from launch.planned_job import PlannedJob
+from launch.scripts import Job, script, submit_command
+from tilenet.errors import TilenetError
+from tilenet.planning.machines import machine
+
+RECORDED = Path(__file__).with_name("recorded")
+STAGE = ("images", "labels/all.gpkg", "scene.tif")
+
+# file: machine, ranks, partitions, job
+JOBS = {
+    "summit.lsf": ("summit", 12, 1, Job(account="ABC123")),
+    "summit-straddling.lsf": ("summit", 64, 1, Job(account="ABC123", stage=STAGE)),
+    "frontier.sh": ("frontier", 8, 2, Job(account="ABC123", stage=STAGE, time="0:10")),
+    "frontier-own-device.sh": ("frontier", 16, 1, Job(account="ABC123")),
+    "perlmutter.sh": ("perlmutter", 2, 4, Job(account="m1234_g")),
+    "slurm.sh": ("slurm", 5, 2, Job(queue="gpu")),
+    "workstation.sh": ("workstation", 2, 1, Job()),
+    # what `make check` need not find clean: $ and ` in single quotes are meant there
+    "awkward.bash": (
+        *("slurm", 4, 1),
+        Job("it's $(me).yaml", "a;b.json", "-x`id`.tif", "o u't", "job.1", stage=("$HOME", "a b")),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No machines of the user's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+def placed(name: str, ranks: int, partitions: int) -> Placement:
+    return place(PlannedJob((1, 1, ranks), partitions, 1, "elsewhere", 2**30), machine(name))
+
+
+def text_of(file: str) -> str:
+    name, ranks, partitions, job = JOBS[file]
+    return script(placed(name, ranks, partitions), replace(job, file=file))
+
+
+@pytest.mark.parametrize("file", JOBS)
+def test_scripts_are_what_was_recorded(file: str) -> None:
+    path = RECORDED / file
+    if os.environ.get("TILENET_RECORD"):
+        path.write_text(text_of(file))
+    assert path.read_text() == text_of(file), "if this is meant: TILENET_RECORD=1 pytest"
+
+
+def test_nothing_else_is_recorded() -> None:
+    assert sorted(path.name for path in RECORDED.iterdir()) == sorted(JOBS)
+
+
+def test_scripts_are_good_shell() -> None:
+    files = sorted(RECORDED.iterdir())
+    plain = [str(file) for file in files if file.name != "awkward.bash"]
+    subprocess.run(["shellcheck", *plain], check=True)
+    # that $ and ` are not expanded is what is wanted there
+    subprocess.run(["shellcheck", "-e", "SC2016", str(RECORDED / "awkward.bash")], check=True)
+    for file in files:
+        lines = file.read_text().splitlines()
+        assert lines[0] == "#!/bin/bash"
+        assert max(map(len, lines)) <= 110
+
+
+def test_options_of_the_batch_system_stand_before_the_first_command() -> None:
+    """Slurm stops reading options there."""
+    for file in RECORDED.iterdir():
+        head, rest = file.read_text().split("set -euo pipefail")
+        assert not re.search(r"^#(SBATCH|BSUB)", rest, re.MULTILINE)
+        assert re.search(r"^#(SBATCH|BSUB)", head, re.MULTILINE) or file.name == "workstation.sh"
+
+
+def test_what_users_name_reaches_the_shell_as_it_is() -> None:
+    lines = text_of("awkward.bash").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("RUN="))
+    code = [*lines[start : start + 4], next(line for line in lines if line.startswith("STAGE="))]
+    shown = ['printf "%s\\n" "$RUN" "$PLAN" "$IMAGE" "$OUTPUT" "${STAGE[@]}"']
+    run = subprocess.run(
+        ["bash", "-c", "\n".join(code + shown)], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.splitlines() == [
+        *("it's $(me).yaml", "a;b.json", "-x`id`.tif", "o u't"),
+        *("$HOME", "a b"),
+    ]
+
+
+def test_the_array_holds_the_command() -> None:
+    for file in RECORDED.iterdir():
+        array = re.search(r"^LAUNCH=\((.*?)^\)", file.read_text(), re.MULTILINE | re.DOTALL)
+        assert array
+        assert shlex.split(array[1])[0] in ("jsrun", "srun", "mpiexec")
+
+
+def test_each_batch_system_has_its_command() -> None:
+    commands = {name: submit_command(placed(name, 1, 1), "a b.sh") for name in ("summit", "slurm")}
+    assert commands == {"summit": ["bsub", "a b.sh"], "slurm": ["sbatch", "a b.sh"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "said"),
+    [
+        ("slurm", Job(run="a\nb"), "one line each"),
+        ("slurm", Job(account="x\n#SBATCH --uid=0"), "one line each"),
+        ("slurm", Job(name="a b"), "letters, digits"),
+        ("slurm", Job(name="../x"), "letters, digits"),
+        ("slurm", Job(time="two"), "hours:minutes"),
+        ("slurm", Job(time="0:00"), "hours:minutes"),
+        ("slurm", Job(time="1:60"), "hours:minutes"),
+        ("slurm", Job(stage=("/data",)), "by relative paths"),
+        ("slurm", Job(stage=("../data",)), "by relative paths"),
+        ("slurm", Job(stage=("-r",)), "by relative paths"),
+        ("perlmutter", Job(stage=("data",)), "need storage on the nodes"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(name: str, job: Job, said: str) -> None:
+    with pytest.raises(TilenetError, match=said):
+        script(placed(name, 1, 1), job)
