@@ -19,29 +19,26 @@ SOCKETS, CORES, THREADS, GPUS = 2, 21, 4, 3  # of a node; cores and GPUs per soc
 SOCKET_THREADS = 88  # where the second socket's numbers begin: 84 to 87 are the system's
 
 # long names of the options, and their letters
-LONG = dict(
-    pair.split(":")
-    for pair in [
-        "nrs:n",
-        "rs_per_host:r",
-        "rs_per_socket:K",
-        "tasks_per_rs:a",
-        "np:p",
-        "cpu_per_rs:c",
-        "gpu_per_rs:g",
-        "memory_per_rs:m",
-        "bind:b",
-        "launch_distribution:d",
-        "latency_priority:l",
-        "env:E",
-        "smpiargs:M",
-        "exit_on_error:X",
-        "stdio_mode:e",
-        "chdir:h",
-        "immediate:i",
-        "print_placement:print_placement",
-    ]
-)
+LONG = {
+    "nrs": "n",
+    "rs_per_host": "r",
+    "rs_per_socket": "K",
+    "tasks_per_rs": "a",
+    "np": "p",
+    "cpu_per_rs": "c",
+    "gpu_per_rs": "g",
+    "memory_per_rs": "m",
+    "bind": "b",
+    "launch_distribution": "d",
+    "latency_priority": "l",
+    "env": "E",
+    "smpiargs": "M",
+    "exit_on_error": "X",
+    "stdio_mode": "e",
+    "chdir": "h",
+    "immediate": "i",
+    "print_placement": "print_placement",
+}
 FLAGS = ("i", "print_placement")
 
 
