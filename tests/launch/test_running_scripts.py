@@ -4,6 +4,7 @@ The pretended program waits until it is asked to stop, or ends as its test wants
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -142,6 +143,16 @@ def test_a_failure_on_any_rank_ends_the_job(start: Start, tmp_path: Path, train:
     assert code == 1
     assert "train: failed" in output
     assert not [line for line in log(tmp_path) if "predict" in line]
+
+
+def test_a_rank_that_stops_first_does_not_end_the_others(start: Start, tmp_path: Path) -> None:
+    """To a launcher that kills the job on a bad exit, 75 is one; so it sees 0."""
+    real = shutil.which("mpiexec")
+    pretended = tmp_path / "tools" / "mpiexec"
+    pretended.write_text(f'#!/bin/bash\n{real} "$@"\necho "mpiexec: $?"\n')
+    pretended.chmod(0o755)
+    code, output = ends(start('[ "$rank" = 1 ] || sleep 0.3; exit 75'))
+    assert (code, output.splitlines()) == (75, ["mpiexec: 0", "train: stopped"])
 
 
 def test_a_launcher_that_starts_nothing_is_a_failure(start: Start, tmp_path: Path) -> None:
