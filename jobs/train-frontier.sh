@@ -44,7 +44,8 @@ CORES=$((7 * ${PARTITIONS:-1}))
 export OMP_NUM_THREADS=$CORES
 # RCCL on all four network cards; MIOpen's database where ranks do not wait for each other's locks.
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
-export MIOPEN_USER_DB_PATH=/tmp/$USER/miopen MIOPEN_CUSTOM_CACHE_DIR=/tmp/$USER/miopen
+MIOPEN_USER_DB_PATH=/tmp/$(id -un)/miopen
+export MIOPEN_USER_DB_PATH MIOPEN_CUSTOM_CACHE_DIR=$MIOPEN_USER_DB_PATH
 SPLIT=()
 [ -z "$PARTITIONS" ] || SPLIT=(--partitions "$PARTITIONS")
 
