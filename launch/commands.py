@@ -66,11 +66,13 @@ def _jsrun(placed: Placement) -> list[str]:
 def _srun(placed: Placement) -> list[str]:
     facts = placed.machine.launch
     options = ["-N", str(placed.nodes), "-n", str(placed.ranks)]
-    options.append(f"--ntasks-per-node={placed.ranks_per_node}")
+    if placed.straddles:
+        # else ranks are spread evenly; a number per node must hold for all of them
+        options.append("--distribution=block,Pack")
+    else:
+        options.append(f"--ntasks-per-node={placed.ranks_per_node}")
     # srun does not inherit sbatch's --cpus-per-task since Slurm 22.05
     options += ["-c", str(placed.cores_per_rank * facts.threads_per_core)]
-    if placed.straddles:
-        options.append("--distribution=block,Pack")  # else ranks are spread evenly, out of blocks
     if placed.machine.device != "cpu":
         if _own_device(placed):
             options += ["--gpus-per-task=1", "--gpu-bind=closest"]

@@ -149,17 +149,23 @@ def _check_launcher(placed: Placement, most: int) -> None:
             f"{placed.ranks}); plan for one node of {placed.machine.name}, or name a machine with "
             "a batch system"
         )
-    if facts.launcher != "jsrun" or not placed.straddles:
-        return
-    # Without -r jsrun packs a node with what fits, so a node must be full; and where it puts a
-    # resource set that no socket has room for is not documented.
-    per_socket, rest = divmod(placed.machine.devices_per_node, facts.sockets)
-    full = placed.ranks_per_node * placed.partitions == placed.machine.devices_per_node
-    if full and not rest and per_socket % placed.partitions == 0:
+    if not placed.straddles or _fills_in_blocks(placed):
         return
     even = max(d for d in range(1, most + 1) if placed.ranks % d == 0)
     raise TilenetError(
-        f"jsrun fills the last node partly only where nodes are full and ranks keep to their "
-        f"sockets (ranks: {placed.ranks}, {placed.ranks_per_node} per node, partitions: "
-        f"{placed.partitions}); give --nodes {placed.ranks // even}, with {even} on each"
+        f"{facts.launcher} fills the last node partly only where the others are full"
+        f"{' and ranks keep to their sockets' if facts.launcher == 'jsrun' else ''} (ranks: "
+        f"{placed.ranks}, {placed.ranks_per_node} per node, partitions: {placed.partitions}); give "
+        f"--nodes {placed.ranks // even}, with {even} on each"
     )
+
+
+def _fills_in_blocks(placed: Placement) -> bool:
+    """Whether the launcher packs just `ranks_per_node` ranks on a node, because no more fit."""
+    machine = placed.machine
+    if machine.launch.launcher == "srun":
+        return placed.cores_per_rank * (placed.ranks_per_node + 1) > machine.cores
+    # where jsrun puts a resource set that no socket has room for is not documented
+    per_socket, rest = divmod(machine.devices_per_node, machine.launch.sockets)
+    full = placed.devices_per_node == machine.devices_per_node
+    return full and not rest and per_socket % placed.partitions == 0

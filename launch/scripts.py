@@ -109,7 +109,8 @@ def _header(placed: Placement, job: Job) -> str:
     else:
         cores = placed.cores_per_rank * facts.threads_per_core
         mark, options = "#SBATCH", [f"--nodes={placed.nodes}"]
-        options += [f"--ntasks-per-node={placed.ranks_per_node}", f"--cpus-per-task={cores}"]
+        options += [f"--ntasks-per-node={placed.ranks_per_node}"] * (not placed.straddles)
+        options += [f"--cpus-per-task={cores}"]
         options += [f"--gpus-per-node={machine.devices_per_node}"] * (machine.device != "cpu")
         options += [f"--account={account}"] if job.account else []
         options += [f"{facts.queue_option}={queue}"] if job.queue or facts.queue else []

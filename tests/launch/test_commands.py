@@ -58,7 +58,7 @@ LINES = [
     ("slurm", 2, 4, None, "srun -N 2 -n 2 --ntasks-per-node=1 -c 64 " + SLURM, 64),
     (
         *("slurm", 5, 2, None),
-        "srun -N 3 -n 5 --ntasks-per-node=2 -c 32 --distribution=block,Pack " + SLURM,
+        "srun -N 3 -n 5 --distribution=block,Pack -c 32 " + SLURM,
         32,
     ),
     ("workstation", 2, 1, None, "mpiexec -n 2", 16),

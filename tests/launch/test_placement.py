@@ -88,6 +88,7 @@ REFUSED = [
     ("summit", 4, 1, -1, "must fill the nodes"),
     ("summit", 64, 2, None, r"jsrun fills.*3 per node, partitions: 2\); give --nodes 32, with 2"),
     ("summit", 10, 1, 3, r"jsrun fills .*4 per node.*; give --nodes 2, with 5 on each"),
+    ("slurm", 5, 1, 2, r"srun fills .*3 per node.*; give --nodes 5, with 1 on each"),
     ("workstation", 3, 1, None, "mpiexec starts the ranks of one node here"),
     ("local", 2, 1, None, "mpiexec starts the ranks of one node here"),
 ]

@@ -120,6 +120,17 @@ def test_usr1_reaches_the_ranks_and_the_job_comes_again(
     assert log(tmp_path) == both("train", tmp_path)
 
 
+def test_a_stop_at_once_is_told_from_the_signal(start: Start, tmp_path: Path) -> None:
+    """The program ends while the shell around it is still busy with the signal."""
+    for _ in range(5):
+        job = start("trap 'kill -9 $!; exit 75' USR1; sleep 20 & wait")
+        log(tmp_path, 2)
+        time.sleep(0.1)
+        os.kill(job.pid, signal.SIGUSR1)
+        assert ends(job)[0] == 75
+        assert (tmp_path / "out" / "status").read_text() == "75\n"
+
+
 def test_a_cancelled_job_saves_and_does_not_come_again(start: Start, tmp_path: Path) -> None:
     job = start(ENDLESS)
     log(tmp_path, 2)

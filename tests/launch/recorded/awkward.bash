@@ -75,18 +75,12 @@ trap 'ENDED=yes; forward' TERM # somebody cancels the job: stop, and do not come
 # a checkpoint (75) is no reason to kill the other ranks: the rank then ends with 0.
 # shellcheck disable=SC2016 # expands on the ranks
 RANK='
-asked= child=
-pass_on() { [ -z "$child" ] || kill "-$1" "$child" 2>/dev/null; }
-trap "asked=yes; pass_on USR1" USR1
-trap "pass_on TERM" TERM
+asked= code=0
+# Signals come to all processes of a rank; bash looks at them when the program has ended.
+trap "asked=yes" USR1
+trap : TERM
 cd "$WORK" || exit 1
-"$@" &
-child=$!
-while :; do
-    code=0
-    wait "$child" || code=$?
-    kill -0 "$child" 2>/dev/null || break
-done
+"$@" || code=$?
 rank=${PMIX_RANK:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${SLURM_PROCID:-0}}}}
 wrote=$code
 # asked to stop before it listened, or where it does not: nothing is lost
