@@ -119,7 +119,7 @@ step() {
 }
 
 if [ ${#STAGE[@]} -gt 0 ]; then
-    WORK=$STORAGE/$USER/tilenet
+    WORK=$STORAGE/${USER:-$(id -un)}/tilenet
     # shellcheck disable=SC2016 # expands on the nodes
     "${ONCE_PER_NODE[@]}" bash -c 'mkdir -p "$WORK" && cp -r --parents "$@" "$WORK"' copy "${STAGE[@]}"
 fi
