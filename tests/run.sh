@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# All tests: first those of one process, then tests/parallel/ on 1, 2, 3, 4 and 6 ranks, then those
-# on a Slurm of virtual nodes, which skip where there can be none and say why.
+# All tests: first those of one process, then tests/parallel/ on 1, 2, 3, 4 and 6 ranks. Those on a
+# Slurm of virtual nodes and of the job scripts are `make slurm`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1 # ranks share the cores; more threads than cores only wait for each other
 
-python -m pytest -q tests --ignore tests/parallel --ignore tests/slurm "$@"
+python -m pytest -q tests --ignore tests/parallel --ignore tests/slurm --ignore tests/test_jobs.py \
+    "$@"
 for ranks in 1 2 3 4 6; do
     echo "== $ranks ranks"
     # -x and `-m mpi4py`: a failure on one rank ends all; the timeout makes a hang print its stacks.
     mpiexec -n "$ranks" python -m mpi4py -m pytest -x -q -o faulthandler_timeout=120 \
         -o faulthandler_exit_on_timeout=true tests/parallel "$@"
 done
-echo "== a Slurm of virtual nodes"
-timeout -k 30 600 python -m pytest -q tests/slurm "$@"
