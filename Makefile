@@ -1,11 +1,12 @@
 # make demo: train on a synthetic scene over 4 ranks and write its map.   make test: all tests.
-# make slurm: jobs/ with stand-ins for launchers, and on a real Slurm of virtual nodes (root, Debian).
+# make jobs: job scripts with stand-ins for launchers, hanging ranks, and a real Slurm of virtual
+# nodes (root, Debian).
 # make check: ruff, mypy, the import contract, shellcheck.
 PYTHON ?= python3
 BIN := .venv/bin
 SIZE ?= 2048
 
-.PHONY: install demo test slurm check clean
+.PHONY: install demo test jobs check clean
 install: .venv/installed
 
 .venv/installed: setup.py constraints.txt
@@ -19,8 +20,9 @@ demo: install
 test: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/run.sh
 
-slurm: install
-	PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_jobs.py tests/slurm
+jobs: install
+	PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q \
+		tests/test_ranks_that_hang.py tests/launch/test_running_scripts.py tests/test_jobs.py tests/slurm
 
 check: install
 	$(BIN)/ruff check .

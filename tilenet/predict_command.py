@@ -82,6 +82,13 @@ def _parser() -> Arguments:
         type=lambda text: text if text == "none" else float(text),
         help="value without data, or none (default: as in training)",
     )
+    parser.add_argument(
+        "--hang-seconds",
+        type=float,
+        default=1800.0,
+        metavar="S",
+        help="end the job, with each rank's stacks, when a round of tiles takes longer; 0: never",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing map")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object: tiles, peak bytes of each rank"
