@@ -19,6 +19,7 @@ from report import Claim, at_most, report
 
 from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
+from tilenet.model.skips import Origin
 from tilenet.parallel.measure import measure_layers
 from tilenet.parallel.pipeline import Pipe
 from tilenet.planning.balance import likely_balance
@@ -41,7 +42,7 @@ CASES = [  # tile, partitions, micro-batches, checkpointing, precision
 
 
 def one_step(pipe: Pipe, images: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-    outputs = pipe(images, [(number,) for number in range(len(images))])
+    outputs = pipe(images, [Origin((number,)) for number in range(len(images))])
     total = sum(output.float().square().sum(dtype=torch.float64) for output in outputs)
     del outputs
     total.backward()  # type: ignore[union-attr]

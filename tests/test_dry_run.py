@@ -12,6 +12,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer, Norm, Stash
 from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
+from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline import Pipe
 from tilenet.planning.layer_bytes import layer_bytes
 from tilenet.planning.live_bytes import LiveBytes
@@ -114,7 +115,9 @@ def test_nothing_of_a_dry_run_stays_behind() -> None:
     assert torch.equal(state, torch.get_rng_state())
     network = build_network(layers).train()
     pipe = Pipe(network, [9, len(layers) - 9], [torch.device("cpu")] * 2, "always")
-    outputs = pipe([torch.randn(1, 4, 40, 52) for _ in range(3)], [(0,), (1,), (2,)])
+    outputs = pipe(
+        [torch.randn(1, 4, 40, 52) for _ in range(3)], [Origin((0,)), Origin((1,)), Origin((2,))]
+    )
     sum(output.square().sum() for output in outputs).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in network.parameters())
 

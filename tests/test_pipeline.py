@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.model.network import Network, build_network
+from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline import Pipe
 
 CPU = torch.device("cpu")
@@ -59,7 +60,7 @@ def plain(network: Network, batch: list[Tensor]) -> tuple[list[Tensor], dict[str
 
 
 def piped(pipe: Pipe, batch: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
-    outputs = pipe(batch, [(number + 10,) for number in range(len(batch))])
+    outputs = pipe(batch, [Origin((number + 10,)) for number in range(len(batch))])
     summed(outputs).backward()
     named = pipe.network.named_parameters()
     return outputs, {name: p.grad for name, p in named if p.grad is not None}
@@ -178,7 +179,7 @@ def test_without_gradients_nothing_is_kept() -> None:
     network = made(options(dropout=0.3)).eval()
     pipe = Pipe(network, balance_of(len(network), 3, 5), [CPU] * 3, "always")
     with torch.inference_mode():
-        (output,) = pipe(images(1), [()])
+        (output,) = pipe(images(1), [Origin(())])
         assert torch.equal(output, network(images(1)[0]))
 
 
@@ -187,7 +188,7 @@ def test_an_error_in_a_partition_reaches_the_caller() -> None:
     for inline in (False, True):
         pipe = Pipe(network, balance_of(len(network), 3, 5), [CPU] * 3, inline=inline)
         with pytest.raises(RuntimeError, match="expected input"):
-            pipe([torch.randn(1, 2, 16, 16, dtype=torch.float64)], [(0,)])
+            pipe([torch.randn(1, 2, 16, 16, dtype=torch.float64)], [Origin((0,))])
 
 
 @pytest.mark.parametrize("balance", [[1, 2], [0, 3, 99], [5]])

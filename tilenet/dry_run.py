@@ -25,6 +25,7 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.shapes import map_shapes
 from tilenet.model.dropout import MaskKey
 from tilenet.model.network import Network, build_layer, build_network
+from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline import Checkpointing, Pipe
 from tilenet.planning.layer_bytes import check_map_sizes
 from tilenet.planning.live_bytes import LiveBytes, ScratchRule
@@ -178,7 +179,7 @@ def _step(
 
 def _forward_backward(pipe: Pipe, images: list[Tensor], labels: list[Tensor], cut: int) -> None:
     """As `step.Step` does it."""
-    outputs = pipe(images, [(number,) for number in range(len(images))])
+    outputs = pipe(images, [Origin((number,)) for number in range(len(images))])
     total = torch.zeros((), dtype=torch.float64)
     for target in labels:
         logits = outputs.pop(0).to(next(pipe.network.parameters()).dtype)

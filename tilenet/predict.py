@@ -29,6 +29,7 @@ from tilenet.geometry.tiles import (
 )
 from tilenet.model.inputs import standardise
 from tilenet.model.network import build_network, load_weights
+from tilenet.model.skips import Origin
 from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.pipeline import Pipe
@@ -220,7 +221,7 @@ class _Mapper:
         record = self.record
         image = standardise(pixels.values, pixels.valid, record.mean, record.std, self.dtype)
         with torch.inference_mode():
-            (output,) = self.pipe([image], [()])
+            (output,) = self.pipe([image], [Origin(())])
         logits = owned(output, tile, self.offset_px)[0]
         logits = logits.to(self.dtype)
         if self.output == "classes":

@@ -24,6 +24,7 @@ from tilenet.model.inputs import standardise
 from tilenet.model.loss import cross_entropy
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network
+from tilenet.model.skips import Origin
 from tilenet.parallel.gradients import GradientSum
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.running import RunningStatistics
@@ -162,7 +163,7 @@ class Step:
 
     def _forward_backward(self, batch: list[MicroBatch]) -> tuple[float, float]:
         """Add the gradient of a mini-batch's summed loss; return the sum and its weight."""
-        numbers = [(part.sample.number,) for part in batch]
+        numbers = [Origin((part.sample.number,)) for part in batch]
         outputs = self.pipe([part.image for part in batch], numbers)
         total, weights = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
         for part in batch:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tilenet.keys import uniform
-from tilenet.model.skips import numbers_under_way
+from tilenet.model.skips import origin_under_way
 
 __all__ = ["ChannelDropout", "MaskKey"]
 
@@ -58,8 +58,8 @@ class ChannelDropout(nn.Module):
     def _masks(self, samples: int, channels: int) -> Tensor:
         """Masks (B, C, 1, 1), scaled by 1 / (1 − p)."""
         key = self.mask_key
-        images = numbers_under_way()
-        images = key.images if images is None else images
+        origin = origin_under_way()
+        images = key.images if origin is None else origin.images
         if len(images) != samples:
             raise ValueError(
                 f"each sample of the batch needs an image number (batch: {samples}, images: "

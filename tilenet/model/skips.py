@@ -4,6 +4,7 @@ Outside of a pipeline the same modules work through torchgpipe's default tracker
 """
 
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,25 +14,44 @@ from torchgpipe.skip import Namespace, pop, skippable, stash
 from torchgpipe.skip.layout import SkipLayout
 from torchgpipe.skip.tracker import SkipTrackerThroughPotals, current_skip_tracker
 
-__all__ = ["NumberedTracker", "numbers_under_way", "pop_layer", "stash_layer"]
+from tilenet.geometry.tiles import Tiling
+
+__all__ = ["Origin", "OriginTracker", "origin_under_way", "pop_layer", "stash_layer"]
 
 
-class NumberedTracker(SkipTrackerThroughPotals):  # type: ignore[misc]
-    """Keeps a micro-batch's skips, and the numbers of the images that its samples belong to.
+@dataclass(frozen=True)
+class Origin:
+    """Where the samples of a micro-batch come from.
+
+    Attributes:
+        images: The number of each sample's image.
+        tiling: How these images, all of one size, are cut; None: nobody needs to know.
+        tiles: The number of each sample's tile in `tiling`, row by row.
+        micro_batch: Its place in the mini-batch.
+    """
+
+    images: tuple[int, ...]
+    tiling: Tiling | None = None
+    tiles: tuple[int, ...] = ()
+    micro_batch: int = 0
+
+
+class OriginTracker(SkipTrackerThroughPotals):  # type: ignore[misc]
+    """Keeps a micro-batch's skips, and where its samples come from.
 
     It is the one thing that torchgpipe hands along with a micro-batch, from partition to partition
     and thread to thread, and again when activations are recomputed.
     """
 
-    def __init__(self, layout: SkipLayout, images: tuple[int, ...]) -> None:
+    def __init__(self, layout: SkipLayout, origin: Origin) -> None:
         super().__init__(layout)
-        self.images = images
+        self.origin = origin
 
 
-def numbers_under_way() -> tuple[int, ...] | None:
-    """Image numbers of the micro-batch that this thread computes; None outside of a pipeline."""
+def origin_under_way() -> Origin | None:
+    """That of the micro-batch that this thread computes; None outside of a pipeline."""
     tracker = current_skip_tracker()
-    return tracker.images if isinstance(tracker, NumberedTracker) else None
+    return tracker.origin if isinstance(tracker, OriginTracker) else None
 
 
 class Stash(nn.Module):

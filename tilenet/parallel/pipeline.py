@@ -12,8 +12,8 @@ is in our way, and so is not used:
 - it counts `except_last` by the micro-batches asked for, not by those there are.
 
 Worker threads know nothing of the caller's thread: neither its autocast nor its dispatch modes.
-So each partition enters autocast by itself, and each micro-batch carries its image numbers, which
-dropout masks depend on, with its skips.
+So each partition enters autocast by itself, and each micro-batch carries with its skips where its
+samples come from: dropout masks depend on it, and exchanges between ranks.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ from torchgpipe.stream import new_stream, use_device
 from torchgpipe.worker import spawn_workers
 
 from tilenet.model.network import Network
-from tilenet.model.skips import NumberedTracker
+from tilenet.model.skips import Origin, OriginTracker
 
 __all__ = ["Checkpointing", "Partition", "Pipe"]
 
@@ -109,12 +109,12 @@ class Pipe:
         # A checkpointed micro-batch runs a backward of its own.
         return 1 if self.checkpointing == "never" else micro_batches
 
-    def __call__(self, images: list[Tensor], numbers: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    def __call__(self, images: list[Tensor], origins: Sequence[Origin]) -> list[Tensor]:
         """Run micro-batches through all partitions.
 
         Args:
             images: One (B, bands, H, W) per micro-batch, anywhere; sizes may differ.
-            numbers: The image number of each sample of each micro-batch.
+            origins: Where the samples of each micro-batch come from.
 
         Returns:
             One (B, classes, H′, W′) per micro-batch, on the last device.
@@ -126,7 +126,7 @@ class Pipe:
         checkpoint_stop = len(images) - kept if training else 0
         batches = [Batch(image.to(self.devices[0], non_blocking=True)) for image in images]
         streams = [[new_stream(device) for _ in images] for device in self.devices]
-        pipeline = _NumberedPipeline(
+        pipeline = _OriginPipeline(
             batches,
             self.partitions,
             list(self.devices),
@@ -134,15 +134,15 @@ class Pipe:
             self._layout,
             checkpoint_stop,
         )
-        pipeline.run_numbered(numbers, _inline_workers if self._inline else spawn_workers)
+        pipeline.run_from(origins, _inline_workers if self._inline else spawn_workers)
         return [batch.tensor for batch in batches]
 
 
-class _NumberedPipeline(Pipeline):  # type: ignore[misc]
-    """torchgpipe's engine, with image numbers on each micro-batch."""
+class _OriginPipeline(Pipeline):  # type: ignore[misc]
+    """torchgpipe's engine, with each micro-batch's origin."""
 
-    def run_numbered(self, numbers: Sequence[tuple[int, ...]], workers: Any) -> None:
-        trackers = [NumberedTracker(self.skip_layout, images) for images in numbers]
+    def run_from(self, origins: Sequence[Origin], workers: Any) -> None:
+        trackers = [OriginTracker(self.skip_layout, origin) for origin in origins]
         with workers(self.devices) as (in_queues, out_queues):
             for schedule in clock_cycles(len(self.batches), len(self.partitions)):
                 self.fence(schedule, trackers)
