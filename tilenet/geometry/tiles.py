@@ -80,6 +80,8 @@ class HaloRule:
             edges and must have a legal size; empty for *same* padding, whose windows are shifted
             inside instead.
         exact: Whether tiles give the result of the whole raster.
+        exchanged: Whether halos come from the neighbours layer by layer, so that a tile reads what
+            it owns and no more.
     """
 
     halo_px: int
@@ -87,6 +89,7 @@ class HaloRule:
     offset_px: int = 0
     valid_layers: tuple[Layer, ...] = ()
     exact: bool = True
+    exchanged: bool = False
 
 
 def halo_rule(
@@ -234,6 +237,8 @@ def _spans(
 
 
 def _span(first: int, own: int, widest: int, extended: int, rule: HaloRule) -> Span:
+    if rule.exchanged:
+        return Span(start=first, read=own, first=first, own=own)
     if rule.valid_layers:
         inset = rule.halo_px - rule.offset_px
         read = _legal_size(rule, inset + widest, widest + 2 * rule.halo_px)

@@ -1,6 +1,6 @@
 """Rims of feature maps travel between the ranks of an image; in backward their gradients go back.
 
-Three layers: integers say who sends what (`geometry.shares.Rim`), a `Line` moves contiguous tensors,
+Three layers: integers say who sends what (`geometry.shares.Rim`), a `Line` moves tensors,
 and `extend` is the autograd function: a rank's own window in, the window that a layer needs out.
 Its backward is the true adjoint: what a rank took, it sends the gradient of, and what it gave, it
 adds the gradients to.

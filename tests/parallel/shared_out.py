@@ -1,0 +1,198 @@
+"""Networks shared out over ranks, next to the same network on the whole image in one process."""
+
+from dataclasses import dataclass
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.shares import axis_shares
+from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut
+from tilenet.model.network import Network, build_network
+from tilenet.model.skips import Origin
+from tilenet.parallel.pipeline import Pipe
+from tilenet.parallel.spatial_network import HaloMode, spatial_network
+
+CPU = torch.device("cpu")
+
+
+def grids(size: int) -> list[tuple[int, int]]:
+    """All grids of so many ranks."""
+    return [(rows, size // rows) for rows in range(1, size + 1) if size % rows == 0]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is computed twice.
+
+    Attributes:
+        layers: The network.
+        size: Of the extended image.
+        grid: Of ranks.
+        unit: Own windows start at multiples of it.
+        halo: Of own windows, in overlap mode.
+        mode: How layers get what they look at.
+        images: Micro-batches, of one image each.
+        partitions: Of about equally many layers.
+    """
+
+    layers: tuple[Layer, ...]
+    size: tuple[int, int]
+    grid: tuple[int, int]
+    unit: int = 1
+    halo: int = 0
+    mode: HaloMode = "exchange"
+    images: int = 1
+    partitions: int = 1
+    checkpointing: str = "never"
+    threads: bool = False
+    dtype: torch.dtype = torch.float64
+
+    @property
+    def tiling(self) -> Tiling:
+        return cut(*self.size, Cut(grid=self.grid), HaloRule(self.halo, self.unit, exchanged=self.mode == "exchange"))
+
+    @property
+    def balance(self) -> list[int]:
+        edges = [len(self.layers) * j // self.partitions for j in range(self.partitions + 1)]
+        return [b - a for a, b in zip(edges, edges[1:], strict=False)]
+
+    def network(self) -> Network:
+        network = build_network(self.layers, 5, self.dtype)
+        generator = torch.Generator().manual_seed(9)
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                if name.endswith("bias") or parameter.dim() == 1:  # zeros and ones hide mistakes
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) + 0.5)
+        network.mask_key.step = 3
+        return network.train()
+
+    def inputs(self) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(17)
+        shape = (1, self.layers[0].in_channels, *self.size)
+        return [
+            torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype)
+            for _ in range(self.images)
+        ]
+
+
+@dataclass
+class Result:
+    """Whole outputs, and the gradients of the images and the parameters; on every rank."""
+
+    outputs: list[Tensor]
+    images: list[Tensor]
+    parameters: dict[str, Tensor]
+    running: dict[str, Tensor]
+
+
+def weights_like(output: Tensor) -> Tensor:
+    """Of a loss whose gradient differs in every cell."""
+    return torch.linspace(-1, 2, output.numel(), dtype=torch.float64).view_as(output)
+
+
+def whole(case: Case) -> Result:
+    """In one process, plainly; batch norm sees all images at once."""
+    network = case.network()
+    images = [image.requires_grad_() for image in case.inputs()]
+    network.mask_key.images = tuple(range(10, 10 + case.images))
+    outputs = network(torch.cat(images)).split(1)
+    loss = sum((weights_like(one) * one.double().square()).sum() for one in outputs)
+    loss.backward()
+    return Result(
+        [one.detach() for one in outputs],
+        [image.grad for image in images],
+        {name: p.grad for name, p in network.named_parameters()},
+        {name: b.clone() for name, b in network.named_buffers()},
+    )
+
+
+def shared_out(case: Case, comm: MPI.Intracomm, stacked: bool = False) -> Result:
+    """Over the ranks of `comm`. With `stacked` all images are one micro-batch."""
+    network, tiling = case.network(), case.tiling
+    spatial = spatial_network(network, case.layers, case.balance, case.mode, comm, comm)
+    pipe = Pipe(
+        spatial, case.balance, [CPU] * case.partitions, case.checkpointing, inline=not case.threads
+    )
+    tile = tiling.tiles[comm.rank]
+    read, own = tile.read, tile.own
+    images = [
+        image[:, :, read.row : read.row + read.height, read.col : read.col + read.width]
+        .clone()
+        .requires_grad_()
+        for image in case.inputs()
+    ]
+    if stacked:
+        numbers = tuple(range(10, 10 + case.images))
+        origins = [Origin(numbers, tiling, (comm.rank,) * case.images)]
+        outputs = list(pipe([torch.cat(images)], origins)[0].split(1))
+    else:
+        origins = [Origin((10 + i,), tiling, (comm.rank,), i) for i in range(case.images)]
+        outputs = pipe(list(images), origins)
+    size = [1, 0, 0, 0]
+    shares = [
+        axis_shares(case.layers, pixels, [*(s.first for s in spans), pixels])[-1].out_edges
+        for pixels, spans in zip(case.size, (tiling.rows, tiling.cols), strict=True)
+    ]
+    row, col = divmod(comm.rank, tiling.grid[1])
+    top, left = shares[0][row], shares[1][col]
+    height, width = shares[0][row + 1] - top, shares[1][col + 1] - left
+    size = (1, outputs[0].shape[1], shares[0][-1], shares[1][-1])
+    if case.mode == "overlap":
+        outputs = [
+            one[:, :, top - read.row : top - read.row + height, left - read.col :][..., :width]
+            for one in outputs
+        ]
+    assert outputs[0].shape[2:] == (height, width)
+    loss = torch.zeros((), dtype=torch.float64)
+    for one in outputs:
+        weights = weights_like(torch.empty(size))
+        mine = weights[:, :, top : top + height, left : left + width]
+        loss = loss + (mine * one.double().square()).sum()
+    loss.backward()
+    gathered = []
+    for one in outputs:
+        full = one.new_zeros(size)
+        full[:, :, top : top + height, left : left + width] = one.detach()
+        gathered.append(summed(full, comm))
+    to_images = []
+    for image in images:
+        full = image.new_zeros((1, image.shape[1], *case.size))
+        full[:, :, read.row : read.row + read.height, read.col : read.col + read.width] = image.grad
+        to_images.append(summed(full, comm))
+    result = Result(
+        gathered,
+        to_images,
+        {name: summed(p.grad.clone(), comm) for name, p in spatial.named_parameters()},
+        {name: b.clone() for name, b in spatial.named_buffers()},
+    )
+    assert own.height > 0
+    spatial.close()
+    return result
+
+
+def summed(x: Tensor, comm: MPI.Intracomm) -> Tensor:
+    comm.Allreduce(MPI.IN_PLACE, x.detach().numpy())
+    return x.detach()
+
+
+def worst(found: Tensor, wanted: Tensor) -> float:
+    """Largest difference, relative to the largest wanted value."""
+    assert found.shape == wanted.shape
+    scale = float(wanted.abs().max())
+    assert scale > 0, "zeros prove nothing"
+    return float((found - wanted).abs().max()) / scale
+
+
+def assert_same(found: Result, wanted: Result, outputs: float, gradients: float) -> None:
+    for ours, theirs in zip(found.outputs, wanted.outputs, strict=True):
+        assert worst(ours, theirs) <= outputs
+    for ours, theirs in zip(found.images, wanted.images, strict=True):
+        assert worst(ours, theirs) <= gradients
+    assert set(found.parameters) == set(wanted.parameters)
+    for name, gradient in wanted.parameters.items():
+        assert worst(found.parameters[name], gradient) <= gradients, name
+    assert set(found.running) == set(wanted.running)
+    for name, buffer in wanted.running.items():
+        assert worst(found.running[name].double(), buffer.double()) <= outputs, name

@@ -1,0 +1,88 @@
+"""Whole networks over ranks: norms, halo modes, partitions, micro-batches and checkpointing."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from mpi4py import MPI
+from shared_out import Case, assert_same, grids, shared_out, whole
+
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.networks import UNetOptions, unet_layers
+
+NORMS = ("none", "instance", "group", "batch")
+# The presets' numbers of poolings and convolutions, with few channels.
+SHAPES = {"small": (5, 2), "medium-1": (5, 5), "medium-2": (6, 2), "large": (7, 2)}
+
+
+def case(grid: tuple[int, int], units: tuple[int, int] = (7, 8), **more: Any) -> Case:
+    """A network on an image of so many alignment units."""
+    network = {"poolings": 2, "base": 4, "bands": 2, "classes": 3, "groups": 2}
+    network |= {key: more.pop(key) for key in list(more) if key in UNetOptions.__dataclass_fields__}
+    layers = unet_layers(UNetOptions(**network))
+    context = context_of(layers)
+    unit = context.alignment_px
+    halo = context.halo_px if more.get("mode") == "overlap" else 0
+    return Case(layers, (units[0] * unit, units[1] * unit), grid, unit, halo, **more)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+@pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "transposed"])
+def test_network(comm: MPI.Intracomm, norm: str, mode: str, upsampling: str) -> None:
+    for grid in grids(comm.size):
+        one = case(grid, norm=norm, mode=mode, upsampling=upsampling, dropout=0.3)
+        assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10)
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+@pytest.mark.parametrize("checkpointing", ["never", "except_last", "always"])
+@pytest.mark.parametrize("norm", ["none", "instance", "group"])
+def test_pipeline(comm: MPI.Intracomm, partitions: int, checkpointing: str, norm: str) -> None:
+    for grid, threads in product(grids(comm.size), (False, True)):
+        one = case(
+            grid,
+            norm=norm,
+            dropout=0.3,
+            images=3,
+            partitions=partitions,
+            checkpointing=checkpointing,
+            threads=threads,
+        )
+        assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10)
+
+
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+@pytest.mark.parametrize("checkpointing", ["never", "always"])
+def test_batch_norm_of_all_images_of_a_step(
+    comm: MPI.Intracomm, mode: str, checkpointing: str
+) -> None:
+    for grid in grids(comm.size):
+        one = case(grid, norm="batch", mode=mode, images=3, checkpointing=checkpointing)
+        assert_same(shared_out(one, comm, stacked=True), whole(one), 1e-12, 1e-10)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_papers_networks(comm: MPI.Intracomm, shape: str) -> None:
+    poolings, convolutions = SHAPES[shape]
+    for grid, mode in product(grids(comm.size), ("overlap", "exchange")):
+        one = case(
+            grid,
+            (max(grid[0], 2), max(grid[1], 2)),
+            poolings=poolings,
+            convolutions=convolutions,
+            base=2,
+            norm="instance",
+            dropout=0.1,
+            mode=mode,
+            partitions=1 + comm.size % 3,
+        )
+        assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10)
+
+
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_float32(comm: MPI.Intracomm, mode: str, norm: str) -> None:
+    one = case(grids(comm.size)[-1], norm=norm, mode=mode, dtype=torch.float32)
+    assert_same(shared_out(one, comm), whole(one), 1e-5, 1e-5)
