@@ -104,6 +104,7 @@ class RunFile:
     tiles: TileKeys = field(default_factory=TileKeys)
     halo: Halo = "exact"
     halo_mode: Literal["overlap", "exchange"] = "overlap"
+    exchange_from: Literal["auto", "host", "device"] = "auto"
     partitions: int | None = None
     balance: list[int] | None = None
     micro_batches: int = 1
@@ -114,7 +115,7 @@ class RunFile:
     crop_px: int | None = None
     batch_size: int = 1
     optimizer: OptimizerKeys = field(default_factory=OptimizerKeys)
-    loss: Literal["ce"] = "ce"
+    loss: Literal["ce", "dice", "ce+dice"] = "ce"
     class_weights: list[float] | None = None
     seed: int = 0
     precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
@@ -169,7 +170,6 @@ class RunFile:
 
 
 NOT_BUILT = {
-    "halo_mode": ("overlap", "exchanging halos between ranks"),
     "swap": ("off", "swapping to host memory"),
 }
 

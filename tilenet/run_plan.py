@@ -5,11 +5,20 @@ from pathlib import Path
 
 from tilenet.errors import TilenetError
 from tilenet.files.network_record import NetworkRecord
-from tilenet.geometry.halo import norm_context, output_size
+from tilenet.geometry.halo import output_size
 from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut, halo_rule
+from tilenet.geometry.shares import check_shares
+from tilenet.geometry.tiles import (
+    Cut,
+    HaloRule,
+    Tiling,
+    Window,
+    check_norms,
+    cut,
+    halo_rule,
+)
 from tilenet.planning.balance import check_balance, likely_balance
-from tilenet.planning.composition import obstacle
+from tilenet.planning.composition import batch_obstacle, obstacle, whole_norm
 from tilenet.planning.layer_bytes import check_map_sizes
 from tilenet.planning.plan import read_plan
 from tilenet.planning.ranks import MeshShape, choose_mesh, most_tiles
@@ -92,23 +101,58 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
         asked = Cut(grid=(run.tiles.rows, run.tiles.columns))
     elif run.tiles.size_px is None:
         asked = Cut(grid=(mesh.rows, mesh.columns))
-    rule = halo_rule(run.halo, record.context(), layers, epsilon)
+    rule = _rule(run, record)
     plan = RunPlan(record, rule, mesh, asked, balance=(), micro_batches=run.micro_batches)
     crop = run.crop_px or max(max(size) for _, size in shapes)
     sizes = [(min(crop, size[0]), min(crop, size[1])) for _, size in shapes]
     shape = mesh.replicas, mesh.rows, mesh.columns
     for size in sizes:
-        reason = obstacle(layers, plan.tiling(*size).grid, shape)
+        reason = obstacle(layers, plan.tiling(*size).grid, shape, run.halo_mode)
         if reason is not None:
             raise TilenetError(reason)
+    # The last step of an epoch of whole images has what is left.
+    left = 0 if run.crop_px else len(shapes) % num_samples
+    reason = batch_obstacle(
+        layers,
+        mesh.replicas,
+        [num_samples, left] if left else [num_samples],
+        [plan.tiling(*size).extended for size in sizes],
+    )
+    if reason is not None:
+        raise TilenetError(reason)
     largest = max(sizes, key=lambda size: size[0] * size[1])
     plan = _with_tiles_for_micro_batches(plan, num_samples, largest)
+    if run.loss != "ce":
+        _check_whole_loss(run, plan, num_samples, largest)
     for size in sizes:
         _check_tiles(run, plan, size)
     read = plan.tiling(*largest).tiles[0].read
     balance = run.balance or likely_balance(layers, (read.height, read.width), run.num_partitions)
     check_balance(balance, len(layers), run.num_partitions)
     return replace(plan, balance=tuple(balance))
+
+
+def _rule(run: RunFile, record: NetworkRecord) -> HaloRule:
+    """How tiles read: what they own and the halo, or with `exchange` what they own.
+
+    Raises:
+        TilenetError: The halo that was asked for cannot be had.
+    """
+    context = record.context()
+    if run.halo_mode == "exchange":
+        if run.halo != "exact":
+            raise TilenetError(
+                f"with halo_mode: exchange each layer takes just what it needs (halo: {run.halo}); "
+                "leave halo out, or use halo_mode: overlap"
+            )
+        return HaloRule(0, context.alignment_px, exchanged=True)
+    rule = halo_rule(run.halo, context, record.layers, record.epsilon_px)
+    if rule.alignment_px != context.alignment_px and whole_norm(record.layers):
+        raise TilenetError(
+            f"tiles must lie on the network's grid for statistics over whole images (halo: "
+            f"{run.halo}, network.norm_scope: image); use halo: exact, or network.norm_scope: tile"
+        )
+    return rule
 
 
 def _check_plan(run: RunFile, path: str, options: UNetOptions, shapes: tuple[Shape, ...]) -> None:
@@ -132,6 +176,28 @@ def _check_plan(run: RunFile, path: str, options: UNetOptions, shapes: tuple[Sha
             )
 
 
+def _check_whole_loss(run: RunFile, plan: RunPlan, num_samples: int, size: tuple[int, int]) -> None:
+    """Refuse a loss of whole images where a rank's tiles of a step are not in flight at once."""
+    most = _micro_batches(plan, num_samples, size)
+    if most > plan.micro_batches:
+        raise TilenetError(
+            f"a loss over whole images needs all tiles of a step at once (loss: {run.loss}, "
+            f"micro_batches: {plan.micro_batches}, a rank has {most}); set micro_batches: {most}, "
+            "larger tiles, or loss: ce"
+        )
+
+
+def _micro_batches(plan: RunPlan, num_samples: int, size: tuple[int, int]) -> int:
+    """Most micro-batches that a rank can have in a step on the tiles as they are."""
+    images = -(-num_samples // plan.mesh.replicas)
+    norm = whole_norm(plan.record.layers)
+    if norm == "batch":
+        return 1
+    if norm or plan.rule.exchanged:  # the tiles of an image cannot wait for one another
+        return images
+    return images * most_tiles(plan.mesh, plan.tiling(*size).grid)
+
+
 def _with_tiles_for_micro_batches(
     plan: RunPlan, num_samples: int, size: tuple[int, int]
 ) -> RunPlan:
@@ -145,7 +211,9 @@ def _with_tiles_for_micro_batches(
     grid = plan.tiling(*size).grid
     mesh, wanted = plan.mesh, plan.micro_batches
     images = -(-num_samples // mesh.replicas)
-    have = images * most_tiles(mesh, grid)
+    norm = whole_norm(plan.record.layers)
+    whole = norm is not None or plan.rule.exchanged
+    have = _micro_batches(plan, num_samples, size)
     if have >= wanted:
         return plan
     unit = plan.rule.alignment_px
@@ -154,9 +222,17 @@ def _with_tiles_for_micro_batches(
         replace(plan, asked=Cut(grid=(grid[0] * a, grid[1] * b)), uncut=plan.asked)
         for a in range(1, min(2 * wanted, most[0] // grid[0]) + 1)
         for b in range(1, min(2 * wanted // a, most[1] // grid[1]) + 1)
-        if images * most_tiles(mesh, (grid[0] * a, grid[1] * b)) >= wanted
+        if images * most_tiles(mesh, (grid[0] * a, grid[1] * b)) >= wanted and not whole
     ]
-    if not finer or norm_context(plan.record.layers) == "image":
+    if whole:
+        why = "all tiles of a step" if norm == "batch" else "the tiles of an image"
+        raise TilenetError(
+            f"micro-batches wait for one another, and {why} cannot (micro_batches: {wanted}, "
+            f"network.norm: {norm or 'none'}, halo_mode: "
+            f"{'exchange' if plan.rule.exchanged else 'overlap'}, images of a replica: {images}); "
+            f"set micro_batches: {have}" + (", or a larger batch_size" if norm != "batch" else "")
+        )
+    if not finer:
         raise TilenetError(
             f"a rank needs at least as many tiles as micro-batches (micro_batches: {wanted}, tiles "
             f"of a rank: {have}), and these cannot be cut further; set micro_batches: {have}, or a "
@@ -170,12 +246,18 @@ def _check_tiles(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> None:
         cut(
             *size, plan.uncut or plan.asked, plan.rule
         )  # refuses a grid that the user asked for and cannot have
-    read = plan.tiling(*size).tiles[0].read
-    layers = plan.record.layers
-    if min(output_size(layers, read.height), output_size(layers, read.width)) < 1:
+    tiling, layers = plan.tiling(*size), plan.record.layers
+    height = max(span.read for span in tiling.rows)
+    width = max(span.read for span in tiling.cols)
+    if min(output_size(layers, height), output_size(layers, width)) < 1:
         raise TilenetError(
-            f"a tile must leave every pooling something (tile: {read.height} × {read.width} px, "
+            f"a tile must leave every pooling something (tile: {height} × {width} px, "
             f"total stride: {plan.record.context().alignment_px} px); make tiles larger"
         )
-    check_norms(layers, read)
-    check_map_sizes(layers, read.height, read.width)
+    if plan.rule.exchanged:
+        check_shares(layers, tiling.rows, "rows")
+        check_shares(layers, tiling.cols, "columns")
+    # What a norm takes its statistics of
+    of = (height, width) if whole_norm(layers) is None else tiling.extended
+    check_norms(layers, Window(0, 0, *of))
+    check_map_sizes(layers, height, width)

@@ -12,22 +12,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.labels import Labels
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.raster import Raster
-from tilenet.geometry.tiles import Tile, owned
+from tilenet.geometry.tiles import Tile, Tiling, owned
 from tilenet.model.inputs import standardise
-from tilenet.model.loss import cross_entropy
+from tilenet.model.loss import cross_entropy, dice, dice_sums, pixel_weight
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
+from tilenet.parallel.global_sum import global_sum
 from tilenet.parallel.gradients import GradientSum
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.running import RunningStatistics
+from tilenet.planning.composition import stacks, whole_norm
 from tilenet.planning.schedule import Sample, mini_batch_sizes
 from tilenet.run_file import RunFile
 
@@ -36,7 +37,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Step", "StepResult"]
 
-Work = tuple[Sample, Tile]
+
+@dataclass(frozen=True)
+class Work:
+    """A tile to be computed.
+
+    Attributes:
+        sample: The image or crop.
+        tiling: How that is cut.
+        number: The tile's, row by row.
+    """
+
+    sample: Sample
+    tiling: Tiling
+    number: int
+
+    @property
+    def tile(self) -> Tile:
+        """Its windows."""
+        return self.tiling.tiles[self.number]
 
 
 @dataclass(frozen=True)
@@ -61,13 +80,12 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """A tile on its way through the pipeline."""
+class Part:
+    """A tile that was read, a sample of a micro-batch."""
 
-    sample: Sample
-    tile: Tile
+    work: Work
     image: Tensor
-    labels: NDArray[np.int64]
+    labels: Tensor
 
 
 class Step:
@@ -83,8 +101,12 @@ class Step:
         optimizer: torch.optim.Optimizer,
         scale: LossScale,
         comm: "MPI.Intracomm",
+        image_comm: "MPI.Intracomm",
     ) -> None:
         self.run, self.record, self.pipe, self.comm = run, record, pipe, comm
+        self.image_comm = image_comm
+        # Layers that reach over ranks need each of them, labelled pixels or not.
+        self.together = run.halo_mode == "exchange" or whole_norm(record.layers) is not None
         self.images, self.labels = files
         self.offset_px, self.optimizer, self.scale = offset_px, optimizer, scale
         self.network: Network = pipe.network
@@ -100,12 +122,15 @@ class Step:
         self.gradients = GradientSum(parameters, comm, piece_bytes, run.gradients.transport)
         self.running = RunningStatistics(self.network, comm)
 
-    def take(self, step: int, work: Sequence[Work], stop: Callable[[], bool]) -> StepResult:
+    def take(
+        self, step: int, work: Sequence[Work], images: Sequence[int], stop: Callable[[], bool]
+    ) -> StepResult:
         """Make one step.
 
         Args:
             step: Its number, from 0.
             work: This rank's tiles.
+            images: Numbers of the images or crops of which this rank's replica computes tiles.
             stop: Whether this rank was asked to stop; asked once, after the last tile.
 
         Raises:
@@ -118,16 +143,18 @@ class Step:
         self.network.mask_key.step = step
         sums = np.zeros(3)  # loss, weight, requests to stop
         read_seconds = 0.0
-        left = list(work)
-        for size in mini_batch_sizes(len(work), self.run.micro_batches):
+        left = stacks(self.record.layers, work, [one.sample.number for one in work])
+        sizes = mini_batch_sizes(len(left), self.run.micro_batches)
+        # A loss of whole images takes all ranks, those without tiles too.
+        for size in sizes or (0,) * (self.run.loss != "ce"):
             start = time.perf_counter()
-            tiles, left = left[:size], left[size:]
-            batch = [made for sample, tile in tiles if (made := self._read(sample, tile))]
+            chosen, left = left[:size], left[size:]
+            batch = [parts for stack in chosen if (parts := self._read(stack))]
             read_seconds += time.perf_counter() - start
-            if batch:
-                if not left:
-                    self.gradients.arm(self.pipe.passes(len(batch)))
-                sums[:2] += self._forward_backward(batch)
+            if batch and not left:
+                self.gradients.arm(self.pipe.passes(len(batch)))
+            if batch or self.run.loss != "ce":
+                sums[:2] += self._forward_backward(batch, images)
         self.gradients.finish()
         self.running.finish()
         sums[2] = stop()
@@ -150,31 +177,73 @@ class Step:
             stop=bool(sums[2]),
         )
 
-    def _read(self, sample: Sample, tile: Tile) -> MicroBatch | None:
-        """A tile's pixels and labels; None where it owns no labelled pixel."""
+    def _read(self, stack: Sequence[Work]) -> list[Part]:
+        """Pixels and labels of a micro-batch; nothing where no own pixel is labelled."""
+        return [part for one in stack if (part := self._read_tile(one)) is not None]
+
+    def _read_tile(self, work: Work) -> Part | None:
+        sample, tile = work.sample, work.tile
         pixels = self.images[sample.image].read(tile.read, sample.region)
         labels = self.labels[sample.image].read(tile.own, sample.region)
         labels[~owned(pixels.valid, tile)] = self.run.ignore_index
-        if (labels == self.run.ignore_index).all():
+        if (labels == self.run.ignore_index).all() and not self.together:
             return None
         mean, std = self.record.mean, self.record.std
         image = standardise(pixels.values, pixels.valid, mean, std, self.dtype)
-        return MicroBatch(sample, tile, image, labels)
+        return Part(work, image, torch.from_numpy(labels)[None])
 
-    def _forward_backward(self, batch: list[MicroBatch]) -> tuple[float, float]:
+    def _forward_backward(
+        self, batch: list[list[Part]], images: Sequence[int]
+    ) -> tuple[float, float]:
         """Add the gradient of a mini-batch's summed loss; return the sum and its weight."""
-        numbers = [Origin((part.sample.number,)) for part in batch]
-        outputs = self.pipe([part.image for part in batch], numbers)
+        origins = [
+            Origin(
+                images=tuple(part.work.sample.number for part in parts),
+                tiling=parts[0].work.tiling,
+                tiles=tuple(part.work.number for part in parts),
+                micro_batch=number,
+            )
+            for number, parts in enumerate(batch)
+        ]
+        images_of = [torch.cat([part.image for part in parts]) for parts in batch]
+        outputs = self.pipe(images_of, origins) if batch else []
         total, weights = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
-        for part in batch:
+        of_images = torch.zeros(
+            (len(images), 3, len(self.record.classes)),
+            dtype=torch.float64,
+            device=self.device,
+            requires_grad=True,
+        )
+        for parts in batch:
             # Taken off the list, so that a micro-batch's logits go as soon as its loss is taken.
-            logits = owned(outputs.pop(0).to(self.dtype), part.tile, self.offset_px)
-            target = torch.from_numpy(part.labels)[None].to(self.device)
-            loss, weight = cross_entropy(logits, target, self.run.ignore_index, self.weights)
-            total = total + loss
-            weights += weight
+            stacked = outputs.pop(0).to(self.dtype)
+            for place, part in enumerate(parts):
+                logits = owned(stacked[place : place + 1], part.work.tile, self.offset_px)
+                target = part.labels.to(self.device)
+                weights += pixel_weight(target, self.run.ignore_index, self.weights)
+                if "ce" in self.run.loss:
+                    total = total + cross_entropy(
+                        logits, target, self.run.ignore_index, self.weights
+                    )
+                if "dice" in self.run.loss:
+                    sums = dice_sums(logits, target, self.run.ignore_index)
+                    row = torch.tensor([images.index(part.work.sample.number)]).to(self.device)
+                    of_images = of_images.index_add(0, row, sums[None])
+        if "dice" in self.run.loss:
+            total = total + self._dice(of_images, weights)
         (total * self.scale.value).backward()  # type: ignore[no-untyped-call]
         return float(total.detach()), weights
+
+    def _dice(self, sums: Tensor, weight: float) -> Tensor:
+        """This rank's share of the mean Dice loss of the step's images, times the step's weight.
+
+        Times the weight, since the step divides by it: a loss of pixels can be added.
+        """
+        step = np.array([weight, len(sums) / self.image_comm.size])
+        self.comm.Allreduce(np.copy(step), step)
+        losses = dice(global_sum(sums, self.image_comm)).sum()
+        share: Tensor = losses * (step[0] / step[1] / self.image_comm.size)
+        return share
 
     def _update(self, weight: float) -> None:
         """Divide the gradient once, and step; throw it away where float16 overflowed."""

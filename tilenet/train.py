@@ -1,6 +1,6 @@
 """Tiles in, weights out: train a network on images of any size over any number of ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
@@ -14,7 +14,6 @@ from tilenet.files.history import History
 from tilenet.files.labels import Labels
 from tilenet.files.raster import Raster
 from tilenet.geometry.halo import norm_context
-from tilenet.geometry.tiles import Tile
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, build_network
 from tilenet.parallel.job_layout import say_layout
@@ -22,14 +21,17 @@ from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.progress import progress_bar, say
 from tilenet.parallel.signals import StopRequests
+from tilenet.parallel.spatial_network import SpatialNetwork, spatial_network
 from tilenet.parallel.survey import Survey, survey
+from tilenet.parallel.transport_choice import exchange_from
 from tilenet.parallel.watchdog import SLOW, Watchdog
+from tilenet.planning.composition import whole_norm
 from tilenet.planning.ranks import tiles_of
 from tilenet.planning.schedule import CropSchedule, ImageSchedule, Sample, crop_places
 from tilenet.run_file import RunFile
 from tilenet.run_folder import RunFolder
 from tilenet.run_plan import RunPlan, plan_run
-from tilenet.step import Step
+from tilenet.step import Step, Work
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -99,7 +101,19 @@ class _Job:
         found = survey(images, labels, len(run.class_names), alignment, comm)
         with agreed(comm):
             self.record = folder.record(plan.record, found.mean, found.std)
-        self.network = build_network(self.record.layers, run.seed, self.dtype)
+        self.network: Network = build_network(self.record.layers, run.seed, self.dtype)
+        # Ranks of the same image, row by row of the grid.
+        self.image_comm = comm.Create_group(comm.group.Incl(plan.mesh.same_image(comm.rank)))
+        if run.halo_mode == "exchange" or whole_norm(self.record.layers):
+            self.network = spatial_network(
+                self.network,
+                self.record.layers,
+                plan.balance,
+                run.halo_mode,
+                self.image_comm,
+                comm,
+                device_mpi=exchange_from(run.exchange_from, devices, comm) == "device",
+            )
         self.pipe = Pipe(
             self.network,
             plan.balance,
@@ -136,18 +150,34 @@ class _Job:
             last = run.steps
         files = self.images, self.labels
         offset_px = self.plan.rule.offset_px
-        take = Step(run, self.record, self.pipe, files, offset_px, optimizer, self.scale, comm)
+        take = Step(
+            run,
+            self.record,
+            self.pipe,
+            files,
+            offset_px,
+            optimizer,
+            self.scale,
+            comm,
+            self.image_comm,
+        )
         if comm.rank == 0:
             self._announce(first, last, take.gradients.transport)
         try:
             made = self._steps(take, first, last, optimizer, history)
         except AgreedError:
-            take.close()  # is collective, and all ranks are here
+            self._close(take)  # is collective, and all ranks are here
             raise
-        take.close()
+        self._close(take)
         if history:
             history.close()
         return STOPPED if made < last else 0
+
+    def _close(self, take: Step) -> None:
+        take.close()
+        if isinstance(self.network, SpatialNetwork):
+            self.network.close()
+        self.image_comm.Free()
 
     def _steps(
         self,
@@ -164,7 +194,9 @@ class _Job:
         with StopRequests() as stop, self.watchdog:
             while step < last and not stop.agreed:
                 self.watchdog.arm(f"step {step + 1}", SLOW if step == first else 1.0)
-                done = take.take(step, list(self._work(step)), lambda: stop.requested)
+                samples = self._samples(step)
+                work, images = list(self._work(samples)), [one.number for one in samples]
+                done = take.take(step, work, images, lambda: stop.requested)
                 stop.agreed = done.stop
                 step += 1
                 if history:
@@ -186,14 +218,19 @@ class _Job:
         progress.close()
         return step
 
-    def _work(self, step: int) -> Iterator[tuple[Sample, Tile]]:
-        """This rank's share of a step."""
+    def _samples(self, step: int) -> tuple[Sample, ...]:
+        """Those that this rank's replica computes."""
+        place = self.plan.mesh.place(self.comm.rank)
+        return self.schedule.samples(step)[place.replica :: self.plan.mesh.replicas]
+
+    def _work(self, samples: Sequence[Sample]) -> Iterator[Work]:
+        """This rank's tiles of them."""
         mesh = self.plan.mesh
         place = mesh.place(self.comm.rank)
-        for sample in self.schedule.samples(step)[place.replica :: mesh.replicas]:
+        for sample in samples:
             tiling = self.tiling(sample.region.height, sample.region.width)
             for number in tiles_of(place, mesh, tiling.grid):
-                yield sample, tiling.tiles[number]
+                yield Work(sample, tiling, number)
 
     def _save(self, step: int, optimizer: torch.optim.Optimizer) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)
@@ -217,7 +254,9 @@ class _Job:
             f"{len(self.record.layers)} layers, {parameters:,} parameters; "
             f"{mesh.replicas} × {mesh.rows} × {mesh.columns} ranks on "
             f"{self.pipe.devices[0].type}; "
-            f"{rows} × {cols} tiles, halo {rule.halo_px} px, work ratio {tiling.work_ratio:.2f}; "
+            f"{rows} × {cols} tiles, "
+            + ("halo exchanged" if rule.exchanged else f"halo {rule.halo_px} px")
+            + f", work ratio {tiling.work_ratio:.2f}; "
             f"{max(last - first, 0)} steps" + f"; gradients over {transport}" * (self.comm.size > 1)
         )
         if self.pipe.checkpointing != "never" or len(self.pipe.partitions) > 1:

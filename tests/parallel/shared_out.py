@@ -1,6 +1,7 @@
 """Networks shared out over ranks, next to the same network on the whole image in one process."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from mpi4py import MPI
@@ -51,12 +52,16 @@ class Case:
 
     @property
     def tiling(self) -> Tiling:
-        return cut(*self.size, Cut(grid=self.grid), HaloRule(self.halo, self.unit, exchanged=self.mode == "exchange"))
+        return cut(
+            *self.size,
+            Cut(grid=self.grid),
+            HaloRule(self.halo, self.unit, exchanged=self.mode == "exchange"),
+        )
 
     @property
     def balance(self) -> list[int]:
         edges = [len(self.layers) * j // self.partitions for j in range(self.partitions + 1)]
-        return [b - a for a, b in zip(edges, edges[1:], strict=False)]
+        return [b - a for a, b in pairwise(edges)]
 
     def network(self) -> Network:
         network = build_network(self.layers, 5, self.dtype)
@@ -130,7 +135,6 @@ def shared_out(case: Case, comm: MPI.Intracomm, stacked: bool = False) -> Result
     else:
         origins = [Origin((10 + i,), tiling, (comm.rank,), i) for i in range(case.images)]
         outputs = pipe(list(images), origins)
-    size = [1, 0, 0, 0]
     shares = [
         axis_shares(case.layers, pixels, [*(s.first for s in spans), pixels])[-1].out_edges
         for pixels, spans in zip(case.size, (tiling.rows, tiling.cols), strict=True)

@@ -1,7 +1,6 @@
 """Each kind of layer, shared out over ranks, gives what it gives on the whole image."""
 
 import pytest
-import torch
 from mpi4py import MPI
 from shared_out import Case, assert_same, grids, shared_out, whole
 

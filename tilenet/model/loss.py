@@ -1,32 +1,60 @@
-"""The loss as a sum over the pixels that a tile owns, to be divided once by the sum of weights."""
+"""Losses as sums over the pixels that a tile owns, so that tiles and ranks can be added."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["cross_entropy"]
+__all__ = ["cross_entropy", "dice", "dice_sums", "pixel_weight"]
+
+SMOOTHING = 1.0  # pixels; a class that is nowhere, neither labelled nor found, loses nothing
 
 
 def cross_entropy(
     logits: Tensor, labels: Tensor, ignore_index: int, class_weights: Tensor | None = None
-) -> tuple[Tensor, float]:
-    """Cross-entropy summed over pixels, and the sum of the pixels' weights.
+) -> Tensor:
+    """Cross-entropy summed over pixels, Σ w·ℓ in float64; differentiable.
 
     Args:
         logits: (B, K, H, W).
         labels: (B, H, W), int64; `ignore_index` does not count.
         class_weights: (K,), the weight of a pixel by its label; None: 1.
-
-    Returns:
-        Σ w·ℓ in float64 (differentiable), Σ w.
     """
     # Summed in float64: over 10⁸ pixels float32 sums lose the digits that ranks must agree on.
     losses = F.cross_entropy(
         logits, labels, weight=class_weights, ignore_index=ignore_index, reduction="none"
     )
+    return losses.sum(dtype=torch.float64)
+
+
+def pixel_weight(labels: Tensor, ignore_index: int, class_weights: Tensor | None = None) -> float:
+    """Σ w over the pixels that count; arguments as above."""
     counted = labels[labels != ignore_index]
     if class_weights is None:
-        weight = float(counted.numel())
-    else:
-        weight = float(class_weights.double()[counted].sum())
-    return losses.sum(dtype=torch.float64), weight
+        return float(counted.numel())
+    return float(class_weights.double()[counted.to(class_weights.device)].sum())
+
+
+def dice_sums(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+    """Σ p·t, Σ p and Σ t of each class over the pixels that count, (3, K) in float64.
+
+    p is the class's probability, t is 1 where it is the label. Arguments as above.
+    """
+    counted = labels != ignore_index
+    truth = F.one_hot(labels.masked_fill(~counted, 0), logits.shape[1]).movedim(-1, 1)
+    truth = truth * counted[:, None]
+    found = logits.softmax(dim=1) * counted[:, None]
+    parts = ((found * truth), found, truth)
+    return torch.stack([part.sum((0, 2, 3), dtype=torch.float64) for part in parts])
+
+
+def dice(sums: Tensor) -> Tensor:
+    """1 − the mean over classes of 2·Σ p·t / (Σ p + Σ t), per image.
+
+    Source: Milletari et al., "V-Net" (2016), with the plain sums in the denominator that are usual
+    today.
+
+    Args:
+        sums: Of whole images, (…, 3, K).
+    """
+    both, found, truth = sums.unbind(dim=-2)
+    return 1 - ((2 * both + SMOOTHING) / (found + truth + SMOOTHING)).mean(dim=-1)

@@ -80,17 +80,28 @@ class WholeImageNorm(nn.Module):
         for name, buffer in plain.named_buffers(recurse=False):
             self.register_buffer(name, buffer)
         self.layer, self.cells, self.comm = layer, cells, comm
+        self.__dict__["plain"] = plain  # not a child: its parameters are this module's
 
     def forward(self, x: Tensor) -> Tensor:
         if self.layer.norm == "batch" and not self.training:
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, eps=EPSILON
             )
-        call = _Call(self.layer, self.cells(), self._sum)
-        y: Tensor = _Normalise.apply(x, self.weight, self.bias, call)  # type: ignore[no-untyped-call]
+        cells = self.cells()
+        if self.layer.norm != "batch" and self._holds_all(cells, x):
+            y: Tensor = self.__dict__["plain"](x)
+            return y
+        call = _Call(self.layer, cells, self._sum)
+        y = _Normalise.apply(x, self.weight, self.bias, call)  # type: ignore[no-untyped-call]
         if self.layer.norm == "batch" and not is_recomputing():
             self._blend(call)
         return y
+
+    def _holds_all(self, cells: Cells, x: Tensor) -> bool:
+        """Whether each sample is an image of its own, and whole."""
+        alone = self.comm is None or self.comm.size == 1
+        whole = all(own == Window(0, 0, x.shape[2], x.shape[3]) for own in cells.own)
+        return alone and whole and len(set(cells.images)) == len(cells.images)
 
     def _sum(self, values: np.ndarray[Any, np.dtype[np.float64]]) -> None:
         if self.comm is not None and self.comm.size > 1:

@@ -4,13 +4,23 @@ import ctypes
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from tilenet.errors import TilenetError
+from tilenet.errors import AgreedError, TilenetError
 
-__all__ = ["RankFacts", "choose_transport", "mpi_takes_device_memory", "rank_facts"]
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = [
+    "RankFacts",
+    "choose_transport",
+    "exchange_from",
+    "mpi_takes_device_memory",
+    "rank_facts",
+]
 
 # How to make an MPI CUDA-aware, by what its version line contains; the first that fits.
 SWITCHES = {
@@ -104,6 +114,37 @@ def _switch(mpi: str) -> str:
         if mark.lower() in mpi.lower():
             return switch
     return "switch that on as its manual says"
+
+
+def exchange_from(
+    asked: str, devices: Sequence[torch.device], comm: "MPI.Intracomm"
+) -> Literal["host", "device"]:
+    """From where the rims of feature maps are sent: `host` or `device` memory. Collective.
+
+    Args:
+        asked: `auto`, `host` or `device`.
+        devices: Of this rank.
+
+    Raises:
+        AgreedError: `device` was asked for, and MPI does not take its memory.
+    """
+    on_gpus = any(device.type == "cuda" for device in devices)
+    takes = mpi_takes_device_memory() if on_gpus else None
+    facts = comm.allgather((on_gpus, takes))
+    if asked == "host" or not any(gpus for gpus, _ in facts):
+        return "host"
+    refusing = [rank for rank, (_, found) in enumerate(facts) if found is False]
+    if asked == "device" and refusing:
+        from mpi4py import MPI
+
+        mpi = _mpi_version(MPI.Get_library_version())
+        raise AgreedError(
+            f"exchange_from: device needs an MPI that takes device memory (on rank {refusing[0]} "
+            f"it does not: {mpi}); {_switch(mpi)}, or use exchange_from: host"
+        )
+    if asked == "device" or all(found for _, found in facts):
+        return "device"
+    return "host"
 
 
 def rank_facts(pieces: Sequence[Tensor]) -> RankFacts:

@@ -1,41 +1,109 @@
 """What composes with what: layers that need more than their tile need it at that layer.
 
 Tiles that run one after another, or micro-batches of a pipeline, cannot wait for one another at a
-layer. So statistics over a whole image need all its tiles in flight at once (DESIGN.md, section 7).
+layer. So whoever exchanges rims, or takes statistics over a whole image, needs all tiles of the
+image in flight at once (DESIGN.md, section 7). What may run at once is a micro-batch.
 """
 
-from tilenet.geometry.halo import norm_context
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Layer, Norm
 
-__all__ = ["obstacle"]
+__all__ = ["batch_obstacle", "obstacle", "stacks", "whole_norm"]
+
+T = TypeVar("T")
+
+
+def whole_norm(layers: tuple[Layer, ...]) -> str | None:
+    """The kind of the network's norms, where they take statistics over whole images."""
+    kinds = [layer.norm for layer in layers if isinstance(layer, Norm) and layer.scope == "image"]
+    return kinds[0] if kinds else None
 
 
 def obstacle(
-    layers: tuple[Layer, ...], grid: tuple[int, int], mesh: tuple[int, int, int]
+    layers: tuple[Layer, ...],
+    grid: tuple[int, int],
+    mesh: tuple[int, int, int],
+    halo_mode: Literal["overlap", "exchange"] = "overlap",
 ) -> str | None:
-    """Why a network's norms cannot be trained exactly on these tiles; None where they can.
+    """Why a network cannot be trained exactly on these tiles; None where it can.
 
     Args:
         grid: Tiles of an image along rows and columns.
         mesh: Replicas, rows and columns of ranks.
+        halo_mode: How tiles get their context.
     """
-    if norm_context(layers) != "image":
-        return None
-    norm = next(layer.norm for layer in layers if isinstance(layer, Norm))
-    if norm == "batch":
-        return (
-            "batch norm over all images of a step is not built yet (network.norm: batch, "
-            "network.norm_scope: image); set network.norm_scope: tile (approximate: the map then "
-            "depends on the tiles), network.norm: instance or group with one tile per image, or "
-            "network.norm: none"
-        )
-    if grid == (1, 1):
-        return None
+    norm = whole_norm(layers)
     replicas, rows, columns = mesh
-    return (
-        f"{norm} norm over the whole image needs each image or crop in one tile until statistics "
-        f"travel between ranks (network.norm_scope: image, tiles: {grid[0]} × {grid[1]}, mesh: "
-        f"{replicas} × {rows} × {columns}); give each rank whole images with mesh.replicas: "
-        f"{replicas * rows * columns}, tiles.rows: 1 and tiles.columns: 1, or set "
-        "network.norm_scope: tile (approximate) or network.norm: none"
-    )
+    shown = f"tiles: {grid[0]} × {grid[1]}, mesh: {replicas} × {rows} × {columns}"
+    if halo_mode == "exchange" and grid != (rows, columns):
+        return (
+            "with halo_mode: exchange each rank holds one window of an image, as large as its "
+            f"share ({shown}); leave tiles out, use fewer ranks per image (mesh.rows, "
+            "mesh.columns) where images are small, or halo_mode: overlap"
+        )
+    if (halo_mode == "exchange" or norm) and context_of(layers).valid:
+        what = "halo_mode: exchange" if halo_mode == "exchange" else f"norm over images: {norm}"
+        return (
+            f"an unpadded network reflects the image beyond its edges, where no rank owns a pixel "
+            f"(network.padding: valid, {what}); use network.padding: same, or halo_mode: overlap "
+            "with network.norm_scope: tile or network.norm: none"
+        )
+    if norm and (grid[0] < rows or grid[1] < columns):
+        return (
+            f"{norm} norm over the whole image sums over all ranks of the image, so each needs a "
+            f"tile of it (network.norm_scope: image, {shown}); use at most {grid[0]} × {grid[1]} "
+            "ranks per image (mesh.rows, mesh.columns), smaller tiles, or network.norm_scope: tile "
+            "(approximate)"
+        )
+    return None
+
+
+def batch_obstacle(
+    layers: tuple[Layer, ...], replicas: int, per_step: Sequence[int], sizes: Sequence[object]
+) -> str | None:
+    """Why batch norm cannot see all images of a step at once; None where it can.
+
+    Args:
+        per_step: Numbers of images or crops that steps have.
+        sizes: Of the extended images or crops.
+    """
+    if whole_norm(layers) != "batch":
+        return None
+    uneven = [count for count in per_step if count % replicas]
+    if uneven:
+        return (
+            "batch norm over a step sums over all ranks, so each replica needs as many images of "
+            f"it as the others (mesh.replicas: {replicas}, images of a step: {uneven[0]}); choose "
+            "a number of replicas that divides it, network.norm: instance or group, or "
+            "network.norm_scope: tile (approximate)"
+        )
+    if max(per_step) > replicas and len(set(sizes)) > 1:
+        return (
+            "batch norm over a step takes its images in one batch, so they must be of one size "
+            f"(sizes: {' and '.join(str(size) for size in sorted(map(str, set(sizes)))[:2])}, "
+            f"images per replica: {max(per_step) // replicas}); set mesh.replicas: "
+            f"{max(per_step)}, crop_px, network.norm: instance or group, or network.norm_scope: "
+            "tile (approximate)"
+        )
+    return None
+
+
+def stacks(layers: tuple[Layer, ...], work: Sequence[T], images: Sequence[int]) -> list[list[T]]:
+    """Which of a rank's tiles form a micro-batch, since a norm needs them at once.
+
+    Args:
+        work: The rank's tiles of a step.
+        images: The image of each.
+    """
+    norm = whole_norm(layers)
+    if norm is None:
+        return [[one] for one in work]
+    if norm == "batch":
+        return [list(work)] if work else []
+    found: dict[int, list[T]] = {}
+    for one, image in zip(work, images, strict=True):
+        found.setdefault(image, []).append(one)
+    return list(found.values())

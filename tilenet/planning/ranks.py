@@ -36,6 +36,12 @@ class MeshShape:
         """Number of ranks in the mesh."""
         return self.replicas * self.rows * self.columns
 
+    def same_image(self, rank: int) -> list[int]:
+        """The ranks that hold the same image as `rank`, row by row of the grid."""
+        size = self.rows * self.columns
+        first = rank // size * size
+        return list(range(first, first + size))
+
     def place(self, rank: int) -> RankPlace:
         """Where a rank stands."""
         rest, col = divmod(rank, self.columns)
