@@ -92,32 +92,57 @@ class Outcome:
 
 
 def train_whole(
-    scenes: list[Scene], options: UNetOptions, steps: int, lr: float, seed: int
+    scenes: list[Scene], options: UNetOptions, steps: int, lr: float, seed: int, loss: str = "ce"
 ) -> Outcome:
-    """Train on whole images, one after another, with plain SGD; map the first one."""
+    """Train on whole images with plain SGD; map the first one.
+
+    Images go one after another; with batch norm all at once, and then they are of one size.
+    """
     network = build_network(unet_layers(options), seed, torch.float64)
     optimizer = torch.optim.SGD(network.parameters(), lr)
     losses = []
     for step in range(steps):
         network.train()
         optimizer.zero_grad()
-        total, count = torch.zeros((), dtype=torch.float64), 0
-        for number, scene in enumerate(scenes):
-            network.mask_key.step, network.mask_key.images = step, (number,)
-            logits = _run(network, scene, options)
-            target = np.where(scene.valid, scene.classes, IGNORE)
-            labels = torch.from_numpy(target)[None]
-            total = total + F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
-            count += int((target != IGNORE).sum())
-        loss = total / count
-        loss.backward()  # type: ignore[no-untyped-call]
+        network.mask_key.step = step
+        total, count, dice = torch.zeros((), dtype=torch.float64), 0, []
+        at_once = len(scenes) if options.norm == "batch" else 1
+        for first in range(0, len(scenes), at_once):
+            some = scenes[first : first + at_once]
+            network.mask_key.images = tuple(range(first, first + len(some)))
+            outputs = network(torch.cat([whole_input(scene, options) for scene in some]))
+            for scene, output in zip(some, outputs, strict=True):
+                height, width = scene.valid.shape
+                logits = output[None, :, :height, :width]
+                target = np.where(scene.valid, scene.classes, IGNORE)
+                labels = torch.from_numpy(target)[None]
+                total = total + F.cross_entropy(
+                    logits, labels, ignore_index=IGNORE, reduction="sum"
+                )
+                count += int((target != IGNORE).sum())
+                dice.append(_dice(logits[0], target))
+        mean = total / count if "ce" in loss else torch.zeros((), dtype=torch.float64)
+        if "dice" in loss:
+            mean = mean + sum(dice) / len(dice)
+        mean.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        losses.append(float(loss.detach()))
+        losses.append(float(mean.detach()))
     network.eval()
     with torch.no_grad():
         final = _run(network, scenes[0], options)[0].numpy()
     weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     return Outcome(losses, weights, final)
+
+
+def _dice(logits: torch.Tensor, target: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
+    """The mean over classes of 1 − (2·both + 1) / (found + truth + 1), over labelled pixels."""
+    counted = torch.from_numpy(target != IGNORE)
+    scores = torch.zeros((), dtype=torch.float64)
+    for label, found in enumerate(logits.softmax(0)):
+        truth = torch.from_numpy(target == label).double()
+        both = (found * truth)[counted].sum()
+        scores = scores + (2 * both + 1) / (found[counted].sum() + truth[counted].sum() + 1)
+    return 1 - scores / len(logits)
 
 
 def _run(network: Network, scene: Scene, options: UNetOptions) -> torch.Tensor:

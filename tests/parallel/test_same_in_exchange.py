@@ -1,0 +1,132 @@
+"""Whole runs with exchange, norms over whole images and Dice: the numbers of the whole image."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from shared_out import grids
+from test_same_as_whole_image import (
+    LR,
+    SEED,
+    STEPS,
+    differences,
+    options_of,
+    outcome_of,
+    run_file,
+    scaled,
+)
+from whole_image import Scene, random_scene, train_whole
+
+from tilenet.run_file import MeshKeys, NetworkKeys, TileKeys
+
+KEYS = NetworkKeys(poolings=2, base=6, groups=2, dropout=0.2)
+LOSSES = ("ce", "dice", "ce+dice")
+NORMS = ("none", "instance", "group", "batch")
+
+
+def scenes_of(folder: Path, sizes: list[tuple[int, int]], comm: MPI.Intracomm) -> list[Scene]:
+    """Scenes that share their statistics, as images of a run do."""
+    scenes = [
+        random_scene(folder, size, seed, write=comm.rank == 0)
+        for seed, size in enumerate(sizes, start=1)
+    ]
+    comm.Barrier()
+    pixels = np.concatenate([s.pixels[:, s.valid] for s in scenes], axis=1).astype(np.float64)
+    return [scaled(scene, pixels.mean(axis=1), pixels.std(axis=1)) for scene in scenes]
+
+
+def check(
+    comm: MPI.Intracomm,
+    folder: Path,
+    scenes: list[Scene],
+    keys: NetworkKeys,
+    loss: str = "ce",
+    **more: Any,
+) -> None:
+    wanted = train_whole(scenes, options_of(keys), STEPS, LR, SEED, loss)
+    assert abs(wanted.losses[-1] - wanted.losses[0]) > 1e-3, "steps must matter"
+    run = run_file(folder, scenes, keys, loss=loss, **more)
+    found = outcome_of(run, comm, scenes[0].image, None)
+    apart = differences(found, wanted, scenes[0].valid)
+    worst = [comm.allreduce(one, op=MPI.MAX) for one in apart]
+    assert worst[0] <= 1e-12
+    assert worst[1] <= 1e-10
+    assert worst[2] <= 1e-11 * max(1.0, float(np.abs(wanted.logits).max()))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+def test_one_image(comm: MPI.Intracomm, shared_path: Path, norm: Any, mode: str) -> None:
+    scenes = scenes_of(shared_path, [(97, 131)], comm)
+    keys = replace(KEYS, norm=norm)
+    for rows, columns in grids(comm.size):
+        mesh = MeshKeys(1, rows, columns)
+        check(comm, shared_path, scenes, keys, halo_mode=mode, mesh=mesh)
+
+
+@pytest.mark.parametrize("loss", LOSSES[1:])
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+def test_dice_of_whole_images(comm: MPI.Intracomm, shared_path: Path, loss: str, mode: str) -> None:
+    """Two images of different sizes; where the number of ranks is even, on two replicas."""
+    scenes = scenes_of(shared_path, [(97, 131), (64, 90)], comm)
+    replicas = 2 - comm.size % 2
+    rows, columns = grids(comm.size // replicas)[0]
+    check(
+        comm,
+        shared_path,
+        scenes,
+        KEYS,
+        loss,
+        halo_mode=mode,
+        mesh=MeshKeys(replicas, rows, columns),
+        micro_batches=2 // replicas,
+    )
+
+
+def test_dice_of_tiles_in_a_pipeline(comm: MPI.Intracomm, shared_path: Path) -> None:
+    """More tiles than ranks, and ranks without any."""
+    scenes = scenes_of(shared_path, [(97, 131), (24, 20)], comm)
+    mesh = MeshKeys(1, 1, comm.size)
+    tiles = TileKeys(rows=2, columns=5)
+    check(
+        comm, shared_path, scenes, KEYS, "ce+dice", mesh=mesh, tiles=tiles,
+        micro_batches=4 * -(-5 // comm.size), partitions=2, checkpointing="always",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", ["none", "instance"])
+def test_images_as_micro_batches_in_exchange(
+    comm: MPI.Intracomm, shared_path: Path, norm: Any
+) -> None:
+    scenes = scenes_of(shared_path, [(60, 77), (41, 120), (97, 43)], comm)
+    check(
+        comm,
+        shared_path,
+        scenes,
+        replace(KEYS, norm=norm),
+        "ce+dice",
+        halo_mode="exchange",
+        mesh=MeshKeys(1, *grids(comm.size)[0]),
+        micro_batches=3,
+        partitions=3,
+        checkpointing="except_last",
+    )
+
+
+@pytest.mark.parametrize("norm", ["instance", "batch"])
+def test_tiles_of_an_image_stacked_in_one_batch(
+    comm: MPI.Intracomm, shared_path: Path, norm: Any
+) -> None:
+    """Statistics over the image with more tiles than ranks."""
+    scenes = scenes_of(shared_path, [(97, 131), (98, 130)], comm)
+    check(
+        comm,
+        shared_path,
+        scenes,
+        replace(KEYS, norm=norm),
+        mesh=MeshKeys(1, 1, comm.size),
+        tiles=TileKeys(rows=2, columns=7),
+    )
