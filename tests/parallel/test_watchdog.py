@@ -1,8 +1,9 @@
-"""When the watchdog wakes; that it ends the job is in tests/test_ranks_that_fail.py."""
+"""When the watchdog wakes; that it ends the job is in tests/test_ranks_that_hang.py."""
 
+import faulthandler
 import signal
-import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
 from tilenet.errors import TilenetError
+from tilenet.parallel import watchdog as module
 from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.predict import Prediction, predict
 from tilenet.run_file import TileKeys
@@ -20,55 +22,78 @@ from tilenet.train import train
 
 
 @pytest.fixture
-def barks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What it would have said, for it does not end the tests."""
+def said(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[[str], str]:
+    """What was said until a text was; no watchdog ends the tests, for its grace is long."""
+    monkeypatch.setattr(module, "GRACE_SECONDS", 1000.0)
     heard: list[str] = []
 
-    def bark(watchdog: Watchdog) -> None:
-        heard.append(watchdog._words())
-        watchdog.arm("nothing", 1e6)
+    def until(text: str) -> str:
+        limit = time.monotonic() + 60
+        while text not in "".join(heard) and time.monotonic() < limit:
+            heard.append(capfd.readouterr().err)
+            time.sleep(0.02)
+        return "".join(heard)
 
-    monkeypatch.setattr(Watchdog, "_bark", bark)
-    return heard
-
-
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "watchdog"]
+    return until
 
 
-def test_it_wakes_when_nothing_happens(barks: list[str]) -> None:
+def test_it_wakes_when_nothing_happens(said: Callable[[str], str]) -> None:
     with Watchdog(0.2, "rank 3 of 4") as watchdog:
         watchdog.arm("step 7")
-        time.sleep(1.5)
-    assert len(barks) == 1
-    assert "[rank 3 of 4] tilenet: step 7 must end within 0.2 s;" in barks[0]
+        text = said("<module>")
+    first, *stacks = text.splitlines()[1:]
+    assert first.startswith("[rank 3 of 4] tilenet: step 7 must end within 0.2 s;")
+    assert all(line.startswith("[rank 3 of 4] ") for line in stacks)
+    assert "in test_it_wakes_when_nothing_happens" in text
 
 
-def test_signs_of_life_move_the_deadline(barks: list[str]) -> None:
-    with Watchdog(0.5) as watchdog:
+def test_signs_of_life_move_the_deadline(capfd: pytest.CaptureFixture[str]) -> None:
+    with Watchdog(1.0) as watchdog:
         for step in range(12):
             watchdog.arm(f"step {step}")
             time.sleep(0.1)
-        assert barks == []
         watchdog.arm("a checkpoint", 100)
-        time.sleep(1.0)
-    assert barks == []
+        time.sleep(1.2)
+    assert capfd.readouterr().err == ""
 
 
-def test_it_sleeps_until_it_is_armed_and_after_its_block(barks: list[str]) -> None:
-    with Watchdog(0.1) as watchdog:
-        time.sleep(0.4)
+def test_it_sleeps_until_it_is_armed_and_after_its_block(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with Watchdog(0.3) as watchdog:
+        time.sleep(0.6)
+        process = watchdog._process
+        assert process
+        assert process.poll() is None
         watchdog.arm("step 1")
-    time.sleep(0.4)
-    assert (barks, threads()) == ([], [])
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert process.poll() == 0
+    watchdog.arm("step 2")
+    assert capfd.readouterr().err == ""
+    assert not faulthandler.unregister(signal.SIGALRM)
 
 
-def test_0_switches_it_off(barks: list[str]) -> None:
+def test_a_rank_does_not_wait_for_a_watchdog_that_hangs(said: Callable[[str], str]) -> None:
+    with Watchdog(1000) as watchdog:
+        assert watchdog._process
+        watchdog._process.send_signal(signal.SIGSTOP)
+        for _ in range(10_000):
+            watchdog.arm("a step of which the pipe cannot hold so many")
+        watchdog._process.send_signal(signal.SIGCONT)
+
+
+def test_without_its_process_a_rank_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    with pytest.raises(TilenetError, match="permit more processes, or set hang_seconds: 0"):
+        Watchdog(1).__enter__()
+
+
+def test_0_switches_it_off() -> None:
     with Watchdog(0) as watchdog:
         watchdog.arm("step 1")
-        assert threads() == []
-        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        assert watchdog._process is None
+        assert not faulthandler.unregister(signal.SIGALRM)
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])

@@ -1,5 +1,6 @@
-"""A rank that fails in whatever way ends the whole job, within seconds, under both launchers."""
+"""A rank that fails in whatever way ends the whole job, within seconds, under all launchers."""
 
+import re
 import subprocess
 import sys
 import time
@@ -9,22 +10,31 @@ import pytest
 from cluster import ENVIRONMENT, Cluster
 from failing_rank import FAULTS
 
-PROGRAM = (sys.executable, "-m", "mpi4py", str(Path(__file__).with_name("failing_rank.py")))
-LIMIT_S = 40  # for the whole job; ranks that share few cores take half of it to start
-END_S = 15  # from the fault to the job's end; the watchdog takes 4 to 6
+HERE = Path(__file__).parent
+PROGRAM = (sys.executable, "-m", "mpi4py", str(HERE / "failing_rank.py"))
+STAND_IN = (sys.executable, str(HERE.parent / "launch" / "jsrun.py"))
+LAUNCHERS = {
+    "mpiexec": ("mpiexec", "-n", "4"),
+    "jsrun": (*STAND_IN, "-n2", "-r1", "-a2", "-c2", "-bpacked:1", "-X1", "-EOMP_NUM_THREADS=1"),
+    "srun": ("srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "-N2", "-n4", "--ntasks-per-node=2"),
+}
+LAUNCHERS["srun --wait=2"] = (*LAUNCHERS["srun"], "--wait=2")
+CASES = [(launcher, fault) for launcher in ("mpiexec", "jsrun", "srun") for fault in FAULTS]
+# It makes a difference for a rank that says that it is done.
+CASES.append(("srun --wait=2", "os._exit(0)"))
+
+LIMIT_S = 120  # for the whole job, which takes 1 to 5 s on idle cores
+END_S = 60  # from the fault to the job's end
 
 # What the job says; who kills a rank from outside leaves it no time for words.
 REASONS = {
     "exception": ("[rank 2 of 4] Traceback", "boom"),
     "sys.exit(3)": ("[rank 2 of 4] tilenet: stopped (3)",),
     "sys.exit(0)": ("[rank 2 of 4] tilenet: stopped (0)",),
-    # The ranks that wait in MPI may hold the interpreter; then an alarm prints their stacks.
-    "hang": ("[rank 2 of 4] tilenet: the sum must end", "most recent call first"),
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("launcher", ["mpiexec", "srun"])
+@pytest.mark.parametrize(("launcher", "fault"), CASES)
 def test_the_job_ends(
     fault: str,
     launcher: str,
@@ -33,15 +43,15 @@ def test_the_job_ends(
     request: pytest.FixtureRequest,
 ) -> None:
     moment = tmp_path / "moment"
-    command = [*PROGRAM, fault, str(moment)]
-    if launcher == "srun":
+    command = [*LAUNCHERS[launcher], *PROGRAM, fault, str(moment)]
+    if "srun" in command:
         cluster: Cluster = request.getfixturevalue("cluster")
-        step = ("--mpi=pmi2", "--kill-on-bad-exit=1", "-N2", "-n4", "--ntasks-per-node=2")
-        done = cluster.run("srun", *step, *command, limit_s=LIMIT_S)
+        done = cluster.run(*command, limit_s=LIMIT_S)
     else:
         done = subprocess.run(
-            ["timeout", "-k", "3", str(LIMIT_S), "mpiexec", "-n", "4", *command],
-            env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},  # a killed mpiexec leaves files there
+            ["timeout", "-k", "3", str(LIMIT_S), *command],
+            # a killed mpiexec leaves files in TMPDIR
+            env={**ENVIRONMENT, "TMPDIR": str(tmp_path), "JSRUN_NODES": "2"},
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
@@ -49,12 +59,28 @@ def test_the_job_ends(
             check=False,
         )
     ended = time.time()
-    assert moment.exists(), done.stdout + done.stderr
+    output = done.stdout + done.stderr
+    assert moment.exists(), output
     seconds = ended - float(moment.read_text())
     failure_table.append(
         {"fault": fault, "launcher": launcher, "seconds": seconds, "exit": done.returncode}
     )
-    assert done.returncode != 0, done.stdout + done.stderr
-    assert seconds < END_S, done.stdout + done.stderr
+    # Of a rank that says that it is done mpiexec may report just that (docs/failures.md).
+    assert done.returncode or (fault == "os._exit(0)" and "srun" not in command), output
+    assert done.returncode != 124, output
+    assert seconds < END_S, output
     for reason in REASONS.get(fault, ()):
         assert reason in done.stderr
+    if fault.startswith("hang"):
+        assert_all_ranks_show_where_they_are(done.stderr)
+
+
+def assert_all_ranks_show_where_they_are(said: str) -> None:
+    for rank in range(4):
+        lines = "\n".join(re.findall(rf"^\[rank {rank} of 4\] (.*)", said, re.MULTILINE))
+        assert lines.startswith("tilenet: the sum must end within 1 s;"), said
+        here, elsewhere = "in hang\n", "in wait_for_the_others\n"
+        if rank != 2:
+            here, elsewhere = elsewhere, here
+        assert here in lines, said
+        assert elsewhere not in lines, said

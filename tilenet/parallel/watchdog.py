@@ -8,9 +8,9 @@ import contextlib
 import faulthandler
 import os
 import signal
-import tempfile
-import threading
-import time
+import subprocess
+import sys
+from pathlib import Path
 from types import TracebackType
 
 from tilenet.errors import TilenetError
@@ -24,14 +24,16 @@ SLOW = 4.0
 # Between the stacks and the end; ranks notice within milliseconds of each other.
 GRACE_SECONDS = 2.0
 
+PROGRAM = Path(__file__).with_name("watchdog_process.py")
+
 
 class Watchdog:
     """Ends this rank when `hang_seconds` pass without a sign of life.
 
-    Two mechanisms, for two kinds of hang. A thread prints the stacks in one piece with the rank's
-    number, where the hanging call lets other threads run, as MPI's do. Where it does not, an alarm
-    that needs no interpreter prints them a little later. Not faulthandler's own timer: there is one
-    per process, and test runners use it.
+    A process beside the rank keeps the time: a thread would need the interpreter, which mpi4py's
+    pickled allreduce, among others, keeps locked while it waits. The stacks are dumped by a signal
+    handler that does not need it either. Not by faulthandler's own timer: there is one per process,
+    and test runners use it.
     """
 
     def __init__(self, hang_seconds: float, who: str = "") -> None:
@@ -47,15 +49,33 @@ class Watchdog:
                 "1800 is usual, 0 switches the watchdog off"
             )
         self.hang_seconds, self.who = float(hang_seconds), who
-        self._deadline = float("inf")
-        self._patience = 0.0
-        self._doing = ""
-        self._over = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._signs = self._dumps = -1
 
     def __enter__(self) -> "Watchdog":
-        if self.hang_seconds:
-            faulthandler.register(signal.SIGALRM, file=2, all_threads=True, chain=True)
-            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        if not self.hang_seconds:
+            return self
+        theirs, self._dumps = os.pipe()
+        words = (os.getpid(), self.who, signal.SIGALRM.value, GRACE_SECONDS)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", PROGRAM, *(str(word) for word in words)],
+                stdin=subprocess.PIPE,
+                stdout=theirs,  # from where it reads the stacks
+                start_new_session=True,  # out of reach of signals to the job, such as Ctrl-C
+            )
+        except OSError as error:
+            os.close(self._dumps)
+            raise TilenetError(
+                f"the watchdog is a process beside each rank, which must start ({self.who}: "
+                f"{error.strerror}); permit more processes, or set hang_seconds: 0"
+            ) from error
+        finally:
+            os.close(theirs)
+        assert self._process.stdin is not None
+        self._signs = self._process.stdin.fileno()
+        os.set_blocking(self._signs, False)  # a watchdog that hangs must not make the rank hang
+        faulthandler.register(signal.SIGALRM, file=self._dumps, all_threads=True)
         return self
 
     def __exit__(
@@ -64,40 +84,14 @@ class Watchdog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._over.set()
-        if self.hang_seconds:
-            self._deadline = float("inf")
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        if self._process:
+            self._process.communicate()  # closes its stdin and waits for its end
+            self._process = None
             faulthandler.unregister(signal.SIGALRM)
+            os.close(self._dumps)
 
     def arm(self, doing: str, times: float = 1.0) -> None:
         """Start to wait for the end of `doing`, for `times` the usual patience."""
-        if self.hang_seconds:
-            self._doing, self._patience = doing, times * self.hang_seconds
-            signal.setitimer(signal.ITIMER_REAL, self._patience + GRACE_SECONDS)
-            self._deadline = time.monotonic() + self._patience
-
-    def _watch(self) -> None:
-        """Sleep until the deadline, which moves on whenever there is a sign of life."""
-        pause = self.hang_seconds
-        while not self._over.wait(pause):
-            left = self._deadline - time.monotonic()
-            if left <= 0:
-                self._bark()
-            pause = min(max(left, 0.01), self.hang_seconds)
-
-    def _bark(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        # Whatever goes wrong with the words: the end must come.
-        with contextlib.suppress(Exception), tempfile.TemporaryFile() as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-            file.seek(0)
-            os.write(2, self._words().encode() + file.read())  # in one piece
-        time.sleep(2 * GRACE_SECONDS)
-        os._exit(1)
-
-    def _words(self) -> str:
-        return (
-            f"\n[{self.who}] tilenet: {self._doing} must end within {self._patience:g} s; the "
-            "stacks below show where it hangs, or what is slow: then raise hang_seconds\n"
-        )
+        if self._process:
+            with contextlib.suppress(OSError):  # it is gone, or has much to read
+                os.write(self._signs, f"{times * self.hang_seconds} {doing}\n".encode())
