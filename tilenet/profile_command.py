@@ -10,6 +10,7 @@ import torch
 
 from tilenet.command_line import Arguments
 from tilenet.errors import TilenetError, UsageError
+from tilenet.files.aside import write_aside
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.networks import unet_layers
 from tilenet.geometry.tiles import Window, check_norms
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
         measured = profile(given)
         text = json.dumps(measured.to_json())
         if given.out:
-            _write(text, Path(given.out))
+            write_aside(text, Path(given.out), "a profile")
     except UsageError as error:
         print(f"tilenet profile: {error}", file=sys.stderr)
         return 2
@@ -104,19 +105,6 @@ def _table(measured: Profile) -> str:
             f"{kind:<12} {len(some):>6} {forward:>8.4g} s {backward:>8.4g} s {share:>6.0%}"
         )
     return "\n".join(lines)
-
-
-def _write(text: str, path: Path) -> None:
-    part = path.with_name(f"{path.name}.part")
-    try:
-        part.write_text(text + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise TilenetError(
-            f"a profile must be written to a place that can be written ({path}: "
-            f"{error.strerror}); name another file"
-        ) from error
 
 
 def _parser() -> Arguments:

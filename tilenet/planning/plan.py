@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tilenet.errors import TilenetError
+from tilenet.files.aside import write_aside
 from tilenet.geometry.networks import UNetOptions
 from tilenet.planning.machines import Machine
 from tilenet.planning.profile import Profile
@@ -191,21 +192,12 @@ class Plan:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Write `plan.json`: beside its target first, then renamed.
+    """Write `plan.json`.
 
     Raises:
         TilenetError: It cannot be written.
     """
-    part = path.with_name(f"{path.name}.part")
-    try:
-        part.write_text(json.dumps(plan.to_json(), indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise TilenetError(
-            f"a plan must be written to a place that can be written ({path}: {error.strerror}); "
-            "name another file"
-        ) from error
+    write_aside(json.dumps(plan.to_json(), indent=1), path, "a plan")
 
 
 @dataclass(frozen=True)
