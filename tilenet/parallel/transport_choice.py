@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.parallel.gpu_shares import visible_gpus
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -152,27 +153,17 @@ def rank_facts(pieces: Sequence[Tensor]) -> RankFacts:
     from mpi4py import MPI
 
     distributed = torch.distributed.is_available()
-    devices = dict.fromkeys(piece.device for piece in pieces)
+    devices = dict.fromkeys(piece.device for piece in pieces if piece.device.type == "cuda")
+    names = visible_gpus() if devices else ()  # to look at GPUs starts CUDA
     return RankFacts(
-        gpus=tuple(_gpu_name(device) for device in devices if device.type == "cuda"),
+        gpus=tuple(
+            f"GPU {names[device.index or 0]} of {MPI.Get_processor_name()}" for device in devices
+        ),
         has_nccl=distributed and torch.distributed.is_nccl_available(),
         has_gloo=distributed and torch.distributed.is_gloo_available(),
         device_mpi=mpi_takes_device_memory(),
         mpi=_mpi_version(MPI.Get_library_version()),
     )
-
-
-def _gpu_name(device: torch.device) -> str:
-    """The same on all ranks that see this GPU, whatever number it has there."""
-    from mpi4py import MPI
-
-    found = torch.cuda.get_device_properties(device)
-    uuid = str(getattr(found, "uuid", ""))  # from torch 2.4 on; some ROCm releases leave it zero
-    if not uuid.strip("0-"):
-        shown = os.environ.get("ROCR_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES")
-        numbers = dict(enumerate(shown.split(",") if shown else ()))
-        uuid = numbers.get(device.index or 0, str(device.index or 0))
-    return f"GPU {uuid} of {MPI.Get_processor_name()}"
 
 
 def _mpi_version(version: str) -> str:
