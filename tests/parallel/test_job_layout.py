@@ -119,7 +119,10 @@ def test_many_nodes_that_differ_are_few_lines() -> None:
     [
         (on_cpus(0, range(2), 2), ""),
         (summit(0, 0), ""),
-        (on_cpus(0, range(3), 2), "(node n1: 3 ranks with 3 threads on 2 cores); set OMP_NUM_T"),
+        (
+            on_cpus(0, range(3), 2),
+            "(node n1: 3 ranks with 3 threads on 2 cores); start fewer ranks ",
+        ),
         (
             on_cpus(0, range(2), 8, 8),
             "2 ranks with 16 threads on 8 cores); set OMP_NUM_THREADS to 4,",
@@ -127,6 +130,10 @@ def test_many_nodes_that_differ_are_few_lines() -> None:
         (
             on_cpus(0, range(1), 4) + on_cpus(1, range(1, 3), 1) + on_cpus(2, range(3, 5), 1),
             "(node n2 and 1 more: 2 ranks with 2 threads on 1 cores)",
+        ),
+        (
+            on_cpus(0, range(1), 2) + on_cpus(0, range(1, 3), 2, 2),
+            "3 ranks with 5 threads on 2 cores); set OMP_NUM_THREADS to 1, start fewer",
         ),
     ],
 )

@@ -68,17 +68,19 @@ def oversubscribed(ranks: Sequence[RankLayout]) -> str:
     """A sentence if some node has more threads than cores for them; else empty."""
     wrong = []
     for node in _nodes(ranks):
-        threads, cores = sum(rank.threads for rank in node), len(_cores(node))
-        if threads > cores:
-            wrong.append((node[0].host, len(node), threads, cores))
+        threads, cores = [rank.threads for rank in node], len(_cores(node))
+        if sum(threads) > cores:
+            wrong.append((node[0].host, threads, cores))
     if not wrong:
         return ""
-    host, size, threads, cores = wrong[0]
+    host, threads, cores = wrong[0]
+    fewer = max(1, cores // len(threads))
     more = f" and {len(wrong) - 1} more" * (len(wrong) > 1)
     return (
-        f"more threads than cores, which wait for each other (node {host}{more}: {size} ranks with "
-        f"{threads} threads on {cores} cores); set OMP_NUM_THREADS to {max(1, cores // size)}, "
-        "start fewer ranks per node, or give each more cores (srun -c, jsrun -c and -b)"
+        f"more threads than cores, which wait for each other (node {host}{more}: {len(threads)} "
+        f"ranks with {sum(threads)} threads on {cores} cores); "
+        + f"set OMP_NUM_THREADS to {fewer}, " * (fewer < max(threads))  # it may be that already
+        + "start fewer ranks per node, or give each more cores (srun -c, jsrun -c and -b)"
     )
 
 
