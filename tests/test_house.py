@@ -1,6 +1,7 @@
 """The rules of the house that no other tool checks."""
 
 import ast
+import json
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -51,6 +52,22 @@ def test_every_file_that_the_readme_links_to_exists() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text())
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_table_of_failures_is_the_one_that_was_measured() -> None:
+    text = (ROOT / "docs" / "failures.md").read_text()
+    table = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|")]
+    launchers = [cell.split()[0] for cell in table[0][1:]]
+    shown = {
+        (row[0].strip(" `"), launcher, cell.strip())
+        for row in table[2:]
+        for launcher, cell in zip(launchers, row[1:], strict=True)
+    }
+    measured = json.loads((ROOT / "bench" / "results" / "failures.json").read_text())
+    rows = [row for row in measured["figures"]["rows"] if row["launcher"] in launchers]
+    assert shown == {
+        (row["fault"], row["launcher"], "{seconds:.1f} s, {exit}".format(**row)) for row in rows
+    }
 
 
 def test_the_readme_prints_what_the_halo_calculator_prints(
