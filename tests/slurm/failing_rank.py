@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 HANG_S = 1
+SKEW_S = 0.25  # between the ranks' watchdogs, so that the first must leave the others time
 
 
 def fail() -> None:
@@ -32,6 +33,9 @@ FAULTS: dict[str, Callable[[], object]] = {
 }
 
 
+WATCHED = ("hang", "hang, buffers", "os._exit(0)")
+
+
 def wait_for_the_others(pickled: bool) -> None:
     # The first keeps the interpreter locked while it waits, the second does not.
     if pickled:
@@ -42,8 +46,12 @@ def wait_for_the_others(pickled: bool) -> None:
 
 def program() -> int:
     comm = world()
-    with Watchdog(HANG_S, f"rank {comm.rank} of {comm.size}") as watchdog:
+    # Where it should not be needed it must not help.
+    hang_s = HANG_S if sys.argv[1] in WATCHED else 1000
+    with Watchdog(hang_s, f"rank {comm.rank} of {comm.size}") as watchdog:
         comm.Barrier()
+        if sys.argv[1].startswith("hang"):
+            time.sleep(comm.rank * SKEW_S)
         watchdog.arm("the sum")
         if comm.rank == 2:
             Path(sys.argv[2]).write_text(repr(time.time()))

@@ -11,7 +11,7 @@ from cluster import ENVIRONMENT, Cluster
 from failing_rank import FAULTS
 
 HERE = Path(__file__).parent
-PROGRAM = (sys.executable, "-m", "mpi4py", str(HERE / "failing_rank.py"))
+PROGRAM = (sys.executable, str(HERE / "failing_rank.py"))
 STAND_IN = (sys.executable, str(HERE.parent / "launch" / "jsrun.py"))
 LAUNCHERS = {
     "mpiexec": ("mpiexec", "-n", "4"),
