@@ -14,7 +14,7 @@ from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import context_of, epsilon_px
 from tilenet.geometry.networks import unet_layers
 from tilenet.network_arguments import add_network, add_tiles, image_of, network_of
-from tilenet.planning.composition import obstacle
+from tilenet.planning.composition import obstacle, whole_norm
 from tilenet.planning.level_profile import level_bytes
 from tilenet.planning.machines import known_machines, machine
 from tilenet.planning.plan import Plan, Question, write_plan
@@ -75,7 +75,10 @@ def _rehearsed(plan: Plan) -> Plan:
     """The plan, with the bytes that a step of it takes on tensors without memory."""
     asked, layout = plan.question, plan.layout
     if asked.halo_mode == "exchange":
-        raise UsageError("--dry-run runs what train runs; halo_mode exchange is not built yet")
+        raise UsageError(
+            "--dry-run runs one rank's tiles (--halo-mode: exchange, where layers wait for other "
+            "ranks); leave it out"
+        )
     found = dry_run(
         unet_layers(asked.options),
         plan.tile_read_px,
@@ -96,14 +99,21 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     notes = []
     context = context_of(layers)
     if asked.halo_mode == "exchange":
-        notes.append("halo_mode exchange is not built yet: train refuses this plan.")
+        notes.append("Seconds do not count the rims' way between ranks.")
     elif plan.layout.grid != (1, 1) and plan.halo_px < context.halo_px:
         notes.append(
             f"approximate: the halo ({plan.halo_px} px) is narrower than the exact one "
             f"({context.halo_px} px), so the result depends on the tiles."
         )
-    reason = obstacle(layers, plan.layout.grid, plan.mesh)
-    if reason and asked.halo_mode == "overlap":
+    together = plan.tiles_per_rank // -(-asked.batch_size // plan.mesh[0])
+    if whole_norm(layers) and together > 1:
+        notes.append(
+            f"{whole_norm(layers)} norm over the whole image takes the {together} tiles of an "
+            "image on a rank in one batch, and the bytes above are for one at a time; use "
+            "--halo-mode exchange, or --norm-scope tile (approximate)."
+        )
+    reason = obstacle(layers, plan.layout.grid, plan.mesh, asked.halo_mode)
+    if reason:
         notes.append(f"train refuses this plan as it stands: {reason}.")
     if plan.host_bytes > asked.machine.host_bytes:
         notes.append(

@@ -143,23 +143,27 @@ def test_an_image_wants_no_gradient() -> None:
     assert all(cost.gradient > 0 for cost in costs[1:])
 
 
-def test_exchange_keeps_a_rimmed_copy_in_place_of_the_input() -> None:
+def test_exchange_copies_only_what_is_enlarged() -> None:
     layers = unet_layers(UNetOptions(poolings=1, base=4, bands=3, kernel=5, upsampling="bilinear"))
     here = layer_bytes(layers, 34, 46)
     there = layer_bytes(layers, 34, 46, halo_mode="exchange")
-    shapes = map_shapes(layers, 34, 46)
-    for layer, one, other, shape in zip(layers, here, there, shapes, strict=False):
+    assert sum(layer.kind == "upsample" for layer in layers) == 1
+    for layer, one, other in zip(layers, here, there, strict=True):
         assert one.output == other.output
-        if isinstance(layer, Conv) and layer.kernel > 1:
-            rimmed = 4 * shape.channels * (shape.rows + 4) * (shape.cols + 4)
-            assert one.keeps_input
-            assert not other.keeps_input
-            assert other.saved == one.saved + rimmed
-            assert other.forward == one.forward + rimmed
-        elif layer.kind == "upsample":
+        if layer.kind == "upsample":
             assert other.forward > one.forward
         else:
             assert replace(other, first=None) == replace(one, first=None)
+
+
+def test_exchange_keeps_a_rimmed_copy_for_a_convolution_that_shrinks_maps() -> None:
+    layers = (Conv(3, 4, padding=1), Conv(4, 5, kernel=5, stride=2, padding=2))
+    here, there = layer_bytes(layers, 34, 46), layer_bytes(layers, 34, 46, halo_mode="exchange")
+    rimmed = 4 * 4 * (34 + 4) * (46 + 4)
+    assert replace(here[0], first=None) == replace(there[0], first=None)
+    assert here[1].keeps_input
+    assert not there[1].keeps_input
+    assert there[1].saved == here[1].saved + rimmed
 
 
 @pytest.mark.parametrize("size", [1434, 10_000])

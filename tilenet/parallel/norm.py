@@ -174,12 +174,14 @@ class _Normalise(torch.autograd.Function):
         shift = call.spread(rough, wide)
         centred = wide - shift
         # What the mean's rounding left: it is not the mean of these numbers to the last digit.
+        few = max(centred.shape[1] // 8, 1)  # channels at once: squares take memory of their own
+        squares = [call.over_own(part.square()) for part in torch.split(centred, few, dim=1)]
         moments = np.stack(
-            [call.fold(call.over_own(centred)), call.fold(call.over_own(centred.square()))]
+            [call.fold(call.over_own(centred)), call.fold(torch.cat(squares, dim=1))]
         )
         call.add(moments)
-        rest, squares = moments / call.count[:, None]
-        call.variance = np.maximum(squares - rest**2, 0)
+        rest, spread = moments / call.count[:, None]
+        call.variance = np.maximum(spread - rest**2, 0)
         call.mean = rough + rest
         scale = call.spread(1 / np.sqrt(call.variance + EPSILON), wide)
         rest = call.spread(rest, wide)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.networks import unet_layers
 from tilenet.geometry.shapes import map_shapes
-from tilenet.geometry.tiles import Cut, Tiling, cut, halo_rule
+from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
 from tilenet.planning.balance import block_seconds
 from tilenet.planning.host_memory import HostBytes, host_bytes
 from tilenet.planning.layer_bytes import LayerBytes, layer_bytes
@@ -34,7 +34,11 @@ class Estimator:
         self.question = question
         self.layers = unet_layers(question.options)
         context = context_of(self.layers)
-        self.rule = halo_rule(question.halo, context, self.layers, question.epsilon_px)
+        self.rule = (
+            HaloRule(0, context.alignment_px, exchanged=True)
+            if question.halo_mode == "exchange"
+            else halo_rule(question.halo, context, self.layers, question.epsilon_px)
+        )
         self.mesh = lru_cache(maxsize=None)(self._mesh)
         self.tiling = lru_cache(maxsize=None)(self._tiling)
         self.times = lru_cache(maxsize=None)(self._times)
@@ -188,7 +192,6 @@ class Estimator:
         step_s, pipeline_s, sum_s = self.step_s(layout, balance)
         tiles = self.tiles_per_rank(layout.grid, layout.partitions)
         ranks_per_node = max(1, asked.machine.devices_per_node // layout.partitions)
-        work_ratio = 1.0 if asked.halo_mode == "exchange" else tiling.work_ratio
         return Plan(
             question=asked,
             layout=layout,
@@ -197,7 +200,7 @@ class Estimator:
             halo_px=self.rule.halo_px,
             tile_own_px=(max(s.own for s in tiling.rows), max(s.own for s in tiling.cols)),
             tile_read_px=read_px,
-            work_ratio=work_ratio,
+            work_ratio=tiling.work_ratio,
             tiles_per_rank=tiles,
             balance=balance,
             parts=parts,

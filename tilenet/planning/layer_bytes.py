@@ -38,8 +38,9 @@ def layer_bytes(
 
     Args:
         precision: `float32`, `float64`, `bfloat16` or `float16` (autocast, float32 parameters).
-        halo_mode: With `exchange` the size is a rank's own; each layer that looks around itself
-            works on a copy of its input with a rim around it.
+        halo_mode: With `exchange` the size is a rank's own; layers that look around themselves,
+            other than convolutions that keep sizes, work on a copy of their input with a rim. Rims
+            themselves, a few rows of cells, are not counted.
     """
     shapes = map_shapes(layers, height, width)
     dtype = parameter_dtype(precision)
@@ -98,9 +99,11 @@ def check_map_sizes(layers: tuple[Layer, ...], height: int, width: int, batch: i
 
 
 def _rim(layer: Layer) -> int:
-    """Cells that a layer needs from its neighbours on each side."""
+    """Cells around its input that a layer works on a copy with."""
     if isinstance(layer, Conv):
-        return layer.reach // 2
+        # One that keeps sizes adds what the rim gives to its output, and copies nothing.
+        keeps = layer.stride == 1 and layer.kernel % 2 == 1 and 2 * layer.padding == layer.reach
+        return 0 if keeps else layer.reach // 2
     if isinstance(layer, Pool):
         return max(layer.padding, layer.kernel - layer.stride, 0)
     return int(isinstance(layer, Upsample) and layer.mode == "bilinear")
