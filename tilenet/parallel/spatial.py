@@ -18,7 +18,7 @@ from tilenet.geometry.shares import AxisShares, Rim, axis_shares, rim_of
 from tilenet.geometry.tiles import Tiling
 from tilenet.model.skips import Origin, origin_under_way
 from tilenet.parallel.exchange import Journey, Line, extend
-from tilenet.parallel.spatial_conv import Shape, convolve
+from tilenet.parallel.spatial_conv import Shape, convolve, pays
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -169,7 +169,11 @@ class SameConv(_Spatial):
         self.shape = shape
 
     def forward(self, x: Tensor) -> Tensor:
-        return convolve(x, self.weight, self.bias, self.shape, self.around.journey(self.index))
+        journey = self.around.journey(self.index)
+        if pays(x, self.weight):
+            return convolve(x, self.weight, self.bias, self.shape, journey)
+        extended = extend(x, journey, 0.0)
+        return F.conv2d(extended, self.weight, self.bias, dilation=self.shape.dilation)
 
 
 class AnyConv(_Spatial):
