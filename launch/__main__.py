@@ -49,6 +49,7 @@ def _job(given: Namespace, placed: Placement) -> Job:
         plan=given.plan,
         image=given.image,
         output=given.output,
+        venv=given.venv,
         name=given.name,
         time=given.time,
         account=given.account,
@@ -62,10 +63,14 @@ def _lines(placed: Placement, job: Job) -> list[str]:
     """What to type inside an allocation."""
     lines = [f"module load {shlex.quote(name)}" for name in placed.machine.launch.modules]
     lines += [f"export {name}={shlex.quote(text)}" for name, text in environment(placed).items()]
-    train = ["tilenet", "train", "-c", job.run, "--plan", job.plan, "--output", job.output]
-    predict = ["tilenet", "predict", job.output, job.image, f"{job.output}/map.tif"]
-    steps = ([*train, "--resume"], [*predict, "--plan", job.plan])
-    return lines + [shlex.join(command(placed, program)) for program in steps]
+    steps = []
+    if job.run:
+        steps.append(["train", "-c", job.run, "--plan", job.plan, "--output", job.output, "--resume"])
+    if job.image:
+        map_file = f"{job.output}/map.tif"
+        steps.append(["predict", job.output, job.image, map_file, "--plan", job.plan])
+    program = placed.machine.launch.program
+    return lines + [shlex.join(command(placed, [*program, *step])) for step in steps]
 
 
 def _write(path: Path, text: str) -> None:
@@ -100,8 +105,10 @@ def _parser() -> ArgumentParser:
     parser.add_argument("plan", help="of tilenet plan -o")
     parser.add_argument("--machine", metavar="|".join(known_machines()), help="default: the plan's")
     parser.add_argument("--nodes", type=int, metavar="N", help="default: as few as hold the ranks")
-    parser.add_argument("--run", default="run.yaml", help="the run file (%(default)s)")
-    parser.add_argument("--image", default="scene.tif", help="raster to map (%(default)s)")
+    parser.add_argument("--run", default="run.yaml", help="the run file (%(default)s); '': only map")
+    parser.add_argument(
+        "--image", default="scene.tif", help="raster to map (%(default)s); '': only train"
+    )
     parser.add_argument("--output", default="out", help="the run's folder (%(default)s)")
     parser.add_argument("--script", metavar="FILE", help="write the job script")
     parser.add_argument("--submit", action="store_true", help="write it and hand it in")
@@ -109,6 +116,7 @@ def _parser() -> ArgumentParser:
     script.add_argument("--name", default="tilenet", help="of the job (%(default)s)")
     script.add_argument("--time", default="2:00", metavar="H:MM", help="(%(default)s)")
     script.add_argument("--account", default="", help="project that pays")
+    script.add_argument("--venv", default="", help="virtual environment to activate")
     script.add_argument("--queue", default="", help="default: the machine's")
     script.add_argument(
         "--stage", nargs="+", default=[], metavar="PATH", help="copy to the nodes' storage first"

@@ -25,10 +25,11 @@ class Job:
     """What a script runs, as the user names it; paths are relative to where it is submitted.
 
     Attributes:
-        run: The run file.
+        run: The run file; empty: do not train.
         plan: Of `tilenet plan -o`.
-        image: The raster to map.
+        image: The raster to map; empty: make no map.
         output: The run's folder.
+        venv: A virtual environment to activate; empty: none.
         name: The job's name in the queue.
         time: hours:minutes.
         account: Project that pays; empty: the machine's default.
@@ -41,6 +42,7 @@ class Job:
     plan: str = "plan.json"
     image: str = "scene.tif"
     output: str = "out"
+    venv: str = ""
     name: str = "tilenet"
     time: str = "2:00"
     account: str = ""
@@ -65,7 +67,7 @@ def script(placed: Placement, job: Job) -> str:
     minutes = _check(placed, job)
     kind = {"lsf": "lsf", "slurm": "slurm", "none": "plain"}[facts.scheduler]
     values = {
-        "title": f"Train, then map, on {placed.machine.name}: {in_one_line(placed)}.",
+        "title": f"{_aim(job)} on {placed.machine.name}: {in_one_line(placed)}.",
         "script": shlex.quote(job.file),
         "name": job.name,
         "minutes": str(minutes),
@@ -77,14 +79,17 @@ def script(placed: Placement, job: Job) -> str:
         "plan": shlex.quote(job.plan),
         "image": shlex.quote(job.image),
         "output": shlex.quote(job.output),
+        "venv": shlex.quote(job.venv),
         "stage": shlex.join(job.stage),
         "storage": shlex.quote(facts.node_storage or "/tmp"),
         "machine": placed.machine.name,
-        "modules": "".join(f"module load {shlex.quote(name)}\n" for name in facts.modules),
+        "install": "".join(f"# {line}\n" for line in facts.install),
+        "modules": _modules(facts.modules),
         "environment": "".join(
             f"export {name}={shlex.quote(text)}\n" for name, text in environment(placed).items()
         ),
         "layout": in_one_line(placed),
+        "program": shlex.join(facts.program),
         "launch": _lines(command(placed)),
         "once_per_node": _lines(once_per_node(placed)),
     }
@@ -96,6 +101,19 @@ def submit_command(placed: Placement, path: str) -> list[str]:
     """The batch system's command that takes the script; bash where there is none."""
     name = {"lsf": "bsub", "slurm": "sbatch", "none": "bash"}[placed.machine.launch.scheduler]
     return [name, path]
+
+
+def _aim(job: Job) -> str:
+    if not job.run:
+        return "Map"
+    return "Train, then map," if job.image else "Train"
+
+
+def _modules(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    loads = "".join(f"module load {shlex.quote(name)}\n" for name in names)
+    return f"set +u # what module runs has unset variables\n{loads}set -u\n"
 
 
 def _header(placed: Placement, job: Job) -> str:
@@ -137,11 +155,16 @@ def _quoted(text: str) -> str:
 
 def _check(placed: Placement, job: Job) -> int:
     """The job's minutes, if all can be written."""
-    for text in (job.run, job.plan, job.image, job.output, job.account, job.queue, job.file):
+    names = (job.run, job.plan, job.image, job.output, job.venv, job.account, job.queue, job.file)
+    for text in names:
         if re.search(r"[\x00-\x1f\x7f]", text):
             raise TilenetError(
                 f"what stands in a script must be one line each ({text!r}); rename it"
             )
+    if not job.run and not job.image:
+        raise TilenetError(
+            "a job must train, or make a map (run: none, image: none); give --run or --image"
+        )
     if not NAME.fullmatch(job.name):
         raise TilenetError(
             f"a job's name must be letters, digits, dots and dashes (got {job.name!r}); choose "

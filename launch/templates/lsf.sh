@@ -9,12 +9,14 @@
 #BSUB -wa USR1
 #BSUB -wt %%{warning_min}
 #BSUB -Q 75
-# -wa, -wt: USR1 comes to this shell so many minutes before the limit. -Q: exit code 75 puts the job
-# back into the queue. Both as IBM documents them.
+# CHANGE, here or as options of bsub, which win: project (-P), queue (-q), time (-W). Nodes follow
+# from the plan: for others, plan and write the script anew. -wa, -wt: USR1 comes to this shell so
+# many minutes before the limit. -Q: exit code 75 puts the job back into the queue. Both as IBM
+# documents them.
 set -euo pipefail
 
-forward() { # the launcher hands signals on to its ranks
-    kill -USR1 "$LAUNCHER" 2>/dev/null || true
+preempted() {
+    false # not known here
 }
 
 run_again() {

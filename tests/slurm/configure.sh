@@ -3,7 +3,7 @@
 # and GPUs that are copies of /dev/null: Slurm counts and assigns them like real ones.
 set -euo pipefail
 folder=$1
-cores=32
+cores=64
 gpus=4
 
 for i in $(seq 0 $((gpus - 1))); do
@@ -48,7 +48,10 @@ GresTypes=gpu
 SchedulerParameters=batch_sched_delay=1,sched_interval=2,bf_interval=2
 KillWait=5
 MinJobAge=600
-PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=ALL Default=YES MaxTime=10 PriorityTier=1 GraceTime=20 State=UP
+PartitionName=urgent Nodes=ALL MaxTime=10 PriorityTier=10 PreemptMode=OFF State=UP
 CONF
     for i in $(seq "$NODES"); do
         where="NodeHostname=n$i NodeAddr=10.77.0.$((10 + i)) Port=26818"

@@ -40,6 +40,8 @@ class LaunchFacts:
         environment: To be exported.
         node_storage: Folder on fast storage of the node itself; a folder per user goes below it.
         device_order: Devices in the order of the cores that are close to them; empty: as counted.
+        program: tilenet, as it is called there.
+        install: How to install it there, for the script's comments, one line each.
         own_device: Whether the launcher gives a rank of one device only that one to see.
     """
 
@@ -57,6 +59,8 @@ class LaunchFacts:
     environment: dict[str, str] = field(default_factory=dict)
     node_storage: str = ""
     device_order: tuple[int, ...] = ()
+    program: tuple[str, ...] = ("tilenet",)
+    install: tuple[str, ...] = ()
     own_device: bool = False
 
 
@@ -103,8 +107,9 @@ def _broken_rule(key: str, value: Any, devices: int) -> str:
         return "" if type(value) is int and value > 0 else "a positive whole number"
     if key == "own_device":
         return "" if isinstance(value, bool) else "true or false"
-    if key in ("header", "step", "modules"):
+    if key in ("header", "step", "modules", "program", "install"):
         good = isinstance(value, list) and all(_is_line(line) for line in value)
+        good = good and (key != "program" or bool(value))
         return "" if good else "a list of texts without line breaks"
     if key == "device_order":
         good = isinstance(value, list) and all(type(number) is int for number in value)

@@ -16,34 +16,64 @@
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@600
-# append: a requeued job goes on with its log. signal: USR1 comes to this shell so many seconds before
-# the limit, or up to a minute earlier.
+# CHANGE, here or as options of sbatch, which win: account, partition, time (below twice the seconds
+# of --signal change these too). Nodes, tasks, cores and GPUs follow from the plan: for others, plan
+# and write the script anew. append: a requeued job goes on with its log. signal: USR1 comes to this
+# shell so many seconds before the limit, or up to a minute earlier.
 set -euo pipefail
 
-forward() { # to the ranks of all steps, not to this shell
-    scancel --signal=USR1 "$SLURM_JOB_ID" || true
+# Whether others need the nodes: Slurm then tells the ranks, and not this shell.
+preempted() {
+    [[ $(scontrol show job -o "$SLURM_JOB_ID") == *' PreemptTime='[0-9]* ]]
 }
 
+# Queue again, but not where somebody stopped the ranks (scancel --signal=USR1), or cancels the job.
 run_again() {
-    scontrol requeue "$SLURM_JOB_ID"
-    exit 0
+    if [ -z "$ASKED" ] && ! preempted; then exit 75; fi
+    if [[ $(scontrol show job -o "$SLURM_JOB_ID") != *' JobState=RUNNING '* ]]; then exit 75; fi
+    # The job's next life has the same number: nothing that is for this one may reach it. So Slurm
+    # ends this script; an end of its own could be taken for that of the next life.
+    trap '' USR1
+    trap - TERM
+    if scontrol requeue "$SLURM_JOB_ID"; then sleep 1000; fi
+    exit 75
 }
 
-# --- what to run, and on what: CHANGE
-RUN=run.yaml
-PLAN=plan.json
-IMAGE=scene.tif
-OUTPUT=out
+ASKED='' ENDED=''
+trap 'ASKED=yes' USR1 # to make room: stop, and come back
+trap 'ENDED=yes' TERM # somebody cancels the job: stop, and do not come back
+
+# --- what to run, and on what: CHANGE, here or in the environment
+RUN=${RUN-run.yaml} # the run file; empty: only map
+PLAN=${PLAN-plan.json}
+IMAGE=${IMAGE-scene.tif} # the raster to map; empty: only train
+OUTPUT=${OUTPUT-out} # the run's folder
+PREDICT=${PREDICT-} # more options of tilenet predict: --output probabilities --tile 1024
+# A virtual environment with tilenet; empty: tilenet is there without.
+VENV=${VENV-''}
 # Files and folders, by relative paths, that are copied to each node's own storage first; the paths
 # in the run file then lead to the copies. Name all that it names, and IMAGE; empty: nothing is copied.
 STAGE=()
 STORAGE=/mnt/bb
 
 # --- the machine: frontier
+# Install once, on a login node. torch for ROCm has an index of its own; mpi4py is built against
+# Cray MPICH; the rest comes from PyPI. With the modules below loaded:
+#     python -m venv venv; source venv/bin/activate
+#     pip install torch --index-url https://download.pytorch.org/whl/rocm6.2
+#     MPICC='cc -shared' pip install --no-cache-dir --no-binary=mpi4py mpi4py
+#     pip install .    # in the checkout
+# CHANGE: versions; torch's ROCm and the module's are the same.
+set +u # what module runs has unset variables
 module load PrgEnv-gnu
 module load rocm
 module load craype-accel-amd-gfx90a
 module load miniforge3
+set -u
+if [ -n "$VENV" ]; then
+    # shellcheck source=/dev/null
+    source "$VENV/bin/activate"
+fi
 export OMP_NUM_THREADS=7
 export MPICH_GPU_SUPPORT_ENABLED=1
 export NCCL_SOCKET_IFNAME=hsn0
@@ -73,82 +103,114 @@ ONCE_PER_NODE=(
     --mpi=none
     --kill-on-bad-exit=1
 )
+TILENET=(python -c 'import sys; from mpi4py import MPI; from tilenet.__main__ import main; sys.exit(main())')
 
 # --- how
-RUN=$(realpath "$RUN")
-PLAN=$(realpath "$PLAN")
 mkdir -p "$OUTPUT"
 OUTPUT=$(realpath "$OUTPUT")
-export STATUS=$OUTPUT/status WORK=$PWD
-LAUNCHER='' RESULT='' ASKED='' ENDED=''
-trap 'ASKED=yes; forward' USR1
-trap 'ENDED=yes; forward' TERM # somebody cancels the job: stop, and do not come back
+PLAN=$(realpath "$PLAN")
+WORK=$PWD LAUNCHER='' RESULT=''
 
 # What a rank runs. It writes how the program ended into the status file, where the launcher's exit
-# code does not tell a stop from a crash (a step that is killed always says 137 or 143). A stop with
-# a checkpoint (75) is no reason to kill the other ranks: the rank then ends with 0.
+# code does not tell a stop from a crash (a step that is killed always says 137 or 143). A stop (75)
+# is no reason to kill the other ranks: the rank then ends with 0.
 # shellcheck disable=SC2016 # expands on the ranks
 RANK='
-asked= code=0
-# Signals come to all processes of a rank; bash looks at them when the program has ended.
-trap "asked=yes" USR1
-trap : TERM
-cd "$WORK" || exit 1
-"$@" || code=$?
+status=$1 work=$2 early=$3
+shift 3
 rank=${PMIX_RANK:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${SLURM_PROCID:-0}}}}
-wrote=$code
-# asked to stop before it listened, or where it does not: nothing is lost
-if [ -n "$asked" ] && [ "$code" = 138 ]; then wrote=75; fi
+asked= again=
+cd "$work" || exit 1
+# A program that catches signals must not die of one that comes before it does.
+if [ "$early" = ignore ]; then trap "" USR1 TERM; fi
+"$@" &
+program=$!
+trap "asked=yes again=yes" USR1 TERM
+# The launcher is up: only from now on can it be sent signals.
+if [ "$rank" = 0 ]; then echo began >>"$status"; fi
+while :; do
+    again=
+    wait "$program"
+    code=$?
+    [ -n "$again" ] || break
+    # A signal interrupted wait. The program may not catch any yet: it is told until it has ended.
+    while kill -USR1 "$program" 2>/dev/null; do sleep 0.5; done
+done
+if [ -n "$asked" ]; then
+    case $code in 138 | 143) code=75 ;; esac # it catches none: they ended it
+fi
 if [ "$rank" = 0 ] || { [ "$code" != 0 ] && [ "$code" != 75 ]; }; then
-    echo "$wrote" >>"$STATUS"
+    echo "$code" >>"$status"
 fi
 [ "$code" = 75 ] && exit 0
 exit "$code"
 '
 
-# Run a program on all ranks; RESULT is finished, stopped or failed.
+# Run a program on all ranks: step NAME ignore|take PROGRAM… (what it does with signals before it
+# catches them). RESULT is finished, stopped, failed, or killed: none of the ranks could say.
 step() {
-    : >"$STATUS"
-    "${LAUNCH[@]}" bash -c "$RANK" rank "$@" &
+    local status code=0
+    status=$(mktemp "$OUTPUT/status.XXXXXX")
+    "${LAUNCH[@]}" bash -c "$RANK" rank "$status" "$WORK" "${@:2}" &
     LAUNCHER=$!
-    while :; do
-        # a trap runs only when wait returns, and then the step still goes on
-        wait "$LAUNCHER" || true
-        kill -0 "$LAUNCHER" 2>/dev/null || break
+    # Not with `wait`, which signals interrupt. The launcher hands signals on to its ranks.
+    while kill -0 "$LAUNCHER" 2>/dev/null; do
+        if [ -n "$ASKED$ENDED" ] && [ -s "$status" ]; then
+            kill -USR1 "$LAUNCHER" 2>/dev/null || true
+        fi
+        sleep 1 || true # a signal to all processes of the job ends it
     done
-    LAUNCHER=''
-    if [ ! -s "$STATUS" ] || grep -qvx -e 0 -e 75 "$STATUS"; then
+    wait "$LAUNCHER" || code=$?
+    if grep -qvx -e began -e 0 -e 75 "$status"; then
         RESULT=failed
-    elif grep -qx 75 "$STATUS"; then
+    elif grep -qx 75 "$status"; then
         RESULT=stopped
-    else
+    elif ! grep -qx 0 "$status"; then
+        RESULT=killed
+    elif [ "$code" = 0 ]; then
         RESULT=finished
+    else
+        RESULT=failed
     fi
-    echo "$2: $RESULT"
+    rm "$status"
+    echo "$1: $RESULT"
+}
+
+# Ranks stopped, or the job was asked to while they still finished: who ends the job?
+stopped() {
+    if [ -n "$ENDED" ]; then exit 143; fi
+    if [ "$RESULT" = killed ] && [ -z "$ASKED" ] && ! preempted; then exit 1; fi
+    run_again
 }
 
 if [ ${#STAGE[@]} -gt 0 ]; then
     WORK=$STORAGE/${USER:-$(id -un)}/tilenet
     # shellcheck disable=SC2016 # expands on the nodes
-    "${ONCE_PER_NODE[@]}" bash -c 'mkdir -p "$WORK" && cp -r --parents "$@" "$WORK"' copy "${STAGE[@]}"
+    "${ONCE_PER_NODE[@]}" bash -c 'mkdir -p "$1" && cp -r --parents "${@:2}" "$1"' copy "$WORK" "${STAGE[@]}"
 fi
 
-# Only for a job that was asked to make room, or ran out of time.
-stopped() {
-    if [ -n "$ENDED" ]; then exit 143; fi
-    run_again
-}
-
-step tilenet train -c "$RUN" --plan "$PLAN" --output "$OUTPUT" --resume
-if [ "$RESULT" = failed ]; then exit 1; fi
-if [ "$RESULT" = stopped ] || [ -n "$ASKED$ENDED" ]; then stopped; fi
-
-step tilenet predict "$OUTPUT" "$IMAGE" "$OUTPUT/map.tif" --plan "$PLAN" --overwrite
-# A map begins anew each time: once is bad luck, twice means that the job's time is too short.
-if [ "$RESULT" = stopped ] && [ ! -e "$OUTPUT/map.again" ]; then
-    touch "$OUTPUT/map.again"
-    stopped
+if [ -n "$RUN" ]; then
+    RUN=$(realpath "$RUN")
+    TRAIN=(train -c "$RUN" --plan "$PLAN" --output "$OUTPUT" --resume)
+    step train ignore "${TILENET[@]}" "${TRAIN[@]}"
+    if [ "$RESULT" = failed ]; then exit 1; fi
+    if [ "$RESULT" != finished ] || [ -n "$ASKED$ENDED" ]; then stopped; fi
 fi
-rm -f "$OUTPUT/map.again"
-if [ "$RESULT" = stopped ]; then echo "the map needs more time than the job has"; fi
-if [ "$RESULT" != finished ]; then exit 1; fi
+
+if [ -n "$IMAGE" ]; then
+    read -ra MORE <<<"$PREDICT"
+    MAP=(predict "$OUTPUT" "$IMAGE" "$OUTPUT/map.tif" --plan "$PLAN" --overwrite "${MORE[@]}")
+    step predict take "${TILENET[@]}" "${MAP[@]}"
+    if [ "$RESULT" = failed ]; then exit 1; fi
+    if [ "$RESULT" != finished ] && [ -n "$ASKED" ]; then
+        # A map begins anew each time: once is bad luck, twice means that the job's time is too short.
+        if [ -e "$OUTPUT/map.again" ]; then
+            rm "$OUTPUT/map.again"
+            echo "the map needs more time than the job has"
+            exit 1
+        fi
+        touch "$OUTPUT/map.again"
+    fi
+    if [ "$RESULT" != finished ]; then stopped; fi
+    rm -f "$OUTPUT/map.again"
+fi

@@ -1,0 +1,159 @@
+#!/bin/bash
+# Train, then map, on workstation: 1 node, 2 ranks (2 a node), each with 1 device and 16 cores.
+# Written by `python -m launch`.  Run: bash job.sh
+# To stop it with a checkpoint: kill -USR1 its process. Exit code 75: run it again to go on.
+set -euo pipefail
+
+preempted() {
+    false # not known here
+}
+
+run_again() {
+    exit 75
+}
+
+ASKED='' ENDED=''
+trap 'ASKED=yes' USR1 # to make room: stop, and come back
+trap 'ENDED=yes' TERM # somebody cancels the job: stop, and do not come back
+
+# --- what to run, and on what: CHANGE, here or in the environment
+RUN=${RUN-run.yaml} # the run file; empty: only map
+PLAN=${PLAN-plan.json}
+IMAGE=${IMAGE-scene.tif} # the raster to map; empty: only train
+OUTPUT=${OUTPUT-out} # the run's folder
+PREDICT=${PREDICT-} # more options of tilenet predict: --output probabilities --tile 1024
+# A virtual environment with tilenet; empty: tilenet is there without.
+VENV=${VENV-''}
+# Files and folders, by relative paths, that are copied to each node's own storage first; the paths
+# in the run file then lead to the copies. Name all that it names, and IMAGE; empty: nothing is copied.
+STAGE=()
+STORAGE=/tmp
+
+# --- the machine: workstation
+# Install once: python -m venv venv; venv/bin/pip install -c constraints.txt '.[mpich]'
+if [ -n "$VENV" ]; then
+    # shellcheck source=/dev/null
+    source "$VENV/bin/activate"
+fi
+export OMP_NUM_THREADS=16
+
+# 1 node, 2 ranks (2 a node), each with 1 device and 16 cores
+LAUNCH=(
+    mpiexec
+    -n 2
+)
+ONCE_PER_NODE=(
+    mpiexec
+    -n 1
+)
+TILENET=(tilenet)
+
+# --- how
+mkdir -p "$OUTPUT"
+OUTPUT=$(realpath "$OUTPUT")
+PLAN=$(realpath "$PLAN")
+WORK=$PWD LAUNCHER='' RESULT=''
+
+# What a rank runs. It writes how the program ended into the status file, where the launcher's exit
+# code does not tell a stop from a crash (a step that is killed always says 137 or 143). A stop (75)
+# is no reason to kill the other ranks: the rank then ends with 0.
+# shellcheck disable=SC2016 # expands on the ranks
+RANK='
+status=$1 work=$2 early=$3
+shift 3
+rank=${PMIX_RANK:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${SLURM_PROCID:-0}}}}
+asked= again=
+cd "$work" || exit 1
+# A program that catches signals must not die of one that comes before it does.
+if [ "$early" = ignore ]; then trap "" USR1 TERM; fi
+"$@" &
+program=$!
+trap "asked=yes again=yes" USR1 TERM
+# The launcher is up: only from now on can it be sent signals.
+if [ "$rank" = 0 ]; then echo began >>"$status"; fi
+while :; do
+    again=
+    wait "$program"
+    code=$?
+    [ -n "$again" ] || break
+    # A signal interrupted wait. The program may not catch any yet: it is told until it has ended.
+    while kill -USR1 "$program" 2>/dev/null; do sleep 0.5; done
+done
+if [ -n "$asked" ]; then
+    case $code in 138 | 143) code=75 ;; esac # it catches none: they ended it
+fi
+if [ "$rank" = 0 ] || { [ "$code" != 0 ] && [ "$code" != 75 ]; }; then
+    echo "$code" >>"$status"
+fi
+[ "$code" = 75 ] && exit 0
+exit "$code"
+'
+
+# Run a program on all ranks: step NAME ignore|take PROGRAM… (what it does with signals before it
+# catches them). RESULT is finished, stopped, failed, or killed: none of the ranks could say.
+step() {
+    local status code=0
+    status=$(mktemp "$OUTPUT/status.XXXXXX")
+    "${LAUNCH[@]}" bash -c "$RANK" rank "$status" "$WORK" "${@:2}" &
+    LAUNCHER=$!
+    # Not with `wait`, which signals interrupt. The launcher hands signals on to its ranks.
+    while kill -0 "$LAUNCHER" 2>/dev/null; do
+        if [ -n "$ASKED$ENDED" ] && [ -s "$status" ]; then
+            kill -USR1 "$LAUNCHER" 2>/dev/null || true
+        fi
+        sleep 1 || true # a signal to all processes of the job ends it
+    done
+    wait "$LAUNCHER" || code=$?
+    if grep -qvx -e began -e 0 -e 75 "$status"; then
+        RESULT=failed
+    elif grep -qx 75 "$status"; then
+        RESULT=stopped
+    elif ! grep -qx 0 "$status"; then
+        RESULT=killed
+    elif [ "$code" = 0 ]; then
+        RESULT=finished
+    else
+        RESULT=failed
+    fi
+    rm "$status"
+    echo "$1: $RESULT"
+}
+
+# Ranks stopped, or the job was asked to while they still finished: who ends the job?
+stopped() {
+    if [ -n "$ENDED" ]; then exit 143; fi
+    if [ "$RESULT" = killed ] && [ -z "$ASKED" ] && ! preempted; then exit 1; fi
+    run_again
+}
+
+if [ ${#STAGE[@]} -gt 0 ]; then
+    WORK=$STORAGE/${USER:-$(id -un)}/tilenet
+    # shellcheck disable=SC2016 # expands on the nodes
+    "${ONCE_PER_NODE[@]}" bash -c 'mkdir -p "$1" && cp -r --parents "${@:2}" "$1"' copy "$WORK" "${STAGE[@]}"
+fi
+
+if [ -n "$RUN" ]; then
+    RUN=$(realpath "$RUN")
+    TRAIN=(train -c "$RUN" --plan "$PLAN" --output "$OUTPUT" --resume)
+    step train ignore "${TILENET[@]}" "${TRAIN[@]}"
+    if [ "$RESULT" = failed ]; then exit 1; fi
+    if [ "$RESULT" != finished ] || [ -n "$ASKED$ENDED" ]; then stopped; fi
+fi
+
+if [ -n "$IMAGE" ]; then
+    read -ra MORE <<<"$PREDICT"
+    MAP=(predict "$OUTPUT" "$IMAGE" "$OUTPUT/map.tif" --plan "$PLAN" --overwrite "${MORE[@]}")
+    step predict take "${TILENET[@]}" "${MAP[@]}"
+    if [ "$RESULT" = failed ]; then exit 1; fi
+    if [ "$RESULT" != finished ] && [ -n "$ASKED" ]; then
+        # A map begins anew each time: once is bad luck, twice means that the job's time is too short.
+        if [ -e "$OUTPUT/map.again" ]; then
+            rm "$OUTPUT/map.again"
+            echo "the map needs more time than the job has"
+            exit 1
+        fi
+        touch "$OUTPUT/map.again"
+    fi
+    if [ "$RESULT" != finished ]; then stopped; fi
+    rm -f "$OUTPUT/map.again"
+fi
