@@ -101,7 +101,7 @@ step() {
         if [ -n "$ASKED$ENDED" ] && [ -s "$status" ]; then
             kill -USR1 "$LAUNCHER" 2>/dev/null || true
         fi
-        sleep 1 || true # a signal to all processes of the job ends it
+        sleep 0.5 || true # a signal to all processes of the job ends it
     done
     wait "$LAUNCHER" || code=$?
     if grep -qvx -e began -e 0 -e 75 "$status"; then
