@@ -33,7 +33,7 @@ script() {
     (cd "$into/$1" && python -m launch plan.json --machine "$1" --script "$2" "${@:3}" >/dev/null)
 }
 
-plan summit small --nodes 4
+plan summit medium-2 --nodes 4 --partitions 6
 script summit job.lsf --account ABC123 --venv venv
 plan frontier small --nodes 2
 script frontier job.sh --account ABC123 --venv venv

@@ -65,7 +65,9 @@ def _lines(placed: Placement, job: Job) -> list[str]:
     lines += [f"export {name}={shlex.quote(text)}" for name, text in environment(placed).items()]
     steps = []
     if job.run:
-        steps.append(["train", "-c", job.run, "--plan", job.plan, "--output", job.output, "--resume"])
+        steps.append(
+            ["train", "-c", job.run, "--plan", job.plan, "--output", job.output, "--resume"]
+        )
     if job.image:
         map_file = f"{job.output}/map.tif"
         steps.append(["predict", job.output, job.image, map_file, "--plan", job.plan])
@@ -105,7 +107,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument("plan", help="of tilenet plan -o")
     parser.add_argument("--machine", metavar="|".join(known_machines()), help="default: the plan's")
     parser.add_argument("--nodes", type=int, metavar="N", help="default: as few as hold the ranks")
-    parser.add_argument("--run", default="run.yaml", help="the run file (%(default)s); '': only map")
+    parser.add_argument(
+        "--run", default="run.yaml", help="the run file (%(default)s); '': only map"
+    )
     parser.add_argument(
         "--image", default="scene.tif", help="raster to map (%(default)s); '': only train"
     )

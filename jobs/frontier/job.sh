@@ -119,25 +119,31 @@ RANK='
 status=$1 work=$2 early=$3
 shift 3
 rank=${PMIX_RANK:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${SLURM_PROCID:-0}}}}
-asked= again=
 cd "$work" || exit 1
-# A program that catches signals must not die of one that comes before it does.
-if [ "$early" = ignore ]; then trap "" USR1 TERM; fi
-"$@" &
-program=$!
-trap "asked=yes again=yes" USR1 TERM
+# A shell that ignores signals waits for the program: bash that catches one at the moment in which
+# the program ends can lose its code. The program must not die of one that comes before it listens.
+exec 3>&1 4< <(
+    trap "" USR1 TERM
+    if [ "$early" = ignore ]; then "$@" >&3 & else (trap - USR1 TERM && exec "$@") >&3 & fi
+    echo "$!"
+    wait "$!"
+    echo "$?"
+)
+read -r program <&4
+asked=
+trap "asked=yes" USR1 TERM
 # The launcher is up: only from now on can it be sent signals.
 if [ "$rank" = 0 ]; then echo began >>"$status"; fi
-while :; do
-    again=
-    wait "$program"
-    code=$?
-    [ -n "$again" ] || break
-    # A signal interrupted wait. The program may not catch any yet: it is told until it has ended.
-    while kill -USR1 "$program" 2>/dev/null; do sleep 0.5; done
+code=
+while [ -z "$code" ]; do
+    read -r -t 1 code <&4
+    # 1: the pipe is closed
+    if [ "$?" = 1 ]; then code=${code:-137}; fi
+    # The launcher may have told this shell alone, and the program may not listen yet.
+    if [ -n "$asked" ]; then kill -USR1 "$program" 2>/dev/null; fi
 done
 if [ -n "$asked" ]; then
-    case $code in 138 | 143) code=75 ;; esac # it catches none: they ended it
+    case $code in 138 | 143) code=75 ;; esac # it does not listen: they ended it
 fi
 if [ "$rank" = 0 ] || { [ "$code" != 0 ] && [ "$code" != 75 ]; }; then
     echo "$code" >>"$status"
@@ -149,7 +155,7 @@ exit "$code"
 # Run a program on all ranks: step NAME ignore|take PROGRAM… (what it does with signals before it
 # catches them). RESULT is finished, stopped, failed, or killed: none of the ranks could say.
 step() {
-    local status code=0
+    local status
     status=$(mktemp "$OUTPUT/status.XXXXXX")
     "${LAUNCH[@]}" bash -c "$RANK" rank "$status" "$WORK" "${@:2}" &
     LAUNCHER=$!
@@ -160,17 +166,14 @@ step() {
         fi
         sleep 0.5 || true # a signal to all processes of the job ends it
     done
-    wait "$LAUNCHER" || code=$?
     if grep -qvx -e began -e 0 -e 75 "$status"; then
         RESULT=failed
     elif grep -qx 75 "$status"; then
         RESULT=stopped
-    elif ! grep -qx 0 "$status"; then
-        RESULT=killed
-    elif [ "$code" = 0 ]; then
+    elif grep -qx 0 "$status"; then
         RESULT=finished
     else
-        RESULT=failed
+        RESULT=killed
     fi
     rm "$status"
     echo "$1: $RESULT"

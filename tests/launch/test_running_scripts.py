@@ -18,13 +18,22 @@ from launch.planned_job import PlannedJob
 from launch.scripts import Job, script
 from tilenet.planning.machines import machine
 
-# Each command runs one line from a file of its name, once per start and rank.
-PRETENDED = """#!/bin/bash
-rank=${PMIX_RANK:-$PMI_RANK}
-echo "$1 $rank $PWD" >>"$LOG"
-eval "$(cat "$PLANS/$1")"
+# Each command runs lines of Python from a file of its name, once per start and rank.
+PRETENDED = """#!/usr/bin/env python3
+import os, signal, sys, time
+rank = os.environ.get("PMIX_RANK") or os.environ["PMI_RANK"]
+def note(*words):
+    with open(os.environ["LOG"], "a") as file:
+        print(*words, file=file)
+def catch(code=75):
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(code))
+note(sys.argv[1], rank, os.getcwd())
+exec(open(os.path.join(os.environ["PLANS"], sys.argv[1])).read())
 """
-ENDLESS = "trap 'exit 75' USR1 TERM; while :; do sleep 0.05; done"
+WAIT = "time.sleep(60)\n"
+ENDLESS = "catch()\nnote('listens')\n" + WAIT
+LIMIT_S = 120  # matters only on failure
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -51,7 +60,11 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     running = []
 
     def begin(
-        train: str, predict: str = "exit 0", name: str = "workstation", job: Job | None = None
+        train: str,
+        predict: str = "",
+        name: str = "workstation",
+        job: Job | None = None,
+        variables: dict[str, str] | None = None,
     ) -> subprocess.Popen[str]:
         (tools / "train").write_text(train)
         (tools / "predict").write_text(predict)
@@ -66,7 +79,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         process = subprocess.Popen(
             ["bash", "job.sh"],
             cwd=tmp_path,
-            env=env,
+            env=env | (variables or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -84,7 +97,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 def log(folder: Path, wanted: int = 0) -> list[str]:
     """What ran, as soon as so many have begun."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + LIMIT_S
     while len(lines := (folder / "log").read_text().splitlines()) < wanted:
         assert time.monotonic() < until, lines
         time.sleep(0.02)
@@ -92,7 +105,7 @@ def log(folder: Path, wanted: int = 0) -> list[str]:
 
 
 def ends(process: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=LIMIT_S)
     return process.returncode, output
 
 
@@ -102,9 +115,23 @@ def both(command: str, where: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", ["workstation", "summit"])
 def test_train_then_predict(start: Start, tmp_path: Path, name: str) -> None:
-    code, output = ends(start("exit 0", name=name))
+    code, output = ends(start("", name=name))
     assert (code, output.splitlines()) == (0, ["train: finished", "predict: finished"])
     assert log(tmp_path) == both("predict", tmp_path) + both("train", tmp_path)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(("leave_out", "left"), [("RUN", "predict"), ("IMAGE", "train")])
+@pytest.mark.parametrize("where", ["environment", "script"])
+def test_only_one_of_them(
+    start: Start, tmp_path: Path, leave_out: str, left: str, where: str
+) -> None:
+    if where == "environment":
+        job = start("", variables={leave_out: ""})
+    else:
+        job = start("", job=Job(run="") if leave_out == "RUN" else Job(image=""))
+    assert ends(job) == (0, f"{left}: finished\n")
+    assert log(tmp_path) == both(left, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["workstation", "summit"])
@@ -112,45 +139,73 @@ def test_usr1_reaches_the_ranks_and_the_job_comes_again(
     start: Start, tmp_path: Path, name: str
 ) -> None:
     job = start(ENDLESS, name=name)
-    log(tmp_path, 2)
-    time.sleep(0.2)  # for the traps
+    log(tmp_path, 4)
     os.kill(job.pid, signal.SIGUSR1)
     code, output = ends(job)
     assert (code, output.splitlines()[-1]) == (75, "train: stopped")
-    assert log(tmp_path) == both("train", tmp_path)
+    assert [line for line in log(tmp_path) if line != "listens"] == both("train", tmp_path)
+
+
+def test_ranks_that_do_not_listen_yet_are_told_until_they_do(start: Start, tmp_path: Path) -> None:
+    """As while they import Python's modules: the first signals find nobody."""
+    job = start("time.sleep(2)\n" + ENDLESS)
+    log(tmp_path, 2)
+    os.kill(job.pid, signal.SIGUSR1)
+    code, output = ends(job)
+    assert (code, output.splitlines()[-1]) == (75, "train: stopped")
+    assert "listens" in log(tmp_path)
+
+
+def test_a_signal_before_the_first_step_is_not_lost(start: Start, tmp_path: Path) -> None:
+    slow = tmp_path / "tools" / "mpiexec"
+    slow.write_text(
+        f"#!/bin/bash\necho launcher >>'{tmp_path}/log'\nsleep 1\n"
+        f'exec {shutil.which("mpiexec")} "$@"\n'
+    )
+    slow.chmod(0o755)
+    job = start(ENDLESS)
+    log(tmp_path, 1)
+    os.kill(job.pid, signal.SIGUSR1)  # would end mpiexec itself before it listens
+    code, output = ends(job)
+    assert (code, output.splitlines()[-1]) == (75, "train: stopped")
 
 
 def test_a_stop_at_once_is_told_from_the_signal(start: Start, tmp_path: Path) -> None:
     """The program ends while the shell around it is still busy with the signal."""
     for _ in range(5):
-        job = start("trap 'kill -9 $!; exit 75' USR1; sleep 20 & wait")
-        log(tmp_path, 2)
-        time.sleep(0.1)
-        os.kill(job.pid, signal.SIGUSR1)
-        assert ends(job)[0] == 75
-        assert (tmp_path / "out" / "status").read_text() == "75\n"
+        job = start(ENDLESS)
+        log(tmp_path, 4)
+        for _ in range(3):
+            os.kill(job.pid, signal.SIGUSR1)
+        code, output = ends(job)
+        assert (code, output.splitlines()[-1]) == (75, "train: stopped")
 
 
 def test_a_cancelled_job_saves_and_does_not_come_again(start: Start, tmp_path: Path) -> None:
     job = start(ENDLESS)
-    log(tmp_path, 2)
-    time.sleep(0.2)
+    log(tmp_path, 4)
     os.kill(job.pid, signal.SIGTERM)
     code, output = ends(job)
     assert (code, output.splitlines()[-1]) == (143, "train: stopped")
-    assert log(tmp_path) == both("train", tmp_path)
+    assert not [line for line in log(tmp_path) if "predict" in line]
 
 
 @pytest.mark.parametrize(
     "train",
     [
-        "exit 1",
-        'if [ "$rank" = 1 ]; then exit 3; fi; exit 75',
-        'if [ "$rank" = 1 ]; then kill -9 $$; fi; exit 0',
+        "sys.exit(1)",
+        "sys.exit(3 if rank == '1' else 75)",
+        "if rank == '1': os.kill(os.getpid(), 9)",
+        "if rank == '1': os.kill(os.getpid(), 11)",
+        "catch(3)\nnote('listens')\n" + WAIT,
     ],
 )
 def test_a_failure_on_any_rank_ends_the_job(start: Start, tmp_path: Path, train: str) -> None:
-    code, output = ends(start(train))
+    job = start(train)
+    if "listens" in train:  # one that was asked to stop and failed is no less a failure
+        log(tmp_path, 4)
+        os.kill(job.pid, signal.SIGUSR1)
+    code, output = ends(job)
     assert code == 1
     assert "train: failed" in output
     assert not [line for line in log(tmp_path) if "predict" in line]
@@ -162,40 +217,43 @@ def test_a_rank_that_stops_first_does_not_end_the_others(start: Start, tmp_path:
     pretended = tmp_path / "tools" / "mpiexec"
     pretended.write_text(f'#!/bin/bash\n{real} "$@"\necho "mpiexec: $?"\n')
     pretended.chmod(0o755)
-    code, output = ends(start('[ "$rank" = 1 ] || sleep 0.3; exit 75'))
+    code, output = ends(start("time.sleep(0.3 * (rank == '0'))\nsys.exit(75)"))
     assert (code, output.splitlines()) == (75, ["mpiexec: 0", "train: stopped"])
 
 
-def test_a_launcher_that_starts_nothing_is_a_failure(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "tools" / "mpiexec").write_text("#!/bin/bash\nexit 0\n")
+@pytest.mark.parametrize("launcher", ["exit 0", "exit 9", "kill -9 $$"])
+def test_a_launcher_that_starts_nothing_is_a_failure(
+    start: Start, tmp_path: Path, launcher: str
+) -> None:
+    (tmp_path / "tools" / "mpiexec").write_text(f"#!/bin/bash\n{launcher}\n")
     (tmp_path / "tools" / "mpiexec").chmod(0o755)
-    assert ends(start("exit 0")) == (1, "train: failed\n")
+    code, output = ends(start(""))
+    assert (code, output.splitlines()[-1]) == (1, "train: killed")
 
 
 def test_a_map_that_is_cut_off_comes_again_once(start: Start, tmp_path: Path) -> None:
-    # predict does not listen to signals: it is killed by them
+    # predict does not listen to signals: it is ended by them
     for wanted, said in ((75, "predict: stopped"), (1, "more time than the job has")):
-        job = start("exit 0", predict="exec sleep 20")
+        job = start("", predict=WAIT)
         log(tmp_path, 4)
-        time.sleep(0.2)
         os.kill(job.pid, signal.SIGUSR1)
         code, output = ends(job)
         assert code == wanted
         assert said in output
 
 
-def test_a_signal_between_the_steps_is_not_lost(start: Start, tmp_path: Path) -> None:
-    job = start("trap '' USR1; sleep 0.5; exit 0")  # finishes in spite of it
-    log(tmp_path, 2)
-    time.sleep(0.2)
+def test_a_signal_to_training_that_finishes_is_not_lost(start: Start, tmp_path: Path) -> None:
+    """The map does not begin in what is left of the time."""
+    job = start("signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))\nnote('listens')\n" + WAIT)
+    log(tmp_path, 4)
     os.kill(job.pid, signal.SIGUSR1)
     assert ends(job) == (75, "train: finished\n")
-    assert log(tmp_path) == both("train", tmp_path)
+    assert not [line for line in log(tmp_path) if "predict" in line]
 
 
 def test_files_are_copied_to_the_nodes_first(start: Start, tmp_path: Path) -> None:
     job = Job(stage=("scene.tif", "tools/train"))
-    code, output = ends(start("cat scene.tif; exit 0", name="summit", job=job))
+    code, output = ends(start("print(open('scene.tif').read())", name="summit", job=job))
     assert (code, output.count("scene.tif")) == (0, 2)
     storage = tmp_path / "storage" / "me" / "tilenet"
     assert log(tmp_path) == both("predict", storage) + both("train", storage)
