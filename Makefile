@@ -1,6 +1,5 @@
 # make demo: train on a synthetic scene over 4 ranks and write its map.   make test: all tests.
-# make jobs: job scripts with stand-ins for launchers, hanging ranks, and a real Slurm of virtual
-# nodes (root, Debian).
+# make jobs: of these, job scripts, hanging ranks, and a real Slurm of virtual nodes (root, Debian).
 # make check: ruff, mypy, the import contract, shellcheck.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -21,8 +20,7 @@ test: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/run.sh
 
 jobs: install
-	PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q \
-		tests/test_ranks_that_hang.py tests/launch/test_running_scripts.py tests/test_jobs.py tests/slurm
+	PATH="$(CURDIR)/$(BIN):$$PATH" tests/run.sh jobs
 
 check: install
 	$(BIN)/ruff check .

@@ -1,207 +1,133 @@
-"""The scripts of jobs/ run to their maps, with stand-ins for what only those machines have.
+"""The scripts of jobs/ are what launch/ writes, for plans that fit their run files.
 
-The stand-ins check the options' arithmetic and start the ranks with mpiexec; how real launchers
-place ranks is not their business.
+Summit's runs to its map here, with a stand-in for jsrun.
+Slurm's runs in tests/slurm/. How scripts take signals and failures, in tests/launch/.
 """
 
 import os
 import re
-import signal
+import shlex
+import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import rasterio
 
-JOBS = Path(__file__).resolve().parent.parent / "jobs"
+from launch.__main__ import main as launch
+from launch.placement import place
+from launch.planned_job import read_job
+from tilenet.__main__ import main as tilenet
+from tilenet.planning.machines import machine
+from tilenet.run_file import read_run_file
+from tilenet.run_plan import plan_run
+
+ROOT = Path(__file__).resolve().parent.parent
+JOBS = ROOT / "jobs"
+SCRIPTS = sorted(JOBS.glob("*/job.*"))
+PLACES = [path.parent.name for path in SCRIPTS]
+LIMIT_S = 300  # matters only on failure
+HEIGHT, WIDTH = 70, 90
 RUN = """
 images: image.tif
 labels: labels.tif
 classes: 3
 device: cpu
 network: {poolings: 1, base: 2}
-tiles: {size_px: 32}
-checkpoint_every: 1000
 steps: 3
 output: out
 """
-# Start as many ranks as the options say, two at most, and keep the options.
-START = """#!/bin/bash
-echo "{name} $*" >>calls
-nodes=1 each=0 total=0
-while [ "$1" != bash ]; do
-    case $1 in
-        --ntasks=*) total=${{1#*=}} ;;
-        --nodes=* | -n=*) nodes=${{1#*=}} ;;
-        -n) nodes=$2; shift ;;
-        -a) each=$2; shift ;;
-        -[rgcbdXE]) shift ;;
-    esac
-    shift
-done
-[ "$total" != 0 ] || total=$((nodes * each))
-exec mpiexec -n $((total < 2 ? total : 2)) bash -c '
-    export SLURM_PROCID=$PMI_RANK OMPI_COMM_WORLD_RANK=$PMI_RANK
-    unset OMP_NUM_THREADS; export OMP_NUM_THREADS=1; exec "$@"' start "$@"
-"""
-SAYS = '#!/bin/bash\necho "{name} $*" >>calls\n'
-# What scancel --signal does: to all processes of the steps.
-SIGNALS = """#!/bin/bash
-echo "scancel $*" >>calls
-for process in /proc/[0-9]*; do
-    [ "$(readlink "$process/cwd")" = "$PWD" ] || continue
-    case $(cat "$process/comm") in tilenet | python*) kill -USR1 "${process#/proc/}" || true ;; esac
-done
-"""
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with a scene, a run file, an environment to activate, and the stand-ins."""
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No machines of the user's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def test_scripts_are_what_launch_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the options with which jobs/regenerate.sh calls it."""
+    lines = re.findall(r"^script (.*)$", (JOBS / "regenerate.sh").read_text(), re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    for line in lines:
+        place_, file, *options = shlex.split(line)
+        shutil.copy(JOBS / place_ / "plan.json", tmp_path)
+        assert launch(["plan.json", "--machine", place_, "--script", file, *options]) == 0
+        same = Path(file).read_text() == (JOBS / place_ / file).read_text()
+        assert same, f"jobs/{place_}/{file}: if this is meant, run jobs/regenerate.sh"
+    assert sorted(line.split()[0] for line in lines) == PLACES
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_run_file_fits_the_plan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(JOBS / name)
+    run, _ = read_run_file(["-c", "run.yaml", "--plan", "plan.json"])
+    job = read_job(Path("plan.json"))
+    shapes = (((1, 2, 3, 4), (10_000, 10_000)),) * 4
+    planned = plan_run(run, shapes, job.num_ranks)
+    assert (planned.mesh.replicas, planned.mesh.rows, planned.mesh.columns) == job.mesh
+    assert len(planned.balance) == job.partitions
+    assert place(job, machine(name)).ranks == job.num_ranks
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=PLACES)
+def test_a_script_says_what_to_change_and_how_to_install(path: Path) -> None:
+    text = path.read_text()
+    assert "CHANGE" in text
+    assert "# Install once" in text
+    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=PLACES)
+def test_tilenet_is_called_so_that_it_answers(path: Path) -> None:
+    """Frontier's imports MPI before torch."""
+    array = re.search(r"^TILENET=\((.*)\)$", path.read_text(), re.MULTILINE)
+    assert array
+    command = [*shlex.split(array[1]), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert re.fullmatch(r"[\w.]+\n", done.stdout)
+
+
+def test_summits_job_runs_to_its_map(tmp_path: Path) -> None:
+    """As it stands: 4 nodes, each with a rank of 6 partitions, by the stand-in for jsrun."""
     rng = np.random.default_rng(3)
-    grid = {"height": 70, "width": 90, "crs": "EPSG:32630", "driver": "GTiff"}
+    grid = {"height": HEIGHT, "width": WIDTH, "crs": "EPSG:32630", "driver": "GTiff"}
     grid["transform"] = rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)
     with rasterio.open(tmp_path / "image.tif", "w", count=2, dtype="uint8", **grid) as out:
-        out.write(rng.integers(1, 250, (2, 70, 90)).astype(np.uint8))
+        out.write(rng.integers(1, 250, (2, HEIGHT, WIDTH)).astype(np.uint8))
     with rasterio.open(tmp_path / "labels.tif", "w", count=1, dtype="uint8", **grid) as out:
-        out.write(rng.integers(0, 3, (70, 90)).astype(np.uint8), 1)
+        out.write(rng.integers(0, 3, (HEIGHT, WIDTH)).astype(np.uint8), 1)
     (tmp_path / "run.yaml").write_text(RUN)
-    stand_ins = {name: START.format(name=name) for name in ("srun", "jsrun")}
-    stand_ins |= {name: SAYS.format(name=name) for name in ("module", "scontrol", "nvidia-smi")}
-    stand_ins["scancel"] = SIGNALS
-    for name, text in stand_ins.items():
-        path = tmp_path / "bin" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
-    (tmp_path / "venv" / "bin").mkdir(parents=True)
-    (tmp_path / "venv" / "bin" / "activate").touch()
-    return tmp_path
-
-
-def start(name: str, place: Path, **more: str) -> "subprocess.Popen[str]":
-    ours = {name for name in os.environ if name.startswith("SLURM_")}
-    environment = {key: value for key, value in os.environ.items() if key not in ours}
-    environment |= {
-        "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
-        "IMAGE": "image.tif",
-        "SLURM_JOB_ID": "77",
-        "LSB_JOBID": "77",
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_NTASKS_PER_NODE": "4",
-        "SLURM_CPUS_PER_TASK": "8",
-        **more,
-    }
-    return subprocess.Popen(
-        ["bash", str(JOBS / name)],
-        cwd=place,
-        env=environment,
+    network = ["--poolings", "1", "--base", "2", "--bands", "2", "--classes", "3"]
+    image = ["--image", f"{HEIGHT}x{WIDTH}", "--grid", "2x2"]
+    where = ["--machine", "summit", "--nodes", "4", "--partitions", "6"]
+    plan = tmp_path / "plan.json"
+    assert tilenet(["plan", *network, *image, *where, "-o", str(plan)]) == 0
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "module").write_text('#!/bin/bash\necho "module $*"\n')
+    (tmp_path / "bin" / "module").chmod(0o755)
+    job = subprocess.run(
+        ["bash", JOBS / "summit" / "job.lsf"],
+        cwd=tmp_path,
+        env=os.environ
+        | {
+            "PATH": f"{tmp_path / 'bin'}:{ROOT / 'tests' / 'launch'}:{os.environ['PATH']}",
+            "JSRUN_NODES": "4",
+            "JSRUN_THREADS": "1",
+            "IMAGE": "image.tif",
+            "VENV": "",
+        },
+        capture_output=True,
         text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        timeout=LIMIT_S,
+        check=False,
     )
-
-
-def calls(place: Path, program: str) -> list[str]:
-    lines = (place / "calls").read_text().splitlines() if (place / "calls").exists() else []
-    return [line for line in lines if line.split()[0] == program]
-
-
-@pytest.mark.parametrize(
-    ("name", "more", "options"),
-    [
-        ("train-slurm.sh", {}, "--ntasks=8 --ntasks-per-node=4 --cpus-per-task=8"),
-        (
-            "train-slurm.sh",
-            {"PARTITIONS": "2"},
-            "--ntasks=4 --ntasks-per-node=2 --cpus-per-task=16",
-        ),
-        ("train-frontier.sh", {}, "--ntasks=16 --ntasks-per-node=8 --cpus-per-task=7"),
-        (
-            "train-frontier.sh",
-            {"PARTITIONS": "4"},
-            "--ntasks=4 --ntasks-per-node=2 --cpus-per-task=28",
-        ),
-        ("train-perlmutter.sh", {}, "--ntasks=8 --ntasks-per-node=4 --cpus-per-task=32"),
-        (
-            "train-perlmutter.sh",
-            {"PARTITIONS": "2"},
-            "--ntasks=4 --ntasks-per-node=2 --cpus-per-task=64",
-        ),
-        ("train-summit.lsf", {}, "-n 4 -r 1 -a 6 -g 6 -c 42 -b packed:7 "),
-        ("train-summit.lsf", {"PARTITIONS": "3"}, "-n 4 -r 1 -a 2 -g 6 -c 42 -b packed:21 "),
-        ("train-summit.lsf", {"PARTITIONS": "6"}, "-n 4 -r 1 -a 1 -g 6 -c 42 -b rs "),
-        ("train-workstation.sh", {}, ""),
-    ],
-    ids=str,
-)
-def test_a_job_trains_and_maps(place: Path, name: str, more: dict[str, str], options: str) -> None:
-    job = start(name, place, **more)
-    said, _ = job.communicate(timeout=240)
-    assert job.returncode == 0, said
-    with rasterio.open(place / "out" / "map.tif") as file:
-        assert file.shape == (70, 90)
-    assert len((place / "out" / "history.csv").read_text().splitlines()) == 4
-    assert ("2 partitions" in said) == (more.get("PARTITIONS") == "2")
-    if options:
-        steps = calls(place, "jsrun" if name.endswith("lsf") else "srun")
-        assert len(steps) == 2, "one to train, one to map"
-        assert all(options in step for step in steps)
-    if options.startswith("--"):
-        assert all("--kill-on-bad-exit=1" in step for step in steps)
-        assert all("--gpu-bind=none" in step for step in steps)
-    assert not list(place.glob("*.status"))
-    assert calls(place, "scontrol") == []
-
-
-@pytest.mark.parametrize("name", ["train-slurm.sh", "train-summit.lsf"])
-def test_a_job_without_time_stops_with_a_checkpoint_and_queues_again(
-    place: Path, name: str
-) -> None:
-    (place / "run.yaml").write_text(RUN.replace("steps: 3", "steps: 3000"))
-    job = start(name, place)
-    history = place / "out" / "history.csv"
-    ends = time.monotonic() + 120
-    while not history.exists() or len(history.read_text().splitlines()) < 4:
-        assert time.monotonic() < ends
-        assert job.poll() is None, job.communicate()[0]
-        time.sleep(0.05)
-    job.send_signal(signal.SIGUSR1)  # what Slurm's --signal=B: and LSF's -wa do
-    said, _ = job.communicate(timeout=120)
-    requeued = calls(place, "scontrol")
-    if name.endswith("lsf"):
-        assert (job.returncode, requeued) == (75, []), said
-    else:
-        assert (job.returncode, requeued) == (0, ["scontrol requeue 77"]), said
-    made = len(history.read_text().splitlines()) - 1
-    assert not (place / "out" / "map.tif").exists()
-
-    steps = made + 2
-    (place / "run.yaml").write_text(RUN.replace("steps: 3", f"steps: {steps}"))
-    job = start(name, place)
-    said, _ = job.communicate(timeout=240)
-    assert job.returncode == 0, said
-    numbers = [line.split(",")[0] for line in history.read_text().splitlines()[1:]]
-    assert numbers == [str(step) for step in range(1, steps + 1)]
-    assert (place / "out" / "map.tif").exists()
-
-
-@pytest.mark.parametrize("name", ["train-slurm.sh", "train-summit.lsf", "train-workstation.sh"])
-def test_a_job_that_fails_says_so_and_does_not_queue_again(place: Path, name: str) -> None:
-    job = start(name, place, RUN="nowhere.yaml")
-    said, _ = job.communicate(timeout=120)
-    assert job.returncode in (1, 2)
-    assert "nowhere.yaml" in said
-    assert calls(place, "scontrol") == []
-    assert not (place / "out" / "map.tif").exists()
-
-
-@pytest.mark.parametrize("path", sorted(JOBS.glob("train-*")), ids=lambda path: path.name)
-def test_a_job_says_what_to_change(path: Path) -> None:
-    text = path.read_text()
-    assert len(re.findall("CHANGE", text)) >= 1
-    assert "Install once" in text
-    for name in ("RUN", "IMAGE", "OUTPUT"):
-        assert len(re.findall(rf"(?m)^{name}=", text)) == 1
+    assert job.returncode == 0, job.stdout + job.stderr
+    steps = ["module load open-ce", "train: finished", "predict: finished"]
+    assert [line for line in job.stdout.splitlines() if line in steps] == steps
+    assert "4 nodes" in job.stderr + job.stdout
+    assert "6 partitions on the CPU" in job.stderr + job.stdout
+    with rasterio.open(tmp_path / "out" / "map.tif") as file:
+        assert file.shape == (HEIGHT, WIDTH)
+    assert len((tmp_path / "out" / "history.csv").read_text().splitlines()) == 4

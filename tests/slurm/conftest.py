@@ -7,7 +7,6 @@ JSON file for the measured failure table.
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,5 +60,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if path := os.environ.get("TILENET_FAILURE_TABLE"):
             Path(path).write_text(json.dumps(table, indent=1) + "\n")
     if reasons:
-        what = "DONE WITHOUT NAMESPACES" if table else "SKIPPED"
-        print(f"\nSLURM TESTS {what}:", *reasons, file=sys.stderr)
+        skipped = terminalreporter.stats.get("skipped", [])
+        what = f"{len(skipped)} SKIPPED" if skipped else "WITHOUT NAMESPACES"
+        terminalreporter.section(f"tests on a real Slurm: {what}", red=True, bold=True)
+        for reason in reasons:
+            terminalreporter.write_line(reason)

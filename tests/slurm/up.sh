@@ -11,7 +11,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 folder=$1
-export LIFETIME=${LIFETIME:-600} NODES=${NODES:-3}
+export LIFETIME=${LIFETIME:-3600} NODES=${NODES:-3}
 
 cannot() {
     echo "no Slurm here: $1" >&2
