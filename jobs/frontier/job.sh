@@ -135,13 +135,16 @@ trap "asked=yes" USR1 TERM
 # The launcher is up: only from now on can it be sent signals.
 if [ "$rank" = 0 ]; then echo began >>"$status"; fi
 code=
-while [ -z "$code" ]; do
-    read -r -t 1 code <&4
-    # 1: the pipe is closed
-    if [ "$?" = 1 ]; then code=${code:-137}; fi
+while :; do
+    # A signal can come between two digits; 0: the line is complete, 1: the pipe is closed.
+    read -r -t 1 part <&4
+    got=$?
+    code=$code$part
+    [ "$got" -gt 1 ] || break
     # The launcher may have told this shell alone, and the program may not listen yet.
     if [ -n "$asked" ]; then kill -USR1 "$program" 2>/dev/null; fi
 done
+code=${code:-137}
 if [ -n "$asked" ]; then
     case $code in 138 | 143) code=75 ;; esac # it does not listen: they ended it
 fi

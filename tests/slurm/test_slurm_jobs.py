@@ -167,61 +167,45 @@ def test_a_job_gives_the_numbers_of_mpiexec(
     assert not list(job.output.glob("status*"))
 
 
-def test_a_job_out_of_time_goes_on_to_the_same_numbers(
+def test_a_job_that_must_make_room_goes_on_to_the_same_numbers(
     cluster: Cluster, folder: Path, under_mpiexec: Path
 ) -> None:
-    """Asked as Slurm does before the limit: once while ranks import Python, once at a step."""
-    job = Job(cluster, folder, "limit")
-    for life in (1, 2):
-        done = len(job.losses)
-        if life == 1:
-            job.until(lambda: any(file.stat().st_size for file in job.output.glob("status.*")))
-            assert job.losses == []
-        else:
-            job.until(lambda done=done: len(job.losses) > done)
-        cluster.answer("scancel", "--batch", "--signal=USR1", job.number)
-        job.queues_again()
-        assert done < len(job.losses) < STEPS, "it was to stop on the way"
-        assert job.lives == life + 1
+    """First out of time, while ranks import Python; then preempted, after some steps."""
+    job = Job(cluster, folder, "again")
+    job.until(lambda: any(file.stat().st_size for file in job.output.glob("status.*")))
+    assert job.losses == []
+    cluster.answer("scancel", "--batch", "--signal=USR1", job.number)  # as Slurm's --signal=B:
+    job.queues_again()
+    done = len(job.losses)
+    assert 0 < done < STEPS, "it was to stop on the way"
+    assert job.lives == 2
+
+    job.until(lambda: len(job.losses) > done)
+    other = ("-p", "urgent", "-N3", "--exclusive", "-t1", "-o", "/dev/null", "--wrap", "true")
+    cluster.answer("sbatch", *other)
+    job.queues_again()
+    assert done < len(job.losses) < STEPS, "it was to stop on the way"
+
     assert job.ends() == ("COMPLETED", 0), job.log
     assert job.lives == 3
     assert_same(job.output, under_mpiexec)
 
 
-def test_a_preempted_job_goes_on_to_the_same_numbers(
-    cluster: Cluster, folder: Path, under_mpiexec: Path
-) -> None:
-    job = Job(cluster, folder, "preempted")
-    job.until(lambda: job.losses)
-    other = ("-p", "urgent", "-N3", "--exclusive", "-t1", "-o", "/dev/null", "--wrap", "true")
-    cluster.answer("sbatch", *other)
-    job.queues_again()
-    assert len(job.losses) < STEPS, "it was to stop on the way"
-    assert job.ends() == ("COMPLETED", 0), job.log
-    assert job.lives == 2
-    assert_same(job.output, under_mpiexec)
-
-
-def test_who_stops_a_job_can_go_on_to_the_same_numbers(
-    cluster: Cluster, folder: Path, under_mpiexec: Path
-) -> None:
+def test_a_job_that_somebody_stops_does_not_come_back(cluster: Cluster, folder: Path) -> None:
     job = Job(cluster, folder, "user")
     job.until(lambda: job.losses)
     cluster.answer("scancel", "--signal=USR1", job.number)
     assert job.ends() == ("FAILED", STOPPED), job.log
-    assert len(job.losses) < STEPS, "it was to stop on the way"
-    assert not (job.output / "map.tif").exists()
-
     done = len(job.losses)
-    job = Job(cluster, folder, "user")
+    assert done < STEPS, "it was to stop on the way"
+    assert (job.output / "last").exists()
+
+    job = Job(cluster, folder, "user")  # goes on
     job.until(lambda: len(job.losses) > done)
     cluster.answer("scancel", job.number)
     assert job.ends()[0] == "CANCELLED"
     assert job.lives == 1
-
-    job = Job(cluster, folder, "user")
-    assert job.ends() == ("COMPLETED", 0), job.log
-    assert_same(job.output, under_mpiexec)
+    assert not (job.output / "map.tif").exists()
 
 
 def test_the_line_that_launch_prints_gives_the_numbers_of_mpiexec(
