@@ -92,6 +92,7 @@ LAUNCH=(
     --gpu-bind=closest
     --mpi=cray_shasta
     --kill-on-bad-exit=1
+    --wait=60
     --network=disable_rdzv_get
 )
 ONCE_PER_NODE=(

@@ -82,6 +82,7 @@ LAUNCH=(
     --gpu-bind=none
     --mpi=cray_shasta
     --kill-on-bad-exit=1
+    --wait=60
 )
 ONCE_PER_NODE=(
     srun

@@ -23,9 +23,9 @@ def placed(name: str, ranks: int, partitions: int, nodes: int | None = None) -> 
 
 
 JSRUN = "-X 1 -E OMP_NUM_THREADS={} --smpiargs=-gpu"
-FRONTIER = "--mpi=cray_shasta --kill-on-bad-exit=1 --network=disable_rdzv_get"
-PERLMUTTER = "--gpus-per-node=4 --gpu-bind=none --mpi=cray_shasta --kill-on-bad-exit=1"
-SLURM = "--gpus-per-node=4 --gpu-bind=none --mpi=pmi2 --kill-on-bad-exit=1"
+FRONTIER = "--mpi=cray_shasta --kill-on-bad-exit=1 --wait=60 --network=disable_rdzv_get"
+PERLMUTTER = "--gpus-per-node=4 --gpu-bind=none --mpi=cray_shasta --kill-on-bad-exit=1 --wait=60"
+SLURM = "--gpus-per-node=4 --gpu-bind=none --mpi=pmi2 --kill-on-bad-exit=1 --wait=60"
 
 # machine, ranks, partitions, --nodes, line: the three layouts, and nodes that are not full
 LINES = [
@@ -102,7 +102,7 @@ def test_a_cluster_without_gpus_is_asked_for_none(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "tilenet").mkdir()
     (tmp_path / "tilenet" / "machines.toml").write_text("[slurm]\ndevice = 'cpu'\n")
-    line = "srun -N 1 -n 4 --ntasks-per-node=4 -c 16 --mpi=pmi2 --kill-on-bad-exit=1"
+    line = "srun -N 1 -n 4 --ntasks-per-node=4 -c 16 --mpi=pmi2 --kill-on-bad-exit=1 --wait=60"
     assert command(placed("slurm", 4, 1)) == line.split()
 
 

@@ -32,7 +32,7 @@ def test_it_prints_the_layout_and_the_lines(
     assert main(["plan.json", "--run", "my run.yaml"]) == 0
     srun = (
         "srun -N 2 -n 2 --ntasks-per-node=1 -c 64 --gpus-per-node=4 --gpu-bind=none --mpi=pmi2 "
-        "--kill-on-bad-exit=1 tilenet"
+        "--kill-on-bad-exit=1 --wait=60 tilenet"
     )
     assert capsys.readouterr().out.splitlines() == [
         "2 nodes, 2 ranks (1 a node), each with 4 devices and 64 cores",

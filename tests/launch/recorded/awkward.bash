@@ -76,6 +76,7 @@ LAUNCH=(
     --gpu-bind=none
     --mpi=pmi2
     --kill-on-bad-exit=1
+    --wait=60
 )
 ONCE_PER_NODE=(
     srun
