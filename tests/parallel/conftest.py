@@ -1,31 +1,60 @@
 """Every test here runs on all ranks of the job; files that tests share are written by rank 0."""
 
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from mpi4py import MPI
+
+BARRIER = MPI.COMM_WORLD.Dup()  # the tests' own messages cannot match it
+ALONE_SECONDS = 10  # a rank that failed waits for the others so long
+FAILED = pytest.StashKey[str]()
 
 
 def pytest_report_header() -> str:
     return f"{MPI.Get_library_version().splitlines()[0]}, {MPI.COMM_WORLD.size} ranks"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "call" and report.failed:
+        item.stash[FAILED] = f"{item.nodeid}\n{report.longreprtext}"
+    return report
+
+
 @pytest.fixture
-def comm() -> Iterator[MPI.Intracomm]:
+def comm(request: pytest.FixtureRequest) -> Iterator[MPI.Intracomm]:
     """All ranks; no test begins before all have ended the one before."""
-    MPI.COMM_WORLD.Barrier()
+    _meet(request.node)
     yield MPI.COMM_WORLD
-    MPI.COMM_WORLD.Barrier()
+    _meet(request.node)
+
+
+def _meet(item: pytest.Item) -> None:
+    """Wait for all ranks; one whose test failed, while others wait for its messages, ends all."""
+    met, began = BARRIER.Ibarrier(), time.monotonic()
+    while not met.Test():
+        failed = item.stash.get(FAILED, None)
+        if failed and time.monotonic() - began > ALONE_SECONDS:
+            print(f"[rank {BARRIER.rank} of {BARRIER.size}] {failed}", file=sys.__stderr__)
+            sys.__stderr__.flush()
+            BARRIER.Abort(1)
+        if time.monotonic() - began > 0.01:
+            time.sleep(0.001)  # ranks share cores
 
 
 @pytest.fixture
-def shared_path(comm: MPI.Intracomm) -> Iterator[Path]:
+def shared_path(comm: MPI.Intracomm, request: pytest.FixtureRequest) -> Iterator[Path]:
     """An empty folder that all ranks see."""
     path = Path(comm.bcast(tempfile.mkdtemp(prefix="tilenet-") if comm.rank == 0 else None))
     yield path
-    comm.Barrier()
+    _meet(request.node)
     if comm.rank == 0:
         shutil.rmtree(path)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf, isnan
 
 import torch
 from mpi4py import MPI
@@ -183,20 +184,32 @@ def summed(x: Tensor, comm: MPI.Intracomm) -> Tensor:
 
 def worst(found: Tensor, wanted: Tensor) -> float:
     """Largest difference, relative to the largest wanted value."""
-    assert found.shape == wanted.shape
+    if found.shape != wanted.shape:
+        return inf
     scale = float(wanted.abs().max())
     assert scale > 0, "zeros prove nothing"
-    return float((found - wanted).abs().max()) / scale
+    difference = float((found.double() - wanted.double()).abs().max()) / scale
+    return inf if isnan(difference) else difference
 
 
-def assert_same(found: Result, wanted: Result, outputs: float, gradients: float) -> None:
-    for ours, theirs in zip(found.outputs, wanted.outputs, strict=True):
-        assert worst(ours, theirs) <= outputs
-    for ours, theirs in zip(found.images, wanted.images, strict=True):
-        assert worst(ours, theirs) <= gradients
-    assert set(found.parameters) == set(wanted.parameters)
-    for name, gradient in wanted.parameters.items():
-        assert worst(found.parameters[name], gradient) <= gradients, name
-    assert set(found.running) == set(wanted.running)
-    for name, buffer in wanted.running.items():
-        assert worst(found.running[name].double(), buffer.double()) <= outputs, name
+def assert_same(
+    found: Result, wanted: Result, outputs: float, gradients: float, comm: MPI.Intracomm
+) -> None:
+    """Compare, and fail on all ranks if on one. Collective."""
+    gaps = [("output", outputs, *pair) for pair in zip(found.outputs, wanted.outputs, strict=True)]
+    gaps += [("image", gradients, *pair) for pair in zip(found.images, wanted.images, strict=True)]
+    for kind, ours, theirs, bound in (
+        ("gradient", found.parameters, wanted.parameters, gradients),
+        ("buffer", found.running, wanted.running, outputs),
+    ):
+        assert set(ours) == set(theirs)
+        gaps += [(f"{kind} {name}", bound, ours[name], theirs[name]) for name in theirs]
+    names, bounds, ours, theirs = zip(*gaps, strict=True)
+    here = [worst(*pair) for pair in zip(ours, theirs, strict=True)]
+    most = [max(ranks) for ranks in zip(*comm.allgather(here), strict=True)]
+    wrong = [
+        f"{name}: {value:.1e} > {bound:.0e}"
+        for name, value, bound in zip(names, most, bounds, strict=True)
+        if not value <= bound
+    ]
+    assert not wrong, ", ".join(wrong)

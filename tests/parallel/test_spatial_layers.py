@@ -48,4 +48,4 @@ def network(name: str) -> tuple[Layer, ...]:
 def test_layer(comm: MPI.Intracomm, name: str, size: tuple[int, int]) -> None:
     for grid in grids(comm.size):
         case = Case(network(name), size, grid)
-        assert_same(shared_out(case, comm), whole(case), 1e-13, 1e-12)
+        assert_same(shared_out(case, comm), whole(case), 1e-13, 1e-12, comm)

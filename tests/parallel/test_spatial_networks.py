@@ -1,5 +1,6 @@
 """Whole networks over ranks: norms, halo modes, partitions, micro-batches and checkpointing."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -33,7 +34,7 @@ def case(grid: tuple[int, int], units: tuple[int, int] = (7, 8), **more: Any) ->
 def test_network(comm: MPI.Intracomm, norm: str, mode: str, upsampling: str) -> None:
     for grid in grids(comm.size):
         one = case(grid, norm=norm, mode=mode, upsampling=upsampling, dropout=0.3)
-        assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10)
+        assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3])
@@ -50,7 +51,7 @@ def test_pipeline(comm: MPI.Intracomm, partitions: int, checkpointing: str, norm
             checkpointing=checkpointing,
             threads=threads,
         )
-        assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10)
+        assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
 
 
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
@@ -60,7 +61,7 @@ def test_batch_norm_of_all_images_of_a_step(
 ) -> None:
     for grid in grids(comm.size):
         one = case(grid, norm="batch", mode=mode, images=3, checkpointing=checkpointing)
-        assert_same(shared_out(one, comm, stacked=True), whole(one), 1e-12, 1e-10)
+        assert_same(shared_out(one, comm, stacked=True), whole(one), 1e-12, 1e-10, comm)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -78,11 +79,13 @@ def test_the_papers_networks(comm: MPI.Intracomm, shape: str) -> None:
             mode=mode,
             partitions=1 + comm.size % 3,
         )
-        assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10)
+        assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
 
 
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_float32(comm: MPI.Intracomm, mode: str, norm: str) -> None:
     one = case(grids(comm.size)[-1], norm=norm, mode=mode, dtype=torch.float32)
-    assert_same(shared_out(one, comm), whole(one), 1e-5, 1e-5)
+    # Not plain float32, which is further from float64 than ours.
+    wanted = whole(replace(one, dtype=torch.float64))
+    assert_same(shared_out(one, comm), wanted, 1e-5, 1e-5, comm)

@@ -251,12 +251,15 @@ class AnyTransposedConv(_Spatial):
             out.width,
         ):
             return F.conv_transpose2d(extended, self.weight, self.bias, stride)
-        # The whole spread of these cells, then the own cells of it; output_padding lies beyond it.
+        # The whole spread of these cells, then the own cells of it; output_padding lies beyond it,
+        # and with a kernel narrower than the stride own cells that nothing spreads to.
         large = F.conv_transpose2d(extended, self.weight, None, stride)
+        above, before = max(-top, 0), max(-left, 0)
         below = max(top + out.height - large.shape[2], 0)
         right = max(left + out.width - large.shape[3], 0)
-        if below or right:
-            large = F.pad(large, (0, right, 0, below))
+        if above or before or below or right:
+            large = F.pad(large, (before, right, above, below))
+            top, left = top + above, left + before
         own = _cut_out(large, top, left, out.height, out.width)
         return own if self.bias is None else own + self.bias[:, None, None].to(own.dtype)
 
