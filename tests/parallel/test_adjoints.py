@@ -4,6 +4,7 @@ x and y are shared out, so both products are sums over ranks.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -79,7 +80,7 @@ def asymmetric_rim(
     for axis, parts in enumerate(grid):
         before, behind = reach[2 * axis : 2 * axis + 2]
         edges = cut_at_random(parts * 7 + 5, parts, 7, seed + axis)
-        needs = tuple((a - before, b + behind) for a, b in zip(edges[:-1], edges[1:], strict=True))
+        needs = tuple((a - before, b + behind) for a, b in pairwise(edges))
         axes.append(AxisShares(1, edges[-1], tuple(edges), tuple(edges), needs))  # type: ignore[arg-type]
     return rim_of(axes[0], axes[1], divmod(rank, grid[1]))
 

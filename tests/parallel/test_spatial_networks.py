@@ -19,7 +19,8 @@ SHAPES = {"small": (5, 2), "medium-1": (5, 5), "medium-2": (6, 2), "large": (7, 
 
 def case(grid: tuple[int, int], units: tuple[int, int] = (7, 8), **more: Any) -> Case:
     """A network on an image of so many alignment units."""
-    network = {"poolings": 2, "base": 4, "bands": 2, "classes": 3, "groups": 2}
+    # Of fewer channels dropout leaves an image none: zeros.
+    network = {"poolings": 2, "base": 6, "bands": 2, "classes": 3, "groups": 2}
     network |= {key: more.pop(key) for key in list(more) if key in UNetOptions.__dataclass_fields__}
     layers = unet_layers(UNetOptions(**network))
     context = context_of(layers)

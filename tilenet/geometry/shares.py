@@ -130,9 +130,11 @@ def check_shares(layers: tuple[Layer, ...], spans: tuple[Span, ...], axis: str) 
         zip(layers, axis_shares(layers, edges[-1], edges), strict=True)
     ):
         widest = 0
-        for rank in range(len(spans)):
-            first, stop = one.inside(rank)
-            widest = max(widest, one.edges[rank] - first, stop - one.edges[rank + 1])
+        for rank, (first, stop) in enumerate(one.needs):
+            # Not cut at the map's edge: a wider share, which may be the remedy, reaches further.
+            before = one.edges[rank] - first if rank > 0 else 0
+            behind = stop - one.edges[rank + 1] if rank < len(spans) - 1 else 0
+            widest = max(widest, before, behind)
         wanted = ceil(widest * one.stride / unit) * unit
         if wanted > least and len(spans) > 1:
             least, where = wanted, f"layer {index}, a {layer.kind} with a rim of {widest} cells"
