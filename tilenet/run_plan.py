@@ -121,9 +121,12 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
     if reason is not None:
         raise TilenetError(reason)
     largest = max(sizes, key=lambda size: size[0] * size[1])
-    plan = _with_tiles_for_micro_batches(plan, num_samples, largest)
+    # Of long images a rank may have more tiles than of the largest.
+    busiest = max(sizes, key=lambda size: (_micro_batches(plan, num_samples, size), size == largest))
+    plan = _with_tiles_for_micro_batches(plan, num_samples, busiest)
     if run.loss != "ce":
-        _check_whole_loss(run, plan, num_samples, largest)
+        busiest = max(sizes, key=lambda size: _micro_batches(plan, num_samples, size))
+        _check_whole_loss(run, plan, num_samples, busiest)
     for size in sizes:
         _check_tiles(run, plan, size)
     read = plan.tiling(*largest).tiles[0].read

@@ -1,8 +1,8 @@
 """Whole networks over ranks: norms, halo modes, partitions, micro-batches and checkpointing."""
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -29,30 +29,34 @@ def case(grid: tuple[int, int], units: tuple[int, int] = (7, 8), **more: Any) ->
     return Case(layers, (units[0] * unit, units[1] * unit), grid, unit, halo, **more)
 
 
+def one_of(choices: list[tuple[int, int]], *of: Any) -> tuple[int, int]:
+    """One of them, another for other cases, the same on all ranks and each time."""
+    return choices[crc32(repr(of).encode()) % len(choices)]
+
+
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
 @pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "transposed"])
 def test_network(comm: MPI.Intracomm, norm: str, mode: str, upsampling: str) -> None:
-    for grid in grids(comm.size):
-        one = case(grid, norm=norm, mode=mode, upsampling=upsampling, dropout=0.3)
-        assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
+    grid = one_of(grids(comm.size), norm, mode, upsampling)
+    one = case(grid, norm=norm, mode=mode, upsampling=upsampling, dropout=0.3)
+    assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3])
 @pytest.mark.parametrize("checkpointing", ["never", "except_last", "always"])
 @pytest.mark.parametrize("norm", ["none", "instance", "group"])
 def test_pipeline(comm: MPI.Intracomm, partitions: int, checkpointing: str, norm: str) -> None:
-    for grid, threads in product(grids(comm.size), (False, True)):
-        one = case(
-            grid,
-            norm=norm,
-            dropout=0.3,
-            images=3,
-            partitions=partitions,
-            checkpointing=checkpointing,
-            threads=threads,
-        )
-        assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
+    one = case(
+        one_of(grids(comm.size), partitions, checkpointing, norm),
+        norm=norm,
+        dropout=0.3,
+        images=3,
+        partitions=partitions,
+        checkpointing=checkpointing,
+        threads=partitions > 1,
+    )
+    assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
 
 
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
@@ -68,7 +72,8 @@ def test_batch_norm_of_all_images_of_a_step(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_papers_networks(comm: MPI.Intracomm, shape: str) -> None:
     poolings, convolutions = SHAPES[shape]
-    for grid, mode in product(grids(comm.size), ("overlap", "exchange")):
+    grid = one_of(grids(comm.size), shape)
+    for mode in ("overlap", "exchange"):
         one = case(
             grid,
             (max(grid[0], 2), max(grid[1], 2)),
@@ -76,7 +81,6 @@ def test_the_papers_networks(comm: MPI.Intracomm, shape: str) -> None:
             convolutions=convolutions,
             base=2,
             norm="instance",
-            dropout=0.1,
             mode=mode,
             partitions=1 + comm.size % 3,
         )

@@ -1,46 +1,128 @@
-"""The table of what composes with what (DESIGN.md, section 7), as far as it is built."""
+"""The table of what composes with what (DESIGN.md, section 7)."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
+from tilenet.geometry.layers import Layer
 from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.planning.composition import obstacle
+from tilenet.planning.composition import batch_obstacle, obstacle, stacks, whole_norm
 
 PLAIN = UNetOptions(poolings=2, base=4)
+NORMS = ("none", "instance", "group", "batch")
 
 
+def network(norm: str = "none", scope: str = "image", padding: str = "same") -> tuple[Layer, ...]:
+    return unet_layers(replace(PLAIN, norm=norm, norm_scope=scope, padding=padding))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("scope", ["image", "tile"])
+def test_whole_norm(norm: str, scope: str) -> None:
+    wanted = norm if norm != "none" and scope == "image" else None
+    assert whole_norm(network(norm, scope)) == wanted
+
+
+GRIDS = [(1, 1), (3, 1), (3, 2), (6, 4), (2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("scope", ["image", "tile"])
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_the_table(norm: str, scope: str, mode: str, padding: str) -> None:
+    """On a mesh of 3 × 2 ranks per image; each reason is tested by what it says."""
+    layers = network(norm, scope, padding)
+    whole = norm != "none" and scope == "image"
+    for grid, replicas in product(GRIDS, (1, 5)):
+        found = obstacle(layers, grid, (replicas, 3, 2), mode)  # type: ignore[arg-type]
+        if mode == "exchange" and grid != (3, 2):
+            said = "with halo_mode: exchange each rank holds one window"
+        elif padding == "valid" and (mode == "exchange" or whole):
+            said = "an unpadded network reflects the image beyond its edges"
+        elif whole and (grid[0] < 3 or grid[1] < 2):
+            said = f"{norm} norm over the whole image sums over all ranks of the image"
+        else:
+            assert found is None
+            continue
+        assert found is not None
+        assert found.startswith(said)
+        assert "\n" not in found
+        if not said.startswith("an unpadded"):
+            assert f"tiles: {grid[0]} × {grid[1]}, mesh: {replicas} × 3 × 2" in found
+
+
+def test_an_obstacle_says_what_is_in_the_way_and_what_would_do() -> None:
+    tiles = obstacle(network(), (4, 2), (1, 3, 2), "exchange")
+    assert tiles is not None
+    assert tiles.endswith(
+        "leave tiles out, use fewer ranks per image (mesh.rows, mesh.columns) where images are "
+        "small, or halo_mode: overlap"
+    )
+    assert obstacle(network(), (3, 2), (1, 3, 2), "exchange") is None
+    assert obstacle(network(), (4, 2), (1, 3, 2), "overlap") is None
+
+    valid = obstacle(network("group", padding="valid"), (3, 2), (1, 3, 2))
+    assert valid is not None
+    assert "(network.padding: valid, norm over images: group)" in valid
+    assert obstacle(network("group", "tile", "valid"), (3, 2), (1, 3, 2)) is None
+    assert obstacle(network(padding="valid"), (3, 2), (1, 3, 2)) is None
+
+    few = obstacle(network("instance"), (2, 5), (2, 3, 6))
+    assert few is not None
+    assert "use at most 2 × 5 ranks per image" in few
+    assert obstacle(network("instance"), (2, 5), (2, 2, 5)) is None
+
+
+ONE_SIZE, TWO_SIZES = [(64, 64)] * 3, [(64, 64), (64, 96), (64, 64)]
+
+
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(
-    ("norm", "scope", "grid", "said"),
+    ("replicas", "per_step", "sizes", "said"),
     [
-        ("none", "image", (1, 1), None),
-        ("none", "image", (3, 4), None),
-        ("instance", "tile", (3, 4), None),
-        ("group", "tile", (1, 2), None),
-        ("batch", "tile", (3, 4), None),
-        ("instance", "image", (1, 1), None),
-        ("group", "image", (1, 1), None),
-        ("instance", "image", (1, 2), "instance norm over the whole image"),
-        ("group", "image", (5, 1), "group norm over the whole image"),
-        ("batch", "image", (1, 1), "batch norm over all images of a step is not built"),
-        ("batch", "image", (2, 2), "batch norm over all images of a step is not built"),
+        (1, [3], ONE_SIZE, None),
+        (1, [3, 1], ONE_SIZE, None),
+        (3, [3], TWO_SIZES, None),  # one image each: nothing is stacked
+        (2, [4, 2], ONE_SIZE, None),
+        (2, [3], ONE_SIZE, "(mesh.replicas: 2, images of a step: 3)"),
+        (2, [4, 1], ONE_SIZE, "(mesh.replicas: 2, images of a step: 1)"),
+        (1, [3], TWO_SIZES, "(sizes: (64, 64) and (64, 96), images per replica: 3)"),
+        (2, [4], TWO_SIZES, "(sizes: (64, 64) and (64, 96), images per replica: 2)"),
     ],
 )
-def test_the_table(norm: str, scope: str, grid: tuple[int, int], said: str | None) -> None:
-    options = replace(PLAIN, norm=norm, norm_scope=scope)  # type: ignore[arg-type]
-    found = obstacle(unet_layers(options), grid, (2, 3, 1))
-    if said is None:
+def test_images_of_a_batch_norm(
+    norm: str, replicas: int, per_step: list[int], sizes: list[object], said: str | None
+) -> None:
+    found = batch_obstacle(network(norm), replicas, per_step, sizes)
+    if said is None or norm != "batch":
         assert found is None
         return
     assert found is not None
-    assert found.startswith(said)
-    assert "\n" not in found
-    assert "network.norm_scope: tile" in found
-    assert "network.norm: none" in found
+    assert found.startswith("batch norm over a step")
+    assert said in found
+    assert batch_obstacle(network(norm, "tile"), replicas, per_step, sizes) is None
 
 
-def test_the_mesh_that_would_do_has_as_many_ranks() -> None:
-    found = obstacle(unet_layers(replace(PLAIN, norm="instance")), (2, 3), (2, 3, 5))
-    assert found is not None
-    assert "mesh: 2 × 3 × 5" in found
-    assert "mesh.replicas: 30, tiles.rows: 1 and tiles.columns: 1" in found
+@pytest.mark.parametrize("per_step", [[2], [3, 1], [4, 2], [6, 3]])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_replicas_that_are_named_would_do(per_step: list[int], replicas: int) -> None:
+    layers = network("batch")
+    found = batch_obstacle(layers, replicas, per_step, TWO_SIZES)
+    if found and "set mesh.replicas: " in found:
+        named = int(found.split("set mesh.replicas: ")[1].split(",")[0].split(" ")[0])
+        assert batch_obstacle(layers, named, per_step, TWO_SIZES) is None
+
+
+def test_tiles_that_a_norm_needs_at_once_are_one_micro_batch() -> None:
+    work, images = ["a0", "a1", "b0", "a2", "c0", "b1"], [7, 7, 3, 7, 5, 3]
+    for norm in NORMS:
+        assert stacks(network(norm, "tile"), work, images) == [[one] for one in work]
+    assert stacks(network(), work, images) == [[one] for one in work]
+    for norm in ("instance", "group"):
+        found = stacks(network(norm), work, images)
+        assert found == [["a0", "a1", "a2"], ["b0", "b1"], ["c0"]]  # in the order of first tiles
+    assert stacks(network("batch"), work, images) == [work]
+    for norm in NORMS:
+        assert stacks(network(norm), [], []) == []

@@ -80,13 +80,13 @@ def batch_obstacle(
             "a number of replicas that divides it, network.norm: instance or group, or "
             "network.norm_scope: tile (approximate)"
         )
-    if max(per_step) > replicas and len(set(sizes)) > 1:
+    if (most := max(per_step)) > replicas and len(set(sizes)) > 1:
+        enough = f"mesh.replicas: {most}, " if all(one % most == 0 for one in per_step) else ""
         return (
             "batch norm over a step takes its images in one batch, so they must be of one size "
             f"(sizes: {' and '.join(str(size) for size in sorted(map(str, set(sizes)))[:2])}, "
-            f"images per replica: {max(per_step) // replicas}); set mesh.replicas: "
-            f"{max(per_step)}, crop_px, network.norm: instance or group, or network.norm_scope: "
-            "tile (approximate)"
+            f"images per replica: {most // replicas}); set {enough}crop_px, network.norm: instance "
+            "or group, or network.norm_scope: tile (approximate)"
         )
     return None
 
