@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tilenet.model.loss import cross_entropy
+from tilenet.model.loss import SMOOTHING, cross_entropy, dice, dice_sums, pixel_weight
 
 CLASSES, IGNORE = 5, 255
 
@@ -45,9 +45,8 @@ def test_loss_and_weight_are_sums_over_the_pixels_that_count(
     logits, labels = sample()
     labels[labels == IGNORE] = ignore
     class_weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
-    loss, weight = cross_entropy(
-        torch.from_numpy(logits), torch.from_numpy(labels), ignore, class_weights
-    )
+    loss = cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels), ignore, class_weights)
+    weight = pixel_weight(torch.from_numpy(labels), ignore, class_weights)
     wanted = by_hand(logits, labels, np.array(weights or [1.0] * CLASSES), ignore)
     assert loss.dtype == torch.float64
     assert loss.item() == pytest.approx(wanted[0], rel=1e-14)
@@ -59,7 +58,7 @@ def test_the_gradient_is_softmax_minus_one_hot() -> None:
     logits, labels = sample()
     weights = np.array([0.1, 3.0, 0.5, 1.7, 1e-3])
     leaf = torch.from_numpy(logits).requires_grad_()
-    loss, _ = cross_entropy(leaf, torch.from_numpy(labels), IGNORE, torch.from_numpy(weights))
+    loss = cross_entropy(leaf, torch.from_numpy(labels), IGNORE, torch.from_numpy(weights))
     loss.backward()
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     wanted = powers / powers.sum(axis=1, keepdims=True)
@@ -78,14 +77,15 @@ def test_the_sums_of_parts_are_the_sum_of_the_whole() -> None:
         cross_entropy(logits[:, :, rows], labels[:, rows], IGNORE)
         for rows in (slice(0, 5), slice(5, 6), slice(6, 12))
     ]
-    assert sum(part[0].item() for part in parts) == pytest.approx(whole[0].item(), rel=1e-14)
-    assert sum(part[1] for part in parts) == whole[1]
+    assert sum(part.item() for part in parts) == pytest.approx(whole.item(), rel=1e-14)
+    rows = slice(0, 5), slice(5, 12)
+    assert sum(pixel_weight(labels[:, r], IGNORE) for r in rows) == pixel_weight(labels, IGNORE)
 
 
 def test_float32_losses_are_summed_in_float64() -> None:
     logits, labels = (torch.from_numpy(x) for x in sample(shape=(1, 700, 900)))
     single = logits.float()
-    loss, _ = cross_entropy(single, labels, IGNORE)
+    loss = cross_entropy(single, labels, IGNORE)
     each = torch.nn.functional.cross_entropy(
         single, labels, ignore_index=IGNORE, reduction="none"
     ).numpy()
@@ -94,9 +94,8 @@ def test_float32_losses_are_summed_in_float64() -> None:
 
 def test_a_float32_weight_is_counted_in_float64() -> None:
     labels = torch.from_numpy(np.random.default_rng(1).integers(0, CLASSES, (1, 400, 500)))
-    logits = torch.randn(1, CLASSES, 400, 500, generator=torch.Generator().manual_seed(1))
     weights = torch.tensor([0.1, 0.2, 0.3, 0.7, 0.9])
-    _, weight = cross_entropy(logits, labels, IGNORE, weights)
+    weight = pixel_weight(labels, IGNORE, weights)
     wanted = math.fsum(weights.double()[labels.ravel()].tolist())
     assert weight == pytest.approx(wanted, rel=1e-13)
 
@@ -104,8 +103,97 @@ def test_a_float32_weight_is_counted_in_float64() -> None:
 def test_a_tile_without_labels_adds_nothing_and_has_a_gradient() -> None:
     logits, labels = sample()
     leaf = torch.from_numpy(logits).requires_grad_()
-    loss, weight = cross_entropy(leaf, torch.full(labels.shape, IGNORE), IGNORE)
+    nothing = torch.full(labels.shape, IGNORE)
+    loss = cross_entropy(leaf, nothing, IGNORE)
     loss.backward()
-    assert (loss.item(), weight) == (0.0, 0.0)
+    assert (loss.item(), pixel_weight(nothing, IGNORE)) == (0.0, 0.0)
+    assert leaf.grad is not None
+    assert not leaf.grad.any()
+
+
+def sums_by_hand(logits: np.ndarray, labels: np.ndarray, ignore: int) -> np.ndarray:
+    terms: list[list[list[float]]] = [[[] for _ in range(CLASSES)] for _ in range(3)]
+    for image, row, col in np.ndindex(labels.shape):
+        label = labels[image, row, col]
+        if label == ignore:
+            continue
+        powers = [
+            math.exp(x - logits[image, :, row, col].max()) for x in logits[image, :, row, col]
+        ]
+        for k in range(CLASSES):
+            p, t = powers[k] / math.fsum(powers), float(k == label)
+            for part, value in zip(terms, (p * t, p, t), strict=True):
+                part[k].append(value)
+    return np.array([[math.fsum(values) for values in part] for part in terms])
+
+
+def dice_by_hand(logits: np.ndarray, labels: np.ndarray, ignore: int) -> float:
+    both, found, truth = sums_by_hand(logits, labels, ignore)
+    scores = [
+        (2 * b + SMOOTHING) / (f + t + SMOOTHING)
+        for b, f, t in zip(both, found, truth, strict=True)
+    ]
+    return 1 - math.fsum(scores) / CLASSES
+
+
+@pytest.mark.parametrize("ignore", [IGNORE, -1, 3])
+@pytest.mark.parametrize("absent", [(), (0,), (1, 4)])
+def test_dice_against_loops(ignore: int, absent: tuple[int, ...]) -> None:
+    logits, labels = sample(shape=(1, 7, 11))
+    for label in absent:
+        labels[labels == label] = 2
+    labels[labels == IGNORE] = ignore
+    sums = dice_sums(torch.from_numpy(logits), torch.from_numpy(labels), ignore)
+    assert (sums.dtype, sums.shape) == (torch.float64, (3, CLASSES))
+    assert sums.numpy() == pytest.approx(sums_by_hand(logits, labels, ignore), rel=1e-14)
+    assert not sums[2, list(absent)].any()
+    wanted = dice_by_hand(logits, labels, ignore)
+    assert 0.05 < wanted < 0.95
+    assert dice(sums).item() == pytest.approx(wanted, rel=1e-14)
+
+
+def test_dice_of_several_images_is_one_value_each() -> None:
+    logits, labels = sample(shape=(3, 5, 6))
+    each = [
+        dice_sums(torch.from_numpy(logits[i : i + 1]), torch.from_numpy(labels[i : i + 1]), IGNORE)
+        for i in range(3)
+    ]
+    found = dice(torch.stack(each))
+    wanted = [dice_by_hand(logits[i : i + 1], labels[i : i + 1], IGNORE) for i in range(3)]
+    assert found.tolist() == pytest.approx(wanted, rel=1e-14)
+
+
+def test_dice_sums_of_parts_are_those_of_the_whole() -> None:
+    logits, labels = (torch.from_numpy(x) for x in sample(shape=(1, 12, 13)))
+    parts = [dice_sums(logits[:, :, r], labels[:, r], IGNORE) for r in (slice(0, 5), slice(5, 12))]
+    whole = dice_sums(logits, labels, IGNORE)
+    assert sum(parts).numpy() == pytest.approx(whole.numpy(), rel=1e-14)  # type: ignore[union-attr]
+
+
+def test_dice_float32_is_summed_in_float64() -> None:
+    logits, labels = (torch.from_numpy(x) for x in sample(shape=(1, 300, 400)))
+    single = logits.float()
+    counted = (labels != IGNORE)[:, None]
+    wanted = math.fsum((single.softmax(1) * counted)[:, 1].ravel().tolist())
+    assert dice_sums(single, labels, IGNORE)[1, 1].item() == pytest.approx(wanted, rel=1e-13)
+
+
+def test_the_gradient_of_dice() -> None:
+    logits, labels = (torch.from_numpy(x) for x in sample(shape=(1, 3, 4)))
+    labels[labels == 1] = 0  # a class that is nowhere still has a gradient
+    logits = (logits / 4).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: dice(dice_sums(x, labels, IGNORE)), (logits,))
+    (gradient,) = torch.autograd.grad(dice(dice_sums(logits, labels, IGNORE)), logits)
+    counted = (labels != IGNORE)[:, None].expand_as(gradient)
+    assert gradient[counted].all()
+    assert not gradient[~counted].any()
+
+
+def test_dice_where_nothing_is_labelled_is_0_without_a_gradient() -> None:
+    logits, labels = sample()
+    leaf = torch.from_numpy(logits).requires_grad_()
+    loss = dice(dice_sums(leaf, torch.full(labels.shape, IGNORE), IGNORE))
+    loss.backward()
+    assert loss.item() == 0.0
     assert leaf.grad is not None
     assert not leaf.grad.any()

@@ -1,0 +1,214 @@
+"""What cannot be trained exactly is refused: one sentence on all ranks, and its remedy works."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from test_bad_input import IMAGE, LABELS, make, said, training
+
+from tilenet.__main__ import main
+
+Make = Callable[..., str]
+EXCHANGE = ("--halo_mode", "exchange")
+__all__ = ["make"]  # the fixture
+
+
+def run(
+    comm: MPI.Intracomm,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    sentence: str,
+    *remedies: tuple[str, ...],
+) -> None:
+    """Refused with the sentence; a remedy is what stands in for it."""
+    words = said(comm, capfd, arguments, 1)
+    assert comm.allreduce(sentence in words, op=MPI.LAND), words
+    assert words.count("tilenet: ") == 1
+    assert "\n" not in words.strip().split("tilenet: ")[1]
+    for remedy in remedies:
+        code = main([*arguments, "--overwrite", *remedy])
+        words = "".join(comm.allgather(capfd.readouterr().err))
+        assert comm.allreduce(code, op=MPI.MAX) == 0, (remedy, words)
+
+
+@pytest.fixture
+def scene(make: Make, shared_path: Path) -> list[str]:
+    return training(shared_path, make("image.tif", IMAGE), make("labels.tif", LABELS))
+
+
+OVERLAP = ("--halo_mode", "overlap")
+
+
+@pytest.mark.parametrize("norm", ["none", "group"])
+def test_valid_padding(comm, capfd, scene, norm):  # type: ignore[no-untyped-def]
+    valid = [*scene, *EXCHANGE, "--network.padding", "valid", "--network.norm", norm]
+    run(
+        comm,
+        capfd,
+        valid,
+        "an unpadded network reflects the image beyond its edges",
+        ("--network.padding", "same"),
+        (*OVERLAP, "--network.norm", "none"),
+        (*OVERLAP, "--network.norm_scope", "tile"),
+    )
+    if norm != "none":
+        run(comm, capfd, [*valid, *OVERLAP], "norm over images: group")
+
+
+@pytest.mark.parametrize("halo", ["epsilon", "8"])
+def test_a_halo_with_exchange(comm, capfd, scene, halo):  # type: ignore[no-untyped-def]
+    run(
+        comm,
+        capfd,
+        [*scene, *EXCHANGE, "--halo", halo],
+        f"with halo_mode: exchange each layer takes just what it needs (halo: {halo})",
+        ("--halo", "exact"),
+        OVERLAP,
+    )
+
+
+def test_the_papers_halo_with_a_norm_over_images(comm, capfd, scene):  # type: ignore[no-untyped-def]
+    run(
+        comm,
+        capfd,
+        [*scene, "--halo", "epsilon", "--network.norm", "instance"],
+        "tiles must lie on the network's grid for statistics over whole images (halo: epsilon",
+        ("--halo", "exact"),
+        ("--network.norm_scope", "tile"),
+    )
+
+
+def test_tiles_other_than_the_mesh(comm, capfd, scene):  # type: ignore[no-untyped-def]
+    tiles = ("--tiles.rows", "2", "--tiles.columns", "7")
+    run(
+        comm,
+        capfd,
+        [*scene, *EXCHANGE, *tiles],
+        "with halo_mode: exchange each rank holds one window of an image, as large as its share "
+        "(tiles: 2 × 7, mesh: 1 × ",
+        OVERLAP,
+    )
+    assert main([*scene, *EXCHANGE, "--overwrite"]) == 0  # tiles left out
+
+
+def test_tiles_narrower_than_a_rim(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
+    """Kernel 13 and one pooling: 6 cells of 2 px, so 12 px at least."""
+    size = 10 * comm.size
+    labels = np.resize(LABELS, (size, 40))
+    paths = make("i.tif", np.resize(IMAGE, (3, size, 40))), make("l.tif", labels)
+    narrow = [
+        *training(shared_path, *paths, *EXCHANGE),
+        *("--network.poolings", "1", "--network.kernel", "13"),
+        *("--mesh.columns", "1", "--mesh.rows", str(comm.size)),
+    ]
+    if comm.size == 1:
+        assert main(narrow) == 0
+        return
+    most = size // 12
+    run(
+        comm,
+        capfd,
+        narrow,
+        f"(rows: {comm.size} ranks, the narrowest owns 10 px, layer ",
+        OVERLAP,
+    )
+    words = said(comm, capfd, [*narrow, "--overwrite"], 1)
+    assert f"the smallest legal tile is 12 px: use at most {most} ranks along it" in words
+    larger = np.resize(LABELS, (12 * comm.size, 40))
+    make("i.tif", np.resize(IMAGE, (3, 12 * comm.size, 40))), make("l.tif", larger)
+    assert main([*narrow, "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (EXCHANGE, "the tiles of an image cannot (micro_batches: 3, network.norm: none"),
+        (("--network.norm", "group"), "the tiles of an image cannot (micro_batches: 3"),
+        ((*EXCHANGE, "--network.norm", "batch"), "all tiles of a step cannot (micro_batches: 3"),
+    ],
+    ids=["exchange", "group", "batch"],
+)
+def test_micro_batches_above_images(comm, capfd, scene, more, sentence):  # type: ignore[no-untyped-def]
+    run(comm, capfd, [*scene, *more, "--micro_batches", "3"], sentence, ("--micro_batches", "1"))
+    words = said(comm, capfd, [*scene, *more, "--micro_batches", "3", "--overwrite"], 1)
+    assert "set micro_batches: 1" in words
+    assert ("or a larger batch_size" in words) == ("batch" not in more)
+
+
+def two(make: Make, folder: Path, second: tuple[int, int]) -> list[str]:
+    """A run of two images, the second cut."""
+    rows, cols = second
+    images = make("a.tif", IMAGE), make("b.tif", IMAGE[:, :rows, :cols])
+    labels = make("c.tif", LABELS), make("d.tif", LABELS[:rows, :cols])
+    return training(folder, f"[{', '.join(images)}]", f"[{', '.join(labels)}]")
+
+
+def test_batch_norm_with_images_of_two_sizes(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
+    run(
+        comm,
+        capfd,
+        [
+            *two(make, shared_path, (64, 40)),
+            *("--batch_size", "2", "--network.norm", "batch", "--mesh.replicas", "1"),
+        ],
+        "so they must be of one size (sizes: (64, 40) and (72, 92), images per replica: 2); set "
+        "mesh.replicas: 2, crop_px",
+        ("--crop_px", "24"),
+        ("--network.norm", "instance"),
+        ("--network.norm_scope", "tile"),
+    )
+
+
+def test_batch_norm_with_unequal_replicas(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
+    if comm.size == 1:
+        pytest.skip("one rank is one replica")
+    images = comm.size + 1
+    run(
+        comm,
+        capfd,
+        [
+            *two(make, shared_path, (70, 90)),
+            *("--crop_px", "24", "--batch_size", str(images), "--network.norm", "batch"),
+            *("--mesh.replicas", str(comm.size)),
+        ],
+        f"as many images of it as the others (mesh.replicas: {comm.size}, images of a step: "
+        f"{images})",
+        ("--batch_size", str(2 * comm.size)),
+        ("--mesh.replicas", "1"),
+        ("--network.norm", "group"),
+    )
+
+
+def test_dice_with_few_micro_batches(comm, capfd, scene):  # type: ignore[no-untyped-def]
+    tiles = ("--tiles.rows", str(comm.size * 2), "--tiles.columns", "2")
+    mesh = ("--mesh.rows", str(comm.size), "--mesh.columns", "1")
+    run(
+        comm,
+        capfd,
+        [*scene, "--loss", "dice", *tiles, *mesh],
+        "needs all tiles of a step at once (loss: dice, micro_batches: 1, a rank has 4); set "
+        "micro_batches: 4",
+        ("--micro_batches", "4"),
+        ("--loss", "ce"),
+    )
+
+
+def test_dice_counts_the_tiles_of_a_long_image(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
+    """72 × 92 px are 3 × 4 tiles of 24 px, 8 × 400 px, which are fewer pixels, 17."""
+    long = make("b.tif", np.resize(IMAGE, (3, 8, 400))), make("d.tif", np.resize(LABELS, (8, 400)))
+    images, labels = (make("a.tif", IMAGE), long[0]), (make("c.tif", LABELS), long[1])
+    arguments = [
+        *training(shared_path, f"[{', '.join(images)}]", f"[{', '.join(labels)}]"),
+        *("--loss", "dice", "--tiles.size_px", "24", "--mesh.replicas", "1"),
+        *("--mesh.rows", str(comm.size), "--mesh.columns", "1", "--steps", "2"),
+    ]
+    rank_has = max(-(-3 // comm.size) * 4, 17)
+    run(
+        comm,
+        capfd,
+        [*arguments, "--micro_batches", "12"],
+        f"a rank has {rank_has}); set micro_batches: {rank_has}",
+        ("--micro_batches", str(rank_has)),
+    )
