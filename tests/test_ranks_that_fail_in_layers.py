@@ -13,7 +13,7 @@ from itertools import product
 import pytest
 
 PROGRAM = """
-import os, signal, sys, torch
+import itertools, os, signal, sys, torch
 from mpi4py import MPI
 from tilenet.errors import TilenetError
 from tilenet.geometry.networks import UNetOptions, unet_layers
@@ -26,13 +26,11 @@ from tilenet.parallel.mesh import run_as_rank, world
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.spatial_network import spatial_network
 
-calls = 0
+calls = itertools.count(1)  # counts for several threads
 
 def broken(plain, last):
     def call(self, *arguments):
-        global calls
-        calls += 1
-        if calls == last and world().rank == 1:
+        if next(calls) >= last and world().rank == 1:
             {fault}
         return plain(self, *arguments)
     return call
