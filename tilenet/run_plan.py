@@ -121,12 +121,14 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
     if reason is not None:
         raise TilenetError(reason)
     largest = max(sizes, key=lambda size: size[0] * size[1])
-    # Of long images a rank may have more tiles than of the largest.
-    busiest = max(sizes, key=lambda size: (_micro_batches(plan, num_samples, size), size == largest))
-    plan = _with_tiles_for_micro_batches(plan, num_samples, busiest)
+
+    def busy(size: tuple[int, int]) -> tuple[int, int]:
+        # Of a long image a rank may have more tiles than of the largest.
+        return _micro_batches(plan, num_samples, size), size[0] * size[1]
+
+    plan = _with_tiles_for_micro_batches(plan, num_samples, max(sizes, key=busy))
     if run.loss != "ce":
-        busiest = max(sizes, key=lambda size: _micro_batches(plan, num_samples, size))
-        _check_whole_loss(run, plan, num_samples, busiest)
+        _check_whole_loss(run, plan, num_samples, max(sizes, key=busy))
     for size in sizes:
         _check_tiles(run, plan, size)
     read = plan.tiling(*largest).tiles[0].read

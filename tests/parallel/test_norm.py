@@ -24,6 +24,8 @@ def test_float32_far_from_zero(comm: MPI.Intracomm, norm: str, level: int) -> No
 
     A mean rounded to float32 is wrong by half a unit in its last place, here 2⁻⁹ or 2.
     """
+    if comm.size == 1 and norm != "batch":
+        pytest.skip("torch's own module computes, and loses what it loses")
     layer = Norm(6, 6, norm=norm, groups=2, affine=True)  # type: ignore[arg-type]
     rng = np.random.default_rng(1)
     spread = 5 if level < 10**6 else 40
@@ -47,15 +49,12 @@ def test_float32_far_from_zero(comm: MPI.Intracomm, norm: str, level: int) -> No
     out.backward(weights[:, :, rows].float())
     assert x.grad is not None
     assert exact.grad is not None
-    alone = norm != "batch" and comm.size == 1  # torch's own module computes, whatever it loses
     gaps = (
         float((out.detach() - wanted[:, :, rows].detach()).abs().max()),
         float((x.grad - exact.grad[:, :, rows]).abs().max() / exact.grad.abs().max()),
     )
     worst = [comm.allreduce(gap, op=MPI.MAX) for gap in gaps]
-    if not alone:
-        assert worst[0] <= 2e-6
-        assert worst[1] <= 2e-6
+    assert max(worst) <= 2e-6
 
 
 def test_each_layer_and_micro_batch_has_tags_of_its_own(comm: MPI.Intracomm) -> None:
