@@ -84,7 +84,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("place", "fault", "partitions", "checkpointing"), CASES)
+@pytest.mark.parametrize(
+    ("place", "fault", "partitions", "checkpointing"),
+    CASES,
+    ids=[f"{where} {way}-{fault}-{n}-{kept}" for (where, way), fault, n, kept in CASES],
+)
 def test_the_job_ends(
     place: tuple[str, str], fault: str, partitions: int, checkpointing: str
 ) -> None:

@@ -46,9 +46,16 @@ class Partition(nn.Sequential):
         layers: The network's own modules.
         device: They are moved there.
         precision: Of the arithmetic: `bfloat16` and `float16` compute under autocast.
+        failed: What one of the pipe's partitions raised.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], device: torch.device, precision: str) -> None:
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        device: torch.device,
+        precision: str,
+        failed: list[Exception],
+    ) -> None:
         first = layers[0]
         if isinstance(first, nn.LeakyReLU) and first.inplace:
             # Its input is the neighbour's output, which recomputation needs as it was.
@@ -57,11 +64,20 @@ class Partition(nn.Sequential):
         self.to(device)
         self.device = device
         self.dtype = AUTOCAST.get(precision)
+        self.failed = failed
 
     def forward(self, x: Tensor) -> Tensor:
-        # Here and not around the pipeline: autocast belongs to a thread.
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
-            y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+        if self.failed:
+            # A worker goes on with its device's next partition, which would wait for the messages
+            # of ranks that wait for what failed here, and nobody would hear of it.
+            raise self.failed[0]
+        try:
+            # Here and not around the pipeline: autocast belongs to a thread.
+            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+                y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            self.failed.append(error)
+            raise
         return y
 
 
@@ -97,8 +113,9 @@ class Pipe:
         self.devices = tuple(devices)
         self.checkpointing = checkpointing
         ends = [sum(balance[: j + 1]) for j in range(len(balance))]
+        self._failed: list[Exception] = []
         self.partitions = [
-            Partition(list(network)[stop - size : stop], device, precision)
+            Partition(list(network)[stop - size : stop], device, precision, self._failed)
             for size, stop, device in zip(balance, ends, devices, strict=True)
         ]
         self._layout = inspect_skip_layout(self.partitions)
@@ -119,6 +136,7 @@ class Pipe:
         Returns:
             One (B, classes, H′, W′) per micro-batch, on the last device.
         """
+        self._failed.clear()
         training = self.network.training and torch.is_grad_enabled()
         for partition in self.partitions:
             partition.train(self.network.training)
