@@ -84,7 +84,9 @@ def test_the_papers_networks(comm: MPI.Intracomm, shape: str) -> None:
             mode=mode,
             partitions=1 + comm.size % 3,
         )
-        assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
+        # 55 convolutions and norms: changes of 1e-15 in the image alone change outputs by 1.5e-11.
+        bounds = (1e-10, 5e-9) if shape == "medium-1" else (1e-12, 1e-10)
+        assert_same(shared_out(one, comm), whole(one), *bounds, comm)
 
 
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
