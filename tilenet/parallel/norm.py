@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,7 +44,7 @@ class Cells:
     images: tuple[int, ...]
 
 
-Sum = Callable[[np.ndarray[Any, np.dtype[np.float64]]], None]  # over the ranks, in place
+Sum = Callable[[Tensor], Tensor]  # over the ranks
 
 
 class WholeImageNorm(nn.Module):
@@ -80,40 +79,32 @@ class WholeImageNorm(nn.Module):
         for name, buffer in plain.named_buffers(recurse=False):
             self.register_buffer(name, buffer)
         self.layer, self.cells, self.comm = layer, cells, comm
-        self.__dict__["plain"] = plain  # not a child: its parameters are this module's
 
     def forward(self, x: Tensor) -> Tensor:
         if self.layer.norm == "batch" and not self.training:
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, eps=EPSILON
             )
-        cells = self.cells()
-        if self.layer.norm != "batch" and self._holds_all(cells, x):
-            y: Tensor = self.__dict__["plain"](x)
-            return y
-        call = _Call(self.layer, cells, self._sum)
-        y = _Normalise.apply(x, self.weight, self.bias, call)  # type: ignore[no-untyped-call]
+        call = _Call(self.layer, self.cells(), self._sum, x.device)
+        y: Tensor = _Normalise.apply(x, self.weight, self.bias, call)  # type: ignore[no-untyped-call]
         if self.layer.norm == "batch" and not is_recomputing():
             self._blend(call)
         return y
 
-    def _holds_all(self, cells: Cells, x: Tensor) -> bool:
-        """Whether each sample is an image of its own, and whole."""
-        alone = self.comm is None or self.comm.size == 1
-        whole = all(own == Window(0, 0, x.shape[2], x.shape[3]) for own in cells.own)
-        return alone and whole and len(set(cells.images)) == len(cells.images)
-
-    def _sum(self, values: np.ndarray[Any, np.dtype[np.float64]]) -> None:
-        if self.comm is not None and self.comm.size > 1:
-            self.comm.Allreduce(np.copy(values), values)
+    def _sum(self, values: Tensor) -> Tensor:
+        if self.comm is None or self.comm.size == 1:
+            return values
+        host = values.cpu().contiguous()
+        total = torch.empty_like(host)
+        self.comm.Allreduce(host.numpy(), total.numpy())
+        return total.to(values.device)
 
     def _blend(self, call: "_Call") -> None:
         """Update the running statistics as torch's batch norm does, alike on all ranks."""
-        count = max(call.count[0] - 1, 1)
-        unbiased = call.variance[0] * call.count[0] / count
+        unbiased = call.variance[0] * call.count[0] / (call.count[0] - 1).clamp(min=1)
         with torch.no_grad():
             for buffer, new in ((self.running_mean, call.mean[0]), (self.running_var, unbiased)):
-                buffer.lerp_(torch.from_numpy(new).to(buffer), MOMENTUM)
+                buffer.lerp_(new.to(buffer), MOMENTUM)
             self.num_batches_tracked.add_(1)
 
     def extra_repr(self) -> str:
@@ -121,30 +112,36 @@ class WholeImageNorm(nn.Module):
 
 
 class _Call:
-    """One forward pass of a norm: its statistics, (images, groups) or for batch norm (1, C)."""
+    """One forward pass of a norm: its statistics, float64, (images, groups); for batch norm (1, C).
 
-    def __init__(self, layer: Norm, cells: Cells, add: Sum) -> None:
+    On the layer's device, so that one rank alone never waits for it.
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, layer: Norm, cells: Cells, add: Sum, device: torch.device) -> None:
         self.layer, self.cells, self.add = layer, cells, add
-        batch = layer.norm == "batch"
-        self.images = np.zeros(len(cells.images), int) if batch else np.array(cells.images)
+        images = (0,) * len(cells.images) if layer.norm == "batch" else cells.images
         groups = layer.groups if layer.norm == "group" else layer.out_channels
-        self.shape = int(self.images.max()) + 1, groups
-        self.mean = self.variance = np.zeros(self.shape)
-        self.count = np.zeros(self.shape[0])
+        self.shape = max(images) + 1, groups
+        self.images = torch.tensor(images).to(device, non_blocking=True)
+        own = [0.0] * self.shape[0]
+        for image, window in zip(images, cells.own, strict=True):
+            own[image] += window.height * window.width * layer.out_channels / groups
+        self.count = torch.tensor(own, dtype=torch.float64).to(device, non_blocking=True)
 
-    def fold(self, values: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def fold(self, values: Tensor) -> Tensor:
         """Sums (B, C) of samples and channels as sums (images, groups), of this rank."""
-        samples = values.double().cpu().numpy()
-        by_group = samples.reshape(len(samples), self.shape[1], -1).sum(2)
-        folded = np.zeros(self.shape)
-        np.add.at(folded, self.images, by_group)
-        return folded
+        by_group = values.double().view(len(values), self.shape[1], -1).sum(2)
+        empty = torch.zeros(self.shape, dtype=torch.float64, device=values.device)
+        return empty.index_add(0, self.images, by_group)
 
-    def spread(self, values: np.ndarray[Any, np.dtype[np.float64]], like: Tensor) -> Tensor:
+    def spread(self, values: Tensor, like: Tensor) -> Tensor:
         """Values (images, groups) as (B, C, 1, 1), in the dtype of `like`."""
         channels = self.layer.out_channels // self.shape[1]
-        wide = np.repeat(values[self.images], channels, axis=1)
-        return torch.from_numpy(wide).to(like)[:, :, None, None]
+        wide = values.to(like.dtype).index_select(0, self.images)
+        return wide.repeat_interleave(channels, dim=1)[:, :, None, None]
 
     def over_own(self, x: Tensor) -> Tensor:
         """Sums (B, C) over the samples' own cells."""
@@ -164,26 +161,22 @@ class _Normalise(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call
     ) -> Tensor:
         wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        per_channel = call.layer.out_channels / call.shape[1]
-        own = [window.height * window.width * per_channel for window in call.cells.own]
-        counts = np.bincount(call.images, own, minlength=call.shape[0])
-        sums = np.concatenate([call.fold(call.over_own(wide)).ravel(), counts])
-        call.add(sums)
-        call.count = sums[-len(counts) :]
-        rough = sums[: -len(counts)].reshape(call.shape) / call.count[:, None]
+        sums = call.fold(call.over_own(wide))
+        added = call.add(torch.cat([sums, call.count[:, None]], dim=1))
+        call.count = added[:, -1]
+        rough = (added[:, :-1] / call.count[:, None]).to(wide.dtype)
         shift = call.spread(rough, wide)
         centred = wide - shift
         # What the mean's rounding left: it is not the mean of these numbers to the last digit.
         few = max(centred.shape[1] // 8, 1)  # channels at once: squares take memory of their own
         squares = [call.over_own(part.square()) for part in torch.split(centred, few, dim=1)]
-        moments = np.stack(
+        sums = torch.stack(
             [call.fold(call.over_own(centred)), call.fold(torch.cat(squares, dim=1))]
         )
-        call.add(moments)
-        rest, spread = moments / call.count[:, None]
-        call.variance = np.maximum(spread - rest**2, 0)
-        call.mean = rough + rest
-        scale = call.spread(1 / np.sqrt(call.variance + EPSILON), wide)
+        rest, spread = (call.add(sums) / call.count[:, None]).unbind()
+        call.variance = (spread - rest.square()).clamp(min=0)
+        call.mean = rough.double() + rest
+        scale = call.spread((call.variance + EPSILON).rsqrt(), wide)
         rest = call.spread(rest, wide)
         ctx.save_for_backward(x, weight, shift, rest, scale)
         ctx.call = call
@@ -208,11 +201,10 @@ class _Normalise(torch.autograd.Function):
         to_weight = along.sum(0) if ctx.needs_input_grad[1] else None
         to_bias = flat.sum(0) if ctx.needs_input_grad[2] else None
         factor = x.new_ones((), dtype=wide) if weight is None else weight.to(wide)
-        sums = np.stack([call.fold(flat * factor), call.fold(along * factor)])
-        call.add(sums)
+        sums = call.add(torch.stack([call.fold(flat * factor), call.fold(along * factor)]))
         if not ctx.needs_input_grad[0]:
             return None, to_weight, to_bias, None
-        means = sums / call.count[:, None]
+        means = sums / call.count[:, None]  # of the gradient, and of it along the normal values
         # What each own cell did to the statistics; cells of a halo did nothing.
         normal.mul_(call.spread(means[1], normal)).add_(call.spread(means[0], normal))
         torch.mul(gradient, factor.view(-1, 1, 1), out=to_x)
