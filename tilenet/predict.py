@@ -1,7 +1,10 @@
-"""Raster in, map out: ranks compute tiles in turn, rank 0 writes them, memory stays bounded."""
+"""Raster in, map out: ranks compute tiles in turn, rank 0 writes them, memory stays bounded.
+
+Norms over the whole image need more than a tile: `planning.map_plan` chooses how they get it.
+"""
 
 import resource
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,35 +12,29 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tilenet.errors import TilenetError
-from tilenet.files.maps import MapKind, MapWriter, check_target
+from tilenet.files.maps import BLOCK_PX, MapKind, MapWriter, check_target
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.raster import Raster
 from tilenet.files.weights import find_checkpoint, load_json, load_tensors
-from tilenet.geometry.halo import norm_context
 from tilenet.geometry.layers import Norm
-from tilenet.geometry.tiles import (
-    Cut,
-    HaloRule,
-    Tile,
-    Tiling,
-    check_norms,
-    cut,
-    halo_rule,
-    owned,
-)
+from tilenet.geometry.pieces import own_pieces
+from tilenet.geometry.tiles import Tile, Tiling, Window, halo_rule, owned
 from tilenet.model.inputs import standardise
-from tilenet.model.network import build_network, load_weights
+from tilenet.model.network import Network, build_network, load_weights
 from tilenet.model.skips import Origin
 from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.progress import progress_bar, say
+from tilenet.parallel.spatial_network import spatial_network
+from tilenet.parallel.statistic_passes import StatisticPasses
 from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.layer_bytes import check_map_sizes
-from tilenet.planning.memory import inference_bytes
+from tilenet.planning.map_plan import MapPlan, MapQuestion, choose_map
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -52,6 +49,8 @@ CPU_BYTES = 256 << 20
 # Larger tiles save little work (at a halo of 96 px 1.4× the pixels are read, at 4096 1.1×) but
 # cost memory that a GPU has to spare and a node with many CPU ranks has not.
 CPU_TILE_PX, GPU_TILE_PX = 1024, 4096
+# What rank 0 takes of another rank's window at once, if the image is shared out over the ranks.
+PIECE_PX = BLOCK_PX, 4 * BLOCK_PX
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,8 @@ class Prediction:
         image: Any raster with the bands that the network reads.
         out: The map's path.
         output: Class numbers, or one band per class of logits or probabilities.
-        tile_px: Largest own size; None: as much as memory allows.
+        tile_px: Largest own size; None: as much as memory allows. With norms over the whole image
+            it selects passes tile after tile.
         halo: `exact`, `epsilon` or pixels.
         precision: None: that of the training run.
         device: `auto`, `cpu` or `cuda`, or a list with one device per partition.
@@ -123,86 +123,168 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             network = build_network(record.layers, dtype=dtype)
             load_weights(network, load_tensors(folder / "weights.safetensors"), str(folder))
             rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
-            asked = _cut(wanted, record, rule, dtype, devices[0])
-            tiling = cut(image.height, image.width, asked, rule)
-            if any(isinstance(n, Norm) and n.norm != "batch" for n in record.layers):
-                check_norms(record.layers, tiling.tiles[0].read)
-            read = tiling.tiles[0].read
+        # Ranks that chose for themselves could choose differently.
+        budget, most_px = min(comm.allgather(_memory(devices[0])))
+        with agreed(comm):
+            asked = MapQuestion(
+                layers=record.layers,
+                size=image.size,
+                rule=rule,
+                halo_asked=wanted.halo != "exact",
+                tile_px=wanted.tile_px,
+                num_ranks=comm.size,
+                item_bytes=dtype.itemsize,
+                budget_bytes=budget,
+                most_px=most_px,
+            )
+            plan = choose_map(asked)
+            read = plan.tiling.tiles[0].read
             check_map_sizes(record.layers, read.height, read.width)
             balance = wanted.balance or likely_balance(
                 record.layers, (read.height, read.width), wanted.partitions
             )
             check_balance(balance, len(record.layers), wanted.partitions)
         say_layout(comm, place, devices)
-        network.eval()
-        pipe = Pipe(network, balance, devices, precision=precision, inline=True)
-        mapper = _Mapper(wanted.output, record, image, pipe, tiling, dtype)
         if comm.rank == 0:
-            _announce(tiling, record, wanted)
-            with MapWriter(wanted.out, image, mapper.kind) as writer:
-                with watchdog:
-                    _map(tiling, mapper, comm, writer, watchdog)
-                writer.finish()
-        else:
-            with watchdog:
-                _map(tiling, mapper, comm, None, watchdog)
+            _announce(plan, record, wanted)
+        mapper = _Mapper(wanted.output, record, image, plan.tiling, dtype)
+        job = _Job(plan, mapper, network.eval(), tuple(balance), devices, precision, watchdog)
+        with watchdog:
+            statistics_known = job.fix_statistics(comm)
+            target = MapWriter(wanted.out, image, mapper.kind) if comm.rank == 0 else nullcontext()
+            with target as writer:
+                job.map(statistics_known, comm, writer)
+                if writer is not None:
+                    writer.finish()
         # Also a barrier: no rank says that it is done before the map stands in its place.
         peaks = comm.allgather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     return {
         "map": wanted.out,
         "size": list(image.size),
-        "grid": list(tiling.grid),
-        "tile_own_px": max(span.own for span in (*tiling.rows, *tiling.cols)),
-        "halo_px": rule.halo_px,
-        "work_ratio": tiling.work_ratio,
+        "method": plan.method,
+        "passes": len(plan.passes) + 1,
+        "grid": list(plan.tiling.grid),
+        "tile_own_px": max(span.own for span in (*plan.tiling.rows, *plan.tiling.cols)),
+        "halo_px": plan.tiling.rule.halo_px,
+        "work_ratio": plan.tiling.work_ratio,
         "peak_bytes": peaks,
     }
 
 
-def _map(
-    tiling: Tiling,
-    mapper: "_Mapper",
-    comm: "MPI.Intracomm",
-    writer: MapWriter | None,
-    watchdog: Watchdog,
-) -> None:
-    """Compute the tiles in rounds, one per rank, and hand them to rank 0 in order."""
-    tiles = tiling.tiles
-    progress = progress_bar(comm, len(tiles), "tile")
-    for start in range(0, len(tiles), comm.size):
-        # A rank that is ahead waits in its next Send for rank 0, at most a round.
-        watchdog.arm(f"the round of tile {start}", 1.0 if start else SLOW)
-        stop = min(start + comm.size, len(tiles))
-        mine = start + comm.rank
-        values = mapper.tile(tiles[mine]) if mine < stop else None
-        if writer is None:
-            if values is not None:
-                comm.Send(values, dest=0, tag=0)
-            continue
-        assert values is not None, "rank 0 has a tile in every round"
-        writer.write(tiles[mine].own, values)
-        for number in range(start + 1, stop):
-            own = tiles[number].own
-            received = np.empty((mapper.kind.bands, own.height, own.width), mapper.kind.dtype)
-            comm.Recv(received, source=number - start, tag=0)
-            writer.write(own, received)
-        progress.update(stop - start)
-    progress.close()
+def _memory(device: torch.device) -> tuple[int, int]:
+    """Bytes for feature maps, and the largest own size of a tile."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // 4, GPU_TILE_PX
+    return CPU_BYTES, CPU_TILE_PX
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The ranks' work on a map. All methods are collective."""
+
+    plan: MapPlan
+    mapper: "_Mapper"
+    network: Network
+    balance: tuple[int, ...]
+    devices: tuple[torch.device, ...]
+    precision: str
+    watchdog: Watchdog
+
+    def fix_statistics(self, comm: "MPI.Intracomm") -> Network:
+        """The network whose norms have the image's statistics, where passes are to find them."""
+        if not self.plan.passes:
+            return self.network
+        layers = self.mapper.record.layers
+        finder = StatisticPasses(
+            layers, self.balance, self.devices, self.precision, lambda w: self.mapper.input(w)[0]
+        )
+        return finder.run(self.network, self.plan.passes, comm, self.watchdog)
+
+    def map(self, network: Network, comm: "MPI.Intracomm", writer: MapWriter | None) -> None:
+        """Compute the map and have rank 0 write it."""
+        if self.plan.method == "exchange":
+            self._share_out(network, comm, writer)
+        else:
+            self._tile_by_tile(self._pipe(network), comm, writer)
+
+    def _pipe(self, network: Network) -> Pipe:
+        return Pipe(network, self.balance, self.devices, precision=self.precision, inline=True)
+
+    def _tile_by_tile(self, pipe: Pipe, comm: "MPI.Intracomm", writer: MapWriter | None) -> None:
+        """Compute the tiles in rounds, one per rank, and hand them to rank 0 in order."""
+        tiles = self.plan.tiling.tiles
+        progress = progress_bar(comm, len(tiles), "tile")
+        for start in range(0, len(tiles), comm.size):
+            # A rank that is ahead waits in its next Send for rank 0, at most a round.
+            self.watchdog.arm(f"the round of tile {start}", 1.0 if start else SLOW)
+            stop = min(start + comm.size, len(tiles))
+            mine = start + comm.rank
+            values = self.mapper.tile(pipe, tiles[mine]) if mine < stop else None
+            if writer is None:
+                if values is not None:
+                    comm.Send(values, dest=0, tag=0)
+                continue
+            assert values is not None, "rank 0 has a tile in every round"
+            writer.write(tiles[mine].own, values)
+            for number in range(start + 1, stop):
+                self._receive(tiles[number].own, number - start, comm, writer)
+            progress.update(stop - start)
+        progress.close()
+
+    def _share_out(self, network: Network, comm: "MPI.Intracomm", writer: MapWriter | None) -> None:
+        """Compute all windows at once, one per rank, and hand them to rank 0 in pieces."""
+        tiling, mapper = self.plan.tiling, self.mapper
+        spatial = spatial_network(
+            network, mapper.record.layers, self.balance, "exchange", comm, comm
+        ).eval()
+        self.watchdog.arm("the pass over the image", SLOW)
+        mine = tiling.tiles[comm.rank].own
+        image, valid = mapper.input(mine)
+        with torch.inference_mode():
+            (output,) = self._pipe(spatial)([image], [Origin((0,), tiling, (comm.rank,))])
+        del image
+        pieces = list(own_pieces(tiling, *PIECE_PX))
+        progress = progress_bar(comm, len(pieces), "piece")
+        last = 0
+        for number, (rank, window) in enumerate(pieces):
+            if comm.rank not in (0, rank):
+                continue
+            # Other ranks wait until rank 0 has taken all pieces before theirs.
+            self.watchdog.arm(f"piece {number} of the map", SLOW if not last else number - last)
+            last = number
+            if rank != comm.rank:
+                assert writer is not None
+                self._receive(window, rank, comm, writer)
+            else:
+                place = Tile(mine, window)
+                values = mapper.values(owned(output, place)[0], owned(valid, place))
+                if writer is None:
+                    comm.Send(values, dest=0, tag=0)
+                else:
+                    writer.write(window, values)
+            progress.update(1)
+        progress.close()
+        spatial.close()
+
+    def _receive(self, window: Window, rank: int, comm: "MPI.Intracomm", writer: MapWriter) -> None:
+        kind = self.mapper.kind
+        received = np.empty((kind.bands, window.height, window.width), kind.dtype)
+        comm.Recv(received, source=rank, tag=0)
+        writer.write(window, received)
 
 
 class _Mapper:
-    """Computes what the map holds on a tile's own pixels."""
+    """Computes what the map holds."""
 
     def __init__(
         self,
         output: Output,
         record: NetworkRecord,
         image: Raster,
-        pipe: Pipe,
         tiling: Tiling,
         dtype: torch.dtype,
     ) -> None:
-        self.output, self.record, self.image, self.pipe = output, record, image, pipe
+        self.output, self.record, self.image = output, record, image
         self.dtype = dtype
         self.offset_px = tiling.rule.offset_px
         count = len(record.classes)
@@ -215,14 +297,21 @@ class _Mapper:
             kind = "float64" if dtype == torch.float64 else "float32"
             self.kind = MapKind(count, kind, float("nan"), record.classes)
 
-    def tile(self, tile: Tile) -> NDArray[Any]:
-        """Values of the tile's own pixels, (bands, H, W), nodata where the image has none."""
-        pixels = self.image.read(tile.read)
-        record = self.record
-        image = standardise(pixels.values, pixels.valid, record.mean, record.std, self.dtype)
+    def input(self, window: Window) -> tuple[Tensor, NDArray[np.bool_]]:
+        """What the network sees of a window, (1, C, H, W), and where there is data, (H, W)."""
+        pixels = self.image.read(window)
+        mean, std = self.record.mean, self.record.std
+        return standardise(pixels.values, pixels.valid, mean, std, self.dtype), pixels.valid
+
+    def tile(self, pipe: Pipe, tile: Tile) -> NDArray[Any]:
+        """Values of the tile's own pixels, (bands, H, W)."""
+        image, valid = self.input(tile.read)
         with torch.inference_mode():
-            (output,) = self.pipe([image], [Origin(())])
-        logits = owned(output, tile, self.offset_px)[0]
+            (output,) = pipe([image], [Origin(())])
+        return self.values(owned(output, tile, self.offset_px)[0], owned(valid, tile))
+
+    def values(self, logits: Tensor, valid: NDArray[np.bool_]) -> NDArray[Any]:
+        """From logits (C, H, W) to the map's values (bands, H, W); nodata where not `valid`."""
         logits = logits.to(self.dtype)
         if self.output == "classes":
             values = logits.argmax(dim=0, keepdim=True).cpu().numpy()
@@ -231,55 +320,30 @@ class _Mapper:
         else:
             values = logits.softmax(dim=0).cpu().numpy()
         values = values.astype(self.kind.dtype)
-        values[:, ~owned(pixels.valid, tile)] = self.kind.nodata
+        values[:, ~valid] = self.kind.nodata
         return np.ascontiguousarray(values)
 
 
-def _cut(
-    wanted: Prediction,
-    record: NetworkRecord,
-    rule: HaloRule,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Cut:
-    """The tiles: as asked for, or as large as memory allows."""
-    if norm_context(record.layers) == "image":
-        if wanted.tile_px is not None:
-            raise TilenetError(
-                f"statistics over the whole image need it in one tile until they travel between "
-                f"tiles (norm_scope: image, tile_px: {wanted.tile_px}); leave the tile's size out, "
-                "or train with network.norm_scope: tile"
-            )
-        return Cut(grid=(1, 1))
-    if wanted.tile_px is not None:
-        return Cut(size_px=wanted.tile_px)
-    return Cut(size_px=_tile_px(record, rule, dtype.itemsize, device))
-
-
-def _tile_px(record: NetworkRecord, rule: HaloRule, item_bytes: int, device: torch.device) -> int:
-    """Largest own size whose feature maps fit."""
-    budget, most = CPU_BYTES, CPU_TILE_PX
-    if device.type == "cuda":
-        budget, most = torch.cuda.mem_get_info(device)[0] // 4, GPU_TILE_PX
-    unit = record.context().alignment_px
-    # An own size below the halo would compute each pixel nine times and more.
-    best = least = max(unit, -(-rule.halo_px // unit) * unit)
-    for own in range(least, most + 1, unit):
-        read = own + 2 * rule.halo_px
-        if inference_bytes(record.layers, read, read, item_bytes) > budget:
-            break
-        best = own
-    return best
-
-
-def _announce(tiling: Tiling, record: NetworkRecord, wanted: Prediction) -> None:
+def _announce(plan: MapPlan, record: NetworkRecord, wanted: Prediction) -> None:
+    tiling = plan.tiling
     rows, cols = tiling.grid
     rule = tiling.rule
-    say(
-        f"{rows} × {cols} tiles, own at most {max(s.own for s in tiling.rows)} × "
-        f"{max(s.own for s in tiling.cols)} px, halo {rule.halo_px} px, work ratio "
-        f"{tiling.work_ratio:.2f}"
-    )
+    own = f"own at most {max(s.own for s in tiling.rows)} × {max(s.own for s in tiling.cols)} px"
+    if plan.method == "exchange":
+        say(
+            f"statistics over the whole image: one pass, since {rows} × {cols} ranks hold it, "
+            f"{own}; rims travel between them"
+        )
+    else:
+        say(
+            f"{rows} × {cols} tiles, {own}, halo {rule.halo_px} px, work ratio "
+            f"{tiling.work_ratio:.2f}"
+        )
+    if plan.method == "passes":
+        say(
+            f"statistics over the whole image: {len(plan.passes) + 1} passes over {rows} × {cols} "
+            f"tiles, {plan.work:.1f} times the work of one pass, since {plan.why}"
+        )
     if not rule.exact:
         say(
             f"approximate: the halo ({rule.halo_px} px) is not the exact one "

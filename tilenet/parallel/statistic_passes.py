@@ -1,0 +1,153 @@
+"""Statistics of a whole image that no rank holds: one pass over its tiles per norm.
+
+A norm's input depends on the statistics of the norms before it, so pass k runs the layers before
+norm k, with the earlier norms' statistics fixed, and keeps of each tile the moments of its own
+cells only. Ranks take tiles in turn; all merge the moments of a round in the order of the tiles,
+so that statistics are the same to the last bit on every rank and for any number of ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tilenet.geometry.layers import Layer, Norm
+from tilenet.geometry.prefixes import unpopped
+from tilenet.geometry.shares import AxisShares, axis_shares
+from tilenet.geometry.tiles import Span, Tile, Tiling, Window
+from tilenet.model.network import Network
+from tilenet.model.skips import Origin
+from tilenet.parallel.fixed_norm import FixedNorm, Moments, moments_of
+from tilenet.parallel.pipeline import Pipe
+from tilenet.parallel.progress import progress_bar
+from tilenet.parallel.watchdog import SLOW, Watchdog
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["StatisticPasses"]
+
+
+class StatisticPasses:
+    """Finds the statistics of norms one after another. Collective.
+
+    Args:
+        layers: Of the network.
+        balance: Layers per partition.
+        devices: One per partition.
+        precision: Of the arithmetic, as for `Pipe`.
+        read: The network's input for a window, (1, bands, H, W).
+    """
+
+    def __init__(
+        self,
+        layers: tuple[Layer, ...],
+        balance: Sequence[int],
+        devices: Sequence[torch.device],
+        precision: str,
+        read: Callable[[Window], Tensor],
+    ) -> None:
+        self.layers, self.balance, self.devices = layers, balance, devices
+        self.precision, self.read = precision, read
+
+    def run(
+        self,
+        network: Network,
+        passes: Sequence[tuple[int, Tiling]],
+        comm: "MPI.Intracomm",
+        watchdog: Watchdog,
+    ) -> Network:
+        """The same network with fixed statistics.
+
+        Args:
+            network: In evaluation mode.
+            passes: Numbers of the norms in the order in which they run, and for each the tiles,
+                with a halo that suffices for the layers before it.
+        """
+        fixed = Network(list(network), network.mask_key).eval()
+        progress = progress_bar(comm, sum(len(t.tiles) for _, t in passes), "tile")
+        for number, (index, tiling) in enumerate(passes):
+            layer = self.layers[index]
+            assert isinstance(layer, Norm)
+            pipe = self._prefix(fixed, index)
+            windows = _own_cells(self.layers, index, tiling)
+            moments: Moments | None = None
+            for start in range(0, len(tiling.tiles), comm.size):
+                doing = f"statistics of norm {number + 1} of {len(passes)}, round of tile {start}"
+                watchdog.arm(doing, 1.0 if number or start else SLOW)
+                stop = min(start + comm.size, len(tiling.tiles))
+                mine = start + comm.rank
+                found = None
+                if mine < stop:
+                    found = self._tile(pipe, tiling.tiles[mine], windows[mine])
+                for one in _everybodys(found, layer.in_channels, comm):
+                    moments = one if moments is None else moments.merged(one)
+                progress.update(stop - start)
+            assert moments is not None
+            fixed[index] = FixedNorm(network[index], layer, moments).eval()
+        progress.close()
+        return fixed
+
+    def _prefix(self, network: Network, stop: int) -> Pipe | None:
+        """The first `stop` layers, on the devices that they are on in the whole network."""
+        useless = unpopped(self.layers, stop)
+        modules = [
+            # A stash that nobody pops would keep its map until the tile is done.
+            nn.Identity() if index in useless else module
+            for index, module in enumerate(list(network)[:stop])
+        ]
+        if not modules:
+            return None
+        balance: list[int] = []
+        for size in self.balance:
+            balance.append(min(size, stop - sum(balance)))
+        balance = [size for size in balance if size > 0]
+        prefix = Network(modules, network.mask_key).eval()
+        return Pipe(
+            prefix, balance, self.devices[: len(balance)], precision=self.precision, inline=True
+        )
+
+    def _tile(self, pipe: Pipe | None, tile: Tile, own: Window) -> Moments:
+        x = self.read(tile.read)
+        with torch.inference_mode():
+            if pipe is not None:
+                (x,) = pipe([x], [Origin(())])
+            return moments_of(x, own)
+
+
+def _everybodys(found: Moments | None, channels: int, comm: "MPI.Intracomm") -> Sequence[Moments]:
+    """What all ranks found, in their order; the last ranks of a round may have found nothing."""
+    mine = np.zeros(1 + 2 * channels)
+    if found is not None:
+        mine[:] = (found.count, *found.mean, *found.squares)
+    everything = np.empty((comm.size, mine.size))
+    comm.Allgather(mine, everything)
+    return [
+        Moments(float(one[0]), one[1 : 1 + channels], one[1 + channels :])
+        for one in everything
+        if one[0] > 0
+    ]
+
+
+def _own_cells(layers: tuple[Layer, ...], index: int, tiling: Tiling) -> list[Window]:
+    """Of each tile the cells that it owns of the layer's input, from the tile's first cell on."""
+    row_parts = _own_parts(_shares(layers, index, tiling.rows), tiling.rows)
+    col_parts = _own_parts(_shares(layers, index, tiling.cols), tiling.cols)
+    return [
+        Window(top, left, height, width) for top, height in row_parts for left, width in col_parts
+    ]
+
+
+def _shares(layers: tuple[Layer, ...], index: int, spans: Sequence[Span]) -> AxisShares:
+    pixels = spans[-1].first + spans[-1].own
+    return axis_shares(layers, pixels, [*(span.first for span in spans), pixels])[index]
+
+
+def _own_parts(shares: AxisShares, spans: Sequence[Span]) -> list[tuple[int, int]]:
+    """First own cell, counted from the first cell read, and the number of own cells."""
+    return [
+        (int(shares.edges[i] - span.start / shares.stride), shares.edges[i + 1] - shares.edges[i])
+        for i, span in enumerate(spans)
+    ]
