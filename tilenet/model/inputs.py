@@ -30,7 +30,9 @@ def standardise(
     """
     work = np.float64 if dtype == torch.float64 else np.float32
     shift = np.array(mean, work)[:, None, None]
+    # What float32 lost of a mean far from zero: a shift of all pixels, but not of the zeros around.
+    rest = (np.array(mean) - shift[:, 0, 0]).astype(work)[:, None, None]
     # A constant band has nothing to say: 1 leaves the zeros that the mean leaves.
     scale = np.array([s if s > 0 else 1.0 for s in std], work)[:, None, None]
-    scaled = np.where(valid, (values.astype(work) - shift) / scale, 0)
+    scaled = np.where(valid, (values.astype(work) - shift - rest) / scale, 0)
     return torch.from_numpy(np.ascontiguousarray(scaled[None], work))
