@@ -7,31 +7,23 @@ import resource
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from tilenet.errors import TilenetError
-from tilenet.files.maps import BLOCK_PX, MapKind, MapWriter, check_target
+from tilenet.files.maps import MapWriter, check_target
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.raster import Raster
 from tilenet.files.weights import find_checkpoint, load_json, load_tensors
 from tilenet.geometry.layers import Norm
-from tilenet.geometry.pieces import own_pieces
-from tilenet.geometry.tiles import Tile, Tiling, Window, halo_rule, owned
-from tilenet.model.inputs import standardise
-from tilenet.model.network import Network, build_network, load_weights
-from tilenet.model.skips import Origin
+from tilenet.geometry.tiles import halo_rule
+from tilenet.map_job import MapJob, Mapper, Output
+from tilenet.model.network import build_network, load_weights
 from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
-from tilenet.parallel.pipeline import Pipe
-from tilenet.parallel.progress import progress_bar, say
-from tilenet.parallel.spatial_network import spatial_network
-from tilenet.parallel.statistic_passes import StatisticPasses
-from tilenet.parallel.watchdog import SLOW, Watchdog
+from tilenet.parallel.progress import say
+from tilenet.parallel.watchdog import Watchdog
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.layer_bytes import check_map_sizes
 from tilenet.planning.map_plan import MapPlan, MapQuestion, choose_map
@@ -41,16 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Prediction", "predict"]
 
-Output = Literal["classes", "logits", "probabilities"]
-
 # Feature maps of a tile may take this much on a CPU; on a GPU, a quarter of what is free. Measured
 # peaks are about twice as high: convolutions reorder their input and output.
 CPU_BYTES = 256 << 20
 # Larger tiles save little work (at a halo of 96 px 1.4× the pixels are read, at 4096 1.1×) but
 # cost memory that a GPU has to spare and a node with many CPU ranks has not.
 CPU_TILE_PX, GPU_TILE_PX = 1024, 4096
-# What rank 0 takes of another rank's window at once, if the image is shared out over the ranks.
-PIECE_PX = BLOCK_PX, 4 * BLOCK_PX
 
 
 @dataclass(frozen=True)
@@ -147,8 +135,8 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         say_layout(comm, place, devices)
         if comm.rank == 0:
             _announce(plan, record, wanted)
-        mapper = _Mapper(wanted.output, record, image, plan.tiling, dtype)
-        job = _Job(plan, mapper, network.eval(), tuple(balance), devices, precision, watchdog)
+        mapper = Mapper(wanted.output, record, image, plan.tiling, dtype)
+        job = MapJob(plan, mapper, network.eval(), tuple(balance), devices, precision, watchdog)
         with watchdog:
             statistics_known = job.fix_statistics(comm)
             target = MapWriter(wanted.out, image, mapper.kind) if comm.rank == 0 else nullcontext()
@@ -176,152 +164,6 @@ def _memory(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] // 4, GPU_TILE_PX
     return CPU_BYTES, CPU_TILE_PX
-
-
-@dataclass(frozen=True)
-class _Job:
-    """The ranks' work on a map. All methods are collective."""
-
-    plan: MapPlan
-    mapper: "_Mapper"
-    network: Network
-    balance: tuple[int, ...]
-    devices: tuple[torch.device, ...]
-    precision: str
-    watchdog: Watchdog
-
-    def fix_statistics(self, comm: "MPI.Intracomm") -> Network:
-        """The network whose norms have the image's statistics, where passes are to find them."""
-        if not self.plan.passes:
-            return self.network
-        layers = self.mapper.record.layers
-        finder = StatisticPasses(
-            layers, self.balance, self.devices, self.precision, lambda w: self.mapper.input(w)[0]
-        )
-        return finder.run(self.network, self.plan.passes, comm, self.watchdog)
-
-    def map(self, network: Network, comm: "MPI.Intracomm", writer: MapWriter | None) -> None:
-        """Compute the map and have rank 0 write it."""
-        if self.plan.method == "exchange":
-            self._share_out(network, comm, writer)
-        else:
-            self._tile_by_tile(self._pipe(network), comm, writer)
-
-    def _pipe(self, network: Network) -> Pipe:
-        return Pipe(network, self.balance, self.devices, precision=self.precision, inline=True)
-
-    def _tile_by_tile(self, pipe: Pipe, comm: "MPI.Intracomm", writer: MapWriter | None) -> None:
-        """Compute the tiles in rounds, one per rank, and hand them to rank 0 in order."""
-        tiles = self.plan.tiling.tiles
-        progress = progress_bar(comm, len(tiles), "tile")
-        for start in range(0, len(tiles), comm.size):
-            # A rank that is ahead waits in its next Send for rank 0, at most a round.
-            self.watchdog.arm(f"the round of tile {start}", 1.0 if start else SLOW)
-            stop = min(start + comm.size, len(tiles))
-            mine = start + comm.rank
-            values = self.mapper.tile(pipe, tiles[mine]) if mine < stop else None
-            if writer is None:
-                if values is not None:
-                    comm.Send(values, dest=0, tag=0)
-                continue
-            assert values is not None, "rank 0 has a tile in every round"
-            writer.write(tiles[mine].own, values)
-            for number in range(start + 1, stop):
-                self._receive(tiles[number].own, number - start, comm, writer)
-            progress.update(stop - start)
-        progress.close()
-
-    def _share_out(self, network: Network, comm: "MPI.Intracomm", writer: MapWriter | None) -> None:
-        """Compute all windows at once, one per rank, and hand them to rank 0 in pieces."""
-        tiling, mapper = self.plan.tiling, self.mapper
-        spatial = spatial_network(
-            network, mapper.record.layers, self.balance, "exchange", comm, comm
-        ).eval()
-        self.watchdog.arm("the pass over the image", SLOW)
-        mine = tiling.tiles[comm.rank].own
-        image, valid = mapper.input(mine)
-        with torch.inference_mode():
-            (output,) = self._pipe(spatial)([image], [Origin((0,), tiling, (comm.rank,))])
-        del image
-        pieces = list(own_pieces(tiling, *PIECE_PX))
-        progress = progress_bar(comm, len(pieces), "piece")
-        last = 0
-        for number, (rank, window) in enumerate(pieces):
-            if comm.rank not in (0, rank):
-                continue
-            # Other ranks wait until rank 0 has taken all pieces before theirs.
-            self.watchdog.arm(f"piece {number} of the map", SLOW if not last else number - last)
-            last = number
-            if rank != comm.rank:
-                assert writer is not None
-                self._receive(window, rank, comm, writer)
-            else:
-                place = Tile(mine, window)
-                values = mapper.values(owned(output, place)[0], owned(valid, place))
-                if writer is None:
-                    comm.Send(values, dest=0, tag=0)
-                else:
-                    writer.write(window, values)
-            progress.update(1)
-        progress.close()
-        spatial.close()
-
-    def _receive(self, window: Window, rank: int, comm: "MPI.Intracomm", writer: MapWriter) -> None:
-        kind = self.mapper.kind
-        received = np.empty((kind.bands, window.height, window.width), kind.dtype)
-        comm.Recv(received, source=rank, tag=0)
-        writer.write(window, received)
-
-
-class _Mapper:
-    """Computes what the map holds."""
-
-    def __init__(
-        self,
-        output: Output,
-        record: NetworkRecord,
-        image: Raster,
-        tiling: Tiling,
-        dtype: torch.dtype,
-    ) -> None:
-        self.output, self.record, self.image = output, record, image
-        self.dtype = dtype
-        self.offset_px = tiling.rule.offset_px
-        count = len(record.classes)
-        if output == "classes":
-            kind = "uint8" if count <= 255 else "uint16"
-            most = np.iinfo(kind).max
-            nodata = record.ignore_index if count <= record.ignore_index <= most else int(most)
-            self.kind = MapKind(1, kind, nodata, record.classes)
-        else:
-            kind = "float64" if dtype == torch.float64 else "float32"
-            self.kind = MapKind(count, kind, float("nan"), record.classes)
-
-    def input(self, window: Window) -> tuple[Tensor, NDArray[np.bool_]]:
-        """What the network sees of a window, (1, C, H, W), and where there is data, (H, W)."""
-        pixels = self.image.read(window)
-        mean, std = self.record.mean, self.record.std
-        return standardise(pixels.values, pixels.valid, mean, std, self.dtype), pixels.valid
-
-    def tile(self, pipe: Pipe, tile: Tile) -> NDArray[Any]:
-        """Values of the tile's own pixels, (bands, H, W)."""
-        image, valid = self.input(tile.read)
-        with torch.inference_mode():
-            (output,) = pipe([image], [Origin(())])
-        return self.values(owned(output, tile, self.offset_px)[0], owned(valid, tile))
-
-    def values(self, logits: Tensor, valid: NDArray[np.bool_]) -> NDArray[Any]:
-        """From logits (C, H, W) to the map's values (bands, H, W); nodata where not `valid`."""
-        logits = logits.to(self.dtype)
-        if self.output == "classes":
-            values = logits.argmax(dim=0, keepdim=True).cpu().numpy()
-        elif self.output == "logits":
-            values = logits.cpu().numpy()
-        else:
-            values = logits.softmax(dim=0).cpu().numpy()
-        values = values.astype(self.kind.dtype)
-        values[:, ~valid] = self.kind.nodata
-        return np.ascontiguousarray(values)
 
 
 def _announce(plan: MapPlan, record: NetworkRecord, wanted: Prediction) -> None:

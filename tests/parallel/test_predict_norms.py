@@ -14,6 +14,7 @@ from mpi4py import MPI
 from safetensors.torch import save_file
 from whole_image import Scene, random_scene, whole_input
 
+import tilenet.map_job
 import tilenet.planning.map_plan
 import tilenet.predict
 from tilenet.errors import AgreedError
@@ -128,7 +129,7 @@ def test_logits_are_the_plain_networks(
     scene = scene_of(comm, shared_path, (157, 211))
     options = replace(OPTIONS, norm=norm, upsampling=upsampling, dropout=0.2)
     made = trained(comm, shared_path, scene, options, affine=affine)
-    tile_px = {"tile_px": 40} if method == "passes" else {}
+    tile_px = {"tile_px": 60} if method == "passes" else {}
     found, done = mapped(made, scene, comm, **tile_px)
     if method == "passes" or comm.size > 1:
         assert done["method"] == method
@@ -142,9 +143,11 @@ def test_partitions_and_awkward_sizes(
     comm: MPI.Intracomm, shared_path: Path, method: str, partitions: int, size: tuple[int, int]
 ) -> None:
     scene = scene_of(comm, shared_path, size)
-    options = replace(OPTIONS, poolings=3, norm="group", groups=4, upsampling="bilinear")
+    options = replace(
+        OPTIONS, poolings=3, convolutions=1, norm="group", groups=4, upsampling="bilinear"
+    )
     made = trained(comm, shared_path, scene, options)
-    tile_px = {"tile_px": 24} if method == "passes" else {}
+    tile_px = {"tile_px": 48} if method == "passes" else {}
     found, done = mapped(made, scene, comm, partitions=partitions, **tile_px)
     assert done["method"] in (method, "tiles")
     assert (done["passes"] > 1) == (method == "passes")
@@ -175,7 +178,7 @@ def test_exchange_gives_what_one_rank_gives(comm: MPI.Intracomm, shared_path: Pa
 def test_pieces_of_other_outputs(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, output: Any
 ) -> None:
-    monkeypatch.setattr(tilenet.predict, "PIECE_PX", (16, 48))
+    monkeypatch.setattr(tilenet.map_job, "PIECE_PX", (16, 48))
     scene = scene_of(comm, shared_path, (157, 211))
     made = trained(comm, shared_path, scene, OPTIONS)
     out = shared_path / "map.tif"
@@ -281,7 +284,7 @@ def rewrite(comm: MPI.Intracomm, made: Trained, **statistics: np.ndarray[Any, An
 
 
 @pytest.mark.parametrize("size", [(9, 200), (13, 13), (5, 9), (200, 6)])
-@pytest.mark.parametrize("tile_px", [None, 4])
+@pytest.mark.parametrize("tile_px", [None, 8])
 def test_images_that_are_small_for_the_ranks(
     comm: MPI.Intracomm, shared_path: Path, size: tuple[int, int], tile_px: int | None
 ) -> None:

@@ -1,0 +1,57 @@
+"""What the first layers of a network look at, held against gradients."""
+
+import pytest
+from probe import looks_at
+
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.layers import Activation, Grid, Pop, Stash
+from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.prefixes import prefix_halo_px, unpopped
+from tilenet.geometry.shares import own_edges
+
+
+@pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "transposed"])
+@pytest.mark.parametrize(("poolings", "convolutions", "kernel"), [(1, 2, 3), (3, 2, 3), (2, 3, 5)])
+def test_halo_is_what_own_cells_look_at_rounded_up(
+    upsampling: str, poolings: int, convolutions: int, kernel: int
+) -> None:
+    options = UNetOptions(
+        poolings=poolings,
+        convolutions=convolutions,
+        kernel=kernel,
+        base=2,
+        bands=1,
+        classes=2,
+        upsampling=upsampling,
+    )
+    layers = unet_layers(options)
+    unit = context_of(layers).alignment_px
+    pixels = 2 * context_of(layers).halo_px + 3 * unit
+    first = context_of(layers).halo_px + unit
+    for stop, layer in enumerate(layers):
+        if not isinstance(layer, Activation):  # norms stand before them
+            continue
+        prefix = tuple(
+            one for i, one in enumerate(layers[:stop]) if i not in unpopped(layers, stop)
+        )
+        grid = Grid()
+        for one in prefix:
+            grid = one.grid(grid)
+        edges = own_edges(grid, int(pixels / grid.stride), (0, first, first + unit, pixels))
+        (found,), _ = looks_at(prefix, pixels, [(edges[1], edges[2] - 1)])
+        assert found is not None
+        context = max(first - found[0], found[1] - (first + unit - 1))
+        halo = prefix_halo_px(layers, stop)
+        assert halo - unit < context <= halo
+        assert halo <= context_of(layers).halo_px
+
+
+def test_the_whole_network_has_its_own_halo_and_pops_all() -> None:
+    layers = unet_layers(UNetOptions(poolings=4, base=2))
+    assert unpopped(layers, len(layers)) == frozenset()
+    assert prefix_halo_px(layers, len(layers)) == context_of(layers).halo_px == 96
+    assert prefix_halo_px(layers, 0) == 0
+    deepest = next(i for i, layer in enumerate(layers) if isinstance(layer, Pop))
+    stashes = {i for i, layer in enumerate(layers) if isinstance(layer, Stash)}
+    assert unpopped(layers, deepest) == stashes
+    assert unpopped(layers, deepest + 1) == stashes - {max(stashes)}

@@ -1,0 +1,106 @@
+"""Which way an image is mapped, and what that costs."""
+
+from dataclasses import replace
+
+import pytest
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.layers import Norm
+from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.tiles import halo_rule
+from tilenet.planning.map_plan import MapQuestion, choose_map
+from tilenet.planning.memory import inference_bytes
+
+OPTIONS = UNetOptions(poolings=5, base=64, bands=4, classes=1, norm="instance")
+LAYERS = unet_layers(OPTIONS)
+SIZE = (1000, 1200)
+# Of the image extended to 1024 × 1216 px.
+WHOLE_BYTES = inference_bytes(LAYERS, 1024, 1216, 4)
+
+
+def question(ranks: int = 4, budget: int = WHOLE_BYTES, options: UNetOptions = OPTIONS, **more):  # type: ignore[no-untyped-def]
+    layers = unet_layers(options)
+    halo = more.pop("halo", "exact")
+    asked = MapQuestion(
+        layers=layers,
+        size=SIZE,
+        rule=halo_rule(halo, context_of(layers), layers, 92),
+        halo_asked=halo != "exact",
+        tile_px=None,
+        num_ranks=ranks,
+        item_bytes=4,
+        budget_bytes=budget,
+        most_px=1024,
+    )
+    return replace(asked, **more)
+
+
+def test_ranks_share_an_image_that_they_hold() -> None:
+    plan = choose_map(question())
+    assert (plan.method, plan.tiling.grid, plan.passes, plan.work) == ("exchange", (2, 2), (), 1.0)
+    assert all(tile.read == tile.own for tile in plan.tiling.tiles)
+    # of uneven shares the largest must fit
+    largest = max(s.own for s in plan.tiling.rows), max(s.own for s in plan.tiling.cols)
+    need = inference_bytes(LAYERS, *largest, 4)
+    assert choose_map(question(budget=need)).method == "exchange"
+    assert choose_map(question(budget=need - 1)).method == "passes"
+
+
+def test_one_rank_needs_nobody() -> None:
+    plan = choose_map(question(ranks=1))
+    assert (plan.method, plan.tiling.grid) == ("tiles", (1, 1))
+    assert choose_map(question(ranks=1, budget=WHOLE_BYTES - 1)).method == "passes"
+
+
+def test_passes_cost_less_than_their_number() -> None:
+    plan = choose_map(question(budget=WHOLE_BYTES // 8))
+    norms = [i for i, layer in enumerate(LAYERS) if isinstance(layer, Norm)]
+    assert [index for index, _ in plan.passes] == norms
+    assert len(norms) == 22
+    assert 1 + len(norms) / 4 < plan.work < 1 + len(norms)
+    halos = [tiling.rule.halo_px for _, tiling in plan.passes]
+    assert halos[0] == 32
+    assert halos == sorted(halos)
+    assert halos[-1] == plan.tiling.rule.halo_px == 192
+    owns = {tuple(tile.own for tile in tiling.tiles) for _, tiling in plan.passes}
+    assert owns == {tuple(tile.own for tile in plan.tiling.tiles)}
+    assert plan.why.startswith("4 × ")
+    enough = int(plan.why.split("; ")[1].split()[0])
+    assert choose_map(question(enough, WHOLE_BYTES // 8)).method == "exchange"
+    assert enough < 16
+
+
+def test_a_tile_or_a_halo_that_is_asked_for_means_passes() -> None:
+    assert choose_map(question(tile_px=512)).method == "passes"
+    assert choose_map(question(halo=96, budget=WHOLE_BYTES // 2)).method == "passes"
+    whole = choose_map(question(tile_px=4096))
+    assert (whole.method, whole.tiling.grid) == ("tiles", (1, 1))
+
+
+def test_a_grid_that_rims_allow_is_found() -> None:
+    plan = choose_map(question(ranks=6, size=(32, 3000)))
+    assert (plan.method, plan.tiling.grid) == ("exchange", (1, 6))
+    plan = choose_map(question(ranks=6, size=(32, 90)))
+    assert (plan.method, plan.tiling.grid) == ("tiles", (1, 1))
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_other_networks_are_mapped_tile_by_tile(norm: str) -> None:
+    plan = choose_map(question(options=replace(OPTIONS, norm=norm)))
+    assert (plan.method, plan.passes) == ("tiles", ())
+    assert len(plan.tiling.tiles) > 1
+    plan = choose_map(question(options=replace(OPTIONS, norm_scope="tile")))
+    assert plan.method == "tiles"
+
+
+def test_an_image_with_one_cell_on_a_level_is_refused() -> None:
+    with pytest.raises(TilenetError, match=r"image: 30 × 9 px, 32 × 32 px with its extension"):
+        choose_map(question(size=(30, 9)))
+    # a tile may have one: its cells are not what is counted
+    assert choose_map(question(tile_px=32, halo=0)).method == "passes"
+
+
+def test_the_papers_tiles_are_refused() -> None:
+    with pytest.raises(TilenetError, match="use halo: exact or a multiple of the stride"):
+        choose_map(question(halo="epsilon", tile_px=250))
