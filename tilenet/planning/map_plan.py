@@ -6,7 +6,7 @@ rims: one pass, no redundant work. Else the image is read tile after tile, once 
 and once more to map, with bounded memory. Everything else is mapped tile after tile.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -114,7 +114,7 @@ def choose_map(asked: MapQuestion) -> MapPlan:
         return _tile_by_tile(asked, whole)
     if asked.tile_px is not None:
         tiling = cut(*asked.size, Cut(size_px=asked.tile_px), asked.rule)
-        return _passes(asked, tiling, "a tile's size was asked for")
+        return _passes(asked, tiling, _why_tiles(asked))
     fits_one = asked.fits(*whole.extended)
     if asked.num_ranks > 1 and not asked.halo_asked:
         shared_out = _shares(asked, asked.num_ranks)
@@ -211,6 +211,12 @@ def _operations(layers: tuple[Layer, ...], tiling: Tiling) -> int:
             cells = before if isinstance(layer, TransposedConv) else after
             total += layer.num_parameters * cells.rows * cells.cols
     return total * len(tiling.tiles)
+
+
+def _why_tiles(asked: MapQuestion) -> str:
+    plan = choose_map(replace(asked, tile_px=None))
+    rest = "" if plan.method == "passes" else "; without it one pass would do"
+    return f"a tile's size was asked for{rest}"
 
 
 def _why(asked: MapQuestion) -> str:
