@@ -137,13 +137,13 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             _announce(plan, record, wanted)
         mapper = Mapper(wanted.output, record, image, plan.tiling, dtype)
         job = MapJob(plan, mapper, network.eval(), tuple(balance), devices, precision, watchdog)
-        with watchdog:
-            statistics_known = job.fix_statistics(comm)
-            target = MapWriter(wanted.out, image, mapper.kind) if comm.rank == 0 else nullcontext()
-            with target as writer:
-                job.map(statistics_known, comm, writer)
-                if writer is not None:
-                    writer.finish()
+        # Opened before the work: what cannot be written is known before hours have passed.
+        target = MapWriter(wanted.out, image, mapper.kind) if comm.rank == 0 else nullcontext()
+        with target as writer:
+            with watchdog:
+                job.map(job.fix_statistics(comm), comm, writer)
+            if writer is not None:
+                writer.finish()
         # Also a barrier: no rank says that it is done before the map stands in its place.
         peaks = comm.allgather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     return {
