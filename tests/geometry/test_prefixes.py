@@ -4,7 +4,16 @@ import pytest
 from probe import looks_at
 
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.layers import Activation, Grid, Pop, Stash
+from tilenet.geometry.layers import (
+    Activation,
+    Conv,
+    Grid,
+    Layer,
+    Pool,
+    Pop,
+    Stash,
+    TransposedConv,
+)
 from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.geometry.prefixes import prefix_halo_px, unpopped
 from tilenet.geometry.shares import own_edges
@@ -24,7 +33,17 @@ def test_halo_is_what_own_cells_look_at_rounded_up(
         classes=2,
         upsampling=upsampling,
     )
-    layers = unet_layers(options)
+    check(unet_layers(options))
+
+
+def test_overlapping_pools_look_further_to_the_left() -> None:
+    pool = Pool(1, 1, kernel=3, padding=1)
+    larger = TransposedConv(1, 1, kernel=3, padding=1, output_padding=1)
+    one = Conv(1, 1, kernel=1), Activation(1, 1)
+    check((*one, pool, *one, pool, *one, larger, *one, larger, *one))
+
+
+def check(layers: tuple[Layer, ...]) -> None:
     unit = context_of(layers).alignment_px
     pixels = 2 * context_of(layers).halo_px + 3 * unit
     first = context_of(layers).halo_px + unit
