@@ -16,6 +16,7 @@ from tilenet.geometry.tiles import Tile, Tiling, Window, owned
 from tilenet.model.inputs import standardise
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
+from tilenet.parallel.mesh import agreed
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.progress import progress_bar
 from tilenet.parallel.spatial_network import spatial_network
@@ -95,7 +96,8 @@ class MapJob:
         ).eval()
         self.watchdog.arm("the pass over the image", SLOW)
         mine = tiling.tiles[comm.rank].own
-        image, valid = mapper.input(mine)
+        with agreed(comm):
+            image, valid = mapper.input(mine)
         with torch.inference_mode():
             (output,) = self._pipe(spatial)([image], [Origin((0,), tiling, (comm.rank,))])
         del image

@@ -332,3 +332,21 @@ def test_an_unpadded_network_and_batch_norm_stay_as_they_were(
     found, done = mapped(batch, scene, comm, tile_px=24)
     assert (done["method"], done["passes"]) == ("tiles", 1)
     assert worst(found, wanted_map(batch, scene), scene) <= 1e-12
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_file_that_breaks_off_ends_all_ranks_alike(
+    comm: MPI.Intracomm, shared_path: Path, method: str
+) -> None:
+    scene = scene_of(comm, shared_path, (157, 211))
+    made = trained(comm, shared_path, scene, OPTIONS)
+    if comm.rank == 0:
+        whole = scene.image.read_bytes()
+        scene.image.write_bytes(whole[: len(whole) // 2])
+    comm.Barrier()
+    if method == "exchange" and comm.size == 1:
+        pytest.skip("one rank holds the image in one tile")
+    with pytest.raises(AgreedError, match="must be readable everywhere"):
+        mapped(made, scene, comm, **({"tile_px": 40} if method == "passes" else {}))
+    comm.Barrier()
+    assert not list(shared_path.glob(".*part"))

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from tilenet.geometry.layers import Layer, Norm
 from tilenet.geometry.prefixes import unpopped
 from tilenet.geometry.shares import AxisShares, axis_shares
-from tilenet.geometry.tiles import Span, Tile, Tiling, Window
+from tilenet.geometry.tiles import Span, Tiling, Window
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.fixed_norm import FixedNorm, Moments, moments_of
+from tilenet.parallel.mesh import agreed
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.progress import progress_bar
 from tilenet.parallel.watchdog import SLOW, Watchdog
@@ -65,6 +66,9 @@ class StatisticPasses:
             network: In evaluation mode.
             passes: Numbers of the norms in the order in which they run, and for each the tiles,
                 with a halo that suffices for the layers before it.
+
+        Raises:
+            AgreedError: On all ranks, for a file that one of them cannot read.
         """
         fixed = Network(list(network), network.mask_key).eval()
         progress = progress_bar(comm, sum(len(t.tiles) for _, t in passes), "tile")
@@ -79,9 +83,11 @@ class StatisticPasses:
                 watchdog.arm(doing, 1.0 if number or start else SLOW)
                 stop = min(start + comm.size, len(tiling.tiles))
                 mine = start + comm.rank
-                found = None
-                if mine < stop:
-                    found = self._tile(pipe, tiling.tiles[mine], windows[mine])
+                x = None
+                with agreed(comm):  # a file may be broken where only one rank reads it
+                    if mine < stop:
+                        x = self.read(tiling.tiles[mine].read)
+                found = None if x is None else _moments(pipe, x, windows[mine])
                 for one in _everybodys(found, layer.in_channels, comm):
                     moments = one if moments is None else moments.merged(one)
                 progress.update(stop - start)
@@ -109,12 +115,12 @@ class StatisticPasses:
             prefix, balance, self.devices[: len(balance)], precision=self.precision, inline=True
         )
 
-    def _tile(self, pipe: Pipe | None, tile: Tile, own: Window) -> Moments:
-        x = self.read(tile.read)
-        with torch.inference_mode():
-            if pipe is not None:
-                (x,) = pipe([x], [Origin(())])
-            return moments_of(x, own)
+
+def _moments(pipe: Pipe | None, x: Tensor, own: Window) -> Moments:
+    with torch.inference_mode():
+        if pipe is not None:
+            (x,) = pipe([x], [Origin(())])
+        return moments_of(x, own)
 
 
 def _everybodys(found: Moments | None, channels: int, comm: "MPI.Intracomm") -> Sequence[Moments]:
