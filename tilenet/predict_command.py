@@ -56,7 +56,8 @@ def _parser() -> Arguments:
         dest="tile_px",
         type=int,
         metavar="PX",
-        help="largest own size of a tile (default: as much as memory allows)",
+        help="largest own size of a tile (default: as much as memory allows); with norms over the "
+        "whole image it means one pass over the tiles per norm",
     )
     parser.add_argument(
         "--halo",
@@ -91,6 +92,8 @@ def _parser() -> Arguments:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing map")
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object: tiles, peak bytes of each rank"
+        "--json",
+        action="store_true",
+        help="print one JSON object: passes, tiles, peak bytes of each rank",
     )
     return parser
