@@ -84,6 +84,7 @@ def main() -> None:
         for pixels in sides:
             figures[str(pixels)] = map_image(folder, "plain", pixels, *tile)
         small = ("--network.poolings", "2", "--network.convolutions", "1", "--network.base", "8")
+        os.environ["GDAL_CACHEMAX"] = "4"
         # Of the largest tiles that cut both images alike.
         tiled = ("--tile", "376" if quick else "836")
         train_a_little(folder, "norms", *small, "--network.norm", "instance")
