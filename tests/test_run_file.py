@@ -172,7 +172,7 @@ def test_an_unknown_option_names_the_nearest_known_one(
         ("precision: float17", "precision"),
         ("network: {preset: tiny}", "network.preset"),
         ("network: {norm: layer}", "network.norm"),
-        ("loss: dice", "loss"),
+        ("loss: hinge", "loss"),
         ("nodata: black", "nodata"),
         ("optimizer: {name: lion}", "optimizer.name"),
     ],
@@ -241,7 +241,6 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
         ({"tiles": TileKeys(2, 2, 64)}, "a grid or as a size, not both"),
         ({"tiles": TileKeys(rows=2)}, r"rows and columns \(rows: 2, columns: None\)"),
         ({"tiles": TileKeys(columns=3)}, r"rows and columns \(rows: None, columns: 3\)"),
-        ({"halo_mode": "exchange"}, r"exchanging halos .* not built yet \(halo_mode: exchange\)"),
         ({"partitions": 0}, r"partitions must be at least 1 \(partitions: 0\)"),
         ({"micro_batches": 0}, r"micro_batches must be at least 1 \(micro_batches: 0\)"),
         (
