@@ -105,11 +105,11 @@ def test_an_overflow_on_one_rank_is_that_of_all(
 ) -> None:
     original = Step._forward_backward
 
-    def overflows_in_the_third(self: Step, batch: Any) -> tuple[float, float]:
+    def overflows_in_the_third(self: Step, batch: Any, images: Any) -> tuple[float, float]:
         kept = self.scale
         if self.network.mask_key.step == 2 and comm.rank == comm.size - 1:
             self.scale = LossScale(2.0**60)
-        found = original(self, batch)
+        found = original(self, batch, images)
         self.scale = kept
         return found
 
