@@ -78,8 +78,9 @@ def calculate(
         )
     if values["norm_context"] == "image":
         notes.append(
-            f"{options.norm} norm looks at the whole image, which no halo covers: exact tiles need "
-            "norm: none or batch norm's running statistics; norm_scope: tile approximates."
+            f"{options.norm} norm takes statistics over whole images, which no halo covers: they "
+            "are summed over ranks, and all tiles of an image run at once; norm_scope: tile "
+            "approximates, without either."
         )
     if values["norm_context"] == "tile":
         notes.append(
