@@ -56,7 +56,7 @@ def work(names: list[str]) -> None:
             pixel.copy_(torch.nextafter(pixel, pixel + 1))
             return made
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     norm: Any
     mode: Any
     for name, norm in product(names, NORMS):
@@ -104,7 +104,7 @@ def main() -> None:
         work(given.work)
         return
     names = ["small"] if given.quick else list(SHAPES)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for ranks in (1, 2) if given.quick else GRIDS:
         printed = mpiexec(ranks, sys.argv[0], "--work", *names)
         rows += json.loads(printed.splitlines()[-1])

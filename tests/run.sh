@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1 # ranks share the cores; more threads than cores only wait for each other
+export MPIR_CVAR_ENABLE_HEAVY_YIELD=1 # ranks of MPICH that wait let others compute
 
 # Scripts with stand-ins for launchers, ranks that hang, and a real Slurm: by themselves, since other
 # programs run in each, and what a user needs to know of a Slurm that is missing comes at the end.
