@@ -177,6 +177,36 @@ def test_a_pipelined_step_is_the_whole_image_s_gradient(
     assert found.stdout.count(": equal\n") == 2, "statistics and gradient"
 
 
+@pytest.mark.parametrize(
+    ("norm", "mode", "ranks"),
+    [
+        ("none", "exchange", 4),
+        ("instance", "exchange", 4),
+        ("group", "exchange", 2),
+        ("batch", "overlap", 4),
+    ],
+)
+def test_a_step_of_ranks_that_exchange_is_the_whole_image_s_gradient(
+    tmp_path: Path, norm: str, mode: str, ranks: int
+) -> None:
+    run = begin(tmp_path, f"--network.poolings 2 --network.norm {norm} --network.groups 2")
+    run.train(1, 0, "w0")
+    second = run.train(ranks, 1, "w1", *SGD, "--halo_mode", mode)
+    found = check("step", run.first, second, run.image, run.labels)
+    print(found.stdout)
+    assert found.returncode == 0, found.stdout + found.stderr
+    if norm != "none":
+        tiled = run.train(ranks, 1, "tile", *SGD, "--network.norm_scope", "tile")
+        assert check("step", run.first, tiled, run.image, run.labels).returncode == 1
+    # One window per rank, and for norms over the image tile after tile in passes.
+    out = str(tmp_path / "map.tif")
+    given = ("--output", "logits", "--device", "cpu")
+    tilenet(ranks, "predict", str(second), run.image, out, *given)
+    found = check("map", second, run.image, out, run.predict(ranks, second))
+    print(found.stdout)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
 def test_class_weights_divide_by_their_sum_over_pixels(tmp_path: Path) -> None:
     run = begin(tmp_path, "--network.poolings 1 --network.convolutions 1 --seed 3")
     options = (*SGD, *FINE, "--class_weights", "[1.0, 0.25, 7.0]")

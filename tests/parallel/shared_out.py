@@ -13,7 +13,7 @@ from tilenet.geometry.shares import axis_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
-from tilenet.parallel.pipeline import Pipe
+from tilenet.parallel.pipeline import Checkpointing, Pipe
 from tilenet.parallel.spatial_network import HaloMode, spatial_network
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ class Case:
     mode: HaloMode = "exchange"
     images: int = 1
     partitions: int = 1
-    checkpointing: str = "never"
+    checkpointing: Checkpointing = "never"
     threads: bool = False
     dtype: torch.dtype = torch.float64
 
@@ -103,15 +103,22 @@ def whole(case: Case) -> Result:
     network = case.network()
     images = [image.requires_grad_() for image in case.inputs()]
     network.mask_key.images = tuple(range(10, 10 + case.images))
-    outputs = network(torch.cat(images)).split(1)
-    loss = sum((weights_like(one) * one.double().square()).sum() for one in outputs)
-    loss.backward()
+    outputs = torch.split(network(torch.cat(images)), 1)
+    loss = torch.zeros((), dtype=torch.float64)
+    for one in outputs:
+        loss = loss + (weights_like(one) * one.double().square()).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
     return Result(
         [one.detach() for one in outputs],
-        [image.grad for image in images],
-        {name: p.grad for name, p in network.named_parameters()},
+        [gradient(image) for image in images],
+        {name: gradient(p) for name, p in network.named_parameters()},
         {name: b.clone() for name, b in network.named_buffers()},
     )
+
+
+def gradient(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
 
 
 def shared_out(case: Case, comm: MPI.Intracomm, stacked: bool = False) -> Result:
@@ -132,7 +139,7 @@ def shared_out(case: Case, comm: MPI.Intracomm, stacked: bool = False) -> Result
     if stacked:
         numbers = tuple(range(10, 10 + case.images))
         origins = [Origin(numbers, tiling, (comm.rank,) * case.images)]
-        outputs = list(pipe([torch.cat(images)], origins)[0].split(1))
+        outputs = list(torch.split(pipe([torch.cat(images)], origins)[0], 1))
     else:
         origins = [Origin((10 + i,), tiling, (comm.rank,), i) for i in range(case.images)]
         outputs = pipe(list(images), origins)
@@ -155,7 +162,7 @@ def shared_out(case: Case, comm: MPI.Intracomm, stacked: bool = False) -> Result
         weights = weights_like(torch.empty(size))
         mine = weights[:, :, top : top + height, left : left + width]
         loss = loss + (mine * one.double().square()).sum()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     gathered = []
     for one in outputs:
         full = one.new_zeros(size)
@@ -164,12 +171,13 @@ def shared_out(case: Case, comm: MPI.Intracomm, stacked: bool = False) -> Result
     to_images = []
     for image in images:
         full = image.new_zeros((1, image.shape[1], *case.size))
-        full[:, :, read.row : read.row + read.height, read.col : read.col + read.width] = image.grad
+        there = full[:, :, read.row : read.row + read.height, read.col : read.col + read.width]
+        there.copy_(gradient(image))
         to_images.append(summed(full, comm))
     result = Result(
         gathered,
         to_images,
-        {name: summed(p.grad.clone(), comm) for name, p in spatial.named_parameters()},
+        {name: summed(gradient(p).clone(), comm) for name, p in spatial.named_parameters()},
         {name: b.clone() for name, b in spatial.named_buffers()},
     )
     assert own.height > 0
@@ -204,12 +212,11 @@ def assert_same(
     ):
         assert set(ours) == set(theirs)
         gaps += [(f"{kind} {name}", bound, ours[name], theirs[name]) for name in theirs]
-    names, bounds, ours, theirs = zip(*gaps, strict=True)
-    here = [worst(*pair) for pair in zip(ours, theirs, strict=True)]
+    here = [worst(one, other) for _, _, one, other in gaps]
     most = [max(ranks) for ranks in zip(*comm.allgather(here), strict=True)]
     wrong = [
         f"{name}: {value:.1e} > {bound:.0e}"
-        for name, value, bound in zip(names, most, bounds, strict=True)
+        for (name, bound, _, _), value in zip(gaps, most, strict=True)
         if not value <= bound
     ]
     assert not wrong, ", ".join(wrong)
