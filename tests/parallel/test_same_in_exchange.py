@@ -130,3 +130,18 @@ def test_tiles_of_an_image_stacked_in_one_batch(
         mesh=MeshKeys(1, 1, comm.size),
         tiles=TileKeys(rows=2, columns=7),
     )
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_rims_travel_in_half_the_bits(
+    comm: MPI.Intracomm, shared_path: Path, precision: Any
+) -> None:
+    """Autocast makes rims of dtypes that numpy knows, and of one that it does not."""
+    scenes = scenes_of(shared_path, [(97, 131)], comm)
+    keys = replace(KEYS, norm="instance")
+    wanted = train_whole(scenes, options_of(keys), STEPS, LR, SEED)
+    run = run_file(shared_path, scenes, keys, halo_mode="exchange")
+    found = outcome_of(replace(run, precision=precision), comm, scenes[0].image, None)
+    apart = max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True))
+    # 8 bits of mantissa: exact it is not, which shows that the run was in that precision.
+    assert 1e-7 < comm.allreduce(apart, op=MPI.MAX) < 2e-2
