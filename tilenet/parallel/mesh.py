@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -226,18 +226,25 @@ def _fail(reason: str, *, alone: bool) -> int:
 def _end(reason: str) -> NoReturn:
     """Say why, and end the job on all ranks."""
     try:
-        # Not Python's timer: mpi4py holds the lock of the interpreter while it aborts.
-        faulthandler.dump_traceback_later(ABORT_SECONDS, exit=True)
+        try:
+            # Not Python's timer: mpi4py holds the lock of the interpreter while it aborts.
+            faulthandler.dump_traceback_later(ABORT_SECONDS, exit=True)
+        except (RuntimeError, ValueError):  # stderr is closed
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            faulthandler.dump_traceback_later(ABORT_SECONDS, exit=True, file=nowhere)
         who = ""
         if _several():
             from mpi4py import MPI
 
             who = f"[rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}] "
-        print(f"{who}{reason}", file=sys.stderr, flush=True)
+        # Who cannot say why must end the others all the same: a launcher may not notice by itself
+        # (hydra, once in some hundred).
+        with suppress(OSError, ValueError):
+            print(f"{who}{reason}", file=sys.stderr, flush=True)
         if who:
             # mpiexec throws away what it has not read when the abort arrives (MPICH 5.0.2's hydra,
             # 1 in 5)
             time.sleep(0.5)
             MPI.COMM_WORLD.Abort(1)
-    finally:  # a closed stderr, a second Ctrl-C, and MPICH's Abort, which may return
+    finally:  # a second Ctrl-C, and MPICH's Abort, which may return
         os._exit(1)
