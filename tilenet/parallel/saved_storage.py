@@ -1,0 +1,154 @@
+"""What the swapper knows of a storage, and what autograd holds instead of a tensor."""
+
+import weakref
+from bisect import bisect_left, insort
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tilenet.parallel.slabs import Part
+from tilenet.parallel.swap_streams import Arrival
+
+__all__ = ["KeptTensor", "SavedOrder", "SavedStorage", "SavedTensor", "Watch"]
+
+
+class Watch:
+    """A tensor's version, which must stay what it is: autograd's own check is off under hooks.
+
+    Args:
+        tensor: Its memory is not held.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._expected = tensor._version
+        self._shape = list(tensor.shape)
+        # Shares the count of versions, as all detached tensors do; then its bytes are let go.
+        self._counter = tensor.detach()
+        self._counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+
+    def check(self) -> None:
+        """Look whether somebody wrote over the tensor.
+
+        Raises:
+            RuntimeError: Somebody did; in autograd's words.
+        """
+        _check(self._counter, self._expected, self._shape)
+
+
+class KeptTensor:
+    """A tensor that stays where it is; only its version is watched."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        # Detached: a result that is held by the operation that made it would never be freed.
+        self._tensor, self._expected = tensor.detach(), tensor._version
+
+    def get(self) -> Tensor:
+        """The tensor as it was saved.
+
+        Raises:
+            RuntimeError: Somebody wrote over it.
+        """
+        _check(self._tensor, self._expected, list(self._tensor.shape))
+        return self._tensor
+
+
+def _check(tensor: Tensor, expected: int, shape: list[int]) -> None:
+    if tensor._version != expected:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace "
+            f"operation: [{tensor.type()} {shape}] is at version {tensor._version}; expected "
+            f"version {expected} instead"
+        )
+
+
+class SavedStorage:
+    """A storage that backward needs: on its device, or elsewhere, or both.
+
+    Attributes:
+        num_bytes: Its size.
+        version: Of the tensors that it was saved for.
+        device: Where it belongs.
+        here: It, while the swapper keeps it there.
+        known: The one that was seen last; somebody else may keep it alive.
+        part: Where its copy lies.
+        arrival: When its latest copy is back.
+        numbers: Of the tensors on it that autograd holds, in the order of saving.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage, version: int, device: torch.device) -> None:
+        self.num_bytes, self.version, self.device = storage.nbytes(), version, device
+        self.here: torch.UntypedStorage | None = storage
+        self.known = weakref.ref(storage)
+        self.part: Part | None = None
+        self.arrival: Arrival | None = None
+        self.numbers: list[int] = []
+
+    @property
+    def next_need(self) -> int:
+        """Number of the tensor that backward, which runs in reverse, needs it for first."""
+        return self.numbers[-1]
+
+
+class SavedTensor:
+    """What autograd holds instead of a tensor whose storage may go out.
+
+    Args:
+        tensor: To be built anew, on the same part of the storage and in the same layout.
+        watch: On the tensor.
+        storage: Of the tensor, which is its last number's.
+        on_free: Called when autograd needs it no more.
+    """
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        watch: Watch,
+        storage: SavedStorage,
+        on_free: Callable[[SavedStorage, int], None],
+    ) -> None:
+        self.storage, self.number, self._on_free = storage, storage.numbers[-1], on_free
+        self.watch = watch
+        self._dtype, self._offset = tensor.dtype, tensor.storage_offset()
+        self._shape, self._stride = tensor.shape, tensor.stride()
+
+    def on(self, storage: torch.UntypedStorage) -> Tensor:
+        """The tensor, on a storage with the same bytes."""
+        empty = torch.empty(0, dtype=self._dtype, device=storage.device)
+        return empty.set_(storage, self._offset, self._shape, self._stride)
+
+    def __del__(self) -> None:
+        self._on_free(self.storage, self.number)
+
+
+class SavedOrder:
+    """Storages in the order in which backward needs them, the one that is needed last first.
+
+    A storage must be taken out before its numbers change.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._of: dict[int, SavedStorage] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, storage: SavedStorage) -> None:
+        """Sort it in."""
+        insort(self._numbers, storage.next_need)
+        self._of[storage.next_need] = storage
+
+    def remove(self, storage: SavedStorage) -> None:
+        """Take it out."""
+        del self._numbers[bisect_left(self._numbers, storage.next_need)]
+        del self._of[storage.next_need]
+
+    def needed_last(self) -> SavedStorage | None:
+        """The first; None: there is none."""
+        return self._of[self._numbers[0]] if self._numbers else None
+
+    def needed_after(self, number: int) -> SavedStorage | None:
+        """The one that is needed next once the tensor of that number was."""
+        place = bisect_left(self._numbers, number)
+        return self._of[self._numbers[place - 1]] if place else None

@@ -1,0 +1,265 @@
+"""Tensors that autograd keeps for backward live elsewhere until they are needed.
+
+A hook sees each tensor that an operation saves. What is beyond `limit_bytes` goes out, that first
+which backward needs last: the oldest. On the way back the next few are fetched ahead.
+
+Whole storages move, since views share them, and they are told apart by object, never by address,
+which is used again as soon as a storage is gone. Writing over a tensor that backward needs is an
+error as without hooks. Writing through `.data` is seen by nobody, here as there; a storage that was
+written so and is saved once more is taken for the one that went out before.
+"""
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from tilenet.parallel.saved_storage import KeptTensor, SavedOrder, SavedStorage, SavedTensor, Watch
+from tilenet.parallel.slabs import Part, Slabs
+from tilenet.parallel.swap_statistics import SwapStatistics
+from tilenet.parallel.swap_streams import Arrival, CopyStreams
+
+__all__ = ["Swapper"]
+
+MOST_IN_FLIGHT = 4  # copies out; the memory of each comes back when it is done
+
+
+class Swapper:
+    """Keeps what autograd saves within a limit; `pack` and `unpack` are autograd's hooks.
+
+    Threads may share one, and several graphs may live at a time.
+
+    Args:
+        limit_bytes: Of saved storages on their devices, together; beyond it they go out. None:
+            nothing goes.
+        min_bytes: Smaller storages stay, and do not count.
+        lookahead: So many storages are fetched ahead in backward, as far as the limit allows.
+        slabs: Where they go; closed by `close`.
+
+    Attributes:
+        statistics: What happened so far.
+    """
+
+    def __init__(
+        self, limit_bytes: int | None, min_bytes: int, lookahead: int, slabs: Slabs
+    ) -> None:
+        self.limit_bytes, self.min_bytes, self.lookahead = limit_bytes, min_bytes, lookahead
+        self.statistics = SwapStatistics()
+        self._slabs, self._streams = slabs, CopyStreams()
+        self._closing = False
+        self._lock = threading.Lock()
+        self._numbers = count()
+        self._here, self._out = SavedOrder(), SavedOrder()
+        self._known: Any = WeakIdKeyDictionary()  # storage -> version -> SavedStorage
+        self._leaving: deque[tuple[torch.cuda.Event, torch.UntypedStorage]] = deque()
+        self._read: list[tuple[Arrival, Part]] = []
+        self._freed: deque[tuple[SavedStorage, int]] = deque()
+
+    def pack(self, tensor: Tensor) -> KeptTensor | SavedTensor:
+        """What autograd shall hold instead of a tensor.
+
+        Raises:
+            TilenetError: There is no room where tensors go.
+        """
+        with torch.no_grad():
+            if self._closing or not self._may_go(tensor):
+                return KeptTensor(tensor)
+            watch = Watch(tensor)
+            with self._locked():
+                storage = self._storage_of(tensor)
+                self._number(storage, next(self._numbers))
+                saved = SavedTensor(tensor, watch, storage, self._free)
+                self._make_room(0)
+                self.statistics.note_peaks()
+            return saved
+
+    def unpack(self, saved: KeptTensor | SavedTensor) -> Tensor:
+        """The tensor that was packed, or one with the same bytes in the same layout.
+
+        Raises:
+            RuntimeError: Somebody wrote over it.
+        """
+        if isinstance(saved, KeptTensor):
+            return saved.get()
+        saved.watch.check()
+        with torch.no_grad(), self._locked():
+            tensor = saved.on(self._fetch(saved.storage))
+            if saved.storage.arrival is not None:
+                saved.storage.arrival.before_use(tensor)
+            self._fetch_ahead(saved.number)
+            self.statistics.note_peaks()
+        return tensor
+
+    def close(self) -> None:
+        """Give the host's memory or file back, once no graph needs it any more."""
+        self._closing = True
+        with self._locked():  # which looks whether any does
+            pass
+
+    def _may_go(self, tensor: Tensor) -> bool:
+        # Subclasses (fake tensors among them) know more than their bytes, and so do the bits of
+        # lazy conjugation and negation.
+        plain = type(tensor) is Tensor and tensor.layout is torch.strided
+        if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+            return False
+        if isinstance(tensor._base, nn.Parameter):  # as a linear layer's transposed weight
+            return False
+        large = tensor.untyped_storage().nbytes() >= max(self.min_bytes, 1)
+        return large and self._slabs.suits(tensor.device)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                self._settle()
+                yield
+        finally:
+            self._settle_if_unlocked()
+
+    def _free(self, storage: SavedStorage, number: int) -> None:
+        # Python may free a graph anywhere, inside of our own locked parts too: so never wait.
+        self._freed.append((storage, number))
+        self._settle_if_unlocked()
+
+    def _settle_if_unlocked(self) -> None:
+        while self._freed and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        """Forget what autograd needs no more."""
+        while self._freed:
+            storage, number = self._freed.popleft()
+            order = self._here if storage.here is not None else self._out
+            order.remove(storage)
+            storage.numbers.remove(number)
+            if storage.numbers:
+                order.add(storage)
+                continue
+            self._drop(storage)
+            if storage.part is not None:
+                self._give_back(storage.part, storage.arrival)
+            known = storage.known()
+            if known is not None and known in self._known:
+                self._known[known].pop(storage.version, None)
+        if self._closing and not len(self._here) + len(self._out):
+            self._wait_for_copies(0)
+            for arrival, _ in self._read:
+                arrival.event.synchronize()
+            self._slabs.close()
+
+    def _storage_of(self, tensor: Tensor) -> SavedStorage:
+        storage = tensor.untyped_storage()
+        versions = self._known.setdefault(storage, {})
+        if tensor._version not in versions:
+            versions[tensor._version] = SavedStorage(storage, tensor._version, tensor.device)
+            self.statistics.active_bytes += storage.nbytes()
+        found: SavedStorage = versions[tensor._version]
+        return found
+
+    def _number(self, storage: SavedStorage, number: int) -> None:
+        order = self._here if storage.here is not None else self._out
+        if storage.numbers:
+            order.remove(storage)
+        storage.numbers.append(number)
+        order.add(storage)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Send out what backward needs last, until so many bytes more keep the limit."""
+        while self.limit_bytes is not None:
+            last = self._here.needed_last()
+            if last is None or self.statistics.active_bytes + num_bytes <= self.limit_bytes:
+                return
+            self._send(last)
+
+    def _send(self, storage: SavedStorage) -> None:
+        assert storage.here is not None
+        if storage.part is None:
+            began = perf_counter()
+            part = self._take(storage.num_bytes)
+            host = self._slabs.bytes_of(part, storage.num_bytes)
+            event = self._streams.send(_flat(storage.here), host)
+            storage.part = part
+            if event is not None:
+                self._leaving.append((event, storage.here))
+                self._wait_for_copies(MOST_IN_FLIGHT)
+            self.statistics.wait_seconds += perf_counter() - began
+            self.statistics.out_count += 1
+            self.statistics.out_bytes += storage.num_bytes
+        self._here.remove(storage)
+        self._drop(storage)
+        self._out.add(storage)
+
+    def _fetch(self, storage: SavedStorage) -> torch.UntypedStorage:
+        if storage.here is not None:
+            return storage.here
+        here = storage.known()  # somebody else may have kept it
+        self._make_room(storage.num_bytes)
+        if here is None:
+            assert storage.part is not None
+            began = perf_counter()
+            host = self._slabs.bytes_of(storage.part, storage.num_bytes)
+            flat, storage.arrival = self._streams.fetch(host, storage.device)
+            here = flat.untyped_storage()
+            self.statistics.wait_seconds += perf_counter() - began
+            self.statistics.in_count += 1
+            self.statistics.in_bytes += storage.num_bytes
+        self._out.remove(storage)
+        storage.here, storage.known = here, weakref.ref(here)
+        self._here.add(storage)
+        self.statistics.active_bytes += storage.num_bytes
+        return here
+
+    def _fetch_ahead(self, number: int) -> None:
+        for _ in range(self.lookahead):
+            storage = self._out.needed_after(number)
+            if storage is None or self.limit_bytes is None:
+                return
+            if self.statistics.active_bytes + storage.num_bytes > self.limit_bytes:
+                return
+            self._fetch(storage)
+            number = storage.next_need
+
+    def _drop(self, storage: SavedStorage) -> None:
+        if storage.here is not None:
+            if storage.arrival is not None:
+                storage.arrival.before_drop()
+            storage.here = None
+            self.statistics.active_bytes -= storage.num_bytes
+
+    def _wait_for_copies(self, most: int) -> None:
+        while self._leaving:
+            event, _ = self._leaving[0]
+            if len(self._leaving) <= most and not event.query():  # type: ignore[no-untyped-call]
+                return
+            event.synchronize()  # by the host: whichever stream owns the memory may have it then
+            self._leaving.popleft()
+
+    def _take(self, num_bytes: int) -> Part:
+        for arrival, part in [pair for pair in self._read if pair[0].done()]:
+            self._read.remove((arrival, part))
+            self._slabs.give_back(part)
+        part = self._slabs.take(num_bytes)
+        self.statistics.host_bytes += part.size
+        return part
+
+    def _give_back(self, part: Part, arrival: Arrival | None) -> None:
+        self.statistics.host_bytes -= part.size
+        if arrival is None or arrival.done():
+            self._slabs.give_back(part)
+        else:  # a copy still reads it
+            self._read.append((arrival, part))
+
+
+def _flat(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
