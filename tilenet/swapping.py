@@ -45,7 +45,8 @@ def swapping(
         limit_bytes: Of saved storages on their devices, together; beyond it they go out, the
             oldest first. 0: all; None: none.
         min_bytes: Smaller storages stay, and do not count.
-        lookahead: So many storages are fetched ahead in backward, as far as the limit allows.
+        lookahead: The next so many storages are fetched ahead in backward, as far as the limit
+            allows.
         swap_dir: Folder of the file that they go to. None: pinned host memory where torch sees a
             GPU, else the folder for temporary files.
         host_limit_bytes: Of that memory or file; None: none.

@@ -44,7 +44,7 @@ class Slabs(ABC):
 
     Args:
         limit_bytes: Of all slabs together; None: none.
-        slab_bytes: Of each; what is larger gets one of its own.
+        slab_bytes: Of each, at least; what is larger gets one of its own.
 
     Attributes:
         used_bytes: Handed out now.
@@ -75,7 +75,8 @@ class Slabs(ABC):
         return Part(free.slab, free.start, size)
 
     def _grow(self, size: int) -> int:
-        room = self._slab_bytes
+        # In proportion, too: each slab of a file holds a file descriptor, of which there are few.
+        room = max(self._slab_bytes, self.total_bytes // 8)
         if self._limit_bytes is not None:
             room = min(room, self._limit_bytes - self.total_bytes)
             if self.total_bytes + size > self._limit_bytes:

@@ -41,7 +41,8 @@ class Swapper:
         limit_bytes: Of saved storages on their devices, together; beyond it they go out. None:
             nothing goes.
         min_bytes: Smaller storages stay, and do not count.
-        lookahead: So many storages are fetched ahead in backward, as far as the limit allows.
+        lookahead: The next so many storages are fetched ahead in backward, as far as the limit
+            allows.
         slabs: Where they go; closed by `close`.
 
     Attributes:
@@ -110,10 +111,14 @@ class Swapper:
         plain = type(tensor) is Tensor and tensor.layout is torch.strided
         if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
             return False
-        if isinstance(tensor._base, nn.Parameter):  # as a linear layer's transposed weight
+        num_bytes, base = tensor.untyped_storage().nbytes(), tensor._base
+        # A parameter's view, as a linear layer's transposed weight, or a batch out of a data set:
+        # the caller holds what they view.
+        if isinstance(base, nn.Parameter):
             return False
-        large = tensor.untyped_storage().nbytes() >= max(self.min_bytes, 1)
-        return large and self._slabs.suits(tensor.device)
+        if base is not None and base.is_leaf and 2 * tensor.nbytes < num_bytes:
+            return False
+        return num_bytes >= max(self.min_bytes, 1) and self._slabs.suits(tensor.device)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -222,13 +227,16 @@ class Swapper:
 
     def _fetch_ahead(self, number: int) -> None:
         for _ in range(self.lookahead):
-            storage = self._out.needed_after(number)
-            if storage is None or self.limit_bytes is None:
+            found = [order.needed_after(number) for order in (self._here, self._out)]
+            following = [storage for storage in found if storage is not None]
+            if not following or self.limit_bytes is None:
                 return
-            if self.statistics.active_bytes + storage.num_bytes > self.limit_bytes:
-                return
-            self._fetch(storage)
+            storage = max(following, key=lambda one: one.next_need)
             number = storage.next_need
+            if storage.here is None:
+                if self.statistics.active_bytes + storage.num_bytes > self.limit_bytes:
+                    return
+                self._fetch(storage)
 
     def _drop(self, storage: SavedStorage) -> None:
         if storage.here is not None:
