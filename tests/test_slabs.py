@@ -60,6 +60,15 @@ def test_parts_of_two_slabs_stay_two(tmp_path: Path) -> None:
     assert pool.total_bytes == (64 + 64 + 65) * KIB
 
 
+def test_parts_of_two_slabs_are_no_neighbours(tmp_path: Path) -> None:
+    pool = slabs(tmp_path)
+    first, _, _, last = [pool.take(size * KIB) for size in (20, 44, 20, 44)]
+    assert (first, last) == (Part(0, 0, 20 * KIB), Part(1, 20 * KIB, 44 * KIB))
+    pool.give_back(first)
+    pool.give_back(last)
+    assert pool.take(50 * KIB).slab == 2
+
+
 def test_parts_never_share_a_byte(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     pool = slabs(tmp_path)
