@@ -7,6 +7,7 @@ import pytest
 import torch
 from test_swapping import check_same, trained
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 from tilenet import lms
@@ -96,12 +97,25 @@ def test_an_error_in_a_hook_before_ours_leaves_none_behind() -> None:
         raise ValueError("first")
 
     lms.set_enabled_lms(True)
-    handle = nn.modules.module.register_module_forward_pre_hook(fails)
+    handle = register_module_forward_pre_hook(fails)
     nn.modules.module._global_forward_pre_hooks.move_to_end(handle.id, last=False)
-    outer = nn.Identity()
     with pytest.raises(ValueError, match="first"):
-        outer(torch.ones(1))
+        nn.Identity()(torch.ones(1))
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     handle.remove()
+
+    class Outer(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            handle = register_module_forward_pre_hook(fails)
+            nn.modules.module._global_forward_pre_hooks.move_to_end(handle.id, last=False)
+            with pytest.raises(ValueError, match="first"):
+                nn.Identity()(x)
+            handle.remove()
+            return x.exp()
+
+    y = Outer()(torch.ones(1000, requires_grad=True))
+    assert lms.memory_reclaimed() == 4000
+    del y
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 

@@ -72,6 +72,7 @@ class SavedStorage:
         here: It, while the swapper keeps it there.
         known: The one that was seen last; somebody else may keep it alive.
         part: Where its copy lies.
+        sent: When that copy is there; None: it is, or there is none.
         arrival: When its latest copy is back.
         numbers: Of the tensors on it that autograd holds, in the order of saving.
     """
@@ -81,6 +82,7 @@ class SavedStorage:
         self.here: torch.UntypedStorage | None = storage
         self.known = weakref.ref(storage)
         self.part: Part | None = None
+        self.sent: torch.cuda.Event | None = None
         self.arrival: Arrival | None = None
         self.numbers: list[int] = []
 

@@ -25,7 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from tilenet.parallel.saved_storage import KeptTensor, SavedOrder, SavedStorage, SavedTensor, Watch
 from tilenet.parallel.slabs import Part, Slabs
 from tilenet.parallel.swap_statistics import SwapStatistics
-from tilenet.parallel.swap_streams import Arrival, CopyStreams
+from tilenet.parallel.swap_streams import CopyStreams
 
 __all__ = ["Swapper"]
 
@@ -61,7 +61,7 @@ class Swapper:
         self._here, self._out = SavedOrder(), SavedOrder()
         self._known: Any = WeakIdKeyDictionary()  # storage -> version -> SavedStorage
         self._leaving: deque[tuple[torch.cuda.Event, torch.UntypedStorage]] = deque()
-        self._read: list[tuple[Arrival, Part]] = []
+        self._busy: list[tuple[list[torch.cuda.Event], Part]] = []
         self._freed: deque[tuple[SavedStorage, int]] = deque()
 
     def pack(self, tensor: Tensor) -> KeptTensor | SavedTensor:
@@ -153,14 +153,15 @@ class Swapper:
                 continue
             self._drop(storage)
             if storage.part is not None:
-                self._give_back(storage.part, storage.arrival)
+                self._give_back(storage.part, storage)
             known = storage.known()
             if known is not None and known in self._known:
                 self._known[known].pop(storage.version, None)
         if self._closing and not len(self._here) + len(self._out):
             self._wait_for_copies(0)
-            for arrival, _ in self._read:
-                arrival.event.synchronize()
+            for events, _ in self._busy:
+                for event in events:
+                    event.synchronize()
             self._slabs.close()
 
     def _storage_of(self, tensor: Tensor) -> SavedStorage:
@@ -194,7 +195,7 @@ class Swapper:
             part = self._take(storage.num_bytes)
             host = self._slabs.bytes_of(part, storage.num_bytes)
             event = self._streams.send(_flat(storage.here), host)
-            storage.part = part
+            storage.part, storage.sent = part, event
             if event is not None:
                 self._leaving.append((event, storage.here))
                 self._wait_for_copies(MOST_IN_FLIGHT)
@@ -254,19 +255,25 @@ class Swapper:
             self._leaving.popleft()
 
     def _take(self, num_bytes: int) -> Part:
-        for arrival, part in [pair for pair in self._read if pair[0].done()]:
-            self._read.remove((arrival, part))
-            self._slabs.give_back(part)
+        busy, self._busy = self._busy, []
+        for events, part in busy:
+            self._give_back_after(events, part)
         part = self._slabs.take(num_bytes)
         self.statistics.host_bytes += part.size
         return part
 
-    def _give_back(self, part: Part, arrival: Arrival | None) -> None:
+    def _give_back(self, part: Part, storage: SavedStorage) -> None:
         self.statistics.host_bytes -= part.size
-        if arrival is None or arrival.done():
+        arrived = None if storage.arrival is None else storage.arrival.event
+        events = [event for event in (storage.sent, arrived) if event is not None]
+        self._give_back_after(events, part)
+
+    def _give_back_after(self, events: list[torch.cuda.Event], part: Part) -> None:
+        """Give a part back if all copies from and to it have ended, else look again later."""
+        if all(event.query() for event in events):  # type: ignore[no-untyped-call]
             self._slabs.give_back(part)
-        else:  # a copy still reads it
-            self._read.append((arrival, part))
+        else:
+            self._busy.append((events, part))
 
 
 def _flat(storage: torch.UntypedStorage) -> Tensor:

@@ -25,10 +25,6 @@ class Arrival:
     event: torch.cuda.Event
     owner: torch.cuda.Stream
 
-    def done(self) -> bool:
-        """Whether nobody reads the host's bytes any more."""
-        return bool(self.event.query())  # type: ignore[no-untyped-call]
-
     def before_use(self, tensor: Tensor) -> None:
         """Let the stream under way wait for the bytes of a tensor."""
         stream = torch.cuda.current_stream(tensor.device)

@@ -1,0 +1,134 @@
+"""Copies that end late, as a device's do, are waited for. Streams and events are stand-ins.
+
+What torch's own streams and events do is only tried where there is a GPU.
+"""
+
+import random
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_swapper import MAP, convolutions, hooks
+from test_swapping import check_empty, check_same, trained
+from torch import Tensor
+
+from tilenet.parallel.slabs import FileSlabs
+from tilenet.parallel.swap import MOST_IN_FLIGHT, Swapper
+
+
+class LateEvent:
+    """The end of a copy that is made when it is waited for, or now and then when it is asked."""
+
+    def __init__(self, copy: Callable[[], None], chance: random.Random) -> None:
+        self._copy, self._chance, self._done = copy, chance, False
+
+    def query(self) -> bool:
+        if self._chance.random() < 0.3:
+            self.synchronize()
+        return self._done
+
+    def synchronize(self) -> None:
+        if not self._done:
+            self._done = True
+            self._copy()
+
+
+class LateArrival:
+    def __init__(self, event: LateEvent) -> None:
+        self.event = event
+
+    def before_use(self, tensor: Tensor) -> None:
+        self.event.synchronize()
+
+    def before_drop(self) -> None:
+        self.event.synchronize()
+
+
+class LateStreams:
+    """Stands in for a device's streams; holds none of the memory that it copies from and to."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self.sent: list[LateEvent] = []
+        self.lost = 0
+
+    def _later(self, target: Tensor, source: Tensor, device_side: Tensor) -> LateEvent:
+        alive = weakref.ref(device_side.untyped_storage())
+        host_side = source if device_side is target else target
+        size, sends = len(host_side), device_side is source
+        del device_side, target, source
+
+        def copy() -> None:
+            storage = alive()
+            if storage is None:
+                self.lost += 1
+                return
+            flat = torch.empty(0, dtype=torch.uint8).set_(storage)[:size]
+            (host_side.copy_(flat) if sends else flat.copy_(host_side))
+
+        return LateEvent(copy, self._chance)
+
+    def send(self, flat: Tensor, host: Tensor) -> LateEvent:
+        self.sent.append(self._later(host, flat, flat))
+        return self.sent[-1]
+
+    def fetch(self, host: Tensor, device: torch.device) -> tuple[Tensor, LateArrival]:
+        flat = torch.full(host.shape, 0xAB, dtype=torch.uint8)
+        return flat, LateArrival(self._later(flat, host, flat))
+
+
+def late_swapper(folder: Path, limit: int, lookahead: int, seed: int) -> tuple[Any, LateStreams]:
+    swapper = Swapper(limit, 0, lookahead, FileSlabs(str(folder), slab_bytes=3 * MAP))
+    streams = LateStreams(seed)
+    swapper._streams = streams  # type: ignore[assignment]
+    return swapper, streams
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("limit", "lookahead"), [(0, 0), (MAP, 2), (3 * MAP, 2), (6 * MAP, 5)])
+def test_nobody_reads_before_the_end_or_writes_meanwhile(
+    tmp_path: Path, limit: int, lookahead: int, seed: int
+) -> None:
+    module, x = convolutions()
+    wanted = trained(module, x)
+    swapper, streams = late_swapper(tmp_path, limit, lookahead, seed)
+
+    def forward(x: Tensor) -> Tensor:
+        with hooks(swapper):
+            y = module(x)
+        assert len(swapper._leaving) <= MOST_IN_FLIGHT
+        return y
+
+    for _ in range(3):
+        check_same(trained(module, x, forward), wanted)
+        check_empty(swapper.statistics)
+    assert len(streams.sent) == swapper.statistics.out_count > 10
+    assert swapper.statistics.in_count > 5
+    assert streams.lost == 0
+    swapper.close()
+    assert swapper._slabs._file.closed
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_part_is_not_written_while_a_copy_reads_it(tmp_path: Path, seed: int) -> None:
+    """Many graphs that are dropped with copies under way."""
+    swapper, streams = late_swapper(tmp_path, 0, 3, seed)
+    chance = random.Random(seed)
+    held: list[tuple[Any, int]] = []
+    for number in range(400):
+        swapper.limit_bytes = chance.choice([0, 0, 8000, 20_000])
+        held.append((swapper.pack(torch.full((1000,), float(number))), number))
+        if chance.random() < 0.6:
+            saved, value = held[chance.randrange(len(held))]
+            assert (swapper.unpack(saved) == value).all()
+            del saved
+        while len(held) > 6:
+            held.pop(chance.randrange(len(held)))
+    assert swapper.statistics.in_count > 50
+    held.clear()
+    swapper.close()
+    check_empty(swapper.statistics)
+    assert streams.lost == 0
