@@ -5,7 +5,7 @@
 Each case computes loss and gradients of one of the presets' structures (few channels, dropout) on
 random pixels in float64: over 2, 4, 5 or 6 ranks with shares of uneven sizes, in each halo mode,
 with each norm, in 1 to 3 partitions. It is held against one rank, and against torch's on the
-whole image. Where the two differ it is torch that is off: its instance norm, 46 of which follow one
+whole image. Where the two differ it is torch that is off: its instance norm, 55 of which follow one
 another in medium-1, loses digits that a careful two-pass formula in plain torch keeps.
 """
 
