@@ -3,6 +3,7 @@
 Counted by torch's FlopCounterMode, forward and backward, on tensors without memory.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
+from torchgpipe.skip import Namespace
 
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Layer, Norm
@@ -88,7 +90,8 @@ def _operations(
 ) -> int:
     """Of a step's forward and backward: plainly on so many pixels, or as a rank of a grid."""
     with META:  # parameters that are fake cannot be moved as a pipe moves them
-        mask_key, namespaces = MaskKey(), _Namespaces()
+        mask_key = MaskKey()
+        namespaces: dict[str, Any] = defaultdict(Namespace)
         modules = [build_layer(layer, i, mask_key, namespaces) for i, layer in enumerate(layers)]
         network = Network(modules, mask_key)
     balance, origin = [len(layers)], Origin((0,))
@@ -108,13 +111,3 @@ def _operations(
             (output,) = pipe([image], [origin])
             output.sum().backward()  # type: ignore[no-untyped-call]
     return int(counter.get_total_flops())
-
-
-class _Namespaces(dict[str, Any]):
-    """A namespace per skip."""
-
-    def __missing__(self, name: str) -> Any:
-        from torchgpipe.skip import Namespace
-
-        self[name] = Namespace()
-        return self[name]

@@ -13,6 +13,7 @@ from launch.placement import Placement, place
 from launch.planned_job import read_job
 from launch.scripts import Job, script, submit_command
 from tilenet.errors import TilenetError
+from tilenet.files.aside import write_aside
 from tilenet.planning.machines import known_machines, machine
 
 __all__ = ["main"]
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
         if not (given.script or given.submit):
             print("\n" + "\n".join(_lines(placed, job)))
             return 0
-        _write(Path(job.file), text)
+        write_aside(text.removesuffix("\n"), Path(job.file), "a script", executable=True)
         print(f"written: {job.file}")
         if given.submit:
             return _submit(submit_command(placed, job.file))
@@ -73,20 +74,6 @@ def _lines(placed: Placement, job: Job) -> list[str]:
         steps.append(["predict", job.output, job.image, map_file, "--plan", job.plan])
     program = placed.machine.launch.program
     return lines + [shlex.join(command(placed, [*program, *step])) for step in steps]
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.chmod(0o755)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise TilenetError(
-            f"a script must be written to a place that can be written ({path}: {error.strerror}); "
-            "name another --script"
-        ) from error
 
 
 def _submit(arguments: list[str]) -> int:

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.shares import axis_shares
+from tilenet.geometry.shares import tiling_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
@@ -143,10 +143,7 @@ def shared_out(case: Case, comm: MPI.Intracomm, stacked: bool = False) -> Result
     else:
         origins = [Origin((10 + i,), tiling, (comm.rank,), i) for i in range(case.images)]
         outputs = pipe(list(images), origins)
-    shares = [
-        axis_shares(case.layers, pixels, [*(s.first for s in spans), pixels])[-1].out_edges
-        for pixels, spans in zip(case.size, (tiling.rows, tiling.cols), strict=True)
-    ]
+    shares = [axis[-1].out_edges for axis in tiling_shares(case.layers, tiling)]
     row, col = divmod(comm.rank, tiling.grid[1])
     top, left = shares[0][row], shares[1][col]
     height, width = shares[0][row + 1] - top, shares[1][col + 1] - left

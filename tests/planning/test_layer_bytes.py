@@ -144,7 +144,7 @@ def test_an_image_wants_no_gradient() -> None:
 
 
 def test_exchange_copies_only_what_is_enlarged() -> None:
-    layers = unet_layers(UNetOptions(poolings=1, base=4, bands=3, kernel=5, upsampling="bilinear"))
+    layers = unet_layers(UNetOptions(poolings=1, base=4, bands=3, upsampling="bilinear"))
     here = layer_bytes(layers, 34, 46)
     there = layer_bytes(layers, 34, 46, halo_mode="exchange")
     assert sum(layer.kind == "upsample" for layer in layers) == 1
@@ -157,7 +157,18 @@ def test_exchange_copies_only_what_is_enlarged() -> None:
 
 
 def test_exchange_keeps_a_rimmed_copy_for_a_convolution_that_shrinks_maps() -> None:
-    layers = (Conv(3, 4, padding=1), Conv(4, 5, kernel=5, stride=2, padding=2))
+    check_copies(Conv(4, 5, kernel=5, stride=2, padding=2))
+
+
+def test_exchange_keeps_a_rimmed_copy_where_weights_outnumber_cells() -> None:
+    check_copies(Conv(4, 16, kernel=5, padding=2))  # 4 × 16 × 25 > 34 × 46
+    with pytest.raises(AssertionError):
+        check_copies(Conv(4, 15, kernel=5, padding=2))
+
+
+def check_copies(layer: Conv) -> None:
+    """The layer, of kernel 5, keeps a copy of its input with a rim, and the one before none."""
+    layers = (Conv(3, 4, padding=1), layer)
     here, there = layer_bytes(layers, 34, 46), layer_bytes(layers, 34, 46, halo_mode="exchange")
     rimmed = 4 * 4 * (34 + 4) * (46 + 4)
     assert replace(here[0], first=None) == replace(there[0], first=None)

@@ -93,6 +93,11 @@ class Conv(Layer):
         """Cells between the first and the last cell of the kernel's window."""
         return self.dilation * (self.kernel - 1)
 
+    @property
+    def keeps_size(self) -> bool:
+        """Whether each output cell stands where an input cell stands."""
+        return self.stride == 1 and self.kernel % 2 == 1 and 2 * self.padding == self.reach
+
     def size(self, cells: int) -> int:
         return (cells + 2 * self.padding - self.reach - 1) // self.stride + 1
 

@@ -14,10 +14,22 @@ from math import ceil
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.layers import Grid, Layer, Pop, Stash
-from tilenet.geometry.tiles import Span, Window
+from tilenet.geometry.layers import Conv, Grid, Layer, Pop, Stash
+from tilenet.geometry.tiles import Span, Tiling, Window
 
-__all__ = ["AxisShares", "Rim", "axis_shares", "check_shares", "own_edges", "rim_of"]
+__all__ = [
+    "AxisShares",
+    "Rim",
+    "axis_shares",
+    "check_shares",
+    "own_cells",
+    "own_edges",
+    "rim_of",
+    "takes_copy",
+    "tiling_shares",
+]
+
+FEWEST_CELLS = 4  # per weight of an input channel, see `takes_copy`
 
 HALF = Fraction(1, 2)
 
@@ -108,6 +120,42 @@ def axis_shares(
         shares.append(AxisShares(stride, cells, edges, out_edges, needs))
         cells, edges = size, out_edges
     return tuple(shares)
+
+
+def tiling_shares(
+    layers: tuple[Layer, ...], tiling: Tiling
+) -> tuple[tuple[AxisShares, ...], tuple[AxisShares, ...]]:
+    """How the owners of tiles share each layer's maps, along rows and along columns."""
+    rows, cols = (
+        axis_shares(layers, pixels, [*(span.first for span in spans), pixels])
+        for pixels, spans in zip(tiling.extended, (tiling.rows, tiling.cols), strict=True)
+    )
+    return rows, cols
+
+
+def own_cells(rows: AxisShares, cols: AxisShares, tiling: Tiling, number: int) -> Window:
+    """What a tile owns of a layer's input, from the first cell on that it computes."""
+    row, col = divmod(number, tiling.grid[1])
+    own, start = _own(rows, cols, row, col), (0, 0)
+    if not tiling.rule.exchanged:  # then it computes a halo too, from where it reads
+        spans = tiling.rows[row], tiling.cols[col]
+        top, left = own.row - spans[0].start / rows.stride, own.col - spans[1].start / cols.stride
+        start = int(top), int(left)
+    return Window(*start, own.height, own.width)
+
+
+def takes_copy(layer: Conv, cells: int) -> bool:
+    """Whether a convolution works on a copy of its input with the rim around it.
+
+    One that keeps sizes can add what the rim gives to its output instead. That takes the kernel
+    apart for the four sides, which costs as much as moving cells: deep in a network there are few
+    of these and many weights. (Measured on a CPU: 32 channels, 512² cells: the sum takes 0.99 × the
+    plain convolution, the copy 1.18 ×; 256 channels, 64²: 1.28 × and 1.01 ×.)
+
+    Args:
+        cells: Of all samples of the input.
+    """
+    return not layer.keeps_size or cells < FEWEST_CELLS * layer.out_channels * layer.kernel**2
 
 
 def _needs(layer: Layer, first: int, stop: int) -> tuple[int, int]:

@@ -6,6 +6,7 @@ The parameters stay the network's own, under their own names.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,11 @@ from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv, Upsample
-from tilenet.geometry.shares import AxisShares, Rim, axis_shares, rim_of
+from tilenet.geometry.shares import AxisShares, Rim, rim_of, takes_copy, tiling_shares
 from tilenet.geometry.tiles import Tiling
 from tilenet.model.skips import Origin, origin_under_way
 from tilenet.parallel.exchange import Journey, Line, extend
-from tilenet.parallel.spatial_conv import Shape, convolve, pays
+from tilenet.parallel.spatial_conv import Shape, convolve
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -72,10 +73,7 @@ class Surroundings:
         """Of each layer's maps, along rows and along columns."""
         size = tiling.extended
         if size not in self._shares:
-            self._shares[size] = tuple(
-                axis_shares(self.layers, pixels, [*(span.first for span in spans), pixels])
-                for pixels, spans in zip(size, (tiling.rows, tiling.cols), strict=True)
-            )
+            self._shares[size] = tiling_shares(self.layers, tiling)
         return self._shares[size]
 
     def journey(self, layer: int) -> Journey:
@@ -119,12 +117,8 @@ def spatial_layer(layer: Layer, index: int, module: nn.Module, around: Surroundi
     match layer:
         case Conv(kernel=1, stride=1, padding=0):
             return module
-        case Conv(kernel=kernel, stride=1, dilation=dilation) if (
-            kernel % 2 and 2 * layer.padding == layer.reach
-        ):
-            return SameConv(module, index, around, Shape(kernel, dilation))
         case Conv():
-            return AnyConv(module, index, around, layer)
+            return SpatialConv(module, index, around, layer)
         case Pool():
             return SpatialPool(module, index, around, layer)
         case Upsample(mode="bilinear"):
@@ -161,32 +155,22 @@ class _Spatial(nn.Module):
         return f"{self.__dict__['plain']}, layer={self.index}"
 
 
-class SameConv(_Spatial):
-    """A convolution of stride 1 that keeps sizes."""
-
-    def __init__(self, module: nn.Module, index: int, around: Surroundings, shape: Shape) -> None:
-        super().__init__(module, index, around)
-        self.shape = shape
-
-    def forward(self, x: Tensor) -> Tensor:
-        journey = self.around.journey(self.index)
-        if pays(x, self.weight):
-            return convolve(x, self.weight, self.bias, self.shape, journey)
-        extended = extend(x, journey, 0.0)
-        return F.conv2d(extended, self.weight, self.bias, dilation=self.shape.dilation)
-
-
-class AnyConv(_Spatial):
+class SpatialConv(_Spatial):
     """A convolution with any kernel, stride, dilation and padding."""
 
     def __init__(self, module: nn.Module, index: int, around: Surroundings, layer: Conv) -> None:
         super().__init__(module, index, around)
-        self.stride, self.dilation = layer.stride, layer.dilation
+        self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        extended = extend(x, self.around.journey(self.index), 0.0)
+        journey, layer = self.around.journey(self.index), self.layer
+        # Ranks may differ in this: their messages are the same.
+        if not takes_copy(layer, x.shape[0] * x.shape[2] * x.shape[3]):
+            shape = Shape(layer.kernel, layer.dilation)
+            return convolve(x, self.weight, self.bias, shape, journey)
+        extended = extend(x, journey, 0.0)
         return F.conv2d(
-            extended, self.weight, self.bias, stride=self.stride, dilation=self.dilation
+            extended, self.weight, self.bias, stride=layer.stride, dilation=layer.dilation
         )
 
 
@@ -273,9 +257,7 @@ def _extended(x: Tensor, journey: Journey, fill: float) -> Tensor:
 
 
 def _without_border(journey: Journey) -> Journey:
-    rim = journey.rim
-    inner = Rim(rim.own, rim.need, (0, 0, 0, 0), rim.out, rim.takes, rim.gives)
-    return Journey(inner, journey.line, journey.tag)
+    return replace(journey, rim=replace(journey.rim, border=(0, 0, 0, 0)))
 
 
 def _cut_out(x: Tensor, top: int, left: int, height: int, width: int) -> Tensor:

@@ -1,14 +1,13 @@
 """A network whose layers reach over ranks, made of one that never heard of them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
 from tilenet.geometry.layers import Layer, Norm
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.shares import own_cells
 from tilenet.model.network import Network
 from tilenet.parallel.norm import Cells, WholeImageNorm
 from tilenet.parallel.spatial import Surroundings, here, spatial_layer
@@ -67,7 +66,7 @@ def spatial_network(
     for index, (layer, module) in enumerate(zip(layers, network, strict=True)):
         if isinstance(layer, Norm):
             if layer.scope == "image":
-                cells = partial(_cells, around, index, halo_mode)
+                cells = partial(_cells, around, index)
                 comm = around.norm_comm(index, layer.norm)
                 module = WholeImageNorm(module, layer, cells, comm)
         elif halo_mode == "exchange":
@@ -76,20 +75,11 @@ def spatial_network(
     return SpatialNetwork(modules, network, around)
 
 
-def _cells(around: Surroundings, layer: int, halo_mode: HaloMode) -> Cells:
+def _cells(around: Surroundings, layer: int) -> Cells:
     """Which cells count at a norm, of the micro-batch that this thread computes."""
     origin = here()
     assert origin.tiling is not None
     rows, cols = (axis[layer] for axis in around.shares(origin.tiling))
-    own = []
-    for number in origin.tiles:
-        row, col = divmod(number, origin.tiling.grid[1])
-        top, left = rows.edges[row], cols.edges[col]
-        window = Window(0, 0, rows.edges[row + 1] - top, cols.edges[col + 1] - left)
-        if halo_mode == "overlap":
-            read = origin.tiling.tiles[number].read
-            first = top - read.row / rows.stride, left - read.col / cols.stride
-            window = replace(window, row=int(first[0]), col=int(first[1]))
-        own.append(window)
+    own = [own_cells(rows, cols, origin.tiling, number) for number in origin.tiles]
     places = {image: place for place, image in enumerate(dict.fromkeys(origin.images))}
     return Cells(tuple(own), tuple(places[image] for image in origin.images))

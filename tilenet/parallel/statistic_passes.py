@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from tilenet.geometry.layers import Layer, Norm
 from tilenet.geometry.prefixes import unpopped
-from tilenet.geometry.shares import AxisShares, axis_shares
-from tilenet.geometry.tiles import Span, Tiling, Window
+from tilenet.geometry.shares import own_cells, tiling_shares
+from tilenet.geometry.tiles import Tiling, Window
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.fixed_norm import FixedNorm, Moments, moments_of
@@ -76,7 +76,7 @@ class StatisticPasses:
             layer = self.layers[index]
             assert isinstance(layer, Norm)
             pipe = self._prefix(fixed, index)
-            windows = _own_cells(self.layers, index, tiling)
+            windows = _own_windows(self.layers, index, tiling)
             moments: Moments | None = None
             for start in range(0, len(tiling.tiles), comm.size):
                 doing = f"statistics of norm {number + 1} of {len(passes)}, round of tile {start}"
@@ -137,23 +137,7 @@ def _everybodys(found: Moments | None, channels: int, comm: "MPI.Intracomm") -> 
     ]
 
 
-def _own_cells(layers: tuple[Layer, ...], index: int, tiling: Tiling) -> list[Window]:
+def _own_windows(layers: tuple[Layer, ...], index: int, tiling: Tiling) -> list[Window]:
     """Of each tile the cells that it owns of the layer's input, from the tile's first cell on."""
-    row_parts = _own_parts(_shares(layers, index, tiling.rows), tiling.rows)
-    col_parts = _own_parts(_shares(layers, index, tiling.cols), tiling.cols)
-    return [
-        Window(top, left, height, width) for top, height in row_parts for left, width in col_parts
-    ]
-
-
-def _shares(layers: tuple[Layer, ...], index: int, spans: Sequence[Span]) -> AxisShares:
-    pixels = spans[-1].first + spans[-1].own
-    return axis_shares(layers, pixels, [*(span.first for span in spans), pixels])[index]
-
-
-def _own_parts(shares: AxisShares, spans: Sequence[Span]) -> list[tuple[int, int]]:
-    """First own cell, counted from the first cell read, and the number of own cells."""
-    return [
-        (int(shares.edges[i] - span.start / shares.stride), shares.edges[i + 1] - shares.edges[i])
-        for i, span in enumerate(spans)
-    ]
+    rows, cols = (axis[index] for axis in tiling_shares(layers, tiling))
+    return [own_cells(rows, cols, tiling, number) for number in range(len(tiling.tiles))]

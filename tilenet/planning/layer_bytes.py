@@ -16,6 +16,7 @@ import torch
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Activation, Conv, Layer, Pool, Pop, Stash, Upsample
 from tilenet.geometry.shapes import map_shapes
+from tilenet.geometry.shares import takes_copy
 from tilenet.planning.one_layer import Case, LayerBytes, measure, parameter_dtype
 
 __all__ = ["LARGEST_MAP", "LayerBytes", "check_map_sizes", "largest_map", "layer_bytes"]
@@ -38,9 +39,9 @@ def layer_bytes(
 
     Args:
         precision: `float32`, `float64`, `bfloat16` or `float16` (autocast, float32 parameters).
-        halo_mode: With `exchange` the size is a rank's own; layers that look around themselves,
-            other than convolutions that keep sizes, work on a copy of their input with a rim. Rims
-            themselves, a few rows of cells, are not counted.
+        halo_mode: With `exchange` the size is a rank's own, and layers that look around themselves
+            work on a copy of their input with a rim, but for large maps' convolutions. There rims,
+            a few rows of cells, are not counted.
     """
     shapes = map_shapes(layers, height, width)
     dtype = parameter_dtype(precision)
@@ -54,7 +55,7 @@ def layer_bytes(
             stashed[layer.name] = (shape, dtype)
         # The name of a skip costs nothing; without it, levels alike are measured once.
         plain = replace(layer, name="") if isinstance(layer, Stash | Pop) else layer
-        rim = _rim(layer) if halo_mode == "exchange" else 0
+        rim = _rim(layer, batch * before.rows * before.cols) if halo_mode == "exchange" else 0
         case = Case(plain, shape, dtype, skip, precision, rim, wants_gradient=index > 0)
         if isinstance(layer, Activation):
             cost, dtype, _ = measure(replace(case, viewed=viewed))
@@ -98,12 +99,10 @@ def check_map_sizes(layers: tuple[Layer, ...], height: int, width: int, batch: i
         )
 
 
-def _rim(layer: Layer) -> int:
-    """Cells around its input that a layer works on a copy with."""
+def _rim(layer: Layer, cells: int) -> int:
+    """Cells around its input, of so many cells, that a layer works on a copy with."""
     if isinstance(layer, Conv):
-        # One that keeps sizes adds what the rim gives to its output, and copies nothing.
-        keeps = layer.stride == 1 and layer.kernel % 2 == 1 and 2 * layer.padding == layer.reach
-        return 0 if keeps else layer.reach // 2
+        return layer.reach // 2 if takes_copy(layer, cells) else 0
     if isinstance(layer, Pool):
         return max(layer.padding, layer.kernel - layer.stride, 0)
     return int(isinstance(layer, Upsample) and layer.mode == "bilinear")
