@@ -89,7 +89,7 @@ def test_counts(tmp_path: Path) -> None:
     z.sum().backward()
     assert (counted.in_count, counted.in_bytes) == (2, 8000)
     assert (counted.active_bytes, counted.host_bytes) == (0, 0)
-    assert swapper._slabs.used_bytes == 0
+    assert swapper.copies._slabs.used_bytes == 0
     counted.reset()
     assert set(vars(counted).values()) == {0}
     with hooks(swapper):
@@ -146,8 +146,8 @@ def test_results_that_stay_are_freed_with_their_graph(tmp_path: Path) -> None:
 def test_a_graph_may_be_collected_while_the_lock_is_held(tmp_path: Path) -> None:
     swapper = swapper_of(tmp_path, 0)
     saved = [swapper.pack(torch.ones(1000)) for _ in range(5)]
-    take = swapper._take
-    swapper._take = lambda size: saved.clear() or take(size)
+    take = swapper.copies._take
+    swapper.copies._take = lambda size: saved.clear() or take(size)
     thread = threading.Thread(target=swapper.pack, args=(torch.ones(1000),), daemon=True)
     thread.start()
     thread.join(10)
@@ -163,7 +163,7 @@ def test_after_closing_everything_stays(tmp_path: Path) -> None:
     assert swapper.statistics.out_count == 3
     assert [float(swapper.unpack(one)[0]) for one in saved] == [0, 1, 2]
     saved.clear()
-    assert swapper._slabs._file.closed
+    assert swapper.copies._slabs._file.closed
     check_empty(swapper.statistics)
 
 

@@ -98,7 +98,7 @@ def late_swapper(
 ) -> tuple[Any, LateStreams]:
     swapper = Swapper(limit, 0, lookahead, FileSlabs(str(folder), slab_bytes=3 * MAP))
     streams = LateStreams(seed, lazy)
-    swapper._streams = streams  # type: ignore[assignment]
+    swapper.copies._streams = streams  # type: ignore[assignment]
     return swapper, streams
 
 
@@ -114,7 +114,7 @@ def test_nobody_reads_before_the_end_or_writes_meanwhile(
     def forward(x: Tensor) -> Tensor:
         with hooks(swapper):
             y = module(x)
-        assert len(swapper._leaving) <= 4
+        assert len(swapper.copies._leaving) <= 4
         return y
 
     for _ in range(3):
@@ -124,8 +124,8 @@ def test_nobody_reads_before_the_end_or_writes_meanwhile(
     assert swapper.statistics.in_count > 5
     assert streams.lost == 0
     swapper.close()
-    assert swapper._slabs._file.closed
-    assert not swapper._leaving
+    assert swapper.copies._slabs._file.closed
+    assert not swapper.copies._leaving
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -160,5 +160,5 @@ def test_a_part_is_not_written_while_a_copy_reads_or_writes_it(tmp_path: Path, s
     swapper.close()
     check_empty(swapper.statistics)
     assert all(event._done for event in streams.sent + streams.fetched)
-    assert not swapper._leaving
+    assert not swapper.copies._leaving
     assert streams.lost == 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tilenet.parallel.slabs import Part
+from tilenet.parallel.host_copies import HostCopy
 from tilenet.parallel.swap_streams import Arrival
 
 __all__ = ["KeptTensor", "SavedOrder", "SavedStorage", "SavedTensor", "Watch"]
@@ -71,8 +71,7 @@ class SavedStorage:
         device: Where it belongs.
         here: It, while the swapper keeps it there.
         known: The one that was seen last; somebody else may keep it alive.
-        part: Where its copy lies.
-        sent: When that copy is there; None: it is, or there is none.
+        copy: Where it went; None: it never did.
         arrival: When its latest copy is back.
         numbers: Of the tensors on it that autograd holds, in the order of saving.
     """
@@ -81,8 +80,7 @@ class SavedStorage:
         self.num_bytes, self.version, self.device = storage.nbytes(), version, device
         self.here: torch.UntypedStorage | None = storage
         self.known = weakref.ref(storage)
-        self.part: Part | None = None
-        self.sent: torch.cuda.Event | None = None
+        self.copy: HostCopy | None = None
         self.arrival: Arrival | None = None
         self.numbers: list[int] = []
 

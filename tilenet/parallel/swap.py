@@ -15,21 +15,18 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from tilenet.parallel.host_copies import HostCopies
 from tilenet.parallel.saved_storage import KeptTensor, SavedOrder, SavedStorage, SavedTensor, Watch
-from tilenet.parallel.slabs import Part, Slabs
+from tilenet.parallel.slabs import Slabs
 from tilenet.parallel.swap_statistics import SwapStatistics
-from tilenet.parallel.swap_streams import CopyStreams
 
 __all__ = ["Swapper"]
-
-MOST_IN_FLIGHT = 4  # copies out; the memory of each comes back when it is done
 
 
 class Swapper:
@@ -47,6 +44,7 @@ class Swapper:
 
     Attributes:
         statistics: What happened so far.
+        copies: Where tensors go; others may send theirs there too.
     """
 
     def __init__(
@@ -54,14 +52,12 @@ class Swapper:
     ) -> None:
         self.limit_bytes, self.min_bytes, self.lookahead = limit_bytes, min_bytes, lookahead
         self.statistics = SwapStatistics()
-        self._slabs, self._streams = slabs, CopyStreams()
+        self.copies = HostCopies(slabs, self.statistics)
         self._closing = False
         self._lock = threading.Lock()
         self._numbers = count()
         self._here, self._out = SavedOrder(), SavedOrder()
         self._known: Any = WeakIdKeyDictionary()  # storage -> version -> SavedStorage
-        self._leaving: deque[tuple[torch.cuda.Event, torch.UntypedStorage]] = deque()
-        self._busy: list[tuple[list[torch.cuda.Event], Part]] = []
         self._freed: deque[tuple[SavedStorage, int]] = deque()
 
     def pack(self, tensor: Tensor) -> KeptTensor | SavedTensor:
@@ -118,7 +114,7 @@ class Swapper:
             return False
         if base is not None and base.is_leaf and 2 * tensor.nbytes < num_bytes:
             return False
-        return num_bytes >= max(self.min_bytes, 1) and self._slabs.suits(tensor.device)
+        return num_bytes >= max(self.min_bytes, 1) and self.copies.suits(tensor.device)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -152,17 +148,13 @@ class Swapper:
                 order.add(storage)
                 continue
             self._drop(storage)
-            if storage.part is not None:
-                self._give_back(storage.part, storage)
+            if storage.copy is not None:
+                self.copies.release(storage.copy)
             known = storage.known()
             if known is not None and known in self._known:
                 self._known[known].pop(storage.version, None)
         if self._closing and not len(self._here) + len(self._out):
-            self._wait_for_copies(0)
-            for events, _ in self._busy:
-                for event in events:
-                    event.synchronize()
-            self._slabs.close()
+            self.copies.close()
 
     def _storage_of(self, tensor: Tensor) -> SavedStorage:
         storage = tensor.untyped_storage()
@@ -190,18 +182,8 @@ class Swapper:
 
     def _send(self, storage: SavedStorage) -> None:
         assert storage.here is not None
-        if storage.part is None:
-            began = perf_counter()
-            part = self._take(storage.num_bytes)
-            host = self._slabs.bytes_of(part, storage.num_bytes)
-            event = self._streams.send(_flat(storage.here), host)
-            storage.part, storage.sent = part, event
-            if event is not None:
-                self._leaving.append((event, storage.here))
-                self._wait_for_copies(MOST_IN_FLIGHT)
-            self.statistics.wait_seconds += perf_counter() - began
-            self.statistics.out_count += 1
-            self.statistics.out_bytes += storage.num_bytes
+        if storage.copy is None:
+            storage.copy = self.copies.send(storage.here)
         self._here.remove(storage)
         self._drop(storage)
         self._out.add(storage)
@@ -212,14 +194,8 @@ class Swapper:
         here = storage.known()  # somebody else may have kept it
         self._make_room(storage.num_bytes)
         if here is None:
-            assert storage.part is not None
-            began = perf_counter()
-            host = self._slabs.bytes_of(storage.part, storage.num_bytes)
-            flat, storage.arrival = self._streams.fetch(host, storage.device)
-            here = flat.untyped_storage()
-            self.statistics.wait_seconds += perf_counter() - began
-            self.statistics.in_count += 1
-            self.statistics.in_bytes += storage.num_bytes
+            assert storage.copy is not None
+            here, storage.arrival = self.copies.fetch(storage.copy, storage.device)
         self._out.remove(storage)
         storage.here, storage.known = here, weakref.ref(here)
         self._here.add(storage)
@@ -245,36 +221,3 @@ class Swapper:
                 storage.arrival.before_drop()
             storage.here = None
             self.statistics.active_bytes -= storage.num_bytes
-
-    def _wait_for_copies(self, most: int) -> None:
-        while self._leaving:
-            event, _ = self._leaving[0]
-            if len(self._leaving) <= most and not event.query():  # type: ignore[no-untyped-call]
-                return
-            event.synchronize()  # by the host: whichever stream owns the memory may have it then
-            self._leaving.popleft()
-
-    def _take(self, num_bytes: int) -> Part:
-        busy, self._busy = self._busy, []
-        for events, part in busy:
-            self._give_back_after(events, part)
-        part = self._slabs.take(num_bytes)
-        self.statistics.host_bytes += part.size
-        return part
-
-    def _give_back(self, part: Part, storage: SavedStorage) -> None:
-        self.statistics.host_bytes -= part.size
-        arrived = None if storage.arrival is None else storage.arrival.event
-        events = [event for event in (storage.sent, arrived) if event is not None]
-        self._give_back_after(events, part)
-
-    def _give_back_after(self, events: list[torch.cuda.Event], part: Part) -> None:
-        """Give a part back if all copies from and to it have ended, else look again later."""
-        if all(event.query() for event in events):  # type: ignore[no-untyped-call]
-            self._slabs.give_back(part)
-        else:
-            self._busy.append((events, part))
-
-
-def _flat(storage: torch.UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

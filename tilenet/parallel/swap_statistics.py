@@ -44,4 +44,8 @@ class SwapStatistics:
     def note_peaks(self) -> None:
         """Let the peaks be at least what is now."""
         self.peak_active_bytes = max(self.peak_active_bytes, self.active_bytes)
+        self.note_host_peak()
+
+    def note_host_peak(self) -> None:
+        """Likewise, of what is held elsewhere."""
         self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)

@@ -1,0 +1,162 @@
+"""Copies of storages in host memory or in a file: sent, fetched as often as needed, given back.
+
+Copies run beside the computation where there is a device; the memory of what leaves is held until
+its copy is done, and only few copies are under way at a time.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from tilenet.parallel.slabs import Part, Slabs
+from tilenet.parallel.swap_statistics import SwapStatistics
+from tilenet.parallel.swap_streams import Arrival, CopyStreams
+
+__all__ = ["MOST_IN_FLIGHT", "HostCopies", "HostCopy"]
+
+MOST_IN_FLIGHT = 4  # copies out; the memory of each comes back when it is done
+
+
+@dataclass(eq=False)
+class HostCopy:
+    """A storage's bytes elsewhere.
+
+    Attributes:
+        num_bytes: How many.
+        part: Where they lie.
+        events: Ends of the copies to and from there; the part may not be used again before.
+    """
+
+    num_bytes: int
+    part: Part
+    events: list[torch.cuda.Event] = field(default_factory=list)
+
+
+class HostCopies:
+    """Sends storages to a pool and fetches them back. Threads may share one.
+
+    Args:
+        slabs: The pool; closed by `close`.
+        statistics: Counts what is copied, and what lies in the pool.
+    """
+
+    def __init__(self, slabs: Slabs, statistics: SwapStatistics) -> None:
+        self.statistics = statistics
+        self._slabs, self._streams = slabs, CopyStreams()
+        self._lock = threading.Lock()
+        self._leaving: deque[tuple[torch.cuda.Event, torch.UntypedStorage]] = deque()
+        self._busy: list[HostCopy] = []
+        self._released: deque[HostCopy] = deque()
+
+    def suits(self, device: torch.device) -> bool:
+        """Whether a device's storages may go to this pool."""
+        return self._slabs.suits(device)
+
+    def send(self, storage: torch.UntypedStorage) -> HostCopy:
+        """Copy a storage's bytes out; the caller may drop it at once.
+
+        Raises:
+            TilenetError: There is no room.
+        """
+        with self._locked():
+            began = perf_counter()
+            copy = HostCopy(storage.nbytes(), self._take(storage.nbytes()))
+            host = self._slabs.bytes_of(copy.part, copy.num_bytes)
+            event = self._streams.send(_flat(storage), host)
+            if event is not None:
+                copy.events.append(event)
+                self._leaving.append((event, storage))
+                self._wait_for_copies(MOST_IN_FLIGHT)
+            self.statistics.wait_seconds += perf_counter() - began
+            self.statistics.out_count += 1
+            self.statistics.out_bytes += copy.num_bytes
+        return copy
+
+    def fetch(
+        self, copy: HostCopy, device: torch.device
+    ) -> tuple[torch.UntypedStorage, Arrival | None]:
+        """A new storage with these bytes on a device, and when they are there; None: they are."""
+        with self._locked():
+            began = perf_counter()
+            host = self._slabs.bytes_of(copy.part, copy.num_bytes)
+            flat, arrival = self._streams.fetch(host, device)
+            if arrival is not None:
+                copy.events.append(arrival.event)
+            self.statistics.wait_seconds += perf_counter() - began
+            self.statistics.in_count += 1
+            self.statistics.in_bytes += copy.num_bytes
+        return flat.untyped_storage(), arrival
+
+    def release(self, copy: HostCopy) -> None:
+        """Give the room of a copy back, once nothing is copied to or from it. Never waits.
+
+        So that it may be called wherever Python frees an object, in this class' locked parts too.
+        """
+        self._released.append(copy)
+        self._settle_if_unlocked()
+
+    def close(self) -> None:
+        """Wait for all copies, and close the pool."""
+        with self._lock:
+            self._settle()
+            self._wait_for_copies(0)
+            for copy in self._busy:
+                for event in copy.events:
+                    event.synchronize()
+            self._slabs.close()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                self._settle()
+                yield
+        finally:
+            self._settle_if_unlocked()
+
+    def _settle_if_unlocked(self) -> None:
+        while self._released and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        while self._released:
+            copy = self._released.popleft()
+            self.statistics.host_bytes -= copy.part.size
+            self._give_back(copy)
+
+    def _take(self, num_bytes: int) -> Part:
+        busy, self._busy = self._busy, []
+        for copy in busy:
+            self._give_back(copy)
+        part = self._slabs.take(num_bytes)
+        self.statistics.host_bytes += part.size
+        self.statistics.note_host_peak()
+        return part
+
+    def _give_back(self, copy: HostCopy) -> None:
+        """If all its copies have ended, else look again later."""
+        if all(event.query() for event in copy.events):  # type: ignore[no-untyped-call]
+            self._slabs.give_back(copy.part)
+        else:
+            self._busy.append(copy)
+
+    def _wait_for_copies(self, most: int) -> None:
+        while self._leaving:
+            event, _ = self._leaving[0]
+            if len(self._leaving) <= most and not event.query():  # type: ignore[no-untyped-call]
+                return
+            event.synchronize()  # by the host: whichever stream owns the memory may have it then
+            self._leaving.popleft()
+
+
+def _flat(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
