@@ -87,7 +87,11 @@ class LateStreams:
         self.sent.append(self._later(host, flat, flat))
         return self.sent[-1]
 
-    def fetch(self, host: Tensor, device: torch.device) -> tuple[Tensor, LateArrival]:
+    def fetch(
+        self, host: Tensor, device: torch.device, sent: LateEvent | None
+    ) -> tuple[Tensor, LateArrival]:
+        if sent is not None:
+            sent.synchronize()
         flat = torch.full(host.shape, 0xAB, dtype=torch.uint8)
         self.fetched.append(self._later(flat, host, flat))
         return flat, LateArrival(self.fetched[-1], flat, self._lazy)

@@ -30,12 +30,19 @@ class HostCopy:
     Attributes:
         num_bytes: How many.
         part: Where they lie.
-        events: Ends of the copies to and from there; the part may not be used again before.
+        sent: When the bytes are there; None: they are.
+        fetches: Ends of the copies from there; the part may not be used again before.
     """
 
     num_bytes: int
     part: Part
-    events: list[torch.cuda.Event] = field(default_factory=list)
+    sent: torch.cuda.Event | None = None
+    fetches: list[torch.cuda.Event] = field(default_factory=list)
+
+    @property
+    def events(self) -> list[torch.cuda.Event]:
+        """All of them."""
+        return self.fetches if self.sent is None else [self.sent, *self.fetches]
 
 
 class HostCopies:
@@ -68,10 +75,9 @@ class HostCopies:
             began = perf_counter()
             copy = HostCopy(storage.nbytes(), self._take(storage.nbytes()))
             host = self._slabs.bytes_of(copy.part, copy.num_bytes)
-            event = self._streams.send(_flat(storage), host)
-            if event is not None:
-                copy.events.append(event)
-                self._leaving.append((event, storage))
+            copy.sent = self._streams.send(_flat(storage), host)
+            if copy.sent is not None:
+                self._leaving.append((copy.sent, storage))
                 self._wait_for_copies(MOST_IN_FLIGHT)
             self.statistics.wait_seconds += perf_counter() - began
             self.statistics.out_count += 1
@@ -85,9 +91,9 @@ class HostCopies:
         with self._locked():
             began = perf_counter()
             host = self._slabs.bytes_of(copy.part, copy.num_bytes)
-            flat, arrival = self._streams.fetch(host, device)
+            flat, arrival = self._streams.fetch(host, device, copy.sent)
             if arrival is not None:
-                copy.events.append(arrival.event)
+                copy.fetches.append(arrival.event)
             self.statistics.wait_seconds += perf_counter() - began
             self.statistics.in_count += 1
             self.statistics.in_bytes += copy.num_bytes

@@ -26,11 +26,13 @@ from torch import Tensor, nn
 from torchgpipe.microbatch import Batch
 from torchgpipe.pipeline import Pipeline, clock_cycles
 from torchgpipe.skip.layout import inspect_skip_layout
-from torchgpipe.stream import new_stream, use_device
+from torchgpipe.stream import new_stream, use_device, use_stream
 from torchgpipe.worker import spawn_workers
 
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin, OriginTracker
+from tilenet.parallel.pipeline_store import Store, StoringQueue
+from tilenet.parallel.stored_skips import StoringTracker
 
 __all__ = ["Checkpointing", "Partition", "Pipe"]
 
@@ -92,6 +94,8 @@ class Pipe:
             backward: `always` all, `except_last` all but the last, `never` none.
         precision: `float64`, `float32`, or `bfloat16` or `float16` under autocast.
         inline: Compute in the caller's thread, for tests, fake tensors and debugging.
+        stores: One per partition: where skips between partitions and inputs of checkpoints wait;
+            None: on the devices.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class Pipe:
         precision: str = "float32",
         *,
         inline: bool = False,
+        stores: Sequence[Store] | None = None,
     ) -> None:
         if sum(balance) != len(network) or min(balance) < 1 or len(balance) != len(devices):
             raise ValueError(
@@ -119,7 +124,7 @@ class Pipe:
             for size, stop, device in zip(balance, ends, devices, strict=True)
         ]
         self._layout = inspect_skip_layout(self.partitions)
-        self._inline = inline
+        self._inline, self.stores = inline, stores
 
     def passes(self, micro_batches: int) -> int:
         """How often one backward adds to each parameter's gradient."""
@@ -152,19 +157,40 @@ class Pipe:
             self._layout,
             checkpoint_stop,
         )
+        pipeline.stores = self.stores if checkpoint_stop else None
         pipeline.run_from(origins, _inline_workers if self._inline else spawn_workers)
         return [batch.tensor for batch in batches]
 
 
 class _OriginPipeline(Pipeline):  # type: ignore[misc]
-    """torchgpipe's engine, with each micro-batch's origin."""
+    """torchgpipe's engine, with each micro-batch's origin, and with stores for what lives long."""
+
+    stores: Sequence[Store] | None = None
 
     def run_from(self, origins: Sequence[Origin], workers: Any) -> None:
-        trackers = [OriginTracker(self.skip_layout, origin) for origin in origins]
+        layout, stores = self.skip_layout, self.stores
+        trackers = [
+            StoringTracker(layout, origin, stores) if stores else OriginTracker(layout, origin)
+            for origin in origins
+        ]
         with workers(self.devices) as (in_queues, out_queues):
             for schedule in clock_cycles(len(self.batches), len(self.partitions)):
                 self.fence(schedule, trackers)
-                self.compute(schedule, trackers, in_queues, out_queues)
+                queues = list(in_queues)
+                for i, j in schedule:
+                    # The first partition's inputs are the images, which the caller has anyway.
+                    if stores is not None and j > 0 and i < self.checkpoint_stop:
+                        queues[j] = self._storing(queues[j], stores[j], i, j)
+                self.compute(schedule, trackers, queues, out_queues)
+
+    def _storing(self, queue: Any, store: Store, i: int, j: int) -> Any:
+        if not store.takes(self.batches[i].tensor):
+            return queue
+        # On the stream that brought the input, so that it leaves while its partition computes.
+        with use_stream(self.copy_streams[j][i]), torch.no_grad():
+            stored = store.put(self.batches[i].tensor)
+        store.expect(stored)
+        return StoringQueue(queue, store, stored)
 
 
 class _InlineQueue:

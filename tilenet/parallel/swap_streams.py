@@ -66,8 +66,14 @@ class CopyStreams:
             event: torch.cuda.Event = out.record_event()
             return event
 
-    def fetch(self, host: Tensor, device: torch.device) -> tuple[Tensor, Arrival | None]:
+    def fetch(
+        self, host: Tensor, device: torch.device, sent: torch.cuda.Event | None
+    ) -> tuple[Tensor, Arrival | None]:
         """Begin to copy from the host.
+
+        Args:
+            sent: End of the copy that brought the bytes there, from whichever device; None: they
+                are there.
 
         Returns:
             The bytes on the device, and when they are there; None: they are.
@@ -79,6 +85,8 @@ class CopyStreams:
         computing = torch.cuda.current_stream(device)
         _, back = self._streams(device)
         back.wait_stream(computing)  # which may still use the memory that `flat` has got
+        if sent is not None:
+            back.wait_event(sent)
         with torch.cuda.stream(back):
             flat.copy_(host, non_blocking=True)
             return flat, Arrival(back.record_event(), computing)
