@@ -6,8 +6,8 @@ the time, but for the order in which partitions wait for one another.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torchgpipe import phony
-from torchgpipe.copy import Copy
 from torchgpipe.skip import Namespace
-from torchgpipe.skip.tracker import SkipTrackerThroughPotals
 
+from tilenet.charges import ChargedStore, Charges, NoStore
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.shapes import map_shapes
@@ -27,6 +25,7 @@ from tilenet.model.dropout import MaskKey
 from tilenet.model.network import Network, build_layer, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline import Checkpointing, Pipe
+from tilenet.parallel.pipeline_store import Store
 from tilenet.planning.layer_bytes import check_map_sizes
 from tilenet.planning.live_bytes import LiveBytes, ScratchRule
 from tilenet.planning.memory import OPTIMIZER_STATES
@@ -62,6 +61,7 @@ def dry_run(
     *,
     cut: int = 0,
     one_device: bool = False,
+    stored: bool = False,
     scratch: ScratchRule | None = None,
 ) -> StepBytes:
     """Peak of a step after the first (states of the optimizer are there), to the byte.
@@ -77,6 +77,7 @@ def dry_run(
         optimizer: `adamw`, `sgd-momentum` or `sgd`.
         cut: Cells of the logits that are cut off on each side, since other tiles own them.
         one_device: All partitions lie on one device: nothing is copied between them.
+        stored: Skips between partitions and inputs of checkpoints wait on the host.
         scratch: Bytes that an operation takes inside, as `parallel.scratch.Scratch` measures them;
             None: only tensors count, which makes the prediction exact for them.
 
@@ -100,7 +101,8 @@ def dry_run(
                 kind = dtype if buffer.is_floating_point() else buffer.dtype
                 part.register_buffer(name, torch.empty(buffer.shape, dtype=kind))
         live = LiveBytes(scratch=scratch)
-        return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live)
+        stores = [NoStore() for _ in balance] if stored else None
+        return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live, stores)
 
 
 def measured_run(
@@ -114,18 +116,20 @@ def measured_run(
     *,
     cut: int = 0,
     one_device: bool = False,
+    stores: Sequence[Store] | None = None,
     count: bool = True,
 ) -> StepBytes:
     """The same step on real tensors, on the CPU: what `dry_run` must predict.
 
     Args:
+        stores: Where skips between partitions and inputs of checkpoints wait.
         count: Without, nothing is counted, so that a profiler sees the bare step.
     """
     dtype = torch.float64 if precision == "float64" else torch.float32
     network = build_network(layers, dtype=dtype)
     pipe = Pipe(network, balance, [CPU] * len(balance), checkpointing, precision, inline=True)
     live = LiveBytes() if count else None
-    return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live)
+    return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live, stores)
 
 
 def _meta_network(layers: tuple[Layer, ...]) -> Network:
@@ -145,6 +149,7 @@ def _step(
     cut: int,
     one_device: bool,
     counting: LiveBytes | None,
+    stores: Sequence[Store] | None,
 ) -> StepBytes:
     """Run a step and count."""
     shapes = map_shapes(layers, *tile)
@@ -155,8 +160,10 @@ def _step(
             f"{cut}); use larger tiles"
         )
     live = counting or LiveBytes()
-    owners = _Owners(live)
+    owners = Charges(live)
     live.owner_rule = owners.of
+    if stores is not None:
+        pipe.stores = [ChargedStore(store, owners, j) for j, store in enumerate(stores)]
     parameters = list(pipe.network.parameters())
     dtype = parameters[0].dtype
     with counting or nullcontext():
@@ -232,67 +239,3 @@ def _prepare(pipe: Pipe, live: LiveBytes, optimizer: str) -> Callable[[], None]:
 
 def _dtype(pipe: Pipe) -> torch.dtype:
     return next(pipe.network.parameters()).dtype
-
-
-class _Owners:
-    """Says to which partition a storage belongs: results lie where the operands lie."""
-
-    def __init__(self, live: LiveBytes) -> None:
-        self.live = live
-        self._copy_to: int | None = None
-        self._skip_to: int | None = None
-
-    def of(self, func: Any, given: list[Tensor]) -> int:
-        if self._copy_to is not None:
-            return self._copy_to
-        for tensor in given:
-            owner = self.live.owner_of(tensor)
-            if owner is not None:
-                return owner
-        return self.live.owner
-
-    def enter(self, number: int) -> Callable[[nn.Module, Any], None]:
-        def note(module: nn.Module, args: Any) -> None:
-            self.live.owner = number
-
-        return note
-
-    @contextmanager
-    def copies(self, one_device: bool) -> Iterator[None]:
-        """Copy between partitions, as torchgpipe does between devices."""
-        before = Copy.forward, Copy.backward, SkipTrackerThroughPotals.copy
-        # torchgpipe keeps its empty tensors for ever: fake ones must not meet real ones.
-        phonies = dict(phony._phonies)
-        phony._phonies.clear()
-
-        def forward(ctx: Any, before: Any, behind: Any, *given: Tensor) -> tuple[Tensor, ...]:
-            ctx.prev_stream, ctx.next_stream = before, behind
-            source = self.live.owner_of(given[0]) or 0
-            ctx.source = source
-            target = source + 1 if self._skip_to is None else self._skip_to
-            return tuple(self._copy(x, target) for x in given)
-
-        def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-            return (None, None, *(self._copy(x, ctx.source) for x in given))
-
-        def copy_skip(tracker: Any, batch: Any, prev: Any, behind: Any, ns: Any, name: str) -> None:
-            self._skip_to = tracker.skip_layout.by_ns_name[ns, name][1]
-            before[2](tracker, batch, prev, behind, ns, name)
-            self._skip_to = None
-
-        if not one_device:
-            Copy.forward, Copy.backward = staticmethod(forward), staticmethod(backward)
-            SkipTrackerThroughPotals.copy = copy_skip
-        try:
-            yield
-        finally:
-            Copy.forward, Copy.backward = staticmethod(before[0]), staticmethod(before[1])
-            SkipTrackerThroughPotals.copy = before[2]
-            phony._phonies.clear()
-            phony._phonies.update(phonies)
-
-    def _copy(self, x: Tensor, target: int) -> Tensor:
-        self._copy_to = target
-        made = torch.empty(x.shape, dtype=x.dtype).copy_(x.detach())
-        self._copy_to = None
-        return made
