@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -13,7 +14,11 @@ from tilenet.geometry.layers import Layer, Norm, Stash
 from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin
+from tilenet.parallel.host_copies import HostCopies
 from tilenet.parallel.pipeline import Pipe
+from tilenet.parallel.pipeline_store import HostStore
+from tilenet.parallel.slabs import FileSlabs
+from tilenet.parallel.swap_statistics import SwapStatistics
 from tilenet.planning.layer_bytes import layer_bytes
 from tilenet.planning.live_bytes import LiveBytes
 from tilenet.planning.memory import partition_bytes
@@ -44,8 +49,8 @@ def random_balance(draw: random.Random, count: int, most: int) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", range(6))
-def test_a_dry_run_is_a_real_run_to_the_byte(seed: int, mode: Mode) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_a_dry_run_is_a_real_run_to_the_byte(tmp_path: Path, seed: int, mode: Mode) -> None:
     draw = random.Random(seed)
     layers = random_network(draw)
     case = {
@@ -59,7 +64,15 @@ def test_a_dry_run_is_a_real_run_to_the_byte(seed: int, mode: Mode) -> None:
         "cut": draw.choice([0, 5]),
         "one_device": draw.random() < 0.3,
     }
-    predicted, measured = dry_run(**case), measured_run(**case)  # type: ignore[arg-type]
+    if seed % 2:
+        copies = HostCopies(FileSlabs(str(tmp_path)), SwapStatistics())
+        stores = [HostStore(copies, torch.device("cpu")) for _ in case["balance"]]  # type: ignore[attr-defined]
+        predicted = dry_run(**case, stored=True)  # type: ignore[arg-type]
+        measured = measured_run(**case, stores=stores)  # type: ignore[arg-type]
+        again = {"always": 1, "except_last": 2}.get(mode, 99) <= case["micro_batches"]  # type: ignore[operator]
+        assert (copies.statistics.out_count > 0) == (again and len(stores) > 1)
+    else:
+        predicted, measured = dry_run(**case), measured_run(**case)  # type: ignore[arg-type]
     if case["precision"] != "bfloat16" or not any(
         isinstance(layer, Norm) and layer.norm == "batch" for layer in layers
     ):
@@ -94,15 +107,16 @@ def test_the_dry_optimizer_takes_what_torchs_takes() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(10))
-def test_the_formula_holds_what_the_dry_run_needs(seed: int, mode: Mode) -> None:
+@pytest.mark.parametrize("stored", [False, True], ids=["", "stored"])
+def test_the_formula_holds_what_the_dry_run_needs(seed: int, mode: Mode, stored: bool) -> None:
     draw = random.Random(100 + seed)
     layers = random_network(draw)
     balance = random_balance(draw, len(layers), 5)
     tile, many = (draw.randint(48, 150), draw.randint(48, 150)), draw.randint(1, 6)
     precision = draw.choice(["float32", "bfloat16", "float64"])
     costs = layer_bytes(layers, *tile, precision)
-    formula = [p.total for p in partition_bytes(costs, balance, many, mode)]
-    found = dry_run(layers, tile, balance, many, mode, precision).partitions
+    formula = [p.total for p in partition_bytes(costs, balance, many, mode, stored=stored)]
+    found = dry_run(layers, tile, balance, many, mode, precision, stored=stored).partitions
     for predicted, needed in zip(formula, found, strict=True):
         assert 0.98 * needed - 256 <= predicted
     assert max(formula) <= (1.2 if mode != "except_last" else 1.5) * max(found)

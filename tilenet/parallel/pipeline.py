@@ -141,7 +141,6 @@ class Pipe:
         Returns:
             One (B, classes, H′, W′) per micro-batch, on the last device.
         """
-        self._failed.clear()
         training = self.network.training and torch.is_grad_enabled()
         for partition in self.partitions:
             partition.train(self.network.training)
@@ -158,7 +157,10 @@ class Pipe:
             checkpoint_stop,
         )
         pipeline.stores = self.stores if checkpoint_stop else None
-        pipeline.run_from(origins, _inline_workers if self._inline else spawn_workers)
+        try:
+            pipeline.run_from(origins, _inline_workers if self._inline else spawn_workers)
+        finally:
+            self._failed.clear()  # an error's traceback holds all that was computed
         return [batch.tensor for batch in batches]
 
 

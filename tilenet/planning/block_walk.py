@@ -56,23 +56,32 @@ def blocks_from(
     start: int,
     many: int,
     checkpointing: Checkpointing,
+    stored: bool = False,
 ) -> dict[str, NDArray[np.int64]]:
-    """Terms of the blocks [start, b) for b = start + 1, …, n: arrays of that length."""
+    """Terms of the blocks [start, b) for b = start + 1, …, n: arrays of that length.
+
+    Args:
+        stored: Under checkpointing, inputs and skips of micro-batches that wait are on the host,
+            but for the next input, which is fetched ahead.
+    """
     again = checkpointing != "never"
+    stored = stored and again
     # A tuple is what a planner asks about again and again, with other numbers of micro-batches.
     alone = _alone_kept if isinstance(costs, tuple) else _alone
     block = alone(_Same(costs), start, start > 0 or many > 1, again)
     before, peak, stops = block.before, block.peak, block.stops
     kept = many if again or start == 0 else None
     inputs = np.full(len(stops), costs[start].input)
-    inputs = inputs * (np.where(block.input_from < stops, many, 1) if kept is None else many)
+    if stored and start > 0:  # images wait where they are
+        kept = min(many, 2)
+    inputs = inputs * (np.where(block.input_from < stops, many, 1) if kept is None else kept)
     earlier = before[1:] * (0 if again else many - 1)
     is_last = stops == len(costs)
     # While the loss is taken only what was not checkpointed is there.
     idle = 0 if checkpointing == "always" else int(before[-1])
     return {
         "inputs": inputs,
-        "skips": block.others * (many - 1 if again else 0),
+        "skips": block.others * (many - 1 if again and not stored else 0),
         "activations": peak + earlier,
         "outputs": is_last * _softmax_bytes(costs[-1]),
         "loss": is_last * _loss_bytes(costs[-1], many, int(peak[-1]) - idle),

@@ -7,7 +7,8 @@ A partition under GPipe holds, for m micro-batches,
         + activations of one micro-batch, its own skips, skips' gradients and transients among them
         + (min(m, b − a + 1) − 1)·(gradients of skips stashed in a = this one, popped in b)
 
-and without checkpointing what all micro-batches have saved. The activations are put together from
+and without checkpointing what all micro-batches have saved. With stores (`parallel.pipeline_store`)
+the second line has two boundary inputs at most, and no skips. The activations are put together from
 `layer_bytes`, layer by layer, as autograd makes and frees them.
 """
 
@@ -96,6 +97,7 @@ def partition_bytes(
     micro_batches: int,
     checkpointing: Checkpointing,
     optimizer: str = "adamw",
+    stored: bool = False,
 ) -> tuple[PartitionBytes, ...]:
     """Bytes that each partition needs on its device, without a reserve.
 
@@ -105,6 +107,7 @@ def partition_bytes(
     Args:
         costs: From `layer_bytes`.
         optimizer: `adamw`, `sgd-momentum` or `sgd`.
+        stored: Skips between partitions and inputs of checkpoints wait on the host.
     """
     ends = np.cumsum(balance)
     place = np.repeat(np.arange(len(balance)), balance)
@@ -114,7 +117,7 @@ def partition_bytes(
     found = []
     for j, (size, stop) in enumerate(zip(balance, ends, strict=True)):
         start = int(stop) - size
-        block = blocks_from(costs, start, many, checkpointing)
+        block = blocks_from(costs, start, many, checkpointing, stored)
         waiting = sum(
             _others_waiting(many, int(place[skip.pop] - j)) * skip.map_bytes
             for skip in skips
@@ -142,6 +145,7 @@ def block_bytes(
     checkpointing: Checkpointing,
     optimizer: str = "adamw",
     num_partitions: int | None = None,
+    stored: bool = False,
 ) -> NDArray[np.float64]:
     """Bytes of each partition that could be: entry (a, b) is that of the layers a to b − 1.
 
@@ -161,7 +165,7 @@ def block_bytes(
     buffers = np.array([cost.buffers for cost in costs])
     steps = np.array(_step_bytes(costs, optimizer))
     for start in range(count):
-        block = blocks_from(costs, start, micro_batches, checkpointing)
+        block = blocks_from(costs, start, micro_batches, checkpointing, stored)
         work = sum(block.values())
         for skip in skips:
             if skip.stash >= start:

@@ -1,0 +1,202 @@
+"""Maps that wait on the host change no bit, and micro-batches hardly add to the peak."""
+
+import gc
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from test_pipeline import CPU, MODES, balance_of, check, images, made, options, piped, plain
+from test_swaps_in_flight import LateStreams
+from torch import Tensor
+
+from tilenet.dry_run import dry_run
+from tilenet.errors import TilenetError
+from tilenet.geometry.networks import PRESETS, unet_layers
+from tilenet.model.network import Network
+from tilenet.model.skips import Origin
+from tilenet.parallel.host_copies import HostCopies
+from tilenet.parallel.pipeline import Pipe
+from tilenet.parallel.pipeline_store import HostStore
+from tilenet.parallel.slabs import FileSlabs
+from tilenet.parallel.swap_statistics import SwapStatistics
+from tilenet.planning.balance import least_bytes
+from tilenet.planning.layer_bytes import layer_bytes
+from tilenet.planning.memory import block_bytes
+
+MIB = 1 << 20
+
+
+def copies_to(folder: Path, limit_bytes: int | None = None) -> HostCopies:
+    return HostCopies(FileSlabs(str(folder), limit_bytes, slab_bytes=20_000), SwapStatistics())
+
+
+def stored_pipe(
+    network: Network, balance: list[int], mode: str, copies: HostCopies, **more: object
+) -> Pipe:
+    keys = {name: more.pop(name) for name in ("min_bytes", "lookahead") if name in more}
+    stores = [HostStore(copies, CPU, **keys) for _ in balance]
+    return Pipe(network, balance, [CPU] * len(balance), mode, stores=stores, **more)
+
+
+def check_bits(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+@pytest.mark.parametrize("inline", [False, True], ids=["threads", "inline"])
+@pytest.mark.parametrize(
+    ("num_partitions", "micro_batches", "mode"),
+    list(itertools.product((1, 2, 3, 4, 6), (1, 2, 5), MODES)),
+)
+def test_the_same_bits(
+    tmp_path: Path, num_partitions: int, micro_batches: int, mode: str, inline: bool, lookahead: int
+) -> None:
+    wished, batch = options(dropout=0.3), images(micro_batches)
+    _, exact = plain(made(wished), batch)
+    network = made(wished)
+    balance = balance_of(len(network), num_partitions, num_partitions * 10 + micro_batches)
+    pipe = Pipe(made(wished), balance, [CPU] * num_partitions, mode, inline=inline)
+    wanted_outputs, wanted = piped(pipe, batch)
+    copies = copies_to(tmp_path)
+    more = {"inline": inline, "lookahead": lookahead}
+    outputs, found = piped(stored_pipe(network, balance, mode, copies, **more), batch)
+    assert all(torch.equal(a, b) for a, b in zip(outputs, wanted_outputs, strict=True))
+    check_bits(found, wanted)
+    check(found, exact)
+    counted = copies.statistics
+    checkpointed = {"always": micro_batches, "except_last": micro_batches - 1, "never": 0}[mode]
+    skips = sum(a != b for a, b in pipe._layout.by_ns_name.values())
+    assert counted.out_count == checkpointed * (num_partitions - 1 + skips)
+    # A skip is fetched for its pop, and for the pop's recomputation.
+    assert counted.in_count == checkpointed * (num_partitions - 1 + 2 * skips)
+    assert (counted.peak_host_bytes > 0) == (counted.out_count > 0)
+    assert counted.host_bytes == 0
+
+
+@pytest.mark.parametrize("mode", ["always", "except_last"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"norm": "instance", "norm_scope": "tile"},
+        {"norm": "batch", "norm_scope": "tile"},
+        {"upsampling": "bilinear", "dropout": 0.2},
+        {"upsampling": "transposed", "bias": True},
+    ],
+    ids=lambda more: "-".join(str(value) for value in more.values()),
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_kind_of_layer_may_stand_at_a_cut(
+    tmp_path: Path, mode: str, more: dict, seed: int
+) -> None:
+    wished, batch = options(**more), images(3)
+    balance = balance_of(len(made(wished)), 4, seed)
+    _, wanted = piped(Pipe(made(wished), balance, [CPU] * 4, mode), batch)
+    copies = copies_to(tmp_path)
+    pipe = stored_pipe(made(wished), balance, mode, copies, lookahead=1)
+    for _ in range(2):
+        pipe.network.zero_grad()
+        _, found = piped(pipe, batch)
+        if "batch" not in more.values():  # whose running statistics move on
+            check_bits(found, wanted)
+    check(found, wanted)
+    assert copies.statistics.host_bytes == 0
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_half_precision_and_channels_last(tmp_path: Path, precision: str) -> None:
+    wished = options(dropout=0.2)
+    batch = [x.to(memory_format=torch.channels_last) for x in images(4, torch.float32)]
+    network = made(wished, torch.float32)
+    balance = balance_of(len(network), 4, 5)
+    _, wanted = piped(Pipe(network, balance, [CPU] * 4, "always", precision), batch)
+    again = made(wished, torch.float32)
+    pipe = stored_pipe(again, balance, "always", copies_to(tmp_path), precision=precision)
+    _, found = piped(pipe, batch)
+    check_bits(found, wanted)
+
+
+def test_small_maps_stay(tmp_path: Path) -> None:
+    wished, batch = options(), images(3)
+    balance = balance_of(len(made(wished)), 6, 3)
+    _, wanted = piped(Pipe(made(wished), balance, [CPU] * 6, "always"), batch)
+    counts = []
+    for min_bytes in (0, 20_000, 1 << 40):
+        copies = copies_to(tmp_path)
+        pipe = stored_pipe(made(wished), balance, "always", copies, min_bytes=min_bytes)
+        _, found = piped(pipe, batch)
+        check_bits(found, wanted)
+        counts.append(copies.statistics.out_count)
+    assert counts[0] > counts[1] > counts[2] == 0
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_reads_before_a_copy_has_ended(tmp_path: Path, lookahead: int, seed: int) -> None:
+    wished, batch = options(dropout=0.3), images(5)
+    balance = balance_of(len(made(wished)), 5, seed)
+    _, wanted = piped(Pipe(made(wished), balance, [CPU] * 5, "always"), batch)
+    copies = copies_to(tmp_path)
+    streams = LateStreams(seed)
+    copies._streams = streams
+    pipe = stored_pipe(made(wished), balance, "always", copies, lookahead=lookahead)
+    for _ in range(2):
+        pipe.network.zero_grad()
+        _, found = piped(pipe, batch)
+        check_bits(found, wanted)
+    assert len(streams.fetched) == copies.statistics.in_count > 20
+    assert streams.lost == 0
+    copies.close()
+    assert copies.statistics.host_bytes == 0
+
+
+@pytest.mark.parametrize("inline", [False, True], ids=["threads", "inline"])
+def test_without_backward_everything_is_given_back(tmp_path: Path, inline: bool) -> None:
+    wished, batch = options(), images(4)
+    copies = copies_to(tmp_path)
+    network = made(wished)
+    pipe = stored_pipe(network, balance_of(len(network), 4, 1), "always", copies, inline=inline)
+    origins = [Origin((number,)) for number in range(4)]
+    outputs = pipe(batch, origins)
+    assert copies.statistics.host_bytes > 100_000
+    del outputs
+    assert copies.statistics.host_bytes == 0
+    before = copies.statistics.out_count
+    with torch.no_grad():
+        pipe(batch, origins)
+    assert copies.statistics.out_count == before
+
+
+@pytest.mark.parametrize("inline", [False, True], ids=["threads", "inline"])
+def test_a_full_host_is_an_error_that_says_so(tmp_path: Path, inline: bool) -> None:
+    wished, batch = options(), images(8)
+    network = made(wished)
+    balance = balance_of(len(network), 4, 1)
+    copies = copies_to(tmp_path, limit_bytes=300_000)
+    pipe = stored_pipe(network, balance, "always", copies, inline=inline)
+    with pytest.raises(TilenetError, match=r"host's share \(needed: .* limit: 0\.3 MiB"):
+        piped(pipe, batch)
+    gc.collect()  # the error's traceback held the graph
+    assert copies.statistics.host_bytes == 0
+    _, wanted = piped(Pipe(made(wished), balance, [CPU] * 4, "always"), batch[:1])
+    network.zero_grad()
+    _, found = piped(pipe, batch[:1])  # there is room for one
+    check_bits(found, wanted)
+
+
+def test_the_peak_hardly_grows_with_micro_batches() -> None:
+    """The 109-layer network in 6 partitions, on tensors without memory."""
+    layers = unet_layers(PRESETS["small"])
+    costs = layer_bytes(layers, 512, 512)
+    peaks, without = [], []
+    for many in (6, 24):
+        room = block_bytes(costs, many, "always", "sgd", 6, stored=True)
+        balance = least_bytes(room, 6)[0]
+        keys = {"micro_batches": many, "checkpointing": "always", "optimizer": "sgd"}
+        found = dry_run(layers, (512, 512), balance, stored=True, **keys).partitions
+        peaks.append(max(found))
+        without.append(max(dry_run(layers, (512, 512), balance, **keys).partitions))
+    assert max(peaks) <= 1000 * MIB
+    assert peaks[1] - peaks[0] <= 18 * 8 * MIB  # images, labels and logits of 18 more
+    assert without[1] > 2 * peaks[1]
