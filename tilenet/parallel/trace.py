@@ -7,15 +7,17 @@ goes wrong with a trace is said, and the run goes on without.
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from tilenet.errors import TilenetError
 from tilenet.files.aside import write_aside
 from tilenet.files.chrome_trace import TraceEvent, pack_trace, read_trace
 from tilenet.parallel.device_use import Copies, busy_shares, copies_by_direction
@@ -114,20 +116,20 @@ class TraceRecorder:
         """Write what was recorded, once."""
         if self._profile is None or self._recording or not self._left:
             return
-        raw = self._folder / "trace-rank0.json.part"
         try:
-            self._profile.export_chrome_trace(str(raw))
-            events = read_trace(raw)
-            found = self._figures(events)
-            pack_trace(raw, self._folder / "trace-rank0.json.gz")
+            # A folder of its own, for the profiler leaves pieces beside what it cannot write.
+            with TemporaryDirectory(prefix=".trace-", dir=self._folder) as aside:
+                raw = Path(aside) / "trace.json"
+                self._profile.export_chrome_trace(str(raw))
+                if not raw.exists():  # it does not raise
+                    raise TilenetError(f"the profiler found no room in {self._folder}")
+                found = self._figures(read_trace(raw))
+                pack_trace(raw, self._folder / "trace-rank0.json.gz")
             write_aside(json.dumps(found, indent=1), self._folder / "profile.json", "a profile")
             say(_sentence(found))
         except Exception as error:  # whatever it is: a run is not lost for its trace
             self._give_up(error)
-        finally:
-            with suppress(OSError):
-                raw.unlink(missing_ok=True)
-            self._left, self._profile = range(0), None
+        self._left, self._profile = range(0), None
 
     def _figures(self, events: Sequence[TraceEvent]) -> dict[str, Any]:
         marks = [
@@ -175,7 +177,7 @@ def _all_threads() -> Any:
 
 
 def _sentence(found: dict[str, Any]) -> str:
-    parts, copies = found["parts"], found["copies"]
+    copies, seconds = found["copies"], found["seconds"]
     busy = [f"{name} {share:.1%}" for name, share in found["busy_share"].items()]
     rates = [
         f"{name.replace('_', ' ')} {some['gb_per_s']:.1f}"
@@ -183,10 +185,12 @@ def _sentence(found: dict[str, Any]) -> str:
         if some["gb_per_s"] is not None
     ]
     return (
-        f"profile of steps {found['first_step']} to {found['last_step']} on rank 0: busy "
+        f"trace-rank0.json.gz: steps {found['first_step']} to {found['last_step']}; busy "
         f"{', '.join(busy) or 'unknown, no kernel was recorded'}"
         + (f"; GB/s {', '.join(rates)}" if rates else "")
-        + f"; of {found['seconds']:.3g} s {parts['compute']:.3g} computed, {parts['read']:.3g} "
-        f"read, {parts['reduce']:.3g} waited for gradients, {parts['wait_for_copies']:.3g} for "
-        "copies"
+        + f"; {seconds:.3g} s, of which "
+        + ", ".join(
+            f"{name.replace('_', ' ')} {part / seconds:.1%}"
+            for name, part in found["parts"].items()
+        )
     )
