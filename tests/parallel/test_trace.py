@@ -89,9 +89,9 @@ def test_a_trace_holds_its_steps_and_changes_nothing(
     assert backward
     inside = [any(m["ts"] <= e["ts"] <= m["ts"] + m["dur"] for m in marks) for e in backward]
     assert all(inside)
-    # the caller's thread, and a worker's for each partition, anew in each mini-batch
+    # a worker's thread per partition, new ones in each mini-batch
     computing = {e["tid"] for e in events(traced) if e["name"] == "aten::conv2d"}
-    assert len(computing) >= 4
+    assert len(computing) >= 2
     found, steps = figures(traced), rows(traced)[1:3]
     assert (found["first_step"], found["last_step"]) == (2, 3)
     for name, column in (("read", "read_seconds"), ("reduce", "reduce_seconds")):
