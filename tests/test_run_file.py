@@ -13,6 +13,7 @@ from tilenet.run_file import (
     MeshKeys,
     NetworkKeys,
     OptimizerKeys,
+    ProfileKeys,
     RunFile,
     TileKeys,
     network_options,
@@ -109,6 +110,24 @@ def test_a_run_needs_no_file() -> None:
 @pytest.mark.parametrize("word", ["off", "'off'", "no", "false"])
 def test_swap_off_is_off_although_yaml_reads_it_as_false(tmp_path: Path, word: str) -> None:
     assert read(tmp_path, f"steps: 1\nswap: {word}\n").swap == "off"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "wanted"),
+    [
+        ("", [], range(0)),
+        ("profile: {steps: 40-60}", [], range(40, 61)),
+        ("profile: {steps: '40-60'}", [], range(40, 61)),
+        ("profile: {steps: 7}", [], range(7, 8)),
+        ("profile: {steps: 7}", ["--profile.steps", "3-3"], range(3, 4)),
+        ("profile: {steps: 7}", ["--profile.steps=null"], range(0)),
+    ],
+)
+def test_steps_of_a_profile_are_a_range_or_one(
+    tmp_path: Path, text: str, options: list[str], wanted: range
+) -> None:
+    found = read(tmp_path, f"steps: 99\n{text}\n", *options).profile.numbers
+    assert list(found) == list(wanted)
 
 
 def test_one_image_or_several_and_classes_by_number_or_name() -> None:
@@ -253,6 +272,17 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
         ),
         ({"balance": []}, r"at least one partition \(balance: \[\]\)"),
         ({"micro_batches": 1025}, r"at most 1024 micro-batches"),
+        ({"profile": ProfileKeys("60-40")}, r"first and a last step .*steps: 60-40\); write 40-60"),
+        ({"profile": ProfileKeys("0-3")}, r"from 1 on.*\(profile.steps: 0-3\)"),
+        ({"profile": ProfileKeys(0)}, r"from 1 on.*\(profile.steps: 0\)"),
+        ({"profile": ProfileKeys("-3")}, r"first and a last step .*\(profile.steps: -3\)"),
+        ({"profile": ProfileKeys("4-")}, r"first and a last step .*\(profile.steps: 4-\)"),
+        ({"profile": ProfileKeys("all")}, r"first and a last step .*\(profile.steps: all\)"),
+        ({"profile": ProfileKeys("1-101")}, r"at most 100 together .*\(profile.steps: 1-101\)"),
+        (
+            {"profile": ProfileKeys("5-9"), "steps": 4},
+            r"begin within the run \(profile.steps: 5-9, steps: 4\); choose earlier ones",
+        ),
         ({"gradients": GradientKeys(piece_mb=0)}, r"piece_mb must lie between"),
         ({"gradients": GradientKeys(piece_mb=float("nan"))}, r"piece_mb must lie between"),
         ({"swap": "all"}, r"swapping .* not built yet \(swap: all\); set swap: off"),
@@ -278,6 +308,9 @@ def test_a_contradiction_has_its_sentence(change: dict[str, Any], said: str) -> 
         {"tiles": TileKeys(size_px=64)},
         {"tiles": TileKeys(1, 1)},
         {"partitions": 1, "micro_batches": 1, "checkpointing": "never", "swap": "off"},
+        {"profile": ProfileKeys(1)},
+        {"profile": ProfileKeys("1-100")},
+        {"profile": ProfileKeys("1000-1099"), "steps": None, "epochs": 1},
     ],
     ids=str,
 )

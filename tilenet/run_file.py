@@ -87,6 +87,32 @@ class OptimizerKeys:
 
 
 @dataclass(frozen=True)
+class ProfileKeys:
+    """The steps that a trace is recorded of: `40-60`, or one; left out: none."""
+
+    steps: int | str | None = None
+
+    @property
+    def numbers(self) -> range:
+        """Their numbers, from 1.
+
+        Raises:
+            TilenetError: They are no range.
+        """
+        if self.steps is None:
+            return range(0)
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", str(self.steps))
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 1 <= first <= last < first + MOST_PROFILED:
+            raise TilenetError(
+                f"profile.steps are a first and a last step from 1 on, at most {MOST_PROFILED} "
+                f"together since a trace is kept in memory (profile.steps: {self.steps}); write "
+                "40-60, or one number"
+            )
+        return range(first, last + 1)
+
+
+@dataclass(frozen=True)
 class RunFile:
     """A training run; see docs/run-file.md for each key."""
 
@@ -124,6 +150,7 @@ class RunFile:
     init: str | None = None
     checkpoint_every: int = 100
     hang_seconds: float = 1800.0
+    profile: ProfileKeys = field(default_factory=ProfileKeys)
 
     def __post_init__(self) -> None:
         if self.swap is False:  # YAML reads an unquoted off as false
@@ -217,6 +244,12 @@ def _check(run: RunFile) -> None:
             f"at most {MOST_MICRO_BATCHES} micro-batches are in the pipeline at once "
             f"(micro_batches: {run.micro_batches}); a few per partition fill it"
         )
+    profiled = run.profile.numbers
+    if profiled and run.steps is not None and profiled[0] > run.steps:
+        raise TilenetError(
+            f"profile.steps must begin within the run (profile.steps: {run.profile.steps}, steps: "
+            f"{run.steps}); choose earlier ones, or leave profile out"
+        )
     if len(run.class_names) < 2:
         raise TilenetError(
             f"a map needs at least two classes (classes: {run.classes}); name the background too"
@@ -255,6 +288,7 @@ def _check(run: RunFile) -> None:
 
 
 MOST_MICRO_BATCHES = 1024
+MOST_PROFILED = 100
 
 LEAST = {
     "steps": 0,

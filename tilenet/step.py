@@ -28,6 +28,7 @@ from tilenet.parallel.global_sum import global_sum
 from tilenet.parallel.gradients import GradientSum
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.running import RunningStatistics
+from tilenet.parallel.swap_statistics import SwapCounts, SwapStatistics
 from tilenet.planning.composition import stacks, whole_norm
 from tilenet.planning.schedule import Sample, mini_batch_sizes
 from tilenet.run_file import RunFile
@@ -68,6 +69,7 @@ class StepResult:
         seconds: Of the whole step.
         read_seconds: Of reading, on this rank.
         reduce_seconds: Of waiting for the sum of gradients after the last backward.
+        swaps: What went out and came back on this rank; zeros where nothing is swapped.
         stop: Whether any rank was asked to stop.
     """
 
@@ -76,6 +78,7 @@ class StepResult:
     seconds: float
     read_seconds: float
     reduce_seconds: float
+    swaps: SwapCounts
     stop: bool
 
 
@@ -89,7 +92,11 @@ class Part:
 
 
 class Step:
-    """Steps of a run on one rank. Collective to make, to run and to close."""
+    """Steps of a run on one rank. Collective to make, to run and to close.
+
+    Args:
+        statistics: Of what the pipe swaps, reset by each step; None: it swaps nothing.
+    """
 
     def __init__(
         self,
@@ -102,7 +109,9 @@ class Step:
         scale: LossScale,
         comm: "MPI.Intracomm",
         image_comm: "MPI.Intracomm",
+        statistics: SwapStatistics | None = None,
     ) -> None:
+        self.statistics = statistics
         self.run, self.record, self.pipe, self.comm = run, record, pipe, comm
         self.image_comm = image_comm
         # Layers that reach over ranks need each of them, labelled pixels or not.
@@ -174,6 +183,7 @@ class Step:
             seconds=time.perf_counter() - began,
             read_seconds=read_seconds,
             reduce_seconds=self.gradients.wait_seconds,
+            swaps=SwapCounts() if self.statistics is None else self.statistics.take(),
             stop=bool(sums[2]),
         )
 

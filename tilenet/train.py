@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,9 @@ from tilenet.parallel.progress import progress_bar, say
 from tilenet.parallel.signals import StopRequests
 from tilenet.parallel.spatial_network import SpatialNetwork, spatial_network
 from tilenet.parallel.survey import Survey, survey
+from tilenet.parallel.swap_statistics import SwapCounts, SwapStatistics
+from tilenet.parallel.swap_summary import say_swaps
+from tilenet.parallel.trace import TraceRecorder
 from tilenet.parallel.transport_choice import exchange_from
 from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.planning.composition import whole_norm
@@ -122,6 +125,11 @@ class _Job:
             run.precision,
             inline=len(devices) == 1,
         )
+        self.statistics: SwapStatistics | None = None  # of what the pipe swaps
+        self.trace = TraceRecorder(
+            folder.path, run.profile.numbers, self.pipe.devices, write=comm.rank == 0
+        )
+        self.swaps, self.seconds = SwapCounts(), 0.0
         self.scale = LossScale.of(run.precision)
         self.schedule = self._schedule(found, alignment)
         self.tiling = lru_cache(maxsize=64)(plan.tiling)
@@ -160,11 +168,13 @@ class _Job:
             self.scale,
             comm,
             self.image_comm,
+            self.statistics,
         )
         if comm.rank == 0:
             self._announce(first, last, take.gradients.transport)
         try:
             made = self._steps(take, first, last, optimizer, history)
+            say_swaps(comm, self.swaps, self.seconds)
         except AgreedError:
             self._close(take)  # is collective, and all ranks are here
             raise
@@ -191,13 +201,17 @@ class _Job:
         progress = progress_bar(self.comm, last, "step", first)
         saved = first if self.folder.has_checkpoint else -1
         step = first
-        with StopRequests() as stop, self.watchdog:
+        with StopRequests() as stop, self.watchdog, self.trace:
             while step < last and not stop.agreed:
-                self.watchdog.arm(f"step {step + 1}", SLOW if step == first else 1.0)
+                slow = step == first or self.trace.slows(step + 1)
+                self.watchdog.arm(f"step {step + 1}", SLOW if slow else 1.0)
                 samples = self._samples(step)
                 work, images = list(self._work(samples)), [one.number for one in samples]
-                done = take.take(step, work, images, lambda: stop.requested)
+                with self.trace.step(step + 1):
+                    done = take.take(step, work, images, lambda: stop.requested)
+                    self.trace.add(done.seconds, done.read_seconds, done.reduce_seconds, done.swaps)
                 stop.agreed = done.stop
+                self.swaps, self.seconds = self.swaps + done.swaps, self.seconds + done.seconds
                 step += 1
                 if history:
                     history.add(
@@ -207,6 +221,7 @@ class _Job:
                         done.seconds,
                         done.read_seconds,
                         done.reduce_seconds,
+                        *astuple(done.swaps),
                     )
                 progress.update()
                 progress.set_postfix(loss=f"{done.loss:.4f}", refresh=False)

@@ -65,7 +65,32 @@ def test_rows_of_a_killed_run_that_are_not_whole_numbers_are_dropped(tmp_path: P
     path = tmp_path / "history.csv"
     path.write_text("step,loss\n1,0.25\n\n-1,0.5\nx\n2,0.75\n0,9\n")
     History(path, 9).close()
-    assert rows_of(path) == [list(COLUMNS), ["1", "0.25"], ["2", "0.75"]]
+    assert [row[:2] for row in rows_of(path)] == [["step", "loss"], ["1", "0.25"], ["2", "0.75"]]
+
+
+def test_rows_with_fewer_columns_keep_their_values_and_leave_the_others_empty(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "history.csv"
+    old = ["step", "loss", "seconds", "weight_sum", "of another version"]
+    path.write_text(f"{','.join(old)}\n1,0.25,3.5,70,x\n2,0.75,4.5\n")
+    history = History(path, 2)
+    history.add(3, *values_of(3))
+    history.close()
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [len(row) for row in rows_of(path)] == [len(COLUMNS)] * 4
+    assert list(rows[0].values())[:4] == ["1", "0.25", "70", "3.5"]
+    assert list(rows[1].values())[:4] == ["2", "0.75", "", "4.5"]
+    assert [set(list(row.values())[4:]) for row in rows[:2]] == [{""}, {""}]
+    assert [float(value) for value in list(rows[2].values())[1:]] == values_of(3)
+
+
+def test_rows_without_names_are_taken_to_stand_in_our_order(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    path.write_text("1,0.25,70\n2,0.75,80\n")
+    History(path, 1).close()
+    assert rows_of(path) == [list(COLUMNS), ["1", "0.25", "70"] + [""] * (len(COLUMNS) - 3)]
 
 
 def test_a_history_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,21 @@ from tilenet.errors import TilenetError
 
 __all__ = ["COLUMNS", "History"]
 
-COLUMNS = ("step", "loss", "weight_sum", "seconds", "read_seconds", "reduce_seconds")
+COLUMNS = (
+    "step",
+    "loss",
+    "weight_sum",
+    "seconds",
+    "read_seconds",
+    "reduce_seconds",
+    "peak_active_bytes",
+    "swap_out_bytes",
+    "swap_out_count",
+    "swap_in_bytes",
+    "swap_in_count",
+    "peak_host_bytes",
+    "swap_wait_seconds",
+)
 
 
 class History:
@@ -17,15 +31,15 @@ class History:
     Args:
         path: Of the file.
         steps_done: Rows of later steps are dropped: a run that goes on from a checkpoint repeats
-            the steps that it had made since.
+            the steps that it had made since. Where the file has fewer columns, because an older
+            version began it, what is missing stays empty: it was not counted, which is not zero.
     """
 
     def __init__(self, path: Path, steps_done: int) -> None:
         try:
             rows: list[list[str]] = []
             if steps_done > 0 and path.exists():
-                with path.open(newline="") as file:
-                    rows = [row for row in csv.reader(file) if 1 <= _step(row) <= steps_done]
+                rows = _rows(path, steps_done)
             # Aside and renamed: the old rows are never missing from the disk.
             aside = path.with_name(f".{path.name}.part")
             with aside.open("w", newline="") as file:
@@ -56,6 +70,15 @@ class History:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _rows(path: Path, steps_done: int) -> list[list[str]]:
+    """Rows of the steps up to `steps_done`, each value under its own name in `COLUMNS`."""
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))
+    names = COLUMNS if not rows or _step(rows[0]) >= 0 else rows[0]
+    values = [dict(zip(names, row, strict=False)) for row in rows if 1 <= _step(row) <= steps_done]
+    return [[one.get(name, "") for name in COLUMNS] for one in values]
 
 
 def _step(row: list[str]) -> int:

@@ -1,8 +1,8 @@
 """What swapping did, and what it holds."""
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 
-__all__ = ["SwapStatistics"]
+__all__ = ["SwapCounts", "SwapStatistics"]
 
 NOW = ("active_bytes", "host_bytes")
 
@@ -41,6 +41,15 @@ class SwapStatistics:
                 setattr(self, one.name, one.default)
         self.note_peaks()
 
+    def take(self) -> "SwapCounts":
+        """What was counted since the last reset, and begin anew.
+
+        Between steps, when no graph lives: so counts of all steps add up to those of the run.
+        """
+        counts = SwapCounts(*(getattr(self, one.name) for one in fields(SwapCounts)))
+        self.reset()
+        return counts
+
     def note_peaks(self) -> None:
         """Let the peaks be at least what is now."""
         self.peak_active_bytes = max(self.peak_active_bytes, self.active_bytes)
@@ -49,3 +58,26 @@ class SwapStatistics:
     def note_host_peak(self) -> None:
         """Likewise, of what is held elsewhere."""
         self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
+
+
+@dataclass(frozen=True)
+class SwapCounts:
+    """What swapping did in a step, in several, or on several ranks; see `SwapStatistics`."""
+
+    peak_active_bytes: int = 0
+    out_bytes: int = 0
+    out_count: int = 0
+    in_bytes: int = 0
+    in_count: int = 0
+    peak_host_bytes: int = 0
+    wait_seconds: float = 0.0
+
+    def __add__(self, other: "SwapCounts") -> "SwapCounts":
+        """Both together: what was counted adds up, of peaks the larger one stays."""
+        ours, theirs = astuple(self), astuple(other)
+        return SwapCounts(
+            *(
+                max(a, b) if one.name.startswith("peak") else a + b
+                for one, a, b in zip(fields(self), ours, theirs, strict=True)
+            )
+        )

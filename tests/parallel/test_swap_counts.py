@@ -1,0 +1,112 @@
+"""What is swapped in a run: in each step's row, and in total at its end."""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+from test_same_as_whole_image import NETWORKS, run_file
+from whole_image import random_scene
+
+import tilenet.train as module
+from tilenet.parallel.swap_statistics import SwapCounts, SwapStatistics
+from tilenet.run_file import RunFile, TileKeys
+from tilenet.swapping import swapping
+from tilenet.train import train
+
+COUNTS = ("swap_out_bytes", "swap_out_count", "swap_in_bytes", "swap_in_count")
+PEAKS = ("peak_active_bytes", "peak_host_bytes")
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Jobs that were made; their networks swap all but 200 kB."""
+    made: list[Any] = []
+
+    class Swapping(module._Job):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.context = swapping(self.pipe.partitions, limit_bytes=200_000, min_bytes=0)
+            self.statistics = self.context.__enter__()
+            made.append(self)
+
+    monkeypatch.setattr(module, "_Job", Swapping)
+    yield made
+    for job in made:
+        job.context.__exit__(None, None, None)
+
+
+def a_run(comm: MPI.Intracomm, path: Path) -> RunFile:
+    scene = random_scene(path, (97, 131), 1, write=comm.rank == 0)
+    comm.Barrier()
+    return run_file(path, [scene], NETWORKS["same-nearest"], tiles=TileKeys(2, 2))
+
+
+def rows(run: RunFile) -> list[dict[str, str]]:
+    with (Path(run.output) / "history.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"
+
+
+def test_rows_add_up_to_the_run_and_ranks_to_what_is_said(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    jobs: list[Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = a_run(comm, shared_path)
+    assert train(run, comm=comm) == 0
+    said, steps = capsys.readouterr().err, rows(run)
+    ranks: list[SwapCounts] = comm.allgather(jobs[0].swaps)
+    # the same run once more, in which nothing is reset: its last row has the run's totals
+    monkeypatch.setattr(SwapStatistics, "reset", lambda self: None)
+    again = replace(run, output=str(shared_path / "again"))
+    assert train(again, comm=comm) == 0
+    total = rows(again)[-1]
+    assert [row["loss"] for row in rows(again)] == [row["loss"] for row in steps]
+    for name in COUNTS:
+        assert all(int(row[name]) > 0 for row in steps)
+        assert sum(int(row[name]) for row in steps) == int(total[name])
+        assert int(total[name]) == getattr(ranks[0], name.removeprefix("swap_"))
+    for name in PEAKS:
+        assert max(int(row[name]) for row in steps) == int(total[name]) == getattr(ranks[0], name)
+    assert all(float(row["swap_wait_seconds"]) > 0 for row in steps)
+    waits = sum(float(row["swap_wait_seconds"]) for row in steps)
+    assert waits == pytest.approx(ranks[0].wait_seconds, rel=1e-12)
+    if comm.rank > 0:
+        assert "swapped: " not in said
+        return
+    longest = max(rank.wait_seconds for rank in ranks)
+    wanted = [
+        f"swapped: {mib(sum(rank.out_bytes for rank in ranks))} out "
+        f"({sum(rank.out_count for rank in ranks):,} tensors), "
+        f"{mib(sum(rank.in_bytes for rank in ranks))} in "
+        f"({sum(rank.in_count for rank in ranks):,}); of a rank at most "
+        f"{mib(max(rank.peak_host_bytes for rank in ranks))} were out and ",
+        f"; {longest:.1f} s waited of ",
+    ]
+    assert [part for part in wanted if said.count(part) != 1] == []
+
+
+def test_where_nothing_is_swapped_columns_are_zeros_and_nothing_is_said(
+    comm: MPI.Intracomm, shared_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(comm, shared_path)
+    assert train(run, comm=comm) == 0
+    assert len(rows(run)) == 3
+    for row in rows(run):
+        assert {row[name] for name in (*COUNTS, *PEAKS, "swap_wait_seconds")} == {"0"}
+    assert "swapped" not in capsys.readouterr().err
+
+
+def test_counts_add_and_of_peaks_the_larger_stays() -> None:
+    a, b = SwapCounts(7, 11, 3, 12, 4, 900, 0.5), SwapCounts(90, 2, 1, 5, 2, 80, 0.25)
+    assert a + b == b + a == SwapCounts(90, 13, 4, 17, 6, 900, 0.75)
+    assert a + SwapCounts() == a

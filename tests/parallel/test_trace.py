@@ -1,0 +1,239 @@
+"""A trace of some steps: what it holds, that it changes nothing, and that a run outlives it."""
+
+import csv
+import gzip
+import json
+import os
+import resource
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mpi4py import MPI
+from safetensors.torch import load_file
+from test_same_as_whole_image import NETWORKS, run_file
+from whole_image import random_scene
+
+from tilenet.parallel import trace as module
+from tilenet.run_file import ProfileKeys, RunFile, TileKeys
+from tilenet.step import Step
+from tilenet.train import train
+
+FILES = ["profile.json", "trace-rank0.json.gz"]
+
+
+def a_run(comm: MPI.Intracomm, path: Path, profiled: str | None, **more: Any) -> RunFile:
+    """Five steps over two partitions, whose workers are threads."""
+    scene = random_scene(path, (90, 121), 1, write=comm.rank == 0)
+    comm.Barrier()
+    run = run_file(path, [scene], NETWORKS["valid"], tiles=TileKeys(2, 3), micro_batches=2)
+    run = replace(run, steps=5, partitions=2, profile=ProfileKeys(profiled), **more)
+    return replace(run, output=str(path / f"run of {profiled}"))
+
+
+def rows(run: RunFile) -> list[dict[str, str]]:
+    with (Path(run.output) / "history.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def events(run: RunFile) -> list[dict[str, Any]]:
+    with gzip.open(Path(run.output) / "trace-rank0.json.gz", "rt") as file:
+        found: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    return [event for event in found if event["ph"] == "X"]
+
+
+def figures(run: RunFile) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(run.output) / "profile.json").read_text())
+    return found
+
+
+def left(run: RunFile) -> list[str]:
+    """What a run left but what every run leaves."""
+    return sorted({*os.listdir(run.output)} - {"history.csv", "checkpoints", "last"})
+
+
+def marks_of(run: RunFile) -> list[dict[str, Any]]:
+    marks = [event for event in events(run) if event["cat"] == "user_annotation"]
+    return [mark for mark in marks if mark["name"].startswith("tilenet")]
+
+
+def steps_in(run: RunFile) -> list[str]:
+    return [mark["name"] for mark in marks_of(run)]
+
+
+def names(first: int, last: int) -> list[str]:
+    return [f"tilenet: step {number}" for number in range(first, last + 1)]
+
+
+def test_a_trace_holds_its_steps_and_changes_nothing(
+    comm: MPI.Intracomm, shared_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, traced = a_run(comm, shared_path, None), a_run(comm, shared_path, "2-3")
+    assert train(plain, comm=comm) == 0
+    assert train(traced, comm=comm) == 0
+    said = capsys.readouterr().err
+    ours, theirs = (load_file(Path(r.output) / "last/weights.safetensors") for r in (traced, plain))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+    assert [row["loss"] for row in rows(traced)] == [row["loss"] for row in rows(plain)]
+    assert (left(plain), left(traced)) == ([], FILES)
+    if comm.rank > 0:
+        assert "trace" not in said
+        return
+    assert steps_in(traced) == names(2, 3)
+    marks = marks_of(traced)
+    backward = [event for event in events(traced) if "Backward" in event["name"]]
+    assert backward
+    inside = [any(m["ts"] <= e["ts"] <= m["ts"] + m["dur"] for m in marks) for e in backward]
+    assert all(inside)
+    # a worker's thread per partition, new ones in each mini-batch
+    computing = {e["tid"] for e in events(traced) if e["name"] == "aten::conv2d"}
+    assert len(computing) >= 2
+    found, steps = figures(traced), rows(traced)[1:3]
+    assert (found["first_step"], found["last_step"]) == (2, 3)
+    for name, column in (("read", "read_seconds"), ("reduce", "reduce_seconds")):
+        wanted = sum(float(row[column]) for row in steps)
+        assert found["parts"][name] == pytest.approx(wanted, rel=1e-12)
+    wanted = sum(float(row["seconds"]) for row in steps)
+    assert found["seconds"] == pytest.approx(wanted, rel=1e-12)
+    assert sum(found["parts"].values()) == pytest.approx(wanted, rel=1e-12)
+    assert 0 < found["busy_share"]["cpu"] < 1
+    assert f"steps 2 to 3; busy cpu {found['busy_share']['cpu']:.1%}; " in said
+
+
+def test_a_run_may_end_before_its_trace(
+    comm: MPI.Intracomm, shared_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(comm, shared_path, "4-20")
+    assert train(run, comm=comm) == 0
+    if comm.rank == 0:
+        assert steps_in(run) == names(4, 5)
+        assert (figures(run)["first_step"], figures(run)["last_step"]) == (4, 5)
+    # one that goes on behind its steps says so, and keeps what it has
+    comm.Barrier()
+    before = (Path(run.output) / "profile.json").read_bytes()
+    capsys.readouterr()
+    on = replace(run, steps=6, profile=ProfileKeys("2-4"))
+    assert train(on, resume=True, comm=comm) == 0
+    said = capsys.readouterr().err
+    wanted = "no trace of steps 2 to 4 was written (the run made none of them); "
+    assert (wanted in said) == (comm.rank == 0)
+    assert (Path(run.output) / "profile.json").read_bytes() == before
+    assert left(run) == FILES
+
+
+def test_a_signal_within_a_trace_leaves_a_checkpoint_and_what_there_is_of_it(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(comm, shared_path, "2-4")
+    take, write = Step.take, module.pack_trace
+    saved: list[bool] = []
+
+    def asked_in_the_third(self: Step, step: int, *rest: Any) -> Any:
+        if step == 2 and comm.rank == comm.size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return take(self, step, *rest)
+
+    def watched(*paths: Path) -> None:
+        saved.append((Path(run.output) / "checkpoints" / "step-00000003").exists())
+        write(*paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "take", asked_in_the_third)
+        patch.setattr(module, "pack_trace", watched)
+        assert train(run, comm=comm) == 75
+    assert len(rows(run)) == 3
+    assert saved == [True] * (comm.rank == 0)  # the checkpoint first: what is left may be short
+    if comm.rank == 0:
+        assert steps_in(run) == names(2, 3)
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise RuntimeError("not on\nthis machine")
+
+
+def no_room(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "why"),
+    [
+        (module.profile, {"start": refuse}, "not on this machine"),
+        (module.profile, {"stop": refuse}, "not on this machine"),
+        (module, {"pack_trace": no_room}, "[Errno 28] No space left on device"),
+        (module, {"write_aside": no_room}, "[Errno 28] No space left on device"),
+    ],
+    ids=["start", "stop", "trace", "figures"],
+)
+def test_a_run_goes_on_without_a_trace_that_fails(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    where: Any,
+    what: dict[str, Callable[..., None]],
+    why: str,
+) -> None:
+    run = a_run(comm, shared_path, "2-3")
+    for name, instead in what.items():
+        monkeypatch.setattr(where, name, instead)
+    assert train(run, comm=comm) == 0
+    said = capsys.readouterr().err
+    sentence = f"no trace of steps 2 to 3 was written ({why}); the run is as without it\n"
+    assert said.count(sentence) == (comm.rank == 0)
+    assert len(rows(run)) == 5
+    assert left(run) == (FILES[1:] if "write_aside" in what else [])
+
+
+def test_a_full_disk_takes_the_trace_and_not_the_run(
+    comm: MPI.Intracomm, shared_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(comm, shared_path, "2-3")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, limits[1]))  # more than a checkpoint's
+    try:
+        assert train(run, comm=comm) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capsys.readouterr().err
+    assert ("no trace of steps 2 to 3 was written (the profiler found no room" in said) == (
+        comm.rank == 0
+    )
+    assert len(rows(run)) == 5
+    assert left(run) == []
+
+
+def test_without_the_key_nothing_of_the_profiler_runs(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[str] = []
+    for name in ("profile", "record_function", "export"):
+        monkeypatch.setattr(
+            module, name, lambda *_, name=name, **__: used.append(name), raising=False
+        )
+    assert train(a_run(comm, shared_path, None), comm=comm) == 0
+    assert used == []
+
+
+def test_an_error_in_a_step_is_raised_and_the_profiler_ends(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Step.take
+
+    def breaks_in_the_third(self: Step, step: int, *rest: Any) -> Any:
+        if step == 2:
+            raise KeyboardInterrupt
+        return take(self, step, *rest)
+
+    run = a_run(comm, shared_path, "2-4")
+    if comm.rank == 0:
+        with monkeypatch.context() as patch:
+            patch.setattr(Step, "take", breaks_in_the_third)
+            with pytest.raises(KeyboardInterrupt):
+                train(run, comm=MPI.COMM_SELF)
+        assert left(run) == []
+        assert not torch.autograd._profiler_enabled()

@@ -1,0 +1,196 @@
+"""A trace of some steps of a run, and what it says: how busy devices were, how fast copies went.
+
+Rank 0 records its own work, since ranks do alike work and a thousand traces serve nobody. A trace
+is kept in memory until its last step; it is written when a checkpoint cannot get lost by it. What
+goes wrong with a trace is said, and the run goes on without.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from tilenet.errors import TilenetError
+from tilenet.files.aside import write_aside
+from tilenet.files.chrome_trace import TraceEvent, pack_trace, read_trace
+from tilenet.parallel.device_use import Copies, busy_shares, copies_by_direction
+from tilenet.parallel.progress import say
+from tilenet.parallel.swap_statistics import SwapCounts
+
+__all__ = ["TraceRecorder"]
+
+MARK = "tilenet: step "
+
+
+class TraceRecorder:
+    """Records steps; entered around all of a run, and writes when it is left without an error.
+
+    Args:
+        folder: Gets `trace-rank0.json.gz` and `profile.json`.
+        steps: Their numbers, from 1; none: nothing is recorded.
+        devices: On which this rank computes.
+        write: Whether this rank records; the others only know when that takes time.
+    """
+
+    def __init__(
+        self, folder: Path, steps: range, devices: Sequence[torch.device], *, write: bool
+    ) -> None:
+        self._folder, self._steps, self._devices = folder, steps, devices
+        self._left = steps if write else range(0)
+        self._profile: Any = None
+        self._recording = False
+        self._seconds = {"steps": 0.0, "read": 0.0, "reduce": 0.0}
+        self._swaps = SwapCounts()
+
+    def slows(self, number: int) -> bool:
+        """Whether a step needs more patience: in it the profiler starts, or a trace is written."""
+        return bool(self._steps) and number in (self._steps[0], self._steps[-1] + 1)
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Around a step; records it if its number is asked for."""
+        if number in self._left and self._profile is None:
+            self._start()
+        if not self._recording or number not in self._left:
+            self._finish()
+            yield
+            return
+        with record_function(f"{MARK}{number}"):
+            yield
+        if number == self._steps[-1]:
+            self._stop()
+
+    def add(
+        self, seconds: float, read_seconds: float, reduce_seconds: float, swaps: SwapCounts
+    ) -> None:
+        """Note what a step, inside of `step`, says of itself."""
+        if self._recording:
+            for name, value in zip(
+                self._seconds, (seconds, read_seconds, reduce_seconds), strict=True
+            ):
+                self._seconds[name] += value
+            self._swaps = self._swaps + swaps
+
+    def __enter__(self) -> "TraceRecorder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+        if kind is None:
+            if self._left and self._profile is None:
+                self._say_lost("the run made none of them")
+            self._finish()
+
+    def _start(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if self._devices[0].type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        try:
+            self._profile = profile(activities=activities, experimental_config=_all_threads())
+            self._profile.start()
+            self._recording = True
+        except Exception as error:
+            self._give_up(error)
+
+    def _stop(self) -> None:
+        if self._recording:
+            self._recording = False
+            try:
+                self._profile.stop()
+            except Exception as error:
+                self._give_up(error)
+
+    def _finish(self) -> None:
+        """Write what was recorded, once."""
+        if self._profile is None or self._recording or not self._left:
+            return
+        try:
+            # A folder of its own, for the profiler leaves pieces beside what it cannot write.
+            with TemporaryDirectory(prefix=".trace-", dir=self._folder) as aside:
+                raw = Path(aside) / "trace.json"
+                self._profile.export_chrome_trace(str(raw))
+                if not raw.exists():  # it does not raise
+                    raise TilenetError(f"the profiler found no room in {self._folder}")
+                found = self._figures(read_trace(raw))
+                pack_trace(raw, self._folder / "trace-rank0.json.gz")
+            write_aside(json.dumps(found, indent=1), self._folder / "profile.json", "a profile")
+            say(_sentence(found))
+        except Exception as error:  # whatever it is: a run is not lost for its trace
+            self._give_up(error)
+        self._left, self._profile = range(0), None
+
+    def _figures(self, events: Sequence[TraceEvent]) -> dict[str, Any]:
+        marks = [
+            event
+            for event in events
+            if event.kind == "user_annotation" and event.name.startswith(MARK)
+        ]
+        marks.sort(key=lambda event: event.start)
+        steps = [(mark.start, mark.stop) for mark in marks]
+        gpus = sorted({device.index or 0 for device in self._devices if device.type == "cuda"})
+        copies = copies_by_direction(events, steps) if gpus else {}
+        swaps, seconds = self._swaps, self._seconds
+        if not gpus:  # copies are made by who waits for them
+            copies = {"swap": Copies(swaps.out_bytes + swaps.in_bytes, swaps.wait_seconds)}
+        waits = {name: seconds[name] for name in ("read", "reduce")}
+        waits["wait_for_copies"] = swaps.wait_seconds
+        return {
+            "rank": 0,
+            "first_step": int(marks[0].name.removeprefix(MARK)),
+            "last_step": int(marks[-1].name.removeprefix(MARK)),
+            "seconds": seconds["steps"],
+            "busy_share": busy_shares(events, steps, gpus),
+            "copies": {
+                name: {**asdict(some), "gb_per_s": some.gb_per_s} for name, some in copies.items()
+            },
+            # Threads may wait for copies at the same time, so the rest may be too small.
+            "parts": {"compute": max(0.0, seconds["steps"] - sum(waits.values())), **waits},
+        }
+
+    def _give_up(self, error: Exception) -> None:
+        self._left, self._recording = range(0), False
+        self._say_lost(" ".join(str(error).split()) or type(error).__name__)
+
+    def _say_lost(self, why: str) -> None:
+        first, last = self._steps[0], self._steps[-1]
+        say(f"no trace of steps {first} to {last} was written ({why}); the run is as without it")
+
+
+def _all_threads() -> Any:
+    """So that partitions' workers are recorded, where this torch can."""
+    try:
+        return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return None
+
+
+def _sentence(found: dict[str, Any]) -> str:
+    copies, seconds = found["copies"], found["seconds"]
+    busy = [f"{name} {share:.1%}" for name, share in found["busy_share"].items()]
+    rates = [
+        f"{name.replace('_', ' ')} {some['gb_per_s']:.1f}"
+        for name, some in copies.items()
+        if some["gb_per_s"] is not None
+    ]
+    return (
+        f"trace-rank0.json.gz: steps {found['first_step']} to {found['last_step']}; busy "
+        f"{', '.join(busy) or 'unknown, no kernel was recorded'}"
+        + (f"; GB/s {', '.join(rates)}" if rates else "")
+        + f"; {seconds:.3g} s, of which "
+        + ", ".join(
+            f"{name.replace('_', ' ')} {part / seconds:.1%}"
+            for name, part in found["parts"].items()
+        )
+    )
