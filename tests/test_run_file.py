@@ -8,17 +8,15 @@ import pytest
 
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.networks import PRESETS, UNetOptions
-from tilenet.run_file import (
+from tilenet.run_file import RunFile, network_options, paper_epsilon_px, read_run_file
+from tilenet.run_keys import (
     GradientKeys,
     MeshKeys,
     NetworkKeys,
     OptimizerKeys,
     ProfileKeys,
-    RunFile,
+    SwappingKeys,
     TileKeys,
-    network_options,
-    paper_epsilon_px,
-    read_run_file,
 )
 
 LEAST = "images: a.tif\nlabels: b.tif\nclasses: 2\noutput: out\n"
@@ -285,8 +283,9 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
         ),
         ({"gradients": GradientKeys(piece_mb=0)}, r"piece_mb must lie between"),
         ({"gradients": GradientKeys(piece_mb=float("nan"))}, r"piece_mb must lie between"),
-        ({"swap": "all"}, r"swapping .* not built yet \(swap: all\); set swap: off"),
-        ({"swap": True}, r"swapping .* not built yet \(swap: True\); set swap: off"),
+        ({"swap": True}, r"off, auto or all \(swap: true\); auto swaps no more"),
+        ({"swapping": SwappingKeys(device_gib=0)}, r"swapping\.device_gib .* above 0 .*: 0\)"),
+        ({"swapping": SwappingKeys(host_gib=-1)}, r"swapping\.host_gib .* above 0 .*: -1\)"),
     ],
     ids=str,
 )

@@ -1,7 +1,6 @@
 """The run file: one YAML file says what a training run is; dotted options override it.
 
-Each key is documented in docs/run-file.md. Values that belong to parts that are not built yet are
-accepted where they ask for nothing, and refused by name where they ask for something.
+Each key is documented in docs/run-file.md.
 """
 
 import difflib
@@ -16,100 +15,21 @@ from jsonargparse import ArgumentParser, Namespace
 
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import epsilon_px
-from tilenet.geometry.networks import (
-    PAPER_LEVELS,
-    PRESETS,
-    NormKind,
-    NormScope,
-    Padding,
-    UNetOptions,
-    Upsampling,
-)
+from tilenet.geometry.networks import PAPER_LEVELS, PRESETS, UNetOptions
 from tilenet.planning.plan import read_plan
+from tilenet.run_keys import (
+    GradientKeys,
+    MeshKeys,
+    NetworkKeys,
+    OptimizerKeys,
+    ProfileKeys,
+    SwappingKeys,
+    TileKeys,
+)
 
 __all__ = ["Halo", "RunFile", "network_options", "paper_epsilon_px", "read_run_file"]
 
 Halo = Literal["exact", "epsilon"] | int
-
-
-@dataclass(frozen=True)
-class NetworkKeys:
-    """The network; keys left out come from the preset, or from `UNetOptions`."""
-
-    preset: Literal["small", "medium-1", "medium-2", "large"] | None = None
-    poolings: int | None = None
-    convolutions: int | None = None
-    base: int | None = None
-    kernel: int | None = None
-    padding: Padding | None = None
-    upsampling: Upsampling | None = None
-    norm: NormKind | None = None
-    norm_scope: NormScope | None = None
-    groups: int | None = None
-    dropout: float | None = None
-    bias: bool | None = None
-
-
-@dataclass(frozen=True)
-class MeshKeys:
-    """Ranks as replicas × rows × columns; what is left out follows from the number of ranks."""
-
-    replicas: int | None = None
-    rows: int | None = None
-    columns: int | None = None
-
-
-@dataclass(frozen=True)
-class TileKeys:
-    """Tiles per image: a grid, or a largest own size; left out: one tile per rank of a replica."""
-
-    rows: int | None = None
-    columns: int | None = None
-    size_px: int | None = None
-
-
-@dataclass(frozen=True)
-class GradientKeys:
-    """How gradients are summed over ranks."""
-
-    transport: Literal["auto", "host", "device", "nccl", "gloo"] = "auto"
-    piece_mb: float = 4.0
-
-
-@dataclass(frozen=True)
-class OptimizerKeys:
-    """The optimizer."""
-
-    name: Literal["adamw", "sgd"] = "adamw"
-    lr: float = 1e-3
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-
-@dataclass(frozen=True)
-class ProfileKeys:
-    """The steps that a trace is recorded of: `40-60`, or one; left out: none."""
-
-    steps: int | str | None = None
-
-    @property
-    def numbers(self) -> range:
-        """Their numbers, from 1.
-
-        Raises:
-            TilenetError: They are no range.
-        """
-        if self.steps is None:
-            return range(0)
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", str(self.steps))
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-        if not 1 <= first <= last < first + MOST_PROFILED:
-            raise TilenetError(
-                f"profile.steps are a first and a last step from 1 on, at most {MOST_PROFILED} "
-                f"together since a trace is kept in memory (profile.steps: {self.steps}); write "
-                "40-60, or one number"
-            )
-        return range(first, last + 1)
 
 
 @dataclass(frozen=True)
@@ -136,6 +56,7 @@ class RunFile:
     micro_batches: int = 1
     checkpointing: Literal["always", "except_last", "never"] = "never"
     swap: Literal["off", "auto", "all"] | bool = "off"
+    swapping: SwappingKeys = field(default_factory=SwappingKeys)
     steps: int | None = None
     epochs: int | None = None
     crop_px: int | None = None
@@ -196,17 +117,15 @@ class RunFile:
         return tuple(self.classes)
 
 
-NOT_BUILT = {
-    "swap": ("off", "swapping to host memory"),
-}
-
-
 def _check(run: RunFile) -> None:
-    for name, (only, what) in NOT_BUILT.items():
-        if getattr(run, name) != only:
+    if run.swap is True:
+        raise TilenetError("swap is off, auto or all (swap: true); auto swaps no more than it must")
+    for name in ("device_gib", "host_gib"):
+        gib = getattr(run.swapping, name)
+        if gib is not None and not 0 < gib < 2**20:
             raise TilenetError(
-                f"{what} is not built yet ({name}: {getattr(run, name)}); set {name}: "
-                f"{'null' if only is None else only}"
+                f"swapping.{name} is a number of GiB above 0 (swapping.{name}: {gib}); leave it "
+                "out for all that there is"
             )
     if len(run.image_paths) != len(run.label_paths) or not run.image_paths:
         raise TilenetError(
@@ -288,7 +207,6 @@ def _check(run: RunFile) -> None:
 
 
 MOST_MICRO_BATCHES = 1024
-MOST_PROFILED = 100
 
 LEAST = {
     "steps": 0,

@@ -16,7 +16,8 @@ from whole_image import random_scene
 from tilenet.errors import AgreedError
 from tilenet.model import loss_scale
 from tilenet.model.loss_scale import LossScale
-from tilenet.run_file import NetworkKeys, OptimizerKeys, RunFile, TileKeys
+from tilenet.run_file import RunFile
+from tilenet.run_keys import NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.step import Step
 from tilenet.train import train
 

@@ -15,7 +15,8 @@ from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
 from tilenet.errors import AgreedError
-from tilenet.run_file import NetworkKeys, OptimizerKeys, RunFile, TileKeys
+from tilenet.run_file import RunFile
+from tilenet.run_keys import NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.step import Step
 from tilenet.train import train
 

@@ -15,7 +15,8 @@ from whole_image import Outcome, Scene, random_scene, train_whole
 
 from tilenet.geometry.networks import UNetOptions
 from tilenet.predict import Prediction, predict
-from tilenet.run_file import MeshKeys, NetworkKeys, OptimizerKeys, RunFile, TileKeys
+from tilenet.run_file import RunFile
+from tilenet.run_keys import MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.train import train
 
 SEED, STEPS, LR = 5, 3, 0.05

@@ -13,7 +13,8 @@ from whole_image import random_scene
 
 import tilenet.train as module
 from tilenet.parallel.swap_statistics import SwapCounts, SwapStatistics
-from tilenet.run_file import RunFile, TileKeys
+from tilenet.run_file import RunFile
+from tilenet.run_keys import TileKeys
 from tilenet.swapping import swapping
 from tilenet.train import train
 

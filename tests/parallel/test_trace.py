@@ -19,7 +19,8 @@ from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
 from tilenet.parallel import trace as module
-from tilenet.run_file import ProfileKeys, RunFile, TileKeys
+from tilenet.run_file import RunFile
+from tilenet.run_keys import ProfileKeys, TileKeys
 from tilenet.step import Step
 from tilenet.train import train
 
