@@ -79,6 +79,8 @@ def _rehearsed(plan: Plan) -> Plan:
             "--dry-run runs one rank's tiles (--halo-mode: exchange, where layers wait for other "
             "ranks); leave it out"
         )
+    if plan.swaps is not None and any(part.acts for part in plan.swaps.partitions):
+        raise UsageError("--dry-run has no cells that swap or are computed again; leave it out")
     found = dry_run(
         unet_layers(asked.options),
         plan.tile_read_px,
@@ -87,6 +89,7 @@ def _rehearsed(plan: Plan) -> Plan:
         layout.checkpointing,
         asked.precision,
         asked.optimizer,
+        stored=plan.swaps is not None and plan.swaps.stored,
     )
     sizes = ", ".join(f"{num_bytes / GIB:.2f}" for num_bytes in found.partitions)
     note = f"Dry run of a mini-batch: {sizes} GiB on partitions 0 to {len(plan.balance) - 1}."
@@ -149,6 +152,7 @@ def explain(plans: Sequence[Plan]) -> str:
         f"{asked.limit_bytes / GIB:.2f} planned with, {plan.host_bytes / GIB:.1f} GiB per node; "
         f"{_seconds(plan.step_s)} per step (gradients {_seconds(plan.sum_s)}), "
         f"{_seconds(plan.epoch_s)} per epoch",
+        *_swap_lines(plan),
         "",
         "  partition  layers  parameters    GiB   time   share",
     ]
@@ -160,6 +164,16 @@ def explain(plans: Sequence[Plan]) -> str:
     lines.append("")
     lines.extend(f"  instead of     {one.layout}: {_why(plan, one)}" for one in plans[1:])
     return "\n".join([*lines, *(f"\n{note}" for note in plan.notes)])
+
+
+def _swap_lines(plan: Plan) -> list[str]:
+    if plan.swaps is None:
+        return ["  swap           nothing"] if plan.question.swap != "off" else []
+    moved = plan.swaps.swapped_bytes
+    return [
+        f"  swap           {plan.swaps}; {_gib(moved)} GiB out and in per mini-batch of a rank, "
+        f"{plan.swap_overhead:+.0%} time"
+    ]
 
 
 def _why(plan: Plan, other: Plan) -> str:
@@ -267,6 +281,7 @@ def _question(given: Namespace) -> Question:
         micro_batches=given.micro_batches,
         mbpp=given.mbpp,
         checkpointing=given.checkpointing,
+        swap=given.swap,
         reserve=given.reserve,
         profile=read_profile(Path(given.profile)) if given.profile else None,
     )
@@ -313,6 +328,12 @@ def _parser() -> Arguments:
     run.add_argument("--micro-batches", type=int, metavar="N", help="tiles at once, in all")
     run.add_argument("--mbpp", type=int, metavar="N", help="the same, per partition")
     run.add_argument("--checkpointing", choices=["always", "except_last", "never"])
+    run.add_argument(
+        "--swap",
+        choices=["off", "auto", "all"],
+        default="off",
+        help="tensors that wait on the host: none, what must, what can",
+    )
     parser.add_argument("--sweep", choices=["grid"], help="compare grids of 4 × 4 to 16 × 16")
     parser.add_argument(
         "--plot",

@@ -1,7 +1,7 @@
 """Tiles in, weights out: train a network on images of any size over any number of ranks."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import astuple, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,17 +23,18 @@ from tilenet.parallel.progress import progress_bar, say
 from tilenet.parallel.signals import StopRequests
 from tilenet.parallel.spatial_network import SpatialNetwork, spatial_network
 from tilenet.parallel.survey import Survey, survey
-from tilenet.parallel.swap_statistics import SwapCounts, SwapStatistics
+from tilenet.parallel.swap_statistics import SwapCounts
 from tilenet.parallel.swap_summary import say_swaps
 from tilenet.parallel.trace import TraceRecorder
 from tilenet.parallel.transport_choice import exchange_from
 from tilenet.parallel.watchdog import SLOW, Watchdog
-from tilenet.planning.composition import whole_norm
+from tilenet.planning.composition import stacks, whole_norm
 from tilenet.planning.ranks import tiles_of
 from tilenet.planning.schedule import CropSchedule, ImageSchedule, Sample, crop_places
 from tilenet.run_file import RunFile
 from tilenet.run_folder import RunFolder
 from tilenet.run_plan import RunPlan, plan_run
+from tilenet.run_swap import Load, RunSwaps, decide_swaps
 from tilenet.step import Step, Work
 
 if TYPE_CHECKING:
@@ -117,6 +118,14 @@ class _Job:
                 comm,
                 device_mpi=exchange_from(run.exchange_from, devices, comm) == "device",
             )
+        self.scale = LossScale.of(run.precision)
+        self.schedule = self._schedule(found, alignment)
+        self.tiling = lru_cache(maxsize=64)(plan.tiling)
+        swaps = decide_swaps(
+            run, self.record.layers, plan.balance, self._load(), devices, place, comm
+        )
+        with agreed(comm):
+            self.swaps = None if swaps is None else RunSwaps(run, swaps, devices)
         self.pipe = Pipe(
             self.network,
             plan.balance,
@@ -124,15 +133,13 @@ class _Job:
             run.checkpointing,
             run.precision,
             inline=len(devices) == 1,
+            stores=None if self.swaps is None else self.swaps.stores,
+            cells=None if swaps is None else [part.cells for part in swaps.partitions],
         )
-        self.statistics: SwapStatistics | None = None  # of what the pipe swaps
         self.trace = TraceRecorder(
             folder.path, run.profile.numbers, self.pipe.devices, write=comm.rank == 0
         )
-        self.swaps, self.seconds = SwapCounts(), 0.0
-        self.scale = LossScale.of(run.precision)
-        self.schedule = self._schedule(found, alignment)
-        self.tiling = lru_cache(maxsize=64)(plan.tiling)
+        self.swapped, self.seconds = SwapCounts(), 0.0
 
     def _schedule(self, found: Survey, alignment: int) -> ImageSchedule | CropSchedule:
         run = self.run
@@ -142,6 +149,21 @@ class _Job:
         with agreed(self.comm):
             places = tuple(crop_places(cells, run.crop_px, alignment) for cells in found.labelled)
         return CropSchedule(run.seed, run.batch_size, run.crop_px, sizes, places)
+
+    def _load(self) -> Load:
+        """What this rank computes at a time, at the most, in the first step."""
+        samples = self._samples(0)
+        work = list(self._work(samples))
+        tiles = [one.tile.read for one in work]
+        together = stacks(self.record.layers, work, [one.sample.number for one in work])
+        return Load(
+            tile=(
+                max((tile.height for tile in tiles), default=1),
+                max((tile.width for tile in tiles), default=1),
+            ),
+            stacked=max((len(stack) for stack in together), default=1),
+            micro_batches=min(max(len(together), 1), self.plan.micro_batches),
+        )
 
     def train(self) -> int:
         """Run all steps."""
@@ -168,13 +190,14 @@ class _Job:
             self.scale,
             comm,
             self.image_comm,
-            self.statistics,
+            None if self.swaps is None else self.swaps.statistics,
         )
         if comm.rank == 0:
             self._announce(first, last, take.gradients.transport)
         try:
-            made = self._steps(take, first, last, optimizer, history)
-            say_swaps(comm, self.swaps, self.seconds)
+            with nullcontext() if self.swaps is None else self.swaps.acting(self.pipe):
+                made = self._steps(take, first, last, optimizer, history)
+            say_swaps(comm, self.swapped, self.seconds)
         except AgreedError:
             self._close(take)  # is collective, and all ranks are here
             raise
@@ -185,6 +208,8 @@ class _Job:
 
     def _close(self, take: Step) -> None:
         take.close()
+        if self.swaps is not None:
+            self.swaps.close()
         if isinstance(self.network, SpatialNetwork):
             self.network.close()
         self.image_comm.Free()
@@ -211,7 +236,8 @@ class _Job:
                     done = take.take(step, work, images, lambda: stop.requested)
                     self.trace.add(done.seconds, done.read_seconds, done.reduce_seconds, done.swaps)
                 stop.agreed = done.stop
-                self.swaps, self.seconds = self.swaps + done.swaps, self.seconds + done.seconds
+                self.swapped += done.swaps
+                self.seconds += done.seconds
                 step += 1
                 if history:
                     history.add(

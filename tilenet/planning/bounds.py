@@ -57,6 +57,8 @@ class Bounds:
 
     def seconds_that_fit(self, layout: Layout) -> float:
         """Likewise, of a plan that fits its devices; infinite where none does."""
+        if layout.swap:
+            return self.seconds(layout)  # nearly everything fits
         return self._step_s(layout, layout.micro_batches)
 
     def _step_s(self, layout: Layout, micro_batches: int | None) -> float:

@@ -1,5 +1,6 @@
 """What a layout is predicted to cost: seconds and bytes."""
 
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
@@ -13,18 +14,26 @@ from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
 from tilenet.planning.balance import block_seconds
 from tilenet.planning.host_memory import HostBytes, host_bytes
 from tilenet.planning.layer_bytes import LayerBytes, layer_bytes
-from tilenet.planning.memory import OPTIMIZER_STATES, PartitionBytes, block_bytes, partition_bytes
+from tilenet.planning.memory import OPTIMIZER_STATES, block_bytes, partition_bytes
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
 from tilenet.planning.profile import layer_times_of_profile
 from tilenet.planning.ranks import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.roofline import ITEM_BYTES, LayerTime, roofline
 from tilenet.planning.schedule import mini_batch_sizes
+from tilenet.planning.swap_plan import (
+    PartitionSwaps,
+    Speeds,
+    SwapPlan,
+    plan_swaps,
+    swap_everything,
+)
 from tilenet.planning.timeline import Checkpointing, Timeline, simulate
 
 __all__ = ["Estimator"]
 
 Pixels = tuple[int, int]
 Balance = tuple[int, ...]
+NO_SWAPS = PartitionSwaps((), (), 0)
 
 
 class Estimator:
@@ -45,6 +54,7 @@ class Estimator:
         self.costs = lru_cache(maxsize=None)(self._costs)
         self.seconds = lru_cache(maxsize=None)(self._seconds)
         self.blocks = lru_cache(maxsize=None)(self._blocks)
+        self.swaps = lru_cache(maxsize=None)(self._swaps)
 
     def _mesh(self, partitions: int) -> MeshShape:
         """Ranks of a job with so many devices per rank."""
@@ -90,19 +100,41 @@ class Estimator:
         return [self.question.machine.transfer_s(s.num_elements * item_bytes) for s in shapes]
 
     def _blocks(
-        self, read_px: Pixels, micro_batches: int, mode: Checkpointing, partitions: int
+        self,
+        read_px: Pixels,
+        micro_batches: int,
+        mode: Checkpointing,
+        partitions: int,
+        stored: bool = False,
     ) -> NDArray[np.float64]:
         optimizer = self.question.optimizer
-        return block_bytes(self.costs(read_px), micro_batches, mode, optimizer, partitions)
+        return block_bytes(self.costs(read_px), micro_batches, mode, optimizer, partitions, stored)
+
+    def _swaps(self, layout: Layout, balance: Balance) -> SwapPlan | None:
+        """What a rank swaps; None: nothing makes it fit."""
+        asked, read_px = self.question, self.read_px(layout.grid)
+        link = asked.machine.host_bandwidth * asked.machine.memory_efficiency
+        speeds, costs = Speeds(self.times(read_px), link), self.costs(read_px)
+        many, mode = self._micro_batches(layout), layout.checkpointing
+        if asked.swap == "all":
+            return swap_everything(costs, balance, many, mode, asked.optimizer, speeds)
+        limits = [asked.limit_bytes] * len(balance)
+        return plan_swaps(costs, balance, many, mode, asked.optimizer, limits, lambda: speeds)
+
+    def _micro_batches(self, layout: Layout) -> int:
+        return min(layout.micro_batches, self.tiles_per_rank(layout.grid, layout.partitions))
 
     def timeline(self, layout: Layout, balance: Balance, micro_batches: int) -> Timeline:
         """The pipeline's timeline for one mini-batch."""
         read_px = self.read_px(layout.grid)
         times, moves = self.times(read_px), self._transfers(read_px)
         edges = [0, *accumulate(balance)]
+        swaps = self.swaps(layout, balance) if layout.swap else None
+        late = swaps.partitions if swaps else [NO_SWAPS] * len(balance)
+        blocks = list(zip(pairwise(edges), late, strict=True))
         return simulate(
-            [sum(time.forward_s for time in times[a:b]) for a, b in pairwise(edges)],
-            [sum(time.backward_s for time in times[a:b]) for a, b in pairwise(edges)],
+            [sum(time.forward_s for time in times[a:b]) + w.forward_s for (a, b), w in blocks],
+            [sum(time.backward_s for time in times[a:b]) + w.backward_s for (a, b), w in blocks],
             [moves[edge] for edge in edges[1:-1]],
             micro_batches,
             layout.checkpointing,
@@ -151,12 +183,15 @@ class Estimator:
 
     def num_bytes(self, layout: Layout, balance: Balance) -> int:
         """Peak of the fullest device."""
-        return max(part.total for part in self._partition_bytes(layout, balance))
+        return max(self._partition_bytes(layout, balance))
 
-    def _partition_bytes(self, layout: Layout, balance: Balance) -> tuple[PartitionBytes, ...]:
-        costs = self.costs(self.read_px(layout.grid))
-        many = min(layout.micro_batches, self.tiles_per_rank(layout.grid, layout.partitions))
-        return partition_bytes(costs, balance, many, layout.checkpointing, self.question.optimizer)
+    def _partition_bytes(self, layout: Layout, balance: Balance) -> list[int]:
+        swaps = self.swaps(layout, balance) if layout.swap else None
+        if swaps:
+            return [part.device_bytes for part in swaps.partitions]
+        costs, many = self.costs(self.read_px(layout.grid)), self._micro_batches(layout)
+        mode, optimizer = layout.checkpointing, self.question.optimizer
+        return [part.total for part in partition_bytes(costs, balance, many, mode, optimizer)]
 
     def _host_bytes(self, layout: Layout) -> HostBytes:
         rows, cols = self.read_px(layout.grid)
@@ -183,13 +218,16 @@ class Estimator:
             PartitionPlan(
                 layers=b - a,
                 parameters=sum(layer.num_parameters for layer in self.layers[a:b]),
-                num_bytes=int(size.total),
+                num_bytes=int(size),
                 seconds=took,
                 share=took / sum(seconds),
             )
             for (a, b), size, took in zip(pairwise(edges), sizes, seconds, strict=True)
         )
         step_s, pipeline_s, sum_s = self.step_s(layout, balance)
+        swaps = self.swaps(layout, balance) if layout.swap else None
+        swapped = swaps.swapped_bytes if swaps else 0
+        endless_s = self.step_s(replace(layout, swap=False), balance)[0]
         tiles = self.tiles_per_rank(layout.grid, layout.partitions)
         ranks_per_node = max(1, asked.machine.devices_per_node // layout.partitions)
         return Plan(
@@ -205,10 +243,12 @@ class Estimator:
             balance=balance,
             parts=parts,
             device_bytes=max(part.num_bytes for part in parts),
-            host_bytes=ranks_per_node * self._host_bytes(layout).total,
+            host_bytes=ranks_per_node * (self._host_bytes(layout).total + swapped),
             bubble=self.timeline(layout, balance, min(layout.micro_batches, tiles)).bubble,
             pipeline_s=pipeline_s,
             sum_s=sum_s,
             step_s=step_s,
             epoch_s=step_s * -(-asked.num_images // asked.batch_size),
+            swaps=swaps,
+            swap_overhead=step_s / endless_s - 1,
         )

@@ -11,6 +11,7 @@ from tilenet.files.aside import write_aside
 from tilenet.geometry.networks import UNetOptions
 from tilenet.planning.machines import Machine
 from tilenet.planning.profile import Profile
+from tilenet.planning.swap_plan import SwapPlan
 
 __all__ = ["Layout", "PartitionPlan", "Plan", "Question", "read_plan", "write_plan"]
 
@@ -41,6 +42,7 @@ class Question:
         micro_batches: Tiles of a rank in the pipeline at once.
         mbpp: Micro-batches per partition, the paper's measure; micro_batches = mbpp · partitions.
         checkpointing: Which micro-batches are computed again in backward.
+        swap: `off`; `auto`: what must, where that is fastest; `all`: whatever is large enough.
         reserve: Share of a device's memory that is left for workspace and fragmentation.
         profile: Measured times of the layers; None: the roofline's.
     """
@@ -63,6 +65,7 @@ class Question:
     micro_batches: int | None = None
     mbpp: int | None = None
     checkpointing: Checkpointing | None = None
+    swap: Literal["off", "auto", "all"] = "off"
     reserve: float = 0.1
     profile: Profile | None = None
 
@@ -81,12 +84,14 @@ class Layout:
         partitions: Devices per rank.
         micro_batches: Tiles of a rank in the pipeline at once.
         checkpointing: Which micro-batches are computed again in backward.
+        swap: Whether tensors go to the host, or cells are computed again.
     """
 
     grid: tuple[int, int]
     partitions: int
     micro_batches: int
     checkpointing: Checkpointing
+    swap: bool = False
 
     def __str__(self) -> str:
         rows, cols = self.grid
@@ -94,6 +99,8 @@ class Layout:
         return (
             f"{rows} × {cols} tiles, {parts}, {self.micro_batches} "
             f"micro-batch{'es' * (self.micro_batches > 1)}, checkpointing {self.checkpointing}"
+            + ", swapping"
+            * self.swap
         )
 
 
@@ -139,6 +146,9 @@ class Plan:
         sum_s: Predicted seconds of summing gradients, if nothing of it hides behind backward.
         step_s: Predicted seconds of a step.
         epoch_s: Predicted seconds of an epoch.
+        swaps: What a rank swaps; None: nothing.
+        swap_overhead: Predicted seconds of a step that this adds, per second without it, were
+            memory endless.
         notes: Sentences for people.
     """
 
@@ -160,6 +170,8 @@ class Plan:
     sum_s: float
     step_s: float
     epoch_s: float
+    swaps: SwapPlan | None = None
+    swap_overhead: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -179,6 +191,7 @@ class Plan:
             "balance": list(self.balance),
             "micro_batches": self.layout.micro_batches,
             "checkpointing": self.layout.checkpointing,
+            "swap": self.question.swap if self.layout.swap else "off",
             "batch_size": self.question.batch_size,
             "precision": self.question.precision,
         }

@@ -75,7 +75,9 @@ def _changes(asked: Question, leanest: Plan | None) -> list[str]:
 
 
 def _larger(asked: Question) -> Iterator[tuple[str, Question]]:
-    """Changes of what was given: the machine, the precision, the optimizer."""
+    """Changes of what was given: swapping, the machine, the precision, the optimizer."""
+    if asked.swap == "off":
+        yield "swap auto", replace(asked, swap="auto")
     if asked.halo_mode == "exchange":
         # More ranks hold less each; tiles that overlap can be as small without more nodes.
         nodes = (asked.nodes * factor for factor in (2, 4, 8, 16, 32, 64))

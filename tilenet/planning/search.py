@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from math import inf
 
@@ -124,7 +125,11 @@ class Search:
                     for mode in [asked.checkpointing] if asked.checkpointing else MODES:
                         if asked.checkpointing is None and micro_batches == 1 and mode != "never":
                             continue  # computes everything twice and has no lower peak
-                        yield Layout(grid, partitions, micro_batches, mode)
+                        layout = Layout(grid, partitions, micro_batches, mode)
+                        if asked.swap != "all":
+                            yield layout
+                        if asked.swap != "off":
+                            yield replace(layout, swap=True)
 
     def _no_layout(self) -> str:
         asked = self.question
@@ -210,11 +215,29 @@ class Search:
         estimator, limit_bytes = self.estimator, self.question.limit_bytes
         if not self._countable(layout):
             return None
+        if layout.swap:
+            return self._swapping(layout)
         fitting = [
             balance
             for balance in self._balances(layout)
             if estimator.num_bytes(layout, balance) <= limit_bytes
         ]
+        if not fitting:
+            return None
+        return estimator.describe(
+            layout, min(fitting, key=lambda balance: estimator.step_s(layout, balance)[0])
+        )
+
+    def _swapping(self, layout: Layout) -> Plan | None:
+        """Likewise, where tensors go to the host; None too where nothing must."""
+        estimator, asked = self.estimator, self.question
+        fitting = []
+        for balance in self._balances(layout):
+            swaps = estimator.swaps(layout, balance)
+            if swaps is None or (asked.swap == "auto" and swaps.idle):
+                continue
+            if max(part.device_bytes for part in swaps.partitions) <= asked.limit_bytes:
+                fitting.append(balance)
         if not fitting:
             return None
         return estimator.describe(
@@ -229,7 +252,7 @@ class Search:
         if partitions == 1:
             return [(len(self.estimator.layers),)]
         room = self.estimator.blocks(
-            read_px, layout.micro_batches, layout.checkpointing, partitions
+            read_px, layout.micro_batches, layout.checkpointing, partitions, layout.swap
         )
         seconds = self.estimator.seconds(read_px)
         few = least_time(seconds, partitions, room, asked.limit_bytes)

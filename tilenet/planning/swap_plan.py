@@ -1,0 +1,246 @@
+"""What each partition of a pipeline does so that a step fits its devices, and what that costs.
+
+Where activations are computed again, what lives long are inputs and skips, which then wait on the
+host (`parallel.pipeline_store`); of the one micro-batch under way, cells may be computed again once
+more. Where they are kept, each cell keeps, swaps or is computed again (`swap_policy`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+from tilenet.planning.block_walk import Checkpointing, find_skips
+from tilenet.planning.cells import cell_sizes, cells_of
+from tilenet.planning.layer_bytes import LayerBytes
+from tilenet.planning.memory import PartitionBytes, partition_bytes
+from tilenet.planning.roofline import LayerTime
+from tilenet.planning.swap_policy import ALL, Action, Choice, choose, predict
+
+__all__ = ["MIN_BYTES", "PartitionSwaps", "Speeds", "SwapPlan", "plan_swaps", "swap_everything"]
+
+MIN_BYTES = 1 << 20  # smaller tensors stay: a copy takes a while however short it is
+ACTIONS: tuple[Action, Action] = ("keep", "swap")
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What decides between computing again and swapping.
+
+    Attributes:
+        times: Of all layers, for one micro-batch.
+        bandwidth: Between a device and where its tensors go, bytes/s in each direction.
+    """
+
+    times: Sequence[LayerTime]
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class PartitionSwaps:
+    """One partition's.
+
+    Attributes:
+        cells: Layers per cell.
+        actions: One per cell.
+        device_bytes: Predicted peak.
+        swapped_bytes: That leave its device in a mini-batch.
+        forward_s: Seconds that a micro-batch's forward takes longer.
+        backward_s: Likewise, its backward.
+    """
+
+    cells: tuple[int, ...]
+    actions: tuple[Action, ...]
+    device_bytes: int
+    swapped_bytes: int = 0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+
+    @property
+    def acts(self) -> bool:
+        """Whether any cell does not just keep."""
+        return any(action != "keep" for action in self.actions)
+
+
+@dataclass(frozen=True)
+class SwapPlan:
+    """What a rank swaps.
+
+    Attributes:
+        stored: Whether skips between partitions and inputs of checkpoints wait on the host.
+        partitions: One each.
+        largest_bytes: Of the network's maps.
+    """
+
+    stored: bool
+    partitions: tuple[PartitionSwaps, ...]
+    largest_bytes: int
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is done, since everything fits."""
+        return not self.stored and not any(part.acts for part in self.partitions)
+
+    @property
+    def swapped_bytes(self) -> int:
+        """That leave all devices in a mini-batch, and lie on the host at the most."""
+        return sum(part.swapped_bytes for part in self.partitions)
+
+    def __str__(self) -> str:
+        """`skips and inputs; 3 cells swapped, 5 computed again`."""
+        actions = [action for part in self.partitions for action in part.actions]
+        parts = ["inputs and skips on the host"] * self.stored
+        for action, what in (
+            ("swap", "swapped"),
+            ("checkpoint", "computed again"),
+            ("both", "computed again from swapped inputs"),
+        ):
+            if count := actions.count(action):
+                parts.append(f"{count} of {len(actions)} cells {what}")
+        return ", ".join(parts) or "nothing: it fits"
+
+
+def plan_swaps(
+    costs: Sequence[LayerBytes],
+    balance: Sequence[int],
+    micro_batches: int,
+    checkpointing: Checkpointing,
+    optimizer: str,
+    limits: Sequence[float],
+    speeds: Callable[[], Speeds],
+) -> SwapPlan | None:
+    """The fastest that fits; None: nothing does.
+
+    Args:
+        costs: Of all layers, from `layer_bytes`.
+        limits: Bytes of each partition.
+        speeds: Asked only where not everything fits: to measure them takes a while.
+    """
+    plain = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer)
+    edges = list(pairwise([0, *accumulate(balance)]))
+    if all(part.total <= limit for part, limit in zip(plain, limits, strict=True)):
+        parts = (_kept(costs, *edge, part) for edge, part in zip(edges, plain, strict=True))
+        return SwapPlan(False, tuple(parts), _largest(costs))
+    again = checkpointing != "never"
+    sizes = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer, stored=again)
+    known = speeds()
+    found = []
+    for (start, stop), size, limit in zip(edges, sizes, limits, strict=True):
+        part = _kept(costs, start, stop, size)
+        if size.total > limit:
+            chosen = _chosen(costs, known, start, stop, size, again, micro_batches, limit)
+            if chosen is None:
+                return None
+            part = chosen
+        found.append(part)
+    if again:
+        found = [
+            _with_store(costs, known, edge, part, micro_batches)
+            for edge, part in zip(edges, found, strict=True)
+        ]
+    return SwapPlan(again, tuple(found), _largest(costs))
+
+
+def swap_everything(
+    costs: Sequence[LayerBytes],
+    balance: Sequence[int],
+    micro_batches: int,
+    checkpointing: Checkpointing,
+    optimizer: str,
+    speeds: Speeds,
+) -> SwapPlan:
+    """All that is large enough goes, whether it must or not."""
+    again = checkpointing != "never"
+    sizes = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer, stored=again)
+    found = []
+    for edge, size in zip(pairwise([0, *accumulate(balance)]), sizes, strict=True):
+        if again:
+            part = _with_store(costs, speeds, edge, _kept(costs, *edge, size), micro_batches)
+        else:
+            cells = cells_of(costs, speeds.times, *edge, MIN_BYTES)
+            kept, every = (
+                predict(cells, [action] * len(cells), speeds.bandwidth, micro_batches)
+                for action in ACTIONS
+            )
+            part = _acting(costs, edge, size.total - kept.peak_bytes, kept, every, micro_batches)
+        found.append(part)
+    return SwapPlan(again, tuple(found), _largest(costs))
+
+
+def _largest(costs: Sequence[LayerBytes]) -> int:
+    return max(cost.output for cost in costs)
+
+
+def _kept(
+    costs: Sequence[LayerBytes], start: int, stop: int, size: PartitionBytes
+) -> PartitionSwaps:
+    cells = cell_sizes([cost.layer for cost in costs[start:stop]])
+    return PartitionSwaps(cells, ("keep",) * len(cells), size.total)
+
+
+def _chosen(
+    costs: Sequence[LayerBytes],
+    speeds: Speeds,
+    start: int,
+    stop: int,
+    size: PartitionBytes,
+    again: bool,
+    micro_batches: int,
+    limit: float,
+) -> PartitionSwaps | None:
+    """The actions of one partition whose peak is too high."""
+    cells = cells_of(costs, speeds.times, start, stop, MIN_BYTES)
+    many = 1 if again else micro_batches
+    kept = predict(cells, ["keep"] * len(cells), speeds.bandwidth, many)
+    # Beside what cells hold there are terms that no action changes.
+    rest = size.total - kept.peak_bytes
+    # Of a micro-batch that is computed again nothing lives long enough to be swapped.
+    allowed: Sequence[Action] = ("keep", "checkpoint") if again else ALL
+    choice: Choice | None = choose(cells, limit - rest, speeds.bandwidth, many, allowed)
+    if choice is None:
+        return None
+    return _acting(costs, (start, stop), rest, kept, choice, many)
+
+
+def _acting(
+    costs: Sequence[LayerBytes],
+    edge: tuple[int, int],
+    rest: int,
+    kept: Choice,
+    choice: Choice,
+    micro_batches: int,
+) -> PartitionSwaps:
+    """A partition that does as chosen, beside what no action changes."""
+    return PartitionSwaps(
+        cells=cell_sizes([cost.layer for cost in costs[slice(*edge)]]),
+        actions=choice.actions,
+        device_bytes=rest + choice.peak_bytes,
+        swapped_bytes=choice.swapped_bytes,
+        backward_s=max(0.0, choice.seconds - kept.seconds) / micro_batches,
+    )
+
+
+def _with_store(
+    costs: Sequence[LayerBytes],
+    speeds: Speeds,
+    edge: tuple[int, int],
+    part: PartitionSwaps,
+    micro_batches: int,
+) -> PartitionSwaps:
+    """The partition, with what its store moves."""
+    start, stop = edge
+    arrives = costs[start].input if start else 0
+    skips = find_skips(costs)
+    leaving = sum(s.map_bytes for s in skips if start <= s.stash < stop <= s.pop)
+    coming = sum(s.map_bytes for s in skips if s.stash < start <= s.pop < stop)
+    times = speeds.times[start:stop]
+    forward_s = sum(time.forward_s for time in times)
+    backward_s = forward_s + sum(time.backward_s for time in times)
+    # Each way has a lane of its own, and waits for the other only where it is the slower one.
+    forward_way_s = max(arrives + leaving, coming) / speeds.bandwidth
+    backward_way_s = (arrives + coming) / speeds.bandwidth
+    return replace(
+        part,
+        swapped_bytes=micro_batches * (arrives + leaving),
+        forward_s=part.forward_s + max(0.0, forward_way_s - forward_s),
+        backward_s=part.backward_s + max(0.0, backward_way_s - backward_s),
+    )
