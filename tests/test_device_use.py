@@ -1,9 +1,14 @@
-"""Shares and rates against counting: times are whole numbers, so each second is a cell."""
+"""What traces say, against counting: times are whole numbers, so each second is a cell.
+
+Without a GPU, its events are made up as its tracer writes them.
+"""
 
 import random
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+import torch
 
 from tilenet.files.chrome_trace import TraceEvent
 from tilenet.parallel.device_use import (
@@ -13,6 +18,8 @@ from tilenet.parallel.device_use import (
     overlap,
     union,
 )
+from tilenet.parallel.swap_statistics import SwapCounts
+from tilenet.parallel.trace import TraceRecorder, _sentence
 
 END = 90
 Interval = tuple[float, float]
@@ -111,3 +118,55 @@ def test_copies_count_by_direction_where_they_begin_in_a_step(seed: int) -> None
         assert copied == sum(one.num_bytes or 0 for one in some)
         assert seconds == len(cells([(one.start, one.stop) for one in some]))
         assert found[direction].gb_per_s == (copied / seconds / 1e9 if seconds else None)
+
+
+def mark(number: int, start: int, stop: int) -> TraceEvent:
+    return TraceEvent("user_annotation", f"tilenet: step {number}", start, stop)
+
+
+def gpu_trace() -> list[TraceEvent]:
+    return [
+        mark(41, 30, 40),
+        mark(40, 10, 20),
+        TraceEvent("user_annotation", "Optimizer.step#SGD.step", 0, 90),
+        TraceEvent("kernel", "conv", 11, 15, 1),
+        TraceEvent("kernel", "add", 14, 16, 1),
+        TraceEvent("kernel", "conv", 38, 44, 1),
+        TraceEvent("kernel", "conv", 31, 32, 3),
+        TraceEvent("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 12, 14, 1, 78_000_000_000),
+        TraceEvent("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 33, 37, 3, 26_000_000_000),
+        TraceEvent("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 21, 29, 1, 10**12),
+    ]
+
+
+def test_a_trace_of_two_gpus_has_a_share_for_each_and_rates_for_both_directions() -> None:
+    devices = [torch.device("cuda", 3), torch.device("cuda", 1), torch.device("cuda", 3)]
+    recorder = TraceRecorder(Path(), range(40, 42), devices, write=True)
+    recorder._recording = True
+    recorder.add(9.5, 1.5, 0.5, SwapCounts(out_bytes=7, wait_seconds=0.25))
+    recorder.add(10.5, 2.5, 0.25, SwapCounts(in_bytes=5, wait_seconds=0.5))
+    found = recorder._figures(gpu_trace())
+    assert (found["first_step"], found["last_step"]) == (40, 41)
+    assert found["busy_share"] == {"cuda:1": (5 + 2) / 20, "cuda:3": 1 / 20}
+    assert {name: one["gb_per_s"] for name, one in found["copies"].items()} == {
+        "to_host": 39.0,
+        "to_device": 6.5,
+    }
+    assert found["seconds"] == 20
+    parts = {"compute": 14.5, "read": 4.0, "reduce": 0.75, "wait_for_copies": 0.75}
+    assert found["parts"] == parts
+    assert _sentence(found) == (
+        "trace-rank0.json.gz: steps 40 to 41; busy cuda:1 35.0%, cuda:3 5.0%; GB/s to host 39.0, "
+        "to device 6.5; 20 s, of which compute 72.5%, read 20.0%, reduce 3.8%, "
+        "wait for copies 3.8%"
+    )
+    no_kernel = [event for event in gpu_trace() if event.kind != "kernel"]
+    assert "busy unknown, no kernel was recorded" in _sentence(recorder._figures(no_kernel))
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_all_ranks_know_which_steps_take_longer(write: bool) -> None:
+    recorder = TraceRecorder(Path(), range(40, 61), [torch.device("cpu")], write=write)
+    assert [number for number in range(1, 99) if recorder.slows(number)] == [40, 61]
+    recorder = TraceRecorder(Path(), range(0), [torch.device("cpu")], write=write)
+    assert not any(recorder.slows(number) for number in range(99))

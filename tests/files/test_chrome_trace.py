@@ -98,8 +98,8 @@ def test_a_trace_that_cannot_be_packed_leaves_the_one_before(tmp_path: Path) -> 
     before.write_bytes(b"of an earlier run")
     with pytest.raises(OSError, match="nowhere"):
         pack_trace(tmp_path / "nowhere.json", before)
+    assert before.read_bytes() == b"of an earlier run"
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="directory"):
-        pack_trace(tmp_path / "folder", before)
-    assert before.read_bytes() == b"of an earlier run"
+        pack_trace(before, tmp_path / "folder")
     assert sorted(os.listdir(tmp_path)) == ["folder", "trace.json.gz"]

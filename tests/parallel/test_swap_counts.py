@@ -1,6 +1,7 @@
 """What is swapped in a run: in each step's row, and in total at its end."""
 
 import csv
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ from whole_image import random_scene
 
 import tilenet.train as module
 from tilenet.parallel.swap_statistics import SwapCounts, SwapStatistics
+from tilenet.parallel.swap_summary import say_swaps
 from tilenet.run_file import RunFile
-from tilenet.run_keys import TileKeys
+from tilenet.run_keys import ProfileKeys, SwappingKeys, TileKeys
 from tilenet.swapping import swapping
 from tilenet.train import train
 
@@ -96,6 +98,23 @@ def test_rows_add_up_to_the_run_and_ranks_to_what_is_said(
     assert [part for part in wanted if said.count(part) != 1] == []
 
 
+def test_without_a_gpu_a_trace_tells_how_fast_swapping_copied(
+    comm: MPI.Intracomm, shared_path: Path, jobs: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = replace(a_run(comm, shared_path), profile=ProfileKeys("2-3"))
+    assert train(run, comm=comm) == 0
+    found = json.loads((Path(run.output) / "profile.json").read_text())
+    steps = rows(run)[1:]
+    copied = sum(int(row["swap_out_bytes"]) + int(row["swap_in_bytes"]) for row in steps)
+    waited = pytest.approx(sum(float(row["swap_wait_seconds"]) for row in steps), rel=1e-12)
+    (copies,) = found["copies"].values()
+    assert (copies["num_bytes"], copies["seconds"]) == (copied, waited)
+    assert copies["gb_per_s"] == pytest.approx(copied / copies["seconds"] / 1e9, rel=1e-12)
+    assert found["parts"]["wait_for_copies"] == waited
+    said = f"; GB/s swap {copies['gb_per_s']:.1f}; "
+    assert (said in capsys.readouterr().err) == (comm.rank == 0)
+
+
 def test_where_nothing_is_swapped_columns_are_zeros_and_nothing_is_said(
     comm: MPI.Intracomm, shared_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,3 +130,23 @@ def test_counts_add_and_of_peaks_the_larger_stays() -> None:
     a, b = SwapCounts(7, 11, 3, 12, 4, 900, 0.5), SwapCounts(90, 2, 1, 5, 2, 80, 0.25)
     assert a + b == b + a == SwapCounts(90, 13, 4, 17, 6, 900, 0.75)
     assert a + SwapCounts() == a
+
+
+def test_sums_over_ranks_peaks_of_one_and_the_longest_wait_are_said(
+    comm: MPI.Intracomm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = [
+        SwapCounts(n << 20, n << 31, 1000 * n, n << 30, 10 * n, n << 10, n / 4)
+        for n in (comm.size - rank + (rank == comm.size - 1) * 20 for rank in range(comm.size))
+    ]
+    say_swaps(comm, ranks[comm.rank], 50.0 + comm.rank)
+    total, longest = sum(rank.out_count for rank in ranks) // 1000, comm.size - 1
+    most = ranks[longest].peak_host_bytes >> 10
+    wanted = (
+        f"swapped: {2 * total}.0 GiB out ({1000 * total:,} tensors), {total}.0 GiB in "
+        f"({10 * total:,}); of a rank at most {most}.0 KiB were out and {most}.0 MiB waited for "
+        f"backward on its devices; {most / 4:.1f} s waited of {50 + longest}.0 s"
+        + " on the rank that waited longest"
+        * (comm.size > 1)
+    )
+    assert capsys.readouterr().err == (f"{wanted}\n" if comm.rank == 0 else "")

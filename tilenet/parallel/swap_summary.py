@@ -21,11 +21,11 @@ def say_swaps(comm: "MPI.Intracomm", swaps: SwapCounts, seconds: float) -> None:
         swaps: Of this rank's steps.
         seconds: Of these steps.
     """
-    ranks = comm.gather((swaps, seconds))
-    if ranks is None:
-        return
+    # All ranks wait for the first, which may be writing a trace: what a run leaves is there when
+    # any of them returns.
+    ranks = comm.allgather((swaps, seconds))
     total = reduce(add, (of_rank for of_rank, _ in ranks))
-    if total.out_count + total.in_count == 0:
+    if comm.rank > 0 or total.out_count + total.in_count == 0:
         return
     waited, of_seconds = max((of_rank.wait_seconds, lasted) for of_rank, lasted in ranks)
     say(

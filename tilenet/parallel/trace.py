@@ -58,7 +58,7 @@ class TraceRecorder:
         """Around a step; records it if its number is asked for."""
         if number in self._left and self._profile is None:
             self._start()
-        if not self._recording or number not in self._left:
+        if not self._recording:
             self._finish()
             yield
             return
