@@ -285,6 +285,7 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
         ({"gradients": GradientKeys(piece_mb=float("nan"))}, r"piece_mb must lie between"),
         ({"swap": True}, r"off, auto or all \(swap: true\); auto swaps no more"),
         ({"swapping": SwappingKeys(device_gib=0)}, r"swapping\.device_gib .* above 0 .*: 0\)"),
+        ({"swapping": SwappingKeys(min_mib=-0.5)}, r"min_mib .* from 0 on .*: -0\.5\)"),
         ({"swapping": SwappingKeys(host_gib=-1)}, r"swapping\.host_gib .* above 0 .*: -1\)"),
     ],
     ids=str,

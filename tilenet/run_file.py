@@ -120,6 +120,11 @@ class RunFile:
 def _check(run: RunFile) -> None:
     if run.swap is True:
         raise TilenetError("swap is off, auto or all (swap: true); auto swaps no more than it must")
+    if not 0 <= run.swapping.min_mib < 2**20:
+        raise TilenetError(
+            f"swapping.min_mib is a number of MiB from 0 on (swapping.min_mib: "
+            f"{run.swapping.min_mib}); 1 is usual"
+        )
     for name in ("device_gib", "host_gib"):
         gib = getattr(run.swapping, name)
         if gib is not None and not 0 < gib < 2**20:

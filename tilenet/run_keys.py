@@ -107,3 +107,9 @@ class SwappingKeys:
     device_gib: float | None = None
     host_gib: float | None = None
     folder: str | None = None
+    min_mib: float = 1.0
+
+    @property
+    def min_bytes(self) -> int:
+        """Smaller tensors stay."""
+        return int(self.min_mib * 2**20)

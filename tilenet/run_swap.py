@@ -30,7 +30,7 @@ from tilenet.planning.layer_bytes import layer_bytes
 from tilenet.planning.machines import machine
 from tilenet.planning.memory import partition_bytes
 from tilenet.planning.roofline import LayerTime
-from tilenet.planning.swap_plan import MIN_BYTES, Speeds, SwapPlan, plan_swaps, swap_everything
+from tilenet.planning.swap_plan import Speeds, SwapPlan, plan_swaps, swap_everything
 from tilenet.run_file import RunFile
 
 if TYPE_CHECKING:
@@ -80,12 +80,21 @@ def decide_swaps(
     with agreed(comm):
         if comm.rank == 0:
             plan = _decide(run, layers, balance, load, devices, limit)
-            most = max(part.device_bytes for part in plan.partitions)
-            say(
-                f"swap: {run.swap}: {plan}; {most / GIB:.2f} GiB predicted on the fullest device "
-                f"of {limit / GIB:.2f}"
-            )
-    return comm.bcast(plan)
+            say(_sentence(run, plan, limit))
+    decided: SwapPlan = comm.bcast(plan)
+    return decided
+
+
+def _sentence(run: RunFile, plan: SwapPlan, limit: int) -> str:
+    most = max(part.device_bytes for part in plan.partitions)
+    return (
+        f"swap: {run.swap}: {plan}; predicted {_size(most)} on the fullest device, without "
+        f"{_size(max(plan.without_bytes))}, there is {_size(limit)}"
+    )
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.2f} MiB"
 
 
 def _most(loads: Sequence[Load]) -> Load:
@@ -111,14 +120,14 @@ def _decide(
     devices: Sequence[torch.device],
     limit: int,
 ) -> SwapPlan:
-    optimizer = run.optimizer.name
+    optimizer: str = run.optimizer.name
     if optimizer == "sgd" and run.optimizer.momentum:
         optimizer = "sgd-momentum"
     costs = layer_bytes(layers, *load.tile, run.precision, load.stacked, run.halo_mode)
     most = load.micro_batches
     if run.swap == "all":
         # Bytes are asked for only, and they do not depend on speeds.
-        idle = Speeds([LayerTime(0.0, 0.0)] * len(layers), inf)
+        idle = Speeds([LayerTime(0.0, 0.0)] * len(layers), inf, run.swapping.min_bytes)
         return swap_everything(costs, balance, most, run.checkpointing, optimizer, idle)
     needed = [
         part.total for part in partition_bytes(costs, balance, most, run.checkpointing, optimizer)
@@ -130,14 +139,15 @@ def _decide(
     ]
 
     def speeds() -> Speeds:
-        return Speeds(_measured(layers, load, run.precision, devices[0]), _bandwidth(run, devices))
+        times = _measured(layers, load, run.precision, devices[0])
+        return Speeds(times, _bandwidth(run, devices), run.swapping.min_bytes)
 
     plan = plan_swaps(costs, balance, most, run.checkpointing, optimizer, shares, speeds)
     if plan is None:
         raise TilenetError(
             f"a step must fit its devices, and swapping does not make it fit (needed without: "
-            f"{sum(needed) / GIB:.2f} GiB in {len(needed)} partitions, there is: "
-            f"{limit / GIB:.2f} GiB per device); use smaller tiles, more partitions, "
+            f"{', '.join(map(_size, needed))}; there is: {_size(limit)} per device); use smaller "
+            "tiles, more partitions, "
             "checkpointing: always, or fewer micro_batches"
         )
     return plan
@@ -202,12 +212,12 @@ class RunSwaps:
         self.plan = plan
         # Where copies are done when they return, nothing is gained by fetching ahead.
         ahead = 0 if devices[0].type == "cpu" else 2
-        room = ahead * plan.largest_bytes
-        self._swapper = Swapper(room, MIN_BYTES, ahead, _slabs(run, devices))
+        room, small = ahead * plan.largest_bytes, run.swapping.min_bytes
+        self._swapper = Swapper(room, small, ahead, _slabs(run, devices))
         self.statistics = self._swapper.statistics
         copies = self._swapper.copies
         self.stores = (
-            [HostStore(copies, device, MIN_BYTES, min(ahead, 1)) for device in devices]
+            [HostStore(copies, device, small, min(ahead, 1)) for device in devices]
             if plan.stored
             else None
         )

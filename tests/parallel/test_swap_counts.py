@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from tilenet.parallel.swap_statistics import SwapCounts, SwapStatistics
 from tilenet.parallel.swap_summary import say_swaps
 from tilenet.run_file import RunFile
 from tilenet.run_keys import ProfileKeys, SwappingKeys, TileKeys
-from tilenet.swapping import swapping
 from tilenet.train import train
 
 COUNTS = ("swap_out_bytes", "swap_out_count", "swap_in_bytes", "swap_in_count")
@@ -25,21 +23,20 @@ PEAKS = ("peak_active_bytes", "peak_host_bytes")
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Jobs that were made; their networks swap all but 200 kB."""
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Jobs that were made."""
     made: list[Any] = []
 
-    class Swapping(module._Job):
+    class Kept(module._Job):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
-            self.context = swapping(self.pipe.partitions, limit_bytes=200_000, min_bytes=0)
-            self.statistics = self.context.__enter__()
             made.append(self)
 
-    monkeypatch.setattr(module, "_Job", Swapping)
-    yield made
-    for job in made:
-        job.context.__exit__(None, None, None)
+    monkeypatch.setattr(module, "_Job", Kept)
+    return made
+
+
+EVERYTHING: dict[str, Any] = {"swap": "all", "swapping": SwappingKeys(min_mib=0)}
 
 
 def a_run(comm: MPI.Intracomm, path: Path) -> RunFile:
@@ -64,10 +61,10 @@ def test_rows_add_up_to_the_run_and_ranks_to_what_is_said(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = a_run(comm, shared_path)
+    run = replace(a_run(comm, shared_path), **EVERYTHING)
     assert train(run, comm=comm) == 0
     said, steps = capsys.readouterr().err, rows(run)
-    ranks: list[SwapCounts] = comm.allgather(jobs[0].swaps)
+    ranks: list[SwapCounts] = comm.allgather(jobs[0].swapped)
     # the same run once more, in which nothing is reset: its last row has the run's totals
     monkeypatch.setattr(SwapStatistics, "reset", lambda self: None)
     again = replace(run, output=str(shared_path / "again"))
@@ -99,9 +96,9 @@ def test_rows_add_up_to_the_run_and_ranks_to_what_is_said(
 
 
 def test_without_a_gpu_a_trace_tells_how_fast_swapping_copied(
-    comm: MPI.Intracomm, shared_path: Path, jobs: list[Any], capsys: pytest.CaptureFixture[str]
+    comm: MPI.Intracomm, shared_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = replace(a_run(comm, shared_path), profile=ProfileKeys("2-3"))
+    run = replace(a_run(comm, shared_path), profile=ProfileKeys("2-3"), **EVERYTHING)
     assert train(run, comm=comm) == 0
     found = json.loads((Path(run.output) / "profile.json").read_text())
     steps = rows(run)[1:]

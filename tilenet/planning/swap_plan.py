@@ -16,9 +16,8 @@ from tilenet.planning.memory import PartitionBytes, partition_bytes
 from tilenet.planning.roofline import LayerTime
 from tilenet.planning.swap_policy import ALL, Action, Choice, choose, predict
 
-__all__ = ["MIN_BYTES", "PartitionSwaps", "Speeds", "SwapPlan", "plan_swaps", "swap_everything"]
+__all__ = ["PartitionSwaps", "Speeds", "SwapPlan", "plan_swaps", "swap_everything"]
 
-MIN_BYTES = 1 << 20  # smaller tensors stay: a copy takes a while however short it is
 ACTIONS: tuple[Action, Action] = ("keep", "swap")
 
 
@@ -29,10 +28,12 @@ class Speeds:
     Attributes:
         times: Of all layers, for one micro-batch.
         bandwidth: Between a device and where its tensors go, bytes/s in each direction.
+        min_bytes: Smaller tensors stay: a copy takes a while however short it is.
     """
 
     times: Sequence[LayerTime]
     bandwidth: float
+    min_bytes: int = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,13 @@ class SwapPlan:
         stored: Whether skips between partitions and inputs of checkpoints wait on the host.
         partitions: One each.
         largest_bytes: Of the network's maps.
+        without_bytes: Predicted peak of each partition without all this.
     """
 
     stored: bool
     partitions: tuple[PartitionSwaps, ...]
     largest_bytes: int
+    without_bytes: tuple[int, ...]
 
     @property
     def idle(self) -> bool:
@@ -116,10 +119,11 @@ def plan_swaps(
         speeds: Asked only where not everything fits: to measure them takes a while.
     """
     plain = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer)
+    without = tuple(part.total for part in plain)
     edges = list(pairwise([0, *accumulate(balance)]))
     if all(part.total <= limit for part, limit in zip(plain, limits, strict=True)):
         parts = (_kept(costs, *edge, part) for edge, part in zip(edges, plain, strict=True))
-        return SwapPlan(False, tuple(parts), _largest(costs))
+        return SwapPlan(False, tuple(parts), _largest(costs), without)
     again = checkpointing != "never"
     sizes = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer, stored=again)
     known = speeds()
@@ -137,7 +141,7 @@ def plan_swaps(
             _with_store(costs, known, edge, part, micro_batches)
             for edge, part in zip(edges, found, strict=True)
         ]
-    return SwapPlan(again, tuple(found), _largest(costs))
+    return SwapPlan(again, tuple(found), _largest(costs), without)
 
 
 def swap_everything(
@@ -150,20 +154,24 @@ def swap_everything(
 ) -> SwapPlan:
     """All that is large enough goes, whether it must or not."""
     again = checkpointing != "never"
-    sizes = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer, stored=again)
+    sizes, plain = (
+        partition_bytes(costs, balance, micro_batches, checkpointing, optimizer, stored=waits)
+        for waits in (again, False)
+    )
+    without = tuple(part.total for part in plain)
     found = []
     for edge, size in zip(pairwise([0, *accumulate(balance)]), sizes, strict=True):
         if again:
             part = _with_store(costs, speeds, edge, _kept(costs, *edge, size), micro_batches)
         else:
-            cells = cells_of(costs, speeds.times, *edge, MIN_BYTES)
+            cells = cells_of(costs, speeds.times, *edge, speeds.min_bytes)
             kept, every = (
                 predict(cells, [action] * len(cells), speeds.bandwidth, micro_batches)
                 for action in ACTIONS
             )
             part = _acting(costs, edge, size.total - kept.peak_bytes, kept, every, micro_batches)
         found.append(part)
-    return SwapPlan(again, tuple(found), _largest(costs))
+    return SwapPlan(again, tuple(found), _largest(costs), without)
 
 
 def _largest(costs: Sequence[LayerBytes]) -> int:
@@ -188,7 +196,7 @@ def _chosen(
     limit: float,
 ) -> PartitionSwaps | None:
     """The actions of one partition whose peak is too high."""
-    cells = cells_of(costs, speeds.times, start, stop, MIN_BYTES)
+    cells = cells_of(costs, speeds.times, start, stop, speeds.min_bytes)
     many = 1 if again else micro_batches
     kept = predict(cells, ["keep"] * len(cells), speeds.bandwidth, many)
     # Beside what cells hold there are terms that no action changes.

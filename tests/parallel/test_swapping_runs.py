@@ -1,0 +1,107 @@
+"""Runs that swap: the same bits as runs that do not, whatever the ranks and the pipeline."""
+
+import csv
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mpi4py import MPI
+from safetensors.torch import load_file
+from test_same_as_whole_image import NETWORKS, run_file
+from whole_image import random_scene
+
+from tilenet.errors import AgreedError
+from tilenet.run_file import RunFile
+from tilenet.run_keys import NetworkKeys, SwappingKeys, TileKeys
+from tilenet.train import train
+
+ALL = SwappingKeys(min_mib=0)
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "micro-batches": {"micro_batches": 3},
+    "3 partitions": {"partitions": 3, "micro_batches": 3},
+    "3 partitions again": {"partitions": 3, "micro_batches": 4, "checkpointing": "always"},
+    "2 partitions again": {"partitions": 2, "micro_batches": 4, "checkpointing": "except_last"},
+}
+
+
+def a_run(comm: MPI.Intracomm, path: Path, keys: NetworkKeys, **more: Any) -> RunFile:
+    scene = random_scene(path, (97, 131), 1, write=comm.rank == 0)
+    comm.Barrier()
+    return run_file(path, [scene], keys, **{"tiles": TileKeys(3, 4), **more})
+
+
+def outcome(run: RunFile, comm: MPI.Intracomm) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """Rows of history, and weights."""
+    assert train(run, comm=comm) == 0
+    comm.Barrier()
+    with (Path(run.output) / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    weights = load_file(Path(run.output) / "last" / "weights.safetensors")
+    comm.Barrier()
+    return rows, weights
+
+
+def check_same(
+    comm: MPI.Intracomm, run: RunFile, swapped: RunFile
+) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    rows, wanted = outcome(run, comm)
+    found, weights = outcome(replace(swapped, output=run.output + "-swapped"), comm)
+    assert [row["loss"] for row in found] == [row["loss"] for row in rows]
+    assert weights.keys() == wanted.keys()
+    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+    return rows, found
+
+
+@pytest.mark.parametrize("name", ["same-nearest", "valid"])
+@pytest.mark.parametrize("pipeline", RUNS)
+def test_swapping_everything(
+    comm: MPI.Intracomm, shared_path: Path, name: str, pipeline: str
+) -> None:
+    run = a_run(comm, shared_path, NETWORKS[name], **RUNS[pipeline])
+    rows, found = check_same(comm, run, replace(run, swap="all", swapping=ALL))
+    assert all(row["swap_out_count"] == "0" for row in rows)
+    assert all(int(row["swap_out_bytes"]) > 0 < int(row["swap_in_bytes"]) for row in found)
+    assert all(int(row["peak_host_bytes"]) > 0 for row in found)
+
+
+@pytest.mark.parametrize("pipeline", ["plain", "3 partitions", "3 partitions again"])
+@pytest.mark.parametrize("norm", ["instance", "batch"])
+def test_with_halos_exchanged(
+    comm: MPI.Intracomm, shared_path: Path, norm: Any, pipeline: str
+) -> None:
+    keys = replace(NETWORKS["same-nearest"], norm=norm)
+    more = {**RUNS[pipeline], "micro_batches": 1, "tiles": TileKeys(), "halo_mode": "exchange"}
+    run = a_run(comm, shared_path, keys, **more)
+    _, found = check_same(comm, run, replace(run, swap="all", swapping=ALL))
+    assert all(int(row["swap_out_bytes"]) > 0 for row in found)
+
+
+@pytest.mark.parametrize("pipeline", RUNS)
+def test_only_what_must(
+    comm: MPI.Intracomm, shared_path: Path, pipeline: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keys = NetworkKeys(poolings=2, base=8, dropout=0.3)
+    run = a_run(comm, shared_path, keys, **RUNS[pipeline])
+    auto = replace(run, swap="auto", swapping=SwappingKeys(min_mib=0))
+    _, found = check_same(comm, run, auto)
+    said = comm.bcast(capfd.readouterr().err)
+    assert "swap: auto: nothing: it fits; " in said
+    assert all(row["swap_out_bytes"] == "0" for row in found)
+    needed = float(re.search(r"without (\S+) MiB", said)[1])
+    fits = 0
+    for share in (0.9, 0.75, 0.6):
+        limit = SwappingKeys(min_mib=0, device_gib=share * needed / 1024)
+        tight = replace(auto, swapping=limit, output=f"{run.output}-{share}")
+        try:
+            check_same(comm, replace(run, output=f"{run.output}-plain-{share}"), tight)
+        except AgreedError as error:
+            assert "swapping does not make it fit" in str(error)
+        else:
+            fits += 1
+            said = comm.bcast(capfd.readouterr().err)
+            print(re.search(r"swap: auto: .*", said)[0])
+    assert fits > 0
