@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import time
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ from test_swapping import check_empty
 from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
+from tilenet.parallel import cell_measure
 from tilenet.parallel.cell_actions import Action, acting
 from tilenet.parallel.cell_measure import CellFigures, measure_cells
 from tilenet.parallel.slabs import FileSlabs
@@ -125,35 +125,41 @@ def test_input_bytes_are_what_stays_where_a_cell_is_computed_again(tmp_path: Pat
     assert [a == b for a, b in zip(inputs, given, strict=True)] == [not one for one in pops]
 
 
-class Sleeps(nn.Module):
-    """Takes its time, by the number of layers."""
+class Clock:
+    """Goes on when it is told to."""
 
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(Slow.module() for _ in range(layers)))
+    now = 0
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+    @classmethod
+    def read(cls) -> float:
+        return float(cls.now)
+
+    @classmethod
+    def go(cls, seconds: int) -> None:
+        cls.now += seconds
 
 
 class Slow(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:
-        time.sleep(0.01)
+        Clock.go(10)
         return x * 2
 
     @staticmethod
     def backward(ctx: object, gradient: Tensor) -> Tensor:
-        time.sleep(0.03)
+        Clock.go(30)
         return gradient * 2
 
-    @staticmethod
-    def module() -> nn.Module:
-        class Layer(nn.Module):
-            def forward(self, x: Tensor) -> Tensor:
-                return Slow.apply(x).sin()
 
-        return Layer()
+class SlowLayers(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.layers):
+            x = Slow.apply(x).sin()
+        return x
 
 
 class Branches(nn.Module):
@@ -161,7 +167,7 @@ class Branches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cells = nn.ModuleList([Sleeps(1), Sleeps(3), Sleeps(2)])
+        self.cells = nn.ModuleList([SlowLayers(1), SlowLayers(3), SlowLayers(2)])
         self.weight = nn.Parameter(torch.tensor([1.5]))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -169,16 +175,17 @@ class Branches(nn.Module):
         return Slow.apply(self.cells[1](x)) + self.cells[2](x)
 
 
-def test_times_are_those_of_each_cell(tmp_path: Path) -> None:
+def test_times_are_those_of_each_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell_measure, "perf_counter", Clock.read)
     model, x = Branches(), torch.linspace(-1, 1, 1000)
     swapper = Swapper(0, 0, 2, FileSlabs(str(tmp_path)))
-    swap = swapper.pack
-    swapper.pack = lambda tensor: time.sleep(0.05) or swap(tensor)  # slow copies do not count
+    pack, unpack = swapper.pack, swapper.unpack
+    swapper.pack = lambda tensor: Clock.go(1) or pack(tensor)  # copies do not count
+    swapper.unpack = lambda held: Clock.go(1) or unpack(held)
     found = measure_cells(list(model.cells), lambda: model(x).sum().backward(), swapper)
-    for one, layers in zip(found, (1, 3, 2), strict=True):
-        assert layers * 0.01 <= one.forward_s < layers * 0.01 + 0.009
-        # The work between the cells is behind the first cell: nobody's.
-        assert layers * 0.03 <= one.backward_s < layers * 0.03 + 0.029
+    assert [one.forward_s for one in found] == [10, 30, 20]
+    # The slow layer between cells and loss is nobody's.
+    assert [one.backward_s for one in found] == [30, 90, 60]
 
 
 def test_cells_that_write_over_their_input_may_not_be_computed_again(tmp_path: Path) -> None:
