@@ -12,7 +12,7 @@ from tilenet.geometry.networks import unet_layers
 from tilenet.geometry.shapes import map_shapes
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
 from tilenet.planning.balance import block_seconds
-from tilenet.planning.host_memory import HostBytes, host_bytes
+from tilenet.planning.host_memory import host_bytes
 from tilenet.planning.layer_bytes import LayerBytes, layer_bytes
 from tilenet.planning.memory import OPTIMIZER_STATES, block_bytes, partition_bytes
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
@@ -193,15 +193,18 @@ class Estimator:
         mode, optimizer = layout.checkpointing, self.question.optimizer
         return [part.total for part in partition_bytes(costs, balance, many, mode, optimizer)]
 
-    def _host_bytes(self, layout: Layout) -> HostBytes:
+    def host_bytes(self, layout: Layout, swapped_bytes: int) -> int:
+        """Of a node, whose ranks swap so much each."""
         rows, cols = self.read_px(layout.grid)
-        return host_bytes(
+        of_rank = host_bytes(
             rows * cols,
             self.question.options.bands,
             layout.micro_batches,
             int(self._parameter_bytes.sum()),
             OPTIMIZER_STATES[self.question.optimizer],
         )
+        ranks = max(1, self.question.machine.devices_per_node // layout.partitions)
+        return ranks * (of_rank.total + swapped_bytes)
 
     def describe(self, layout: Layout, balance: Balance) -> Plan:
         """All that a plan says."""
@@ -243,7 +246,7 @@ class Estimator:
             balance=balance,
             parts=parts,
             device_bytes=max(part.num_bytes for part in parts),
-            host_bytes=ranks_per_node * (self._host_bytes(layout).total + swapped),
+            host_bytes=self.host_bytes(layout, swapped),
             bubble=self.timeline(layout, balance, min(layout.micro_batches, tiles)).bubble,
             pipeline_s=pipeline_s,
             sum_s=sum_s,

@@ -236,6 +236,9 @@ class Search:
             swaps = estimator.swaps(layout, balance)
             if swaps is None or (asked.swap == "auto" and swaps.idle):
                 continue
+            host = estimator.host_bytes(layout, swaps.swapped_bytes)
+            if host > asked.machine.host_bytes and not swaps.idle:
+                continue
             if max(part.device_bytes for part in swaps.partitions) <= asked.limit_bytes:
                 fitting.append(balance)
         if not fitting:
