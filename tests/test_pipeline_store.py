@@ -2,6 +2,8 @@
 
 import gc
 import itertools
+import weakref
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.host_copies import HostCopies
 from tilenet.parallel.pipeline import Pipe
-from tilenet.parallel.pipeline_store import HostStore
+from tilenet.parallel.pipeline_store import HostStore, Stored
 from tilenet.parallel.slabs import FileSlabs
 from tilenet.parallel.swap_statistics import SwapStatistics
 from tilenet.planning.balance import least_bytes
@@ -149,6 +151,35 @@ def test_nobody_reads_before_a_copy_has_ended(tmp_path: Path, lookahead: int, se
     assert streams.lost == 0
     copies.close()
     assert copies.statistics.host_bytes == 0
+
+
+class Watching(HostStore):
+    """A store that looks, when a map is fetched, whether the one that was put is still there."""
+
+    seen: list[bool]
+
+    def put(self, tensor: Tensor) -> Stored:
+        stored = super().put(tensor)
+        stored.original = weakref.ref(tensor.untyped_storage())  # type: ignore[attr-defined]
+        return stored
+
+    def get(self, stored: Stored) -> Tensor:
+        self.seen.append(stored.original() is not None)  # type: ignore[attr-defined]
+        return super().get(stored)
+
+
+def test_nothing_stays_on_the_device_meanwhile(tmp_path: Path) -> None:
+    network = made(options())
+    pops = [i for i, layer in enumerate(network) if "Pop" in type(layer).__name__]
+    edges = [0, 4, 9, 14, pops[0], pops[1], len(network)]
+    balance = [b - a for a, b in pairwise(edges)]
+    copies = copies_to(tmp_path)
+    pipe = stored_pipe(network, balance, "always", copies, inline=True)
+    pipe.stores = [Watching(copies, CPU) for _ in balance]
+    Watching.seen = []
+    piped(pipe, images(4))
+    assert len(Watching.seen) > 30
+    assert not any(Watching.seen)
 
 
 @pytest.mark.parametrize("inline", [False, True], ids=["threads", "inline"])

@@ -176,7 +176,7 @@ class Pipe:
             self._layout,
             checkpoint_stop,
         )
-        pipeline.stores = self.stores if checkpoint_stop else None
+        pipeline.stores = self.stores
         try:
             pipeline.run_from(origins, _inline_workers if self._inline else spawn_workers)
         finally:
