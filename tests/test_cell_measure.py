@@ -222,6 +222,20 @@ def test_bytes_in_backward(tmp_path: Path) -> None:
     assert found[-1].backward_bytes == 3 * size
 
 
+def test_a_large_cell_does_not_count_for_those_before_it(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Sigmoid(), nn.Upsample(scale_factor=8), nn.Tanh())
+    x = torch.linspace(-1, 1, 1800).view(1, 2, 30, 30).requires_grad_()
+    swapper = Swapper(0, 0, 2, FileSlabs(str(tmp_path)))
+    found = measure_cells(list(model), lambda: model(x).sum().backward(), swapper)
+    sizes = [x.nbytes * factor for factor in (1, 0, 64)]
+    assert [one.saved_bytes for one in found] == sizes
+    assert [one.forward_bytes for one in found] == [2 * x.nbytes, 64 * x.nbytes, 128 * x.nbytes]
+    loss = 4  # bytes of its gradient, which autograd holds to the end
+    assert found[0].backward_bytes == 3 * x.nbytes + loss
+    assert found[1].backward_bytes == 65 * x.nbytes + loss
+    assert found[2].backward_bytes >= 128 * x.nbytes
+
+
 def test_one_cell_at_a_time_is_alive(tmp_path: Path) -> None:
     torch.manual_seed(3)
     model = nn.Sequential(
