@@ -18,7 +18,11 @@ from tilenet.planning.swap_policy import ALL, Action, Choice, choose, predict
 
 __all__ = ["PartitionSwaps", "Speeds", "SwapPlan", "plan_swaps", "swap_everything"]
 
-ACTIONS: tuple[Action, Action] = ("keep", "swap")
+SAID: dict[Action, str] = {
+    "swap": "swapped",
+    "checkpoint": "computed again",
+    "both": "computed again from swapped inputs",
+}
 
 
 @dataclass(frozen=True)
@@ -92,11 +96,7 @@ class SwapPlan:
         """`skips and inputs; 3 cells swapped, 5 computed again`."""
         actions = [action for part in self.partitions for action in part.actions]
         parts = ["inputs and skips on the host"] * self.stored
-        for action, what in (
-            ("swap", "swapped"),
-            ("checkpoint", "computed again"),
-            ("both", "computed again from swapped inputs"),
-        ):
+        for action, what in SAID.items():
             if count := actions.count(action):
                 parts.append(f"{count} of {len(actions)} cells {what}")
         return ", ".join(parts) or "nothing: it fits"
@@ -165,9 +165,10 @@ def swap_everything(
             part = _with_store(costs, speeds, edge, _kept(costs, *edge, size), micro_batches)
         else:
             cells = cells_of(costs, speeds.times, *edge, speeds.min_bytes)
+            actions: list[Action] = ["keep", "swap"]
             kept, every = (
                 predict(cells, [action] * len(cells), speeds.bandwidth, micro_batches)
-                for action in ACTIONS
+                for action in actions
             )
             part = _acting(costs, edge, size.total - kept.peak_bytes, kept, every, micro_batches)
         found.append(part)
@@ -182,7 +183,8 @@ def _kept(
     costs: Sequence[LayerBytes], start: int, stop: int, size: PartitionBytes
 ) -> PartitionSwaps:
     cells = cell_sizes([cost.layer for cost in costs[start:stop]])
-    return PartitionSwaps(cells, ("keep",) * len(cells), size.total)
+    actions: list[Action] = ["keep"] * len(cells)
+    return PartitionSwaps(cells, tuple(actions), size.total)
 
 
 def _chosen(
