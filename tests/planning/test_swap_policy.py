@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from chains import all_choices, random_bandwidth, random_chain
 
-from tilenet.parallel import swap
+from tilenet.parallel import host_copies
 from tilenet.planning.swap_choices import Choices
 from tilenet.planning.swap_policy import ALL, Cell, choose, predict
 from tilenet.planning.swap_timeline import MOST_IN_FLIGHT, simulate_step
@@ -75,7 +75,7 @@ def test_a_limit_makes_copies_wait() -> None:
 
 
 def test_at_most_four_copies_out_are_under_way() -> None:
-    assert MOST_IN_FLIGHT == swap.MOST_IN_FLIGHT
+    assert MOST_IN_FLIGHT == host_copies.MOST_IN_FLIGHT
     cells = tuple(Cell(1, 2, 0, 10 + k, 10 + k, 15, 20) for k in range(7))
     found = predict(cells, ["swap"] * 7, 0.1)
     # Out one after another from 1 s on, 910 s; back likewise, and the last backward.

@@ -57,8 +57,6 @@ class Bounds:
 
     def seconds_that_fit(self, layout: Layout) -> float:
         """Likewise, of a plan that fits its devices; infinite where none does."""
-        if layout.swap:
-            return self.seconds(layout)  # nearly everything fits
         return self._step_s(layout, layout.micro_batches)
 
     def _step_s(self, layout: Layout, micro_batches: int | None) -> float:
@@ -66,7 +64,8 @@ class Bounds:
         tiles = self.estimator.tiles_per_rank(layout.grid, layout.partitions)
         mini_batches = len(mini_batch_sizes(tiles, layout.micro_batches))
         again = layout.checkpointing != "never"
-        slowest_s = self.slowest_s(read_px, layout.partitions, micro_batches, again)
+        swap = layout.swap
+        slowest_s = self.slowest_s(read_px, layout.partitions, micro_batches, again, swap)
         if slowest_s == inf:
             return inf
         pipeline_s = mini_batches * self.through_s(read_px) + (tiles - mini_batches) * slowest_s
@@ -86,7 +85,7 @@ class Bounds:
         )
 
     def _slowest_s(
-        self, read_px: Pixels, partitions: int, micro_batches: int | None, again: bool
+        self, read_px: Pixels, partitions: int, micro_batches: int | None, again: bool, swap: bool
     ) -> float:
         """Seconds of the slowest partition per micro-batch, at least.
 
@@ -97,6 +96,8 @@ class Bounds:
         busy, asked = self.busy(read_px, again), self.question
         if micro_batches is None:
             room = np.zeros_like(busy)
+        elif swap:
+            room = self._bytes_of_layers(read_px)
         else:
             room = self._bytes_of_tile(read_px, micro_batches, again)
         if asked.balance is not None:
@@ -121,6 +122,21 @@ class Bounds:
         high = self.num_bytes(more, micro_batches, again)
         line = high + (high - low) * ((units - more**2) / (more**2 - few**2))
         return np.maximum(line, self.at_least)
+
+    def _bytes_of_layers(self, read_px: Pixels) -> Matrix:
+        """Bytes that each block needs at least, if all that waits is elsewhere.
+
+        Its weights and their gradients and states, and what its largest layer works on.
+        """
+        single = np.diagonal(self._bytes_of_tile(read_px, 1, True), 1)
+        states = 2 + OPTIMIZER_STATES[self.question.optimizer]
+        fixed = states * self.estimator.parameter_bytes
+        sums, count = np.cumsum([0, *fixed]), len(fixed)
+        found = np.zeros((count + 1, count + 1))
+        for start in range(count):
+            most = np.maximum.accumulate(single[start:] - fixed[start:])
+            found[start, start + 1 :] = sums[start + 1 :] - sums[start] + np.maximum(most, 0)
+        return found
 
     def _num_bytes(self, side: int, micro_batches: int, again: bool) -> Matrix:
         """Bytes that each block needs for a square tile of `side` alignment units.

@@ -151,11 +151,12 @@ class Estimator:
 
     def least_rest_s(self, partitions: int) -> float:
         """Seconds of a step outside its pipeline, with the best of balances."""
-        moved = self._update_moves * float(self._parameter_bytes.sum()) / partitions
+        moved = self._update_moves * float(self.parameter_bytes.sum()) / partitions
         return self._sum_s(partitions) + self.question.machine.memory_s(moved)
 
     @cached_property
-    def _parameter_bytes(self) -> NDArray[np.int64]:
+    def parameter_bytes(self) -> NDArray[np.int64]:
+        """Of each layer."""
         item = 8 if self.question.precision == "float64" else 4
         return np.array([layer.num_parameters * item for layer in self.layers])
 
@@ -168,11 +169,11 @@ class Estimator:
         bandwidth = per_node or asked.machine.network_bandwidth
         share = 2 * (mesh.num_ranks - 1) / mesh.num_ranks
         per_link = max(1, asked.machine.devices_per_node // partitions)
-        moved = share * float(self._parameter_bytes.sum()) * per_link
+        moved = share * float(self.parameter_bytes.sum()) * per_link
         return moved / (bandwidth * asked.machine.memory_efficiency)
 
     def _update_s(self, balance: Balance) -> float:
-        parts = np.split(self._parameter_bytes, np.cumsum(balance)[:-1])
+        parts = np.split(self.parameter_bytes, np.cumsum(balance)[:-1])
         most = max(float(part.sum()) for part in parts)
         return self.question.machine.memory_s(self._update_moves * most)
 
@@ -200,7 +201,7 @@ class Estimator:
             rows * cols,
             self.question.options.bands,
             layout.micro_batches,
-            int(self._parameter_bytes.sum()),
+            int(self.parameter_bytes.sum()),
             OPTIMIZER_STATES[self.question.optimizer],
         )
         ranks = max(1, self.question.machine.devices_per_node // layout.partitions)

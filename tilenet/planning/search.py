@@ -258,6 +258,10 @@ class Search:
             read_px, layout.micro_batches, layout.checkpointing, partitions, layout.swap
         )
         seconds = self.estimator.seconds(read_px)
+        if layout.swap:  # of these fewer: to choose what to swap takes a tenth of a second
+            few = least_time(seconds, partitions, room, asked.limit_bytes, few=1)
+            more = least_time(seconds, partitions, few=1)
+            return list(dict.fromkeys([*few, *more, *least_bytes(room, partitions, few=1)]))
         few = least_time(seconds, partitions, room, asked.limit_bytes)
         # Blocks are charged at most what they may need, so that more may fit than that.
         more = least_time(seconds, partitions) or few

@@ -127,21 +127,18 @@ def plan_swaps(
     again = checkpointing != "never"
     sizes = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer, stored=again)
     known = speeds()
-    found = []
-    for (start, stop), size, limit in zip(edges, sizes, limits, strict=True):
-        part = _kept(costs, start, stop, size)
-        if size.total > limit:
-            chosen = _chosen(costs, known, start, stop, size, again, micro_batches, limit)
-            if chosen is None:
-                return None
-            part = chosen
-        found.append(part)
-    if again:
-        found = [
-            _with_store(costs, known, edge, part, micro_batches)
-            for edge, part in zip(edges, found, strict=True)
-        ]
-    return SwapPlan(again, tuple(found), _largest(costs), without)
+    found = {}
+    # The fullest first: if it cannot be made to fit, the others need not be looked at.
+    for place in sorted(range(len(sizes)), key=lambda j: sizes[j].total / limits[j], reverse=True):
+        edge, size = edges[place], sizes[place]
+        part: PartitionSwaps | None = _kept(costs, *edge, size)
+        if size.total > limits[place]:
+            part = _chosen(costs, known, *edge, size, again, micro_batches, limits[place])
+        if part is None:
+            return None
+        found[place] = _with_store(costs, known, edge, part, micro_batches) if again else part
+    parts = (found[place] for place in range(len(sizes)))
+    return SwapPlan(again, tuple(parts), _largest(costs), without)
 
 
 def swap_everything(

@@ -85,6 +85,9 @@ def choose(
         allowed: Actions beside keep.
     """
     names = tuple(action for action in ALL if action in allowed)
+    # Looked at first: a planner asks for many blocks that have no chance.
+    if _leanest(tuple(cells), micro_batches, names).least_peaks(micro_batches)[0] > limit_bytes:
+        return None
     family = _family(tuple(cells), bandwidth, micro_batches, names)
     fits = np.flatnonzero(family.least_peaks(micro_batches) <= limit_bytes)
     best: Choice | None = None
@@ -113,12 +116,17 @@ def _simulated(
 
 
 @lru_cache(maxsize=64)
+def _leanest(cells: tuple[Cell, ...], micro_batches: int, allowed: tuple[Action, ...]) -> Choices:
+    return Choices.of(cells, leanest(cells, micro_batches, allowed)[None])
+
+
+@lru_cache(maxsize=64)
 def _family(
     cells: tuple[Cell, ...], bandwidth: float, micro_batches: int, allowed: tuple[Action, ...]
 ) -> Choices:
     """Choices for all limits: those of the search, all kept, and the leanest."""
     kept = np.zeros((1, len(cells)), np.int8)
-    lean = leanest(cells, micro_batches, allowed)[None]
+    lean = _leanest(cells, micro_batches, allowed).chosen
     found = candidates(cells, bandwidth, micro_batches, allowed)
     relaxed = _relaxed(cells, lean, micro_batches, allowed)
     return Choices.of(cells, np.concatenate([kept, lean, *relaxed, found]))
