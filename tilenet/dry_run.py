@@ -7,7 +7,7 @@ the time, but for the order in which partitions wait for one another.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,19 +117,25 @@ def measured_run(
     cut: int = 0,
     one_device: bool = False,
     stores: Sequence[Store] | None = None,
+    cells: Sequence[Sequence[int]] | None = None,
+    acting: Callable[[Pipe], AbstractContextManager[None]] | None = None,
     count: bool = True,
 ) -> StepBytes:
     """The same step on real tensors, on the CPU: what `dry_run` must predict.
 
     Args:
         stores: Where skips between partitions and inputs of checkpoints wait.
+        cells: Layers per cell, of each partition.
+        acting: Entered with the pipe around the step, to let its cells swap.
         count: Without, nothing is counted, so that a profiler sees the bare step.
     """
     dtype = torch.float64 if precision == "float64" else torch.float32
     network = build_network(layers, dtype=dtype)
-    pipe = Pipe(network, balance, [CPU] * len(balance), checkpointing, precision, inline=True)
+    devices = [CPU] * len(balance)
+    pipe = Pipe(network, balance, devices, checkpointing, precision, inline=True, cells=cells)
     live = LiveBytes() if count else None
-    return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live, stores)
+    with nullcontext() if acting is None else acting(pipe):
+        return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live, stores)
 
 
 def _meta_network(layers: tuple[Layer, ...]) -> Network:
