@@ -73,5 +73,6 @@ def test_steps_stay_within_their_limits(tmp_path: Path, mode: Any) -> None:
         fitting += 1
         peaks = measured(case, plan, tmp_path)
         for part, peak in zip(plan.partitions, peaks, strict=True):
-            assert peak <= part.device_bytes + 64 <= limit + 64  # scalars
+            assert part.device_bytes <= limit
+            assert peak <= 1.0002 * part.device_bytes + 256  # scalars, and statistics of norms
     assert fitting >= 10

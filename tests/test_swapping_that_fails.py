@@ -90,7 +90,7 @@ def test_a_folder_that_is_none(tmp_path: Path, run_keys: list[str]) -> None:
 def test_a_limit_that_nothing_keeps(run_keys: list[str]) -> None:
     said = failed(command([*run_keys, "--swap=auto", "--swapping.device_gib=0.0001"]))
     assert said.count("tilenet: a step must fit its devices, and swapping does not make it") == 1
-    assert "there is: 0.10 MiB per device); use smaller tiles, more partitions" in said
+    assert "there is: 0.10 MiB); use smaller tiles, more partitions" in said
 
 
 def test_a_killed_run_leaves_no_file(tmp_path: Path, run_keys: list[str]) -> None:

@@ -4,13 +4,15 @@ They must where layers exchange halos: what one of them computes again, its neig
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from tilenet.errors import TilenetError
@@ -80,17 +82,24 @@ def decide_swaps(
     with agreed(comm):
         if comm.rank == 0:
             plan = _decide(run, layers, balance, load, devices, limit)
-            say(_sentence(run, plan, limit))
+            say(_sentence(run, plan, devices, limit))
     decided: SwapPlan = comm.bcast(plan)
     return decided
 
 
-def _sentence(run: RunFile, plan: SwapPlan, limit: int) -> str:
-    most = max(part.device_bytes for part in plan.partitions)
+def _sentence(run: RunFile, plan: SwapPlan, devices: Sequence[torch.device], limit: int) -> str:
+    with_it = _fullest([part.device_bytes for part in plan.partitions], devices)
+    without = _fullest(plan.without_bytes, devices)
     return (
-        f"swap: {run.swap}: {plan}; predicted {_size(most)} on the fullest device, without "
-        f"{_size(max(plan.without_bytes))}, there is {_size(limit)}"
+        f"swap: {run.swap}: {plan}; predicted {_size(with_it)} on the fullest device, without "
+        f"{_size(without)}, there is {_size(limit)}"
     )
+
+
+def _fullest(sizes: Sequence[int], devices: Sequence[torch.device]) -> int:
+    """Bytes of the fullest device; several partitions may lie on one."""
+    placed = list(zip(sizes, devices, strict=True))
+    return max(sum(size for size, other in placed if other == device) for device in devices)
 
 
 def _size(num_bytes: float) -> str:
@@ -132,25 +141,45 @@ def _decide(
     needed = [
         part.total for part in partition_bytes(costs, balance, most, run.checkpointing, optimizer)
     ]
-    # Partitions on one device share it as they would fill it.
-    shares = [
-        limit * size / sum(n for n, d in zip(needed, devices, strict=True) if d == device)
-        for size, device in zip(needed, devices, strict=True)
-    ]
 
+    @cache
     def speeds() -> Speeds:
         times = _measured(layers, load, run.precision, devices[0])
         return Speeds(times, _bandwidth(run, devices), run.swapping.min_bytes)
 
-    plan = plan_swaps(costs, balance, most, run.checkpointing, optimizer, shares, speeds)
+    plan = None
+    for shares in _shares(needed, devices, limit):
+        plan = plan or plan_swaps(
+            costs, balance, most, run.checkpointing, optimizer, shares, speeds
+        )
     if plan is None:
         raise TilenetError(
             f"a step must fit its devices, and swapping does not make it fit (needed without: "
-            f"{', '.join(map(_size, needed))}; there is: {_size(limit)} per device); use smaller "
-            "tiles, more partitions, "
+            f"{_size(_fullest(needed, devices))} on the fullest, there is: {_size(limit)}); use "
+            "smaller tiles, more partitions, "
             "checkpointing: always, or fewer micro_batches"
         )
     return plan
+
+
+def _shares(
+    needed: Sequence[int], devices: Sequence[torch.device], limit: int
+) -> Iterator[list[float]]:
+    """Bytes of each partition; what several on one device may use is tried in a few ways.
+
+    As each would fill it; as much for each, those with less leave the rest to the others; between.
+    """
+    sizes = np.array(needed, dtype=np.float64)
+    even, filled = np.full(len(sizes), float(limit)), np.full(len(sizes), float(limit))
+    for device in set(devices):
+        here = np.array([other == device for other in devices])
+        filled[here] *= sizes[here] / sizes[here].sum()
+        left, open_ = float(limit), int(here.sum())
+        for place in np.flatnonzero(here)[np.argsort(sizes[here])]:
+            even[place] = min(sizes[place], left / open_) if open_ > 1 else left
+            left, open_ = left - even[place], open_ - 1
+    for share in (0.0, 1.0, 0.5, 0.25, 0.75) if len(set(devices)) < len(devices) else (0.0,):
+        yield (share * even + (1 - share) * filled).tolist()
 
 
 def _measured(

@@ -122,6 +122,7 @@ class HostCopies:
         try:
             with self._lock:
                 self._settle()
+                self._wait_for_copies(MOST_IN_FLIGHT)  # looks which have ended
                 yield
         finally:
             self._settle_if_unlocked()
