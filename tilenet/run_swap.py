@@ -251,10 +251,15 @@ class RunSwaps:
             else None
         )
 
+    @property
+    def cells(self) -> list[list[int]]:
+        """Layers per module, of each partition."""
+        return [[size for size, _ in part.modules] for part in self.plan.partitions]
+
     def acting(self, pipe: Pipe) -> AbstractContextManager[None]:
         """Let the pipe's cells do as planned."""
         cells = [cell for partition in pipe.partitions for cell in partition]
-        actions = [action for part in self.plan.partitions for action in part.actions]
+        actions = [action for part in self.plan.partitions for _, action in part.modules]
         return acting(cells, actions, self._swapper)
 
     def close(self) -> None:

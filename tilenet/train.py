@@ -134,7 +134,7 @@ class _Job:
             run.precision,
             inline=len(devices) == 1,
             stores=None if self.swaps is None else self.swaps.stores,
-            cells=None if swaps is None else [part.cells for part in swaps.partitions],
+            cells=None if self.swaps is None else self.swaps.cells,
         )
         self.trace = TraceRecorder(
             folder.path, run.profile.numbers, self.pipe.devices, write=comm.rank == 0

@@ -61,6 +61,19 @@ class PartitionSwaps:
     backward_s: float = 0.0
 
     @property
+    def modules(self) -> tuple[tuple[int, Action], ...]:
+        """Layers and action of each of the partition's modules.
+
+        A cell that is computed again is one; of the others each layer is, so that its input goes as
+        soon as the next layer has it.
+        """
+        found: list[tuple[int, Action]] = []
+        for size, action in zip(self.cells, self.actions, strict=True):
+            one = action in ("checkpoint", "both")
+            found.extend([(size, action)] if one else [(1, action)] * size)
+        return tuple(found)
+
+    @property
     def acts(self) -> bool:
         """Whether any cell does not just keep."""
         return any(action != "keep" for action in self.actions)
