@@ -21,6 +21,7 @@ from tilenet.planning.ranks import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.roofline import ITEM_BYTES, LayerTime, roofline
 from tilenet.planning.schedule import mini_batch_sizes
 from tilenet.planning.swap_plan import (
+    MIN_BYTES,
     PartitionSwaps,
     Speeds,
     SwapPlan,
@@ -114,7 +115,7 @@ class Estimator:
         """What a rank swaps; None: nothing makes it fit."""
         asked, read_px = self.question, self.read_px(layout.grid)
         link = asked.machine.host_bandwidth * asked.machine.memory_efficiency
-        speeds, costs = Speeds(self.times(read_px), link), self.costs(read_px)
+        speeds, costs = Speeds(self.times(read_px), link, MIN_BYTES), self.costs(read_px)
         many, mode = self._micro_batches(layout), layout.checkpointing
         if asked.swap == "all":
             return swap_everything(costs, balance, many, mode, asked.optimizer, speeds)

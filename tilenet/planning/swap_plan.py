@@ -16,8 +16,9 @@ from tilenet.planning.memory import PartitionBytes, partition_bytes
 from tilenet.planning.roofline import LayerTime
 from tilenet.planning.swap_policy import ALL, Action, Choice, choose, predict
 
-__all__ = ["PartitionSwaps", "Speeds", "SwapPlan", "plan_swaps", "swap_everything"]
+__all__ = ["MIN_BYTES", "PartitionSwaps", "Speeds", "SwapPlan", "plan_swaps", "swap_everything"]
 
+MIN_BYTES = 1 << 20
 SAID: dict[Action, str] = {
     "swap": "swapped",
     "checkpoint": "computed again",
@@ -37,7 +38,7 @@ class Speeds:
 
     times: Sequence[LayerTime]
     bandwidth: float
-    min_bytes: int = 1 << 20
+    min_bytes: int = MIN_BYTES
 
 
 @dataclass(frozen=True)
