@@ -1,0 +1,343 @@
+"""Large Model Support: how large do images get under a device limit, and at what cost?
+
+    python bench/lms.py [--quick] [--device cuda] [--limit-gib N] [--width N] [--networks ...]
+
+Three figures, as IBM's articles have them, for a DeepLabv3+-like network, a 3-D U-Net, a ResNet
+and two U-Nets of ours:
+
+(a) what swapping costs where it is not needed: forced on against off, at a size that fits;
+(b) the largest side at one image, and the largest batch at the largest side that trains without;
+(c) pixels per second against the side, to beyond where device memory ends.
+
+The ways: off; checkpointing of each cell; swap (of all that is saved, as far as the limit asks for
+it); auto (keep, recompute or swap, cell by cell). Gradients are the same bits in all of them.
+
+A CPU plays a device (`lms_training.py`): how many pixels fit is then counted, not estimated, but
+the seconds are those of a processor that copies by itself, to the file's pages in memory.
+"""
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from lms_networks import KINDS, Kind
+from lms_training import Place, Training, Way, bandwidth, peak_of, seconds_side_by_side
+from report import Claim, at_least, at_most, report
+
+MODES = ("off", "checkpointing", "swap")
+PIXELS = 5  # times those that train without: the goal
+SHARES = (0.25, 0.5, 1.0, 2.0, 3.0, float(PIXELS), 10.0)  # of these pixels, for figure (c)
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest size that trains, and the next one, which does not.
+
+    Attributes:
+        size: Pixels of the side, or images.
+        peak: Bytes of a step.
+        next_size: The next one that could be.
+        next_peak: Its bytes; None: it ran out of memory.
+    """
+
+    size: int
+    peak: int
+    next_size: int
+    next_peak: int | None
+
+
+def largest(
+    peak_of: Callable[[int], int | None], limit: int, unit: int, start: int, dimensions: int
+) -> Largest | None:
+    """Search, by measured peaks, among multiples of a unit.
+
+    Peaks grow almost linearly with pixels: so the next size to try is where the line through the
+    last two meets the limit. None: nothing trains.
+
+    Args:
+        peak_of: Bytes of a step; None: it ran out of memory.
+        limit: Bytes.
+        unit: Sizes are its multiples.
+        start: Multiple to begin with.
+        dimensions: Pixels are so high a power of the size.
+    """
+    fits: dict[int, int] = {}
+    fails: dict[int, int | None] = {}
+    known: list[tuple[int, int]] = []  # pixels and bytes
+    number = start
+    while True:
+        peak = peak_of(number * unit)
+        if peak is not None and peak <= limit:
+            fits[number] = peak
+        else:
+            fails[number] = peak
+        if peak is not None:
+            known = [*known[-1:], (number**dimensions, peak)]
+        below, above = max(fits, default=0), min(fails, default=None)
+        if above is not None and above == below + 1:
+            if not below:
+                return None
+            return Largest(below * unit, fits[below], above * unit, fails[above])
+        number = _next(known, limit, dimensions)
+        if above is not None and not below < number < above:
+            # Beside the better known end; where nothing is known, half-way.
+            close = peak is not None and abs(peak - limit) < limit // 4
+            number = (below + above) // 2 if not close else above - 1 if peak > limit else below + 1
+        elif above is None:
+            number = min(max(number, below + 1), 4 * below + 4)
+
+
+def _next(known: list[tuple[int, int]], limit: int, dimensions: int) -> int:
+    (pixels, peak) = known[-1] if known else (0, 0)
+    slope = peak / pixels if pixels else 0.0
+    if len(known) > 1 and known[0][0] != pixels:
+        slope = (peak - known[0][1]) / (pixels - known[0][0])
+    if slope <= 0:
+        return 0
+    return int(max(0.0, pixels + (limit - peak) / slope) ** (1 / dimensions) + 1e-9)
+
+
+def fitting(kind: Kind, place: Place, mode: str, batch: int, side: int) -> tuple[Way, int | None]:
+    """The least costly way of a mode within the limit, and the peak of a step in bytes."""
+    peak = peak_of(kind, place, Way(mode), batch, side)
+    if mode != "swap" or peak is None or peak > place.limit_bytes:
+        return Way(mode), peak
+    # What is not saved needs as much as when nothing saved stays; the rest of the limit may be.
+    for share in (1.0, 0.75, 0.5):
+        way = Way(mode, int(share * (place.limit_bytes - peak)))
+        found = peak_of(kind, place, way, batch, side)
+        if found is not None and found <= place.limit_bytes:
+            return way, found
+    return Way(mode), peak
+
+
+def equal_gradients(kind: Kind, place: Place) -> dict[str, Any]:
+    """Whether all ways give the bits of `off`, at a small size with all that is saved swapped."""
+    small = replace(place, limit_bytes=1 << 20)  # so that little is too small to be swapped
+    training = Training(kind, small, 2, 4 * kind.unit)
+    wanted = training.gradients(Way("off"))
+    ways = {"again": Way("off"), "checkpointing": Way("checkpointing"), "swap": Way("swap")}
+    ways["swap some"] = Way("swap", sum(one.nbytes for one in wanted) // 4)
+    same = {}
+    for name, way in ways.items():
+        found = training.gradients(way)
+        same[name] = len(found) == len(wanted) and all(
+            torch.equal(a, b) for a, b in zip(found, wanted, strict=True)
+        )
+    some = any(bool(one.abs().max() > 0) for one in wanted)
+    return {**same, "gradients": len(wanted), "not zero": some}
+
+
+def sizes(kind: Kind, place: Place) -> tuple[dict[str, Largest], dict[str, Largest]]:
+    """Figure (b): the largest side at one image, and batch at the side that `off` trains."""
+
+    def side_of(mode: str, start: int) -> Largest:
+        found = largest(
+            lambda side: fitting(kind, place, mode, 1, side)[1],
+            place.limit_bytes, kind.unit, start, kind.dimensions,
+        )  # fmt: skip
+        if found is None:
+            raise SystemExit(f"not one image trains within the limit ({mode}); raise --limit-gib")
+        return found
+
+    def batch_of(mode: str) -> Largest:
+        found = largest(
+            lambda batch: fitting(kind, place, mode, batch, sides["off"].size)[1],
+            place.limit_bytes, 1, 1, 1,
+        )  # fmt: skip
+        assert found is not None, "one image of that side has just been trained"
+        return found
+
+    sides = {"off": side_of("off", 4)}
+    for mode in MODES[1:]:
+        sides[mode] = side_of(mode, sides["off"].size // kind.unit)
+    return sides, {mode: batch_of(mode) for mode in MODES}
+
+
+def forced(kind: Kind, place: Place, side: int, turns: int) -> Figures:
+    """Figure (a): seconds of a step at a side that fits, everything swapped against nothing."""
+    training = Training(kind, place, 1, side)
+    with training.under(Way("swap")) as counted:
+        training.step()
+    off, checkpointing, swap = seconds_side_by_side(
+        training, [Way("off"), Way("checkpointing"), Way("swap")], turns
+    )
+    return {
+        "side": side,
+        "off_s": off,
+        "checkpointing_s": checkpointing,
+        "forced_s": swap,
+        "checkpointing_over_off": checkpointing / off,
+        "forced_over_off": swap / off,
+        "swapped_mib": counted.out_bytes / 2**20,
+    }
+
+
+def speeds(kind: Kind, place: Place, sides: dict[str, Largest], turns: int) -> list[Figures]:
+    """Figure (c): pixels per second in all ways, by side."""
+    rows: list[Figures] = []
+    ends = sides["off"].size
+    most = max(found.size for found in sides.values())
+    wished = {
+        round(ends * share ** (1 / kind.dimensions) / kind.unit) * kind.unit for share in SHARES
+    }
+    for side in sorted({one for one in wished if 0 < one < most} | {most}):
+        ways, peaks = [], []
+        for mode in MODES:
+            # Host memory goes on where a device's would end: what a larger one would do.
+            beyond = mode == "off" and side > ends and place.device.type == "cpu"
+            if side <= sides[mode].size or beyond:
+                way, peak = fitting(kind, place, mode, 1, side)
+                ways.append(way)
+                peaks.append(peak)
+        training = Training(kind, place, 1, side)
+        taken = seconds_side_by_side(training, ways, turns)
+        for way, peak, seconds in zip(ways, peaks, taken, strict=True):
+            rows.append(
+                {
+                    "side": side,
+                    "mode": way.mode,
+                    "pixels_over_off": (side / ends) ** kind.dimensions,
+                    "seconds": seconds,
+                    "pixels_per_s": training.pixels / seconds,
+                    "peak_mib": None if peak is None else peak / 2**20,
+                    "within_limit": peak is not None and peak <= place.limit_bytes,
+                }
+            )
+    return rows
+
+
+def network(name: str, place: Place, turns: int) -> Figures:
+    """All figures of a network."""
+    kind = KINDS[name]
+    same = equal_gradients(kind, place)
+    sides, batches = sizes(kind, place)
+    ends = sides["off"].size
+    figures = {
+        "same_bits": same,
+        "sides": {mode: _mib(found) for mode, found in sides.items()},
+        "batches": {mode: _mib(found) for mode, found in batches.items()},
+        "pixels_over_off": {
+            mode: (found.size / ends) ** kind.dimensions for mode, found in sides.items()
+        },
+        "batch_over_off": {
+            mode: found.size / batches["off"].size for mode, found in batches.items()
+        },
+        "articles_pixels": kind.articles,
+        "forced": forced(kind, place, ends, turns),
+        "speeds": speeds(kind, place, sides, turns),
+    }
+    print(name, *(f"{mode} {found.size}" for mode, found in sides.items()), flush=True)
+    return figures
+
+
+def _mib(found: Largest) -> Figures:
+    return {
+        "size": found.size,
+        "peak_mib": found.peak / 2**20,
+        "next_size": found.next_size,
+        "next_peak_mib": None if found.next_peak is None else found.next_peak / 2**20,
+    }
+
+
+def claims(figures: dict[str, Figures], quick: bool) -> list[Claim]:
+    """What the figures should say."""
+    same = sum(all(row["same_bits"].values()) for row in figures.values())
+    made = [
+        at_least("networks whose gradients are the same bits in all ways", same, len(figures)),
+    ]
+    for name, row in figures.items():
+        articles = row["articles_pixels"]
+        told = "" if articles is None else f" (IBM's articles: {articles:.1f})"
+        best = MODES[-1]
+        side = row["sides"][best]["size"]
+        made.append(
+            at_least(f"{name}: pixels with {best} over off{told}",
+                     row["pixels_over_off"][best], PIXELS)
+        )  # fmt: skip
+        by = {(one["side"], one["mode"]): one for one in row["speeds"]}
+        fits = by[row["sides"]["off"]["size"], "off"]
+        enough = [
+            one["side"] for one in row["speeds"]
+            if one["mode"] == best and one["pixels_over_off"] >= PIXELS
+        ]  # fmt: skip
+        at = min(enough, default=side)
+        times = by[at, best]["pixels_over_off"]
+        made.append(
+            at_most(
+                f"{name}: time per pixel with {best} at {times:.1f} times the pixels over off at "
+                "the largest that fits",
+                fits["pixels_per_s"] / by[at, best]["pixels_per_s"],
+                1.3,
+            )
+        )
+        if (at, "off") in by:
+            made.append(
+                at_most(
+                    f"{name}: the same over off at that size, on a device without limit",
+                    by[at, best]["seconds"] / by[at, "off"]["seconds"],
+                    1.3,
+                )
+            )
+        made.append(
+            at_most(
+                f"{name}: seconds of a step that fits, everything swapped over nothing (another "
+                "study of IBM's: 1.30 to 1.43 over NVLink 2, 1.73 to 2.06 over PCIe 3)",
+                row["forced"]["forced_over_off"],
+                1.43,
+            )
+        )
+    return made
+
+
+def place_of(given: argparse.Namespace) -> Place:
+    """Where, from the arguments."""
+    device = torch.device(given.device)
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    host = pages * 3 // 4
+    if device.type != "cuda":
+        limit = (16 if given.quick else 64) << 20
+        if given.limit_gib is not None:
+            limit = int(given.limit_gib * 2**30)
+        return Place(device, limit, host, given.width or (4 if given.quick else 8))
+    total = torch.cuda.get_device_properties(device).total_memory
+    # What is swapped out is several times as large, and must fit the host.
+    limit = min(total, host // (2 * PIXELS))
+    if given.limit_gib is not None:
+        limit = min(total, int(given.limit_gib * 2**30))
+    torch.cuda.set_per_process_memory_fraction(limit / total, device)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return Place(device, limit, host, given.width or 64)
+
+
+def main() -> None:
+    """Run all and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--limit-gib", type=float, help="of the device; default: what there is")
+    parser.add_argument("--width", type=int, help="channels that the networks begin with")
+    parser.add_argument("--networks", nargs="+", choices=KINDS, default=list(KINDS))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    place = place_of(given)
+    out, back = bandwidth(place)
+    figures = {name: network(name, place, 1 if given.quick else 3) for name in given.networks}
+    figures_all = {
+        "device": str(place.device) if place.device.type == "cpu" else
+        torch.cuda.get_device_name(place.device),
+        "limit_mib": place.limit_bytes / 2**20,
+        "width": place.width,
+        "out_gib_per_s": out / 2**30,
+        "back_gib_per_s": back / 2**30,
+        "networks": figures,
+    }  # fmt: skip
+    report("lms", figures_all, claims(figures, given.quick))
+
+
+if __name__ == "__main__":
+    main()
