@@ -137,7 +137,7 @@ def sizes(kind: Kind, place: Place) -> tuple[dict[str, Largest], dict[str, Large
 
     def side_of(mode: str, start: int) -> Largest:
         found = largest(
-            lambda side: fitting(kind, place, mode, 1, side)[1],
+            lambda side: peak_of(kind, place, Way(mode), 1, side),
             place.limit_bytes, kind.unit, start, kind.dimensions,
         )  # fmt: skip
         if found is None:
@@ -146,7 +146,7 @@ def sizes(kind: Kind, place: Place) -> tuple[dict[str, Largest], dict[str, Large
 
     def batch_of(mode: str) -> Largest:
         found = largest(
-            lambda batch: fitting(kind, place, mode, batch, sides["off"].size)[1],
+            lambda batch: peak_of(kind, place, Way(mode), batch, sides["off"].size),
             place.limit_bytes, 1, 1, 1,
         )  # fmt: skip
         assert found is not None, "one image of that side has just been trained"
