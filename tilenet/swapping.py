@@ -12,15 +12,16 @@ what the caller computes with its output, is not swapped.
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
 
+from tilenet.errors import TilenetError
+from tilenet.parallel.cell_actions import Action, acting
 from tilenet.parallel.slabs import FileSlabs, PinnedSlabs, Slabs
 from tilenet.parallel.swap import Swapper
-from tilenet.parallel.swap_in_forward import SwapInForward
 from tilenet.parallel.swap_statistics import SwapStatistics
 
 __all__ = ["swapping"]
@@ -35,6 +36,7 @@ def swapping(
     lookahead: int = 2,
     swap_dir: str | None = None,
     host_limit_bytes: int | None = None,
+    actions: Mapping[nn.Module, Action] | None = None,
 ) -> Iterator[SwapStatistics]:
     """Swap what the modules' operations save for backward.
 
@@ -50,24 +52,34 @@ def swapping(
         swap_dir: Folder of the file that they go to. None: pinned host memory where torch sees a
             GPU, else the folder for temporary files.
         host_limit_bytes: Of that memory or file; None: none.
+        actions: What to do about each of some modules of the model, see
+            `tilenet.parallel.cell_actions`; nothing is done about the others. None: the modules
+            given are swapped.
 
     Yields:
         What happened so far.
 
     Raises:
-        TilenetError: The folder is not writable; in forward: there is no room.
+        TilenetError: The folder is not writable, or an action is for no module of the model; in
+            forward: there is no room, or a module that is computed again writes over its input.
     """
+    models = [model] if isinstance(model, nn.Module) else list(model)
+    if actions is None:
+        actions = dict.fromkeys(models, "swap")
+    parts = {part for one in models for part in one.modules()}
+    strange = [part for part in actions if part not in parts]
+    if strange:
+        raise TilenetError(
+            f"actions are for modules of the model (found: {len(strange)} of another, the first a "
+            f"{type(strange[0]).__name__}); take them from model.modules()"
+        )
     slabs: Slabs
     if swap_dir is None and torch.cuda.is_available():
         slabs = PinnedSlabs(host_limit_bytes)
     else:
         slabs = FileSlabs(swap_dir or tempfile.gettempdir(), host_limit_bytes)
     swapper = Swapper(limit_bytes, min_bytes, lookahead, slabs)
-    hooks = SwapInForward(swapper)
     with ExitStack() as stack:
         stack.callback(swapper.close)
-        stack.callback(hooks.leave)
-        for module in [model] if isinstance(model, nn.Module) else model:
-            stack.enter_context(module.register_forward_pre_hook(hooks.before, prepend=True))
-            stack.enter_context(module.register_forward_hook(hooks.after, always_call=True))
+        stack.enter_context(acting(list(actions), list(actions.values()), swapper))
         yield swapper.statistics

@@ -21,7 +21,11 @@ class BatchNorm(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and is_recomputing():
-            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+            # Copies, not None: a checkpoint wants as many tensors saved as for the first time.
+            mean, var = (
+                b if b is None else b.clone() for b in (self.running_mean, self.running_var)
+            )
+            return F.batch_norm(x, mean, var, self.weight, self.bias, True, 0.0, self.eps)
         if self.training and self.tiles is not None:
             self.tiles += 1
             self.momentum = 1 / self.tiles

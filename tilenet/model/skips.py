@@ -43,7 +43,7 @@ class OriginTracker(SkipTrackerThroughPotals):  # type: ignore[misc]
     and thread to thread, and again when activations are recomputed.
     """
 
-    def __init__(self, layout: SkipLayout, origin: Origin) -> None:
+    def __init__(self, layout: SkipLayout, origin: Origin | None) -> None:
         super().__init__(layout)
         self.origin = origin
 

@@ -6,6 +6,8 @@ ends.
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +35,14 @@ class SwapInForward:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SwapInForward":
         return self  # a module's copy is swapped with it
+
+    @contextmanager
+    def around(self, module: nn.Module) -> Iterator[None]:
+        """Let a module's forward enter and leave."""
+        before = module.register_forward_pre_hook(self.before, prepend=True)
+        after = module.register_forward_hook(self.after, always_call=True)
+        with before, after:
+            yield
 
     def before(self, module: nn.Module, args: Any) -> None:
         """Enter; a module's forward pre-hook."""

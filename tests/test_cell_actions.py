@@ -1,0 +1,446 @@
+"""Keeping, swapping, computing again and both never change a bit, whatever the cells are."""
+
+import copy
+import gc
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_pipeline import CPU, MODES, balance_of, images, made, options, piped, plain
+from test_swapping import NETWORKS, InPlace, Views, check_empty, check_same, trained
+from torch import Tensor, nn
+from torchgpipe.skip.layout import inspect_skip_layout
+from torchgpipe.skip.tracker import current_skip_tracker
+
+from tilenet.errors import TilenetError
+from tilenet.model.network import Network
+from tilenet.model.norms import BatchNorm
+from tilenet.parallel.cell_actions import Action, acting
+from tilenet.parallel.pipeline import Pipe
+from tilenet.parallel.slabs import FileSlabs
+from tilenet.parallel.swap import Swapper
+from tilenet.planning.live_bytes import LiveBytes
+from tilenet.swapping import swapping
+
+ACTIONS: tuple[Action, ...] = get_args(Action)
+MIXED = (*ACTIONS, "mixed")
+
+
+def in_cells(network: Network, seed: int) -> Network:
+    """The network as cells of a few layers each; none begins with an activation in place."""
+    chance, cells = random.Random(seed), [[network[0]]]
+    for layer in list(network)[1:]:
+        if isinstance(layer, nn.LeakyReLU) or chance.random() < 0.6:
+            cells[-1].append(layer)
+        else:
+            cells.append([layer])
+    return Network([nn.Sequential(*cell) for cell in cells], network.mask_key).train()
+
+
+def actions_of(kind: str, count: int) -> list[Action]:
+    chance = random.Random(count)
+    return [chance.choice(ACTIONS) if kind == "mixed" else kind for _ in range(count)]
+
+
+@contextmanager
+def acted(
+    cells: Sequence[nn.Module], kind: str, folder: Path, limit: int | None = 0
+) -> Iterator[Swapper]:
+    swapper = Swapper(limit, 0, 2, FileSlabs(str(folder)))
+    with acting(list(cells), actions_of(kind, len(cells)), swapper):
+        yield swapper
+    swapper.close()
+
+
+def check_swapped(swapper: Swapper, kind: str, more_than: int = 0) -> None:
+    swaps = kind in ("swap", "both", "mixed")
+    assert (swapper.statistics.out_count > more_than) == swaps
+    assert (swapper.statistics.in_count > more_than / 4) == swaps
+
+
+@pytest.mark.parametrize("kind", MIXED)
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("seed", range(3))
+def test_our_networks(tmp_path: Path, name: str, kind: str, seed: int) -> None:
+    wished = options(**NETWORKS[name])
+    batch = images(3)
+    reference = made(wished)
+    outputs, wanted = plain(reference, batch)
+    network = in_cells(made(wished), seed)
+    names = list(network.state_dict())
+    with acted(network, kind, tmp_path) as swapper:
+        assert list(network.state_dict()) == names
+        found_outputs, found = plain(network, batch)
+    check_same([*found_outputs, *found.values()], [*outputs, *wanted.values()])
+    buffers = list(zip(network.buffers(), reference.buffers(), strict=True))
+    assert all(torch.equal(ours, theirs) for ours, theirs in buffers)
+    assert bool(buffers) == (name == "batch")
+    check_swapped(swapper, kind, 10)
+    del outputs, found_outputs
+    check_empty(swapper.statistics)
+    assert not current_skip_tracker().tensors
+
+
+def batch_norms(network: nn.Module) -> list[Tensor]:
+    return [b for m in network.modules() if isinstance(m, BatchNorm) for b in m.buffers()]
+
+
+@pytest.mark.parametrize("inline", [False, True], ids=["threads", "inline"])
+@pytest.mark.parametrize("kind", ["checkpoint", "both", "mixed"])
+@pytest.mark.parametrize(("mode", "num_partitions"), list(itertools.product(MODES, (1, 3))))
+@pytest.mark.parametrize("norm", ["instance", "batch"])
+def test_pipelines(
+    tmp_path: Path, mode: str, num_partitions: int, kind: str, inline: bool, norm: str
+) -> None:
+    wished = options(dropout=0.3, norm=norm, norm_scope="tile")
+    results, statistics = [], []
+    for wanted_kind in ("keep", kind):
+        network = in_cells(made(wished), 3)
+        balance = balance_of(len(network), num_partitions, num_partitions)
+        pipe = Pipe(network, balance, [CPU] * num_partitions, mode, inline=inline)
+        # torchgpipe looks for skips among a partition's children only.
+        flat = [nn.Sequential(*(y for x in part for y in x)) for part in pipe.partitions]
+        pipe._layout = inspect_skip_layout(flat)
+        assert num_partitions == 1 or pipe._layout.by_partition[2]
+        with acted(network, wanted_kind, tmp_path) as swapper:
+            outputs, gradients = piped(pipe, images(4))
+        results.append([*outputs, *gradients.values()])
+        statistics.append([b.clone() for b in batch_norms(network)])
+        check_swapped(swapper, wanted_kind, 10)
+        del outputs
+    check_same(results[1], results[0])
+    assert all(torch.equal(a, b) for a, b in zip(*statistics, strict=True))
+    check_empty(swapper.statistics)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pipelines_under_autocast(tmp_path: Path, mode: str) -> None:
+    results = []
+    for kind in ("keep", "mixed"):
+        network = in_cells(made(options(dropout=0.3), torch.float32), 3)
+        pipe = Pipe(network, balance_of(len(network), 1, 4), [CPU], mode, "bfloat16")
+        with acted(network, kind, tmp_path):
+            outputs, gradients = piped(pipe, images(3, torch.float32))
+        results.append([*outputs, *gradients.values()])
+    assert results[0][0].dtype == torch.bfloat16
+    check_same(results[1], results[0])
+
+
+class Residual(nn.Module):
+    """torch's own batch norms, and activations in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(2))
+        self.norms = nn.ModuleList([nn.BatchNorm2d(4), nn.BatchNorm2d(4, momentum=None)])
+        self.last = nn.InstanceNorm2d(4, track_running_stats=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu_(self.norms[0](self.first(x)))
+        return F.relu_(self.last(self.norms[1](self.second(y)) + x))
+
+
+class Attention(nn.Module):
+    """Draws random numbers, and is called with keywords and more than a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed, self.out = nn.Linear(12, 36), nn.Linear(12, 12)
+        self.norm, self.drop = nn.LayerNorm(12), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor, more: dict[str, Any], *, scale: Tensor) -> Tensor:
+        q, k, v = self.mixed(self.norm(x)).chunk(3, -1)
+        y = F.scaled_dot_product_attention(q * scale, k, v, dropout_p=0.2)
+        return x + self.drop(self.out(y)) * more["weight"] * more["factor"]
+
+
+class Attentive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList([Attention(), Attention()])
+        self.scale = nn.Parameter(torch.tensor([0.7]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for cell in self.cells:
+            x = cell(x, {"weight": x.sigmoid(), "factor": 2}, scale=self.scale * 3)
+        return x
+
+
+class Spectral(nn.Module):
+    """Reads buffers that it changes in each pass, and puts a new one in place of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.utils.parametrizations.spectral_norm(nn.Linear(12, 12))
+        self.register_buffer("average", torch.full((12,), 0.5))
+        self.register_buffer("table", torch.linspace(0, 1, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.average = 0.9 * self.average + 0.1 * x.detach().mean(0)
+        return (self.linear(x) * self.average + self.table).tanh()
+
+
+def stacked(kind: str) -> tuple[nn.Module, list[nn.Module], Tensor]:
+    """A model, its cells, and an input."""
+    torch.manual_seed(11)
+    if kind == "attention":
+        model: nn.Module = Attentive()
+        return model, list(model.cells), torch.randn(3, 7, 12)
+    if kind == "channels last":
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), Residual(), Residual(), nn.MaxPool2d(2))
+        x = torch.randn(2, 3, 22, 26)
+        return (
+            model.to(memory_format=torch.channels_last),
+            list(model),
+            x.to(memory_format=torch.channels_last),
+        )
+    cells = {"residual": Residual, "spectral": Spectral, "views": Views, "in place": InPlace}[kind]
+    shape = {"residual": (2, 4, 12, 14), "spectral": (9, 12)}.get(kind, (8, 24))
+    count = 1 if kind == "views" else 3
+    model = nn.Sequential(*(cells() for _ in range(count)))
+    return model, list(model), torch.randn(shape)
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["", "bfloat16"])
+@pytest.mark.parametrize("kind", MIXED)
+@pytest.mark.parametrize(
+    "model_kind", ["residual", "attention", "spectral", "channels last", "views", "in place"]
+)
+def test_models_of_users(tmp_path: Path, model_kind: str, kind: str, autocast: bool) -> None:
+    model, cells, x = stacked(model_kind)
+    other = copy.deepcopy(model)
+    results, draws = [], []
+    for one, acts in ((other, "keep"), (model, kind)):
+        torch.manual_seed(12)
+        parts = cells if one is model else []
+        with acted(parts, acts, tmp_path) as swapper:
+            found = []
+            for _ in range(2):
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    found += trained(one, x)
+        results.append([*found, *(b.clone() for b in one.buffers())])
+        draws.append(torch.rand(1))
+    check_same(results[1], results[0])
+    assert [a.stride() for a in results[1]] == [a.stride() for a in results[0]]
+    assert torch.equal(*draws)
+    if kind != "mixed" and model_kind != "views":  # whose input the caller holds
+        check_swapped(swapper, kind)
+    check_empty(swapper.statistics)
+
+
+def test_each_cell_is_computed_as_often_as_its_action_says(tmp_path: Path) -> None:
+    network = in_cells(made(options(norm="instance", norm_scope="tile")), 5)
+    counts = [0] * len(network)
+
+    def count(number: int) -> Any:
+        return lambda *call: counts.__setitem__(number, counts[number] + 1)
+
+    wanted = [1] * len(network)
+    for number, (cell, action) in enumerate(
+        zip(network, actions_of("mixed", len(network)), strict=True)
+    ):
+        cell[0].register_forward_hook(count(number))
+        # What saves nothing is never needed again.
+        saves = any(isinstance(layer, nn.Conv2d | nn.InstanceNorm2d) for layer in cell)
+        wanted[number] += action in ("checkpoint", "both") and saves
+    hooked: list[int] = []
+    network[0].register_forward_hook(lambda *call: hooked.append(1))
+    with acted(network, "mixed", tmp_path):
+        plain(network, images(1))
+    saving = [n for n, cell in enumerate(network) if len(cell) > 1]
+    assert [counts[n] for n in saving] == [wanted[n] for n in saving]
+    assert {1, 2} <= set(counts)
+    assert hooked == [1]
+
+
+def deep(count: int = 8) -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(5)
+    layers = (
+        nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 8, 3, padding=1), nn.SiLU()
+        )
+        for _ in range(count)
+    )
+    return nn.Sequential(*layers), torch.randn(1, 8, 64, 64)
+
+
+def test_memory(tmp_path: Path) -> None:
+    """What stays between forward and backward, in maps."""
+    model, x = deep()
+    size = x.nbytes
+    alive: dict[str, int] = {}
+    for kind in ACTIONS:
+        with acted(model, kind, tmp_path) as swapper, LiveBytes() as live:
+            y = model(x)
+            alive[kind] = live.current
+            y.sum().backward()
+        assert swapper.statistics.out_count >= {"swap": 20, "both": 7}.get(kind, 0)
+        del y
+    # Keeping: 3 maps per cell. Computing again: inputs but the first, which was there before, and
+    # the output. Swapping: the output, and the first input, which counts once it has been copied.
+    wanted = {"keep": 8 * 3, "checkpoint": 8, "swap": 2, "both": 2}
+    assert {kind: round(alive[kind] / size, 2) for kind in ACTIONS} == wanted
+
+
+CHANGES = {
+    "inside": lambda model, x, y: None,
+    "the result": lambda model, x, y: y.detach().mul_(2),
+    "a parameter": lambda model, x, y: model[0].linear.weight.detach().add_(1),
+    "the input": lambda model, x, y: x.detach().add_(1),
+}
+
+
+class Overwrites(nn.Module):
+    """Writes over what backward needs, if it is told to."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.linear, self.inside = nn.Linear(12, 12), inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).exp()
+        z = y.sin() * 2
+        if self.inside:
+            y.add_(1)
+        return (z * y).sigmoid()
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_writing_over_what_backward_needs_still_raises(
+    tmp_path: Path, kind: str, change: str
+) -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(Overwrites(change == "inside"))
+    x = torch.randn(5, 12, requires_grad=True)
+    with acted(model, kind, tmp_path) as swapper:
+        y = model(x)
+        CHANGES[change](model, x, y)
+        with pytest.raises(RuntimeError, match=r"modified by an inplace operation"):
+            y.sum().backward()
+    del y
+    gc.collect()
+    check_empty(swapper.statistics)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "both"])
+def test_a_cell_that_writes_over_its_input_is_refused(tmp_path: Path, kind: str) -> None:
+    model = nn.Sequential(nn.Linear(12, 12), nn.ReLU(inplace=True), nn.Linear(12, 12))
+    x = torch.randn(5, 12)
+    with acted([model[1]], kind, tmp_path):
+        with pytest.raises(TilenetError, match=r"may not write over its input.*ReLU.*\(5, 12\)"):
+            model(x)
+        with torch.no_grad():
+            y = model(x)
+    assert torch.equal(y, model(x))
+    wanted = trained(model, x)
+    with acted([model[1]], "swap", tmp_path):
+        check_same(trained(model, x), wanted)
+
+
+def interrupted(*call: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_nothing_stays_behind(tmp_path: Path, kind: str) -> None:
+    model, x = deep(2)
+    model[1].forward = theirs = model[1].forward  # somebody else's
+    attributes = [sorted(cell.__dict__) for cell in model]
+
+    def unchanged() -> bool:
+        hooks = [len(c._forward_hooks) + len(c._forward_pre_hooks) for c in model]
+        same = [sorted(cell.__dict__) for cell in model] == attributes
+        return same and hooks == [0, 0] and model[1].forward is theirs
+
+    with acted(model, kind, tmp_path):
+        assert unchanged() == (kind == "keep")
+    assert unchanged()
+    with pytest.raises(RuntimeError, match="expected input"), acted(model, kind, tmp_path):
+        model(x[:, :3])
+    assert unchanged()
+    model[0][2].register_forward_pre_hook(interrupted)
+    with pytest.raises(KeyboardInterrupt), acted(model, kind, tmp_path):
+        model(x)
+    assert unchanged()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    with pytest.raises(TilenetError, match="one action"):
+        acting([model[0], model[0]], ["keep", "swap"], None).__enter__()
+    with pytest.raises(TilenetError, match="'drop'"):
+        acting([model[0]], ["drop"], None).__enter__()
+    assert unchanged()
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "both"])
+def test_backward_may_run_behind_the_context_and_twice(tmp_path: Path, kind: str) -> None:
+    model, cells, x = stacked("residual")
+    other = copy.deepcopy(model)
+    results = []
+    for one, parts in ((other, []), (model, cells)):
+        with acted(parts, kind, tmp_path) as swapper:
+            x = x.detach().requires_grad_()
+            y = one(x)
+        y.square().sum().backward(retain_graph=True)
+        y.sin().sum().backward()
+        results.append([y.detach(), x.grad, *(p.grad for p in one.parameters()), *one.buffers()])
+        del y
+    check_same(results[1], results[0])
+    check_empty(swapper.statistics)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "both"])
+def test_a_copy_of_a_model_computes_with_its_own_weights(tmp_path: Path, kind: str) -> None:
+    model, cells, x = stacked("residual")
+    calls: list[int] = []
+    with acted(cells, kind, tmp_path):
+        copied = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in copied.parameters():
+                parameter.mul_(1.5)
+        other = copy.deepcopy(copied)
+        copied[0].first.register_forward_hook(lambda *call: calls.append(1))
+        found = trained(copied, x)
+        assert len(calls) == 2
+    trained(copied, x)
+    assert len(calls) == 3  # not computed again: the context has ended
+    check_same(trained(other, x), found)
+    assert not torch.equal(trained(model, x)[0], found[0])
+
+
+@pytest.mark.parametrize("limit", [0, 30_000])
+def test_swapping_with_actions(tmp_path: Path, limit: int) -> None:
+    model, x = deep(4)
+    wanted = trained(model, x)
+    actions: dict[nn.Module, Action] = {model[0]: "swap", model[1]: "both", model[2]: "checkpoint"}
+    with swapping(
+        model, limit_bytes=limit, min_bytes=0, swap_dir=str(tmp_path), actions=actions
+    ) as statistics:
+        check_same(trained(model, x), wanted)
+    maps = statistics.out_bytes / x.nbytes
+    # Of the first its input and what its 4 layers save, of the second its input.
+    assert 4 <= maps <= 6
+    with (
+        pytest.raises(TilenetError, match=r"of another, the first a Linear"),
+        swapping(model, swap_dir=str(tmp_path), actions={nn.Linear(2, 2): "swap"}),
+    ):
+        pass
+    with swapping(model, swap_dir=str(tmp_path), min_bytes=0, actions={}) as statistics:
+        check_same(trained(model, x), wanted)
+    assert statistics.out_count == 0
+
+
+def test_cells_within_cells(tmp_path: Path) -> None:
+    wanted_model, x = deep(4)
+    for outer, inner in itertools.product(ACTIONS, ACTIONS):
+        model = copy.deepcopy(wanted_model)
+        whole = nn.Sequential(model)
+        swapper = Swapper(0, 0, 2, FileSlabs(str(tmp_path)))
+        with acting([model, *model], [outer, *[inner] * 4], swapper):
+            check_same(trained(whole, x), trained(wanted_model, x))
+        check_empty(swapper.statistics)
