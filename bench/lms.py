@@ -19,7 +19,8 @@ the seconds are those of a processor that copies by itself, to the file's pages 
 import argparse
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import torch
@@ -27,9 +28,14 @@ from lms_networks import KINDS, Kind
 from lms_training import Place, Training, Way, bandwidth, peak_of, seconds_side_by_side
 from report import Claim, at_least, at_most, report
 
-MODES = ("off", "checkpointing", "swap")
+from tilenet.errors import TilenetError
+from tilenet.planning.swap_policy import ALL, Action, Cell, choose
+
+MODES = ("off", "checkpointing", "swap", "auto")
+TRIES = 4  # of the policy's choices at a size
 PIXELS = 5  # times those that train without: the goal
-SHARES = (0.25, 0.5, 1.0, 2.0, 3.0, float(PIXELS), 10.0)  # of these pixels, for figure (c)
+SHARES = (0.5, 1.0, 2.0, float(PIXELS))  # of these pixels, for figure (c); and the most
+QUICK = ("deeplab", "unet-3d", "resnet", "unet-5")
 Figures = dict[str, Any]
 
 
@@ -85,8 +91,9 @@ def largest(
         number = _next(known, limit, dimensions)
         if above is not None and not below < number < above:
             # Beside the better known end; where nothing is known, half-way.
-            close = peak is not None and abs(peak - limit) < limit // 4
-            number = (below + above) // 2 if not close else above - 1 if peak > limit else below + 1
+            number = (below + above) // 2
+            if peak is not None and abs(peak - limit) < limit // 4:
+                number = above - 1 if peak > limit else below + 1
         elif above is None:
             number = min(max(number, below + 1), 4 * below + 4)
 
@@ -103,16 +110,43 @@ def _next(known: list[tuple[int, int]], limit: int, dimensions: int) -> int:
 
 def fitting(kind: Kind, place: Place, mode: str, batch: int, side: int) -> tuple[Way, int | None]:
     """The least costly way of a mode within the limit, and the peak of a step in bytes."""
-    peak = peak_of(kind, place, Way(mode), batch, side)
-    if mode != "swap" or peak is None or peak > place.limit_bytes:
-        return Way(mode), peak
-    # What is not saved needs as much as when nothing saved stays; the rest of the limit may be.
+    way, peak = leanest(kind, place, mode, batch, side)
+    if mode in ("off", "checkpointing") or peak is None or peak > place.limit_bytes:
+        return way, peak
+    # What is not saved needs as much as when nothing that may go stays; the rest of the limit is
+    # for that.
     for share in (1.0, 0.75, 0.5):
-        way = Way(mode, int(share * (place.limit_bytes - peak)))
-        found = peak_of(kind, place, way, batch, side)
+        more = replace(way, saved_limit_bytes=int(share * (place.limit_bytes - peak)))
+        found = peak_of(kind, place, more, batch, side)
         if found is not None and found <= place.limit_bytes:
-            return way, found
-    return Way(mode), peak
+            return more, found
+    return way, peak
+
+
+def leanest(kind: Kind, place: Place, mode: str, batch: int, side: int) -> tuple[Way, int | None]:
+    """The way of a mode with nothing kept that may go, and the peak of a step."""
+    if mode != "auto":
+        return Way(mode), peak_of(kind, place, Way(mode), batch, side)
+    try:
+        training = Training(kind, place, batch, side)
+        cells, room = training.measured(), place.limit_bytes - training.fixed_bytes
+    except (torch.OutOfMemoryError, TilenetError):
+        return Way(mode), None
+    # The policy adds up what it knows of cells, and of what lives beside them, a skip in a local
+    # variable for instance, it does not know: so what it chose is tried, and chosen again for less.
+    for attempt in range(TRIES):
+        choice = choose(cells, room, place.bandwidth)
+        if choice is None:
+            break
+        way = Way(mode, 0, choice.actions)
+        peak = peak_of(kind, place, way, batch, side)
+        if peak is not None and peak <= place.limit_bytes:
+            return way, peak
+        over = 0 if peak is None else peak - place.limit_bytes
+        room -= max(over, room // 16) << attempt
+    everything: list[Action] = ["swap"] * len(cells)
+    way = Way(mode, 0, tuple(everything))
+    return way, peak_of(kind, place, way, batch, side)
 
 
 def equal_gradients(kind: Kind, place: Place) -> dict[str, Any]:
@@ -122,6 +156,11 @@ def equal_gradients(kind: Kind, place: Place) -> dict[str, Any]:
     wanted = training.gradients(Way("off"))
     ways = {"again": Way("off"), "checkpointing": Way("checkpointing"), "swap": Way("swap")}
     ways["swap some"] = Way("swap", sum(one.nbytes for one in wanted) // 4)
+    cells = training.measured()
+    for turn in range(4):
+        ways[f"auto {turn}"] = Way(
+            "auto", 0, tuple(_action(turn + i, one) for i, one in enumerate(cells))
+        )
     same = {}
     for name, way in ways.items():
         found = training.gradients(way)
@@ -132,12 +171,19 @@ def equal_gradients(kind: Kind, place: Place) -> dict[str, Any]:
     return {**same, "gradients": len(wanted), "not zero": some}
 
 
-def sizes(kind: Kind, place: Place) -> tuple[dict[str, Largest], dict[str, Largest]]:
+def _action(number: int, cell: Cell) -> Action:
+    action = ALL[number % len(ALL)]
+    return action if cell.may_checkpoint or action in ("keep", "swap") else "swap"
+
+
+def sizes(
+    kind: Kind, place: Place, with_batches: bool
+) -> tuple[dict[str, Largest], dict[str, Largest]]:
     """Figure (b): the largest side at one image, and batch at the side that `off` trains."""
 
     def side_of(mode: str, start: int) -> Largest:
         found = largest(
-            lambda side: peak_of(kind, place, Way(mode), 1, side),
+            lambda side: leanest(kind, place, mode, 1, side)[1],
             place.limit_bytes, kind.unit, start, kind.dimensions,
         )  # fmt: skip
         if found is None:
@@ -146,7 +192,7 @@ def sizes(kind: Kind, place: Place) -> tuple[dict[str, Largest], dict[str, Large
 
     def batch_of(mode: str) -> Largest:
         found = largest(
-            lambda batch: peak_of(kind, place, Way(mode), batch, sides["off"].size),
+            lambda batch: leanest(kind, place, mode, batch, sides["off"].size)[1],
             place.limit_bytes, 1, 1, 1,
         )  # fmt: skip
         assert found is not None, "one image of that side has just been trained"
@@ -154,8 +200,9 @@ def sizes(kind: Kind, place: Place) -> tuple[dict[str, Largest], dict[str, Large
 
     sides = {"off": side_of("off", 4)}
     for mode in MODES[1:]:
-        sides[mode] = side_of(mode, sides["off"].size // kind.unit)
-    return sides, {mode: batch_of(mode) for mode in MODES}
+        start = sides["swap" if mode == "auto" else "off"].size
+        sides[mode] = side_of(mode, start // kind.unit)
+    return sides, {mode: batch_of(mode) for mode in MODES} if with_batches else {}
 
 
 def forced(kind: Kind, place: Place, side: int, turns: int) -> Figures:
@@ -177,13 +224,15 @@ def forced(kind: Kind, place: Place, side: int, turns: int) -> Figures:
     }
 
 
-def speeds(kind: Kind, place: Place, sides: dict[str, Largest], turns: int) -> list[Figures]:
+def speeds(
+    kind: Kind, place: Place, sides: dict[str, Largest], shares: tuple[float, ...], turns: int
+) -> list[Figures]:
     """Figure (c): pixels per second in all ways, by side."""
     rows: list[Figures] = []
     ends = sides["off"].size
     most = max(found.size for found in sides.values())
     wished = {
-        round(ends * share ** (1 / kind.dimensions) / kind.unit) * kind.unit for share in SHARES
+        round(ends * share ** (1 / kind.dimensions) / kind.unit) * kind.unit for share in shares
     }
     for side in sorted({one for one in wished if 0 < one < most} | {most}):
         ways, peaks = [], []
@@ -211,11 +260,11 @@ def speeds(kind: Kind, place: Place, sides: dict[str, Largest], turns: int) -> l
     return rows
 
 
-def network(name: str, place: Place, turns: int) -> Figures:
+def network(name: str, place: Place, quick: bool) -> Figures:
     """All figures of a network."""
-    kind = KINDS[name]
+    kind, turns = KINDS[name], 1 if quick else 2
     same = equal_gradients(kind, place)
-    sides, batches = sizes(kind, place)
+    sides, batches = sizes(kind, place, with_batches=not quick or name == "deeplab")
     ends = sides["off"].size
     figures = {
         "same_bits": same,
@@ -227,9 +276,9 @@ def network(name: str, place: Place, turns: int) -> Figures:
         "batch_over_off": {
             mode: found.size / batches["off"].size for mode, found in batches.items()
         },
-        "articles_pixels": kind.articles,
+        "articles": kind.articles,
         "forced": forced(kind, place, ends, turns),
-        "speeds": speeds(kind, place, sides, turns),
+        "speeds": speeds(kind, place, sides, SHARES[1::2] if quick else SHARES, turns),
     }
     print(name, *(f"{mode} {found.size}" for mode, found in sides.items()), flush=True)
     return figures
@@ -244,53 +293,63 @@ def _mib(found: Largest) -> Figures:
     }
 
 
-def claims(figures: dict[str, Figures], quick: bool) -> list[Claim]:
+def claims(figures: dict[str, Figures]) -> list[Claim]:
     """What the figures should say."""
     same = sum(all(row["same_bits"].values()) for row in figures.values())
-    made = [
-        at_least("networks whose gradients are the same bits in all ways", same, len(figures)),
-    ]
+    made = [at_least("networks whose gradients are the same bits in all ways", same, len(figures))]
     for name, row in figures.items():
-        articles = row["articles_pixels"]
-        told = "" if articles is None else f" (IBM's articles: {articles:.1f})"
-        best = MODES[-1]
-        side = row["sides"][best]["size"]
+        made += [replace(one, claim=f"{name}: {one.claim}") for one in _claims(row)]
+    return made
+
+
+def _claims(row: Figures) -> list[Claim]:
+    """Of one network."""
+    pixels, batches = row["pixels_over_off"], row["batch_over_off"]
+    seconds = {(one["side"], one["mode"]): one["seconds"] for one in row["speeds"]}
+    times = {one["side"]: one["pixels_over_off"] for one in row["speeds"]}
+    articles = f"; IBM's articles {row['articles']:.1f}" if row["articles"] else ""
+    made = [
+        at_least(
+            f"pixels that auto trains over off (checkpointing {pixels['checkpointing']:.2f}, swap "
+            f"{pixels['swap']:.2f}{articles})",
+            pixels["auto"],
+            PIXELS,
+        )
+    ]
+    if batches:
+        made.append(at_least(
+            f"images that auto trains over off at its largest side (checkpointing "
+            f"{batches['checkpointing']:.0f}, swap {batches['swap']:.0f}; IBM's DeepLabv3+ 5)",
+            batches["auto"],
+            PIXELS,
+        ))  # fmt: skip
+    fits = row["sides"]["off"]["size"]
+    enough = [side for side, mode in seconds if mode == "auto" and times[side] >= PIXELS]
+    side = min(enough, default=row["sides"]["auto"]["size"])
+    per_pixel = seconds[side, "auto"] / times[side] / seconds[fits, "off"]
+    made.append(
+        at_most(f"time per pixel with auto at {times[side]:.1f} times the pixels over off at the "
+                "largest that fits", per_pixel, 1.3)
+    )  # fmt: skip
+    if (side, "off") in seconds:
         made.append(
-            at_least(f"{name}: pixels with {best} over off{told}",
-                     row["pixels_over_off"][best], PIXELS)
+            at_most("the same over off at that size, as if there were no limit",
+                    seconds[side, "auto"] / seconds[side, "off"], 1.3)
         )  # fmt: skip
-        by = {(one["side"], one["mode"]): one for one in row["speeds"]}
-        fits = by[row["sides"]["off"]["size"], "off"]
-        enough = [
-            one["side"] for one in row["speeds"]
-            if one["mode"] == best and one["pixels_over_off"] >= PIXELS
-        ]  # fmt: skip
-        at = min(enough, default=side)
-        times = by[at, best]["pixels_over_off"]
-        made.append(
-            at_most(
-                f"{name}: time per pixel with {best} at {times:.1f} times the pixels over off at "
-                "the largest that fits",
-                fits["pixels_per_s"] / by[at, best]["pixels_per_s"],
-                1.3,
-            )
-        )
-        if (at, "off") in by:
-            made.append(
-                at_most(
-                    f"{name}: the same over off at that size, on a device without limit",
-                    by[at, best]["seconds"] / by[at, "off"]["seconds"],
-                    1.3,
-                )
-            )
-        made.append(
-            at_most(
-                f"{name}: seconds of a step that fits, everything swapped over nothing (another "
-                "study of IBM's: 1.30 to 1.43 over NVLink 2, 1.73 to 2.06 over PCIe 3)",
-                row["forced"]["forced_over_off"],
-                1.43,
-            )
-        )
+    ratios = [
+        taken / min(seconds.get((at, other), inf) for other in ("checkpointing", "swap"))
+        for (at, mode), taken in seconds.items()
+        if mode == "auto"
+    ]
+    made.append(
+        at_most("time with auto over the better of checkpointing and swap, worst of all sides",
+                max(ratios), 1.1)
+    )  # fmt: skip
+    made.append(
+        at_most("time with everything swapped over off, at a size that fits (another study of "
+                "IBM's: 1.30 to 1.43 over NVLink 2, 1.73 to 2.06 over PCIe 3)",
+                row["forced"]["forced_over_off"], 1.43)
+    )  # fmt: skip
     return made
 
 
@@ -300,10 +359,10 @@ def place_of(given: argparse.Namespace) -> Place:
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     host = pages * 3 // 4
     if device.type != "cuda":
-        limit = (16 if given.quick else 64) << 20
+        limit = (24 if given.quick else 64) << 20
         if given.limit_gib is not None:
             limit = int(given.limit_gib * 2**30)
-        return Place(device, limit, host, given.width or (4 if given.quick else 8))
+        return Place(device, limit, host, given.width or (8 if given.quick else 12))
     total = torch.cuda.get_device_properties(device).total_memory
     # What is swapped out is several times as large, and must fit the host.
     limit = min(total, host // (2 * PIXELS))
@@ -321,12 +380,18 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit-gib", type=float, help="of the device; default: what there is")
     parser.add_argument("--width", type=int, help="channels that the networks begin with")
-    parser.add_argument("--networks", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument(
+        "--networks",
+        nargs="+",
+        choices=KINDS,
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     place = place_of(given)
     out, back = bandwidth(place)
-    figures = {name: network(name, place, 1 if given.quick else 3) for name in given.networks}
+    place = replace(place, bandwidth=min(out, back))
+    names = given.networks or (QUICK if given.quick else list(KINDS))
+    figures = {name: network(name, place, given.quick) for name in names}
     figures_all = {
         "device": str(place.device) if place.device.type == "cpu" else
         torch.cuda.get_device_name(place.device),
@@ -336,7 +401,7 @@ def main() -> None:
         "back_gib_per_s": back / 2**30,
         "networks": figures,
     }  # fmt: skip
-    report("lms", figures_all, claims(figures, given.quick))
+    report("lms", figures_all, claims(figures))
 
 
 if __name__ == "__main__":

@@ -85,9 +85,7 @@ class Bottleneck(nn.Module):
         )
         same = wide == out and stride == 1
         self.around = (
-            nn.Identity()
-            if same
-            else nn.Sequential(*_normed(_conv(wide, out, stride=stride))[:2])
+            nn.Identity() if same else nn.Sequential(*_normed(_conv(wide, out, stride=stride))[:2])
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -162,7 +160,7 @@ class DeepLab(ResNet):
         super().__init__(width, blocks, dilated=True)
 
     def head(self) -> None:
-        width = self.cells[0][0].out_channels  # type: ignore[index, union-attr]
+        width = self.cells[0][0].out_channels  # type: ignore[index]
         wide = 4 * width  # 256 where the stem has 64
         self.cell(SpatialPyramid(self.wide, wide))
         self.cell(Beside(wide, 4 * width, max(1, 3 * width // 4)))

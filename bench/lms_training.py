@@ -12,17 +12,20 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from lms_networks import Kind, labels_of
-from torch import Tensor
+from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
+from tilenet.parallel.cell_measure import measure_cells
 from tilenet.parallel.slabs import FileSlabs, PinnedSlabs, Slabs
+from tilenet.parallel.swap import Swapper
 from tilenet.parallel.swap_statistics import SwapStatistics
 from tilenet.parallel.swap_streams import CopyStreams
 from tilenet.planning.live_bytes import LiveBytes
+from tilenet.planning.swap_policy import Action, Cell
 from tilenet.swapping import swapping
 
 __all__ = ["Place", "Training", "Way", "bandwidth", "peak_of", "seconds_side_by_side"]
@@ -37,12 +40,14 @@ class Place:
         limit_bytes: Of its memory.
         host_limit_bytes: Of what is swapped out.
         width: Channels that networks begin with.
+        bandwidth: Bytes a second to the host, and as many back, as measured.
     """
 
     device: torch.device
     limit_bytes: int
     host_limit_bytes: int
     width: int
+    bandwidth: float = 1e9
 
     @property
     def min_bytes(self) -> int:
@@ -57,10 +62,12 @@ class Way:
     Attributes:
         mode: `off`, `checkpointing`, `swap` or `auto`.
         saved_limit_bytes: Of saved storages on the device, where they are swapped.
+        actions: Of `auto`, one per cell and one for the loss.
     """
 
     mode: str
     saved_limit_bytes: int = 0
+    actions: tuple[Action, ...] = ()
 
 
 class Training:
@@ -88,14 +95,14 @@ class Training:
 
     def step(self) -> None:
         """Train one step."""
-        self.model(self._images, self._labels).backward()
+        self._backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
 
     def gradients(self, way: Way) -> list[Tensor]:
         """Those of the parameters; nothing is trained."""
         with self.under(way):
-            self.model(self._images, self._labels).backward()
+            self._backward()
         found = [parameter.grad for parameter in self.model.parameters()]
         self._optimizer.zero_grad()
         return [one for one in found if one is not None]
@@ -112,8 +119,31 @@ class Training:
             limit_bytes=way.saved_limit_bytes,
             min_bytes=self._place.min_bytes,
             host_limit_bytes=self._place.host_limit_bytes,
+            actions=dict(zip(self._cells, way.actions, strict=True)) if way.actions else None,
         ) as counted:
             yield counted
+
+    def measured(self) -> tuple[Cell, ...]:
+        """The cells, and the loss as the last one, as a policy wants to know them."""
+        place = self._place
+        swapper = Swapper(0, place.min_bytes, 0, slabs_of(place))
+        figures = measure_cells(self._cells, self._backward, swapper)
+        swapper.close()
+        self._optimizer.zero_grad()
+        return tuple(Cell(**asdict(one)) for one in figures)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What lives beside the cells' maps: weights, gradients, momentum, the batch."""
+        gradients = sum(parameter.nbytes for parameter in self.model.parameters())
+        return gradients + sum(tensor.nbytes for tensor in self._before())
+
+    @property
+    def _cells(self) -> list[nn.Module]:
+        return [*self.model.cells, self.model.loss]
+
+    def _backward(self) -> None:
+        self.model(self._images, self._labels).backward()
 
     def peak(self, way: Way) -> int:
         """Most bytes on the device in a step."""
@@ -128,7 +158,7 @@ class Training:
             torch.cuda.reset_peak_memory_stats(self._place.device)
             self.step()
             torch.cuda.synchronize(self._place.device)
-            return torch.cuda.max_memory_allocated(self._place.device)
+            return int(torch.cuda.max_memory_allocated(self._place.device))
 
     def _before(self) -> list[Tensor]:
         momentum = [
@@ -150,9 +180,17 @@ class Training:
         return time.perf_counter() - began
 
 
+def slabs_of(place: Place) -> Slabs:
+    """Where `swapping` lets tensors go."""
+    if place.device.type == "cuda":
+        return PinnedSlabs(place.host_limit_bytes)
+    return FileSlabs(tempfile.gettempdir(), place.host_limit_bytes)
+
+
 def peak_of(kind: Kind, place: Place, way: Way, batch: int, side: int) -> int | None:
     """Most bytes on the device in a step; None: the device or the host ran out of memory."""
-    gc.collect()  # what an earlier one left in cycles
+    if place.device.type == "cuda":
+        gc.collect()  # what an earlier one left in cycles
     try:
         return Training(kind, place, batch, side).peak(way)
     except (torch.OutOfMemoryError, TilenetError):
@@ -168,7 +206,6 @@ def seconds_side_by_side(training: Training, ways: list[Way], turns: int) -> lis
     taken: list[list[float]] = [[] for _ in ways]
     for _ in range(turns):
         for way, some in zip(ways, taken, strict=True):
-            gc.collect()
             with training.under(way):
                 training.step()
                 some += [training.seconds(), training.seconds()]
@@ -177,8 +214,7 @@ def seconds_side_by_side(training: Training, ways: list[Way], turns: int) -> lis
 
 def bandwidth(place: Place, num_bytes: int = 64 << 20, repeats: int = 5) -> tuple[float, float]:
     """Bytes a second out and back in, of one storage, as swapped tensors are copied."""
-    pinned = place.device.type == "cuda"
-    slabs: Slabs = PinnedSlabs() if pinned else FileSlabs(tempfile.gettempdir())
+    slabs = slabs_of(place)
     streams = CopyStreams()
     flat = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=place.device)
     host = slabs.bytes_of(slabs.take(num_bytes), num_bytes)
