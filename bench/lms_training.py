@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from math import inf
 
 import torch
 from lms_networks import Kind, labels_of
@@ -48,6 +49,11 @@ class Place:
     host_limit_bytes: int
     width: int
     bandwidth: float = 1e9
+
+    @property
+    def cuda(self) -> bool:
+        """Whether it is a GPU."""
+        return self.device.type == "cuda"
 
     @property
     def min_bytes(self) -> int:
@@ -118,6 +124,7 @@ class Training:
             self.model,
             limit_bytes=way.saved_limit_bytes,
             min_bytes=self._place.min_bytes,
+            swap_dir=None if self._place.cuda else tempfile.gettempdir(),
             host_limit_bytes=self._place.host_limit_bytes,
             actions=dict(zip(self._cells, way.actions, strict=True)) if way.actions else None,
         ) as counted:
@@ -147,18 +154,18 @@ class Training:
 
     def peak(self, way: Way) -> int:
         """Most bytes on the device in a step."""
-        cuda = self._place.device.type == "cuda"
         with self.under(way):
-            if not cuda:
+            if not self._place.cuda:
                 with LiveBytes() as live:
                     live.charge(self._before(), 0)
                     self.step()
-                return live.peak
+                most: int = live.peak
+                return most
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._place.device)
             self.step()
             torch.cuda.synchronize(self._place.device)
-            return int(torch.cuda.max_memory_allocated(self._place.device))
+            return torch.cuda.max_memory_allocated(self._place.device)
 
     def _before(self) -> list[Tensor]:
         momentum = [
@@ -172,24 +179,23 @@ class Training:
 
     def seconds(self) -> float:
         """Of a step."""
-        cuda = self._place.device.type == "cuda"
         began = time.perf_counter()
         self.step()
-        if cuda:
+        if self._place.cuda:
             torch.cuda.synchronize(self._place.device)
         return time.perf_counter() - began
 
 
 def slabs_of(place: Place) -> Slabs:
     """Where `swapping` lets tensors go."""
-    if place.device.type == "cuda":
+    if place.cuda:
         return PinnedSlabs(place.host_limit_bytes)
     return FileSlabs(tempfile.gettempdir(), place.host_limit_bytes)
 
 
 def peak_of(kind: Kind, place: Place, way: Way, batch: int, side: int) -> int | None:
     """Most bytes on the device in a step; None: the device or the host ran out of memory."""
-    if place.device.type == "cuda":
+    if place.cuda:
         gc.collect()  # what an earlier one left in cycles
     try:
         return Training(kind, place, batch, side).peak(way)
@@ -198,18 +204,29 @@ def peak_of(kind: Kind, place: Place, way: Way, batch: int, side: int) -> int | 
 
 
 def seconds_side_by_side(training: Training, ways: list[Way], turns: int) -> list[float]:
-    """Median seconds of a step in each way, in turn.
+    """Least seconds of a step in each way, in turn; what else the machine does only adds to them.
 
     In each turn a way begins anew, and its first step, which makes the room for what is swapped,
-    does not count.
+    does not count. Infinite: the device, whose memory is in pieces by now, ran out of it.
     """
-    taken: list[list[float]] = [[] for _ in ways]
+    least = [inf] * len(ways)
     for _ in range(turns):
-        for way, some in zip(ways, taken, strict=True):
-            with training.under(way):
-                training.step()
-                some += [training.seconds(), training.seconds()]
-    return [statistics.median(some) for some in taken]
+        least = [
+            min(before, _least_seconds(training, way))
+            for before, way in zip(least, ways, strict=True)
+        ]
+    return least
+
+
+def _least_seconds(training: Training, way: Way) -> float:
+    try:
+        with training.under(way):
+            training.step()
+            return min(training.seconds(), training.seconds())
+    except torch.OutOfMemoryError:
+        gc.collect()
+        torch.cuda.empty_cache()
+        return inf
 
 
 def bandwidth(place: Place, num_bytes: int = 64 << 20, repeats: int = 5) -> tuple[float, float]:
