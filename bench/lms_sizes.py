@@ -66,13 +66,13 @@ def largest(
                 return None
             return Largest(below * unit, fits[below], above * unit, fails[above])
         number = _next(known, limit, dimensions)
-        if above is not None and not below < number < above:
-            # Beside the better known end; where nothing is known, half-way.
-            number = (below + above) // 2
-            if peak is not None and abs(peak - limit) < limit // 4:
-                number = above - 1 if peak > limit else below + 1
-        elif above is None:
+        tries = len(fits) + len(fails)
+        if above is None:
             number = min(max(number, below + 1), 4 * below + 4)
+        elif tries % 4 == 0 or peak is None:
+            number = (below + above) // 2  # lest a bent line leads nowhere
+        else:
+            number = min(max(number, below + 1), above - 1)
 
 
 def _next(known: list[tuple[int, int]], limit: int, dimensions: int) -> int:
