@@ -141,11 +141,13 @@ def held_stashes(cells: Sequence[Cell], index: int) -> list[int]:
     ]
 
 
-def stash_is_left(cells: Sequence[Cell], number: int, chosen: NDArray[np.int8]) -> NDArray[np.bool_]:
+def stash_is_left(
+    cells: Sequence[Cell], number: int, chosen: NDArray[np.int8]
+) -> NDArray[np.bool_]:
     """Whether a stashed map counts among what the cells up to the next one have left."""
     stash, behind = cells[number], cells[number + 1]
     now = chosen[:, number + 1]
-    there = (now == CHECKPOINT) | (now == KEEP) & behind.needs_input
+    there: NDArray[np.bool_] = (now == CHECKPOINT) | (now == KEEP) & behind.needs_input
     if not behind.may_swap_input:
         there = there | (now == BOTH) | (now == SWAP) & behind.needs_input
     if stash.input_from:

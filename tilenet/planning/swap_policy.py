@@ -14,9 +14,10 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.planning.swap_bytes import ALL, Action, Cell, cell_bytes, options_of
+from tilenet.planning.swap_bytes import ALL, Action, Cell, options_of
+from tilenet.planning.swap_choices import Choices
 from tilenet.planning.swap_search import candidates, leanest
-from tilenet.planning.swap_timeline import StepCosts, simulate_step
+from tilenet.planning.swap_timeline import simulate_step
 
 __all__ = ["ALL", "Action", "Cell", "Choice", "choose", "predict"]
 
@@ -64,7 +65,7 @@ def predict(
         if action in ("checkpoint", "both") and not cell.may_checkpoint:
             raise ValueError(f"cell {index} may not be computed again ({action})")
     limit = inf if limit_bytes is None else limit_bytes
-    return _simulated(_Chosen.of(cells, chosen), 0, bandwidth, micro_batches, limit)
+    return _simulated(Choices.of(cells, chosen), 0, bandwidth, micro_batches, limit)
 
 
 def choose(
@@ -98,66 +99,13 @@ def choose(
     return best
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """Choices and what they cost, (choices, cells); bytes as in `StepCosts`."""
-
-    cells: tuple[Cell, ...]
-    chosen: NDArray[np.int8]
-    backward_s: NDArray[np.float64]
-    left: NDArray[np.int64]
-    forward: NDArray[np.int64]
-    backward: NDArray[np.int64]
-    out: NDArray[np.int64]
-    back: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, cells: Sequence[Cell], chosen: NDArray[np.int8]) -> "_Chosen":
-        single = [cell_bytes(cells, index, chosen) for index in range(len(cells))]
-        left, forward, backward, out, early = (
-            np.stack([getattr(one, name) for one in single], axis=1)
-            for name in ("left", "forward", "backward", "out", "early")
-        )
-        before = np.cumsum(left, axis=1) - left
-        back = out + early
-        for index, cell in enumerate(cells):
-            if cell.input_from:
-                back[:, index - cell.input_from] -= early[:, index]
-        again = (chosen == ALL.index("checkpoint")) | (chosen == ALL.index("both"))
-        backward_s = np.array([cell.backward_s for cell in cells])
-        backward_s = backward_s + again * np.array([cell.forward_s for cell in cells])
-        found = (left, before + forward, before + backward, out, np.maximum(back, 0))
-        return cls(tuple(cells), chosen, backward_s, *found)
-
-    def least_peaks(self, micro_batches: int) -> NDArray[np.int64]:
-        """Bytes that each choice needs at the least."""
-        most = np.maximum(self.forward, self.backward).max(axis=1)
-        total: NDArray[np.int64] = (micro_batches - 1) * self.left.sum(axis=1) + most
-        return total
-
-    def least_seconds(self, bandwidth: float, micro_batches: int) -> NDArray[np.float64]:
-        """Seconds that no step with each choice can be faster than."""
-        forward_s = sum(cell.forward_s for cell in self.cells)
-        computing = forward_s + self.backward_s.sum(axis=1)
-        copying = (self.out.sum(axis=1) + self.back.sum(axis=1)) / bandwidth
-        return micro_batches * np.maximum(computing, copying) * (1 - 1e-12)
-
-
 def _simulated(
-    family: _Chosen, row: int, bandwidth: float, micro_batches: int, limit: float
+    choices: Choices, row: int, bandwidth: float, micro_batches: int, limit: float
 ) -> Choice:
-    costs = StepCosts(
-        [cell.forward_s for cell in family.cells],
-        family.backward_s[row].tolist(),
-        family.left[row].tolist(),
-        family.forward[row].tolist(),
-        family.backward[row].tolist(),
-        family.out[row].tolist(),
-        family.back[row].tolist(),
-    )
+    costs = choices.step_costs(row)
     seconds, peak = simulate_step(costs, bandwidth, micro_batches, limit)
     return Choice(
-        tuple(ALL[place] for place in family.chosen[row]),
+        tuple(ALL[place] for place in choices.chosen[row]),
         seconds,
         peak,
         micro_batches * sum(costs.out),
@@ -167,13 +115,13 @@ def _simulated(
 @lru_cache(maxsize=64)
 def _family(
     cells: tuple[Cell, ...], bandwidth: float, micro_batches: int, allowed: tuple[Action, ...]
-) -> _Chosen:
+) -> Choices:
     """Choices for all limits: those of the search, all kept, and the leanest."""
     kept = np.zeros((1, len(cells)), np.int8)
     lean = leanest(cells, micro_batches, allowed)[None]
-    found = candidates(cells, bandwidth, allowed)
+    found = candidates(cells, bandwidth, micro_batches, allowed)
     relaxed = _relaxed(cells, lean, micro_batches, allowed)
-    return _Chosen.of(cells, np.concatenate([kept, lean, *relaxed, found]))
+    return Choices.of(cells, np.concatenate([kept, lean, *relaxed, found]))
 
 
 def _relaxed(
@@ -186,7 +134,7 @@ def _relaxed(
 
     Oldest cells first, and newest first; and rather kept, swapped or computed again.
     """
-    least = _Chosen.of(cells, lean).least_peaks(micro_batches)[0]
+    least = Choices.of(cells, lean).least_peaks(micro_batches)[0]
     found = []
     for order in (range(len(cells)), reversed(range(len(cells)))):
         now = lean.copy()
@@ -194,7 +142,7 @@ def _relaxed(
             options = np.array(options_of(cells[index], allowed), np.int8)
             tried = np.repeat(now, len(options), axis=0)
             tried[:, index] = options
-            peaks = _Chosen.of(cells, tried).least_peaks(micro_batches)
+            peaks = Choices.of(cells, tried).least_peaks(micro_batches)
             now = tried[[int(np.argmax(peaks <= least))]]
         found.append(now)
     return found

@@ -8,6 +8,7 @@ that the same choices answer for every limit, and a larger one can only have mor
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ from tilenet.planning.swap_bytes import (
     BOTH,
     CHECKPOINT,
     KEEP,
-    SWAP,
     Action,
     Cell,
     cell_bytes,
@@ -25,13 +25,19 @@ from tilenet.planning.swap_bytes import (
     options_of,
     stash_is_left,
 )
+from tilenet.planning.swap_choices import Choices
 
 __all__ = ["candidates", "leanest"]
 
 MOST_PARTIAL = 600  # choices that go on without being thinned out
 PRICES = (0.0, 0.3, 1.0, 2.0)  # of a copied byte, as a share of its time on the link
-CLASSES = (40, 4)  # of what is left, of the peak
-GROUP = np.array([0, 1, 2, 1])  # of a cell's action, as far as the next ones tell: BOTH gives up too
+# Limits to plan for, as shares of the way from the leanest peak to that of keeping everything.
+LEVELS = np.array([0, 0.01, 0.025, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.47, 0.6, 0.75, 1])
+MOST_OF_FRONT = 25
+RATES = 10  # of a byte that stays
+GROUP = np.array(
+    [0, 1, 2, 1]
+)  # of a cell's action, as far as the next ones tell: BOTH gives up too
 
 
 @dataclass(frozen=True)
@@ -86,16 +92,18 @@ class _Partial:
 def candidates(
     cells: Sequence[Cell],
     bandwidth: float,
+    micro_batches: int,
     allowed: Collection[Action] = ALL,
     most_partial: int = MOST_PARTIAL,
 ) -> NDArray[np.int8]:
     """Choices worth simulating, (choices, cells), as places in `ALL`."""
+    prices = _Prices.of(cells, bandwidth, micro_batches, allowed)
     partial = _Partial.empty()
     for index, cell in enumerate(cells):
         partial = partial.extended(cells, options_of(cell, tuple(allowed)))
-        if len(partial.left) > most_partial:
+        if len(partial.left) > most_partial and index < len(cells) - 1:
             tells = _tells(cells, index, partial.chosen)
-            partial = partial.only(_cheapest(partial, tells, bandwidth))
+            partial = partial.only(prices.cheapest(partial, tells))
     return partial.chosen
 
 
@@ -109,7 +117,9 @@ def leanest(
         tells = _tells(cells, index, partial.chosen)
         for number in held_stashes(cells, index + 1):
             tells = 2 * tells + stash_is_left(cells, number, partial.chosen)
-        partial = partial.only(_undominated(tells, partial.left, partial.peak))
+        sorts = [np.flatnonzero(tells == sort) for sort in np.unique(tells)]
+        fronts = [rows[_front(partial.left[rows], partial.peak[rows])] for rows in sorts]
+        partial = partial.only(np.concatenate(fronts))
     peaks = (micro_batches - 1) * partial.left + partial.peak
     found: NDArray[np.int8] = partial.chosen[int(np.argmin(peaks))]
     return found
@@ -128,32 +138,103 @@ def _tells(cells: Sequence[Cell], index: int, chosen: NDArray[np.int8]) -> NDArr
     return tells
 
 
-def _cheapest(
-    partial: _Partial, tells: NDArray[np.int64], bandwidth: float
-) -> NDArray[np.intp]:
-    """The cheapest of each class at each price."""
-    key = tells
-    for figure, classes in zip((partial.left, partial.peak), CLASSES, strict=True):
-        low, high = int(figure.min()), int(figure.max())
-        key = key * classes + (figure - low) * classes // (high - low + 1)
-    found = []
-    for price in PRICES:
-        cost = partial.again_s + price / bandwidth * partial.copied
-        order = np.lexsort((partial.left, cost, key))
-        first = np.diff(key[order], prepend=-1) != 0
-        found.append(order[first])
-    return np.unique(np.concatenate(found))
+@dataclass(frozen=True)
+class _Prices:
+    """What partial choices are compared by.
+
+    Attributes:
+        micro_batches: How often what is left is there.
+        levels: Limits to plan for.
+        copy_s: Prices of a copied byte, seconds.
+        stay_s: Prices of a byte that stays, seconds.
+        later_left: Least bytes that the cells from each one on leave.
+        later_peak: Least peak of these, above what the cells before have left.
+    """
+
+    micro_batches: int
+    levels: NDArray[np.float64]
+    copy_s: NDArray[np.float64]
+    stay_s: NDArray[np.float64]
+    later_left: list[int]
+    later_peak: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        cells: Sequence[Cell],
+        bandwidth: float,
+        micro_batches: int,
+        allowed: Collection[Action],
+    ) -> "_Prices":
+        kept = np.full(len(cells), KEEP, np.int8)
+        ends = Choices.of(cells, np.stack([leanest(cells, micro_batches, allowed), kept]))
+        low, high = ends.least_peaks(micro_batches)
+        later_left, later_peak = [0], [0]
+        for cell in reversed(cells):
+            least = 0 if cell.may_checkpoint else cell.saved_bytes - cell.swapped_bytes
+            later_left.append(later_left[-1] + least)
+            work = max(cell.forward_bytes, cell.backward_bytes)
+            later_peak.append(max(work, least + later_peak[-1]))
+        copy_s = np.array(PRICES) / bandwidth
+        rates = [cell.forward_s / cell.saved_bytes for cell in cells if cell.saved_bytes]
+        rates = [rate for rate in [*rates, *copy_s] if rate > 0] or [1.0]
+        stay_s = np.geomspace(min(rates) / 2, max(rates) * 2, RATES - 2)
+        return cls(
+            micro_batches,
+            low + LEVELS * (high - low),
+            copy_s,
+            np.array([0, *stay_s, 1e6 * stay_s[-1]]),
+            later_left[::-1],
+            later_peak[::-1],
+        )
+
+    def cheapest(self, partial: _Partial, tells: NDArray[np.int64]) -> NDArray[np.intp]:
+        """For each level and at all prices the cheapest of those that can still keep it."""
+        behind = partial.chosen.shape[1]
+        left = partial.left
+        least = np.maximum(partial.peak, left + self.later_peak[behind])
+        least = least + (self.micro_batches - 1) * (left + self.later_left[behind])
+        costs = (
+            partial.again_s[:, None, None]
+            + partial.copied[:, None, None] * self.copy_s[:, None]
+            + left[:, None, None] * self.stay_s
+        ).reshape(len(left), -1)
+        whole = (self.micro_batches - 1) * left + partial.peak
+        found = []
+        for sort in np.unique(tells):
+            rows = np.flatnonzero(tells == sort)
+            # The leanest first: what can keep one level can keep all higher ones.
+            rows = rows[np.argsort(least[rows], kind="stable")]
+            ends = np.searchsorted(least[rows], self.levels, side="right")
+            for start, end in zip([0, *ends[:-1]], ends, strict=True):
+                if end > start:
+                    found.append(rows[:end][np.unique(costs[rows[:end]].argmin(axis=0))])
+            for price in self.copy_s:
+                cost = partial.again_s[rows] + price * partial.copied[rows]
+                leans = (left[rows], whole[rows])
+                found.extend(rows[_thinned(_front(lean, cost), lean, cost)] for lean in leans)
+        return np.unique(np.concatenate(found))
 
 
-def _undominated(
-    tells: NDArray[np.int64], left: NDArray[np.int64], peak: NDArray[np.int64]
-) -> NDArray[np.intp]:
-    """Those that no other of the same sort beats in both."""
-    order = np.lexsort((peak, left, tells))
-    found = []
-    group, least = -1, 0
-    for row in order:
-        if tells[row] != group or peak[row] < least:
-            group, least = int(tells[row]), int(peak[row])
-            found.append(row)
-    return np.array(found)
+def _thinned(rows: NDArray[np.intp], first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.intp]:
+    """Of a front those that are best at some rate between both figures, and some between."""
+    if len(rows) <= MOST_OF_FRONT:
+        return rows
+    hull: list[int] = []
+    x, y = first[rows].tolist(), second[rows].tolist()
+    for place in range(len(rows)):
+        while len(hull) > 1:
+            a, b = hull[-2:]
+            if (y[b] - y[a]) * (x[place] - x[a]) < (y[place] - y[a]) * (x[b] - x[a]):
+                break
+            hull.pop()
+        hull.append(place)
+    some = np.linspace(0, len(rows) - 1, MOST_OF_FRONT).round().astype(np.intp)
+    return rows[np.union1d(hull, some)]
+
+
+def _front(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.intp]:
+    """Places of which no other has as little of both figures; by the first."""
+    order = np.lexsort((second, first))
+    least = np.minimum.accumulate(second[order])
+    return order[np.diff(least, prepend=np.inf) < 0]

@@ -64,9 +64,7 @@ def simulate_step(
     all_left = sum(costs.left)
     for number in range(micro_batches):
         earlier = number * all_left
-        for takes_s, num_bytes, out in zip(
-            costs.forward_s, costs.forward, costs.out, strict=True
-        ):
+        for takes_s, num_bytes, out in zip(costs.forward_s, costs.forward, costs.out, strict=True):
             lane.compute(takes_s, earlier + num_bytes, out)
     base = [
         number * all_left + num_bytes
@@ -83,6 +81,8 @@ def simulate_step(
     most = 0
     seconds = list(reversed(costs.backward_s)) * micro_batches
     for event, (takes_s, num_bytes, back) in enumerate(zip(seconds, base, backs, strict=True)):
+        if back:
+            lane.wait_for_all()  # before anything comes back
         lane.wait_for_room(num_bytes)
         # What is needed now and was not fetched ahead comes first in its lane anyway.
         for need in at_start.get(event, ()):
@@ -120,6 +120,12 @@ class _Forward:
             self._under_way -= self._sizes[self._first]
             self._first += 1
         self.most = max(self.most, num_bytes + self._under_way)
+
+    def wait_for_all(self) -> None:
+        """Wait for the last copy."""
+        if self._first < len(self.ends):
+            self.now = max(self.now, self.ends[-1])
+            self._first, self._under_way = len(self.ends), 0
 
     def compute(self, takes_s: float, num_bytes: int, out: int) -> None:
         """Run a cell's forward, and let it copy out behind that."""
