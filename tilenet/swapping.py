@@ -44,8 +44,8 @@ def swapping(
 
     Args:
         model: A module, or several: of a `Pipe` its `partitions`.
-        limit_bytes: Of saved storages on their devices, together; beyond it they go out, the
-            oldest first. 0: all; None: none.
+        limit_bytes: Of saved storages on their devices, together; beyond it they go out, those
+            first that backward needs last. 0: all; None: none.
         min_bytes: Smaller storages stay, and do not count.
         lookahead: The next so many storages are fetched ahead in backward, as far as the limit
             allows.

@@ -74,7 +74,7 @@ class SavedStorage:
         part: Where its copy lies.
         sent: When that copy is there; None: it is, or there is none.
         arrival: When its latest copy is back.
-        numbers: Of the tensors on it that autograd holds, in the order of saving.
+        numbers: Of the tensors on it that autograd holds, in ascending order.
     """
 
     def __init__(self, storage: torch.UntypedStorage, version: int, device: torch.device) -> None:
@@ -88,7 +88,7 @@ class SavedStorage:
 
     @property
     def next_need(self) -> int:
-        """Number of the tensor that backward, which runs in reverse, needs it for first."""
+        """Number of the tensor that backward is expected to need it for first."""
         return self.numbers[-1]
 
 
@@ -98,7 +98,8 @@ class SavedTensor:
     Args:
         tensor: To be built anew, on the same part of the storage and in the same layout.
         watch: On the tensor.
-        storage: Of the tensor, which is its last number's.
+        storage: Of the tensor.
+        number: The larger, the sooner backward is expected to need it.
         on_free: Called when autograd needs it no more.
     """
 
@@ -107,9 +108,10 @@ class SavedTensor:
         tensor: Tensor,
         watch: Watch,
         storage: SavedStorage,
+        number: int,
         on_free: Callable[[SavedStorage, int], None],
     ) -> None:
-        self.storage, self.number, self._on_free = storage, storage.numbers[-1], on_free
+        self.storage, self.number, self._on_free = storage, number, on_free
         self.watch = watch
         self._dtype, self._offset = tensor.dtype, tensor.storage_offset()
         self._shape, self._stride = tensor.shape, tensor.stride()

@@ -1,7 +1,8 @@
 """Tensors that autograd keeps for backward live elsewhere until they are needed.
 
 A hook sees each tensor that an operation saves. What is beyond `limit_bytes` goes out, that first
-which backward needs last: the oldest. On the way back the next few are fetched ahead.
+which backward is expected to need last: the oldest, unless an earlier step went otherwise. On the
+way back the next few are fetched ahead.
 
 Whole storages move, since views share them, and they are told apart by object, never by address,
 which is used again as soon as a storage is gone. Writing over a tensor that backward needs is an
@@ -11,10 +12,10 @@ written so and is saved once more is taken for the one that went out before.
 
 import threading
 import weakref
+from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from tilenet.parallel.learned_order import LearnedOrder
 from tilenet.parallel.saved_storage import KeptTensor, SavedOrder, SavedStorage, SavedTensor, Watch
 from tilenet.parallel.slabs import Part, Slabs
 from tilenet.parallel.swap_statistics import SwapStatistics
@@ -57,7 +59,7 @@ class Swapper:
         self._slabs, self._streams = slabs, CopyStreams()
         self._closing = False
         self._lock = threading.Lock()
-        self._numbers = count()
+        self._learned = LearnedOrder()
         self._here, self._out = SavedOrder(), SavedOrder()
         self._known: Any = WeakIdKeyDictionary()  # storage -> version -> SavedStorage
         self._leaving: deque[tuple[torch.cuda.Event, torch.UntypedStorage]] = deque()
@@ -75,9 +77,12 @@ class Swapper:
                 return KeptTensor(tensor)
             watch = Watch(tensor)
             with self._locked():
+                if not len(self._here) + len(self._out):
+                    self._learned.end_step()
                 storage = self._storage_of(tensor)
-                self._number(storage, next(self._numbers))
-                saved = SavedTensor(tensor, watch, storage, self._free)
+                number = self._learned.number(storage.num_bytes)
+                self._number(storage, number)
+                saved = SavedTensor(tensor, watch, storage, number, self._free)
                 self._make_room(0)
                 self.statistics.note_peaks()
             return saved
@@ -92,6 +97,7 @@ class Swapper:
             return saved.get()
         saved.watch.check()
         with torch.no_grad(), self._locked():
+            self._learned.need(saved.number)
             tensor = saved.on(self._fetch(saved.storage))
             if saved.storage.arrival is not None:
                 saved.storage.arrival.before_use(tensor)
@@ -177,7 +183,7 @@ class Swapper:
         order = self._here if storage.here is not None else self._out
         if storage.numbers:
             order.remove(storage)
-        storage.numbers.append(number)
+        insort(storage.numbers, number)
         order.add(storage)
 
     def _make_room(self, num_bytes: int) -> None:
