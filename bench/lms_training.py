@@ -203,14 +203,18 @@ def peak_of(kind: Kind, place: Place, way: Way, batch: int, side: int) -> int | 
         return None
 
 
-def seconds_side_by_side(training: Training, ways: list[Way], turns: int) -> list[float]:
+def seconds_side_by_side(training: Training, ways: list[Way], at_least_s: float) -> list[float]:
     """Least seconds of a step in each way, in turn; what else the machine does only adds to them.
 
     In each turn a way begins anew, and its first step, which makes the room for what is swapped,
     does not count. Infinite: the device, whose memory is in pieces by now, ran out of it.
+
+    Args:
+        at_least_s: Turns are taken for so long.
     """
     least = [inf] * len(ways)
-    for _ in range(turns):
+    began = time.perf_counter()
+    while time.perf_counter() - began < at_least_s:
         least = [
             min(before, _least_seconds(training, way))
             for before, way in zip(least, ways, strict=True)
