@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tilenet.geometry.layers import Pop, Stash
 from tilenet.planning.layer_bytes import LayerBytes
 
-__all__ = ["Checkpointing", "Skip", "blocks_from", "find_skips"]
+__all__ = ["Checkpointing", "Skip", "Walk", "blocks_from", "find_skips"]
 
 Checkpointing = Literal["always", "except_last", "never"]
 
@@ -119,7 +119,7 @@ def _alone(same: _Same, start: int, copied: bool, again: bool) -> _Alone:
         again: Whether activations are computed again in backward.
     """
     costs = same.costs
-    walk = _Walk.along(costs, start, copied)
+    walk = Walk.along(costs, start, copied)
     count = len(costs) - start
     stops = np.arange(start + 1, len(costs) + 1)
     layers = np.arange(start, len(costs))
@@ -184,7 +184,7 @@ def _softmax_bytes(head: LayerBytes) -> int:
 
 
 @dataclass(frozen=True)
-class _Walk:
+class Walk:
     """A walk over the layers from the first of a block on; arrays over the layers.
 
     Attributes:
@@ -197,6 +197,10 @@ class _Walk:
         outputs: The layer's output.
         output_until: Up to which layer's backward the output lives that is saved anyway.
         input_from: First layer that keeps the block's input (n: none does).
+        roots: Which map each layer's input lies in, and the last one's output: the number of the
+            layer that it is the input of first.
+        sizes: Of these maps; the block's input counts elsewhere, and is 0 here.
+        keepers: First layer that keeps each; those that none keeps are left out.
     """
 
     saved: NDArray[np.int64]
@@ -207,9 +211,17 @@ class _Walk:
     outputs: NDArray[np.int64]
     output_until: NDArray[np.int64]
     input_from: int
+    roots: list[int]
+    sizes: dict[int, int]
+    keepers: dict[int, int]
 
     @classmethod
-    def along(cls, costs: Sequence[LayerBytes], start: int, copied: bool) -> "_Walk":
+    def along(cls, costs: Sequence[LayerBytes], start: int, copied: bool) -> "Walk":
+        """Walk from a layer to the network's end.
+
+        Args:
+            copied: Whether the block's input may not be written into.
+        """
         count = len(costs)
         first = costs[start].first if copied else None
         block = [first or costs[start], *costs[start + 1 :]]
@@ -255,4 +267,7 @@ class _Walk:
             np.array([cost.output for cost in block]),
             np.array(until),
             keeper.get(start, count),
+            roots,
+            sizes,
+            keeper,
         )

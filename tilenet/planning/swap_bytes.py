@@ -37,8 +37,8 @@ class Cell:
             keep.
         backward_bytes: Most bytes in its backward, above the same; what it saved is among them.
         may_checkpoint: Whether it may be computed again; not so with a stash or a pop.
-        again_bytes: Most bytes from its recomputation to the end of its backward, where these are
-            more than the two above; its input not among them.
+        again_bytes: Most bytes from its recomputation to the end of its backward, above the same,
+            where these are more than the two above.
         input_from: So many cells before stands the one among whose saved bytes this one's input
             counts; 0: none does.
         needs_input: Whether backward needs the input even when the cell keeps.
@@ -122,7 +122,9 @@ def cell_bytes(cells: Sequence[Cell], index: int, chosen: NDArray[np.int8]) -> C
     left = np.where(again, 0, cell.saved_bytes - swaps * cell.swapped_bytes)
     forward = cell.forward_bytes + size * lost + _held(cells, index, chosen)
     most = max(cell.again_bytes, cell.forward_bytes, cell.backward_bytes)
-    backward = np.where(again, most, cell.backward_bytes) + size * (lost | alone & again)
+    backward = np.where(again, most, cell.backward_bytes)
+    # Else it is among what the cell saved.
+    backward = backward + size * (lost | alone & again & (not cell.needs_input))
     return CellBytes(
         left + size * stays,
         forward,

@@ -1,0 +1,210 @@
+"""Cells of real layers: against the planner's formula, and against steps on fake tensors."""
+
+import random
+import weakref
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+from test_layer_bytes import Head
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from tilenet.geometry.layers import Activation, Conv, Layer, Norm, Pool, Pop, Stash, Upsample
+from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+from tilenet.model.network import build_network
+from tilenet.planning.cells import cell_sizes, cells_of
+from tilenet.planning.layer_bytes import layer_bytes
+from tilenet.planning.live_bytes import LiveBytes
+from tilenet.planning.memory import partition_bytes
+from tilenet.planning.one_layer import cast_parameters, parameter_dtype
+from tilenet.planning.roofline import LayerTime
+from tilenet.planning.swap_bytes import ALL, options_of
+from tilenet.planning.swap_policy import Action, predict
+
+PRECISIONS = ["float32", "float64", "bfloat16"]
+
+
+def random_network(draw: random.Random) -> tuple[Layer, ...]:
+    return unet_layers(
+        UNetOptions(
+            poolings=draw.randint(1, 3),
+            convolutions=draw.randint(1, 3),
+            base=draw.choice([2, 4, 6]),
+            bands=draw.randint(1, 5),
+            classes=draw.randint(1, 6),
+            upsampling=draw.choice(["nearest", "bilinear", "transposed"]),
+            norm=draw.choice(["none", "instance", "group", "batch"]),
+            norm_scope="tile",
+            groups=2,
+            dropout=draw.choice([0, 0.2]),
+        )
+    )
+
+
+def times_of(layers: Sequence[Layer]) -> list[LayerTime]:
+    return [LayerTime(3 + 7 * place, 5 + 11 * place) for place in range(len(layers))]
+
+
+def random_actions(
+    draw: random.Random, cells: Sequence[Any], some: Sequence[Action]
+) -> list[Action]:
+    return [ALL[draw.choice(options_of(cell, some))] for cell in cells]
+
+
+def test_a_cell_is_a_convolution_with_what_follows() -> None:
+    layers = unet_layers(UNetOptions(poolings=1, convolutions=1, base=2, norm="batch", dropout=0.1))
+    convolution = 4  # with dropout, norm and activation
+    # stash, pool; convolution; upsample, pop; convolution; head
+    assert cell_sizes(layers) == (convolution, 1, 1, convolution, 1, 1, convolution, 1)
+    begins = Conv | Pool | Upsample | Stash | Pop
+    for edge in accumulate(cell_sizes(layers)[:-1]):
+        assert isinstance(layers[edge], begins)
+    # A partition may begin anywhere.
+    assert cell_sizes(layers[2:7]) == (2, 1, 1, 1)
+    assert cell_sizes([Stash(2, 2), Norm(2, 2), Activation(2, 2)]) == (1, 2)
+
+
+def test_seconds_and_saved_bytes_are_the_layers() -> None:
+    layers = unet_layers(PRESETS["small"])
+    costs = layer_bytes(layers, 96, 64)
+    cells = cells_of(costs, times_of(layers), 5, 60, 1)
+    assert sum(cell.forward_s for cell in cells) == sum(3 + 7 * place for place in range(5, 60))
+    assert sum(cell.backward_s for cell in cells) == sum(5 + 11 * place for place in range(5, 60))
+    assert len(cells) == len(cell_sizes(layers[5:60]))
+    for cell in cells:
+        assert cell.swapped_bytes == cell.saved_bytes
+    most = cells[0].saved_bytes
+    few = cells_of(costs, times_of(layers), 5, 60, most // 2)
+    assert 0 < sum(cell.swapped_bytes for cell in few) < sum(cell.saved_bytes for cell in few)
+    assert not any(c.swapped_bytes for c in cells_of(costs, times_of(layers), 5, 60, 10 * most))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_all_kept_needs_the_activations_of_the_formula(seed: int) -> None:
+    draw = random.Random(seed)
+    layers = random_network(draw)
+    cuts = sorted(draw.sample(range(1, len(layers)), draw.randint(0, 4)))
+    edges = [0, *cuts, len(layers)]
+    size, many = (draw.randint(33, 70), draw.randint(33, 70)), draw.randint(2, 5)
+    costs = layer_bytes(layers, *size, PRECISIONS[seed % 3])
+    balance = [stop - start for start, stop in pairwise(edges)]
+    parts = partition_bytes(costs, balance, many, "never")
+    for (start, stop), part in zip(pairwise(edges), parts, strict=True):
+        cells = cells_of(costs, times_of(layers), start, stop, 1000)
+        found = predict(cells, ["keep"] * len(cells), 1e9, many)
+        assert found.peak_bytes == part.activations
+
+
+def test_stashes_pops_and_activations_that_overwrite_anothers_map_are_not_computed_again() -> None:
+    layers = unet_layers(UNetOptions(poolings=2, base=4, norm="instance"))
+    costs = layer_bytes(layers, 48, 64)
+    place = 0
+    for size, cell in zip(
+        cell_sizes(layers), cells_of(costs, times_of(layers), 0, len(layers), 1), strict=True
+    ):
+        assert cell.may_checkpoint != isinstance(layers[place], Stash | Pop)
+        place += size
+    with_pop = (Stash(4, 4, name="a"), Activation(4, 4), Conv(4, 4), Pop(4, 8, name="a"))
+    overwrites = cells_of(layer_bytes(with_pop, 20, 20), times_of(with_pop), 0, 4, 1)
+    assert [cell.may_checkpoint for cell in overwrites] == [False, False, True, False]
+    # As a partition's first layer it writes elsewhere.
+    first = next(n for n, layer in enumerate(layers) if isinstance(layer, Activation))
+    assert cells_of(costs, times_of(layers), first, first + 5, 1)[0].may_checkpoint
+
+
+class Gone:
+    """Saved tensors whose storages leave at once, and come back where somebody asks."""
+
+    def __init__(self, min_bytes: int) -> None:
+        self.min_bytes = min_bytes
+
+    def pack(self, tensor: Tensor) -> Any:
+        storage = tensor.untyped_storage()
+        if isinstance(tensor, nn.Parameter) or storage.nbytes() < self.min_bytes:
+            return tensor
+        return weakref.ref(storage), storage.nbytes(), tensor.to("meta")
+
+    def unpack(self, saved: Any) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        known, num_bytes, like = saved
+        storage = known()
+        if storage is None:
+            flat = torch.empty(num_bytes, dtype=torch.uint8)
+            return flat.view(like.dtype).as_strided(like.shape, like.stride())
+        return torch.empty(0, dtype=like.dtype).set_(storage, 0, like.shape, like.stride())
+
+
+def step_bytes(
+    layers: tuple[Layer, ...],
+    size: tuple[int, int],
+    precision: str,
+    actions: Sequence[Action],
+    many: int,
+    min_bytes: int,
+) -> int:
+    """Peak of a step with each cell as it was chosen; without images, weights, their gradients."""
+    dtype = parameter_dtype(precision)
+    mixed = {"bfloat16": torch.bfloat16}.get(precision)
+    edges = accumulate(cell_sizes(layers), initial=0)
+    with FakeTensorMode():
+        network = build_network(layers)
+        cast_parameters(network, dtype)
+        network.mask_key.images = (0,)
+        for parameter in network.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        parts = [nn.Sequential(*list(network)[a:b]) for a, b in pairwise(edges)]
+        images = [
+            torch.randn(1, layers[0].in_channels, *size, dtype=dtype, requires_grad=True)
+            for _ in range(many)
+        ]
+        gone = Gone(min_bytes)
+        with LiveBytes() as live:
+            losses = []
+            for image in images:
+                x = image
+                with torch.autocast("cpu", mixed, enabled=mixed is not None):
+                    for part, action in zip(parts, actions, strict=True):
+                        again = action in ("checkpoint", "both")
+                        with saved_tensors_hooks(
+                            *(
+                                (gone.pack, gone.unpack)
+                                if action in ("swap", "both")
+                                else (id_, id_)
+                            )
+                        ):
+                            x = checkpoint(part, x, use_reentrant=False) if again else part(x)
+                losses.append(Head.apply(x))
+                del x
+            while losses:
+                losses.pop().backward()
+    return live.peak
+
+
+def id_(x: Any) -> Any:
+    return x
+
+
+@pytest.mark.parametrize(
+    "some", [("checkpoint",), ("swap",), ALL], ids=["checkpoint", "swap", "all"]
+)
+@pytest.mark.parametrize("seed", range(16))
+def test_a_predicted_peak_is_that_of_a_step_or_a_little_more(
+    seed: int, some: Sequence[Action]
+) -> None:
+    draw = random.Random(seed)
+    layers, many = random_network(draw), draw.randint(1, 3)
+    size, min_bytes = (draw.randint(48, 90), draw.randint(48, 90)), draw.choice([1, 4000])
+    precision = PRECISIONS[seed % 3]
+    costs = layer_bytes(layers, *size, precision)
+    cells = cells_of(costs, times_of(layers), 0, len(layers), min_bytes)
+    for actions in [random_actions(draw, cells, some) for _ in range(3)]:
+        predicted = predict(cells, actions, 1e30, many, 0).peak_bytes
+        needed = step_bytes(layers, size, precision, actions, many, min_bytes)
+        print(predicted / needed)
+        assert needed <= predicted <= 1.3 * needed
