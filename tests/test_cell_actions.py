@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from test_pipeline import CPU, MODES, balance_of, images, made, options, piped, plain
 from test_swapping import NETWORKS, InPlace, Views, check_empty, check_same, trained
 from torch import Tensor, nn
+from torchgpipe import is_recomputing
 from torchgpipe.skip.layout import inspect_skip_layout
 from torchgpipe.skip.tracker import current_skip_tracker
 
@@ -85,6 +86,25 @@ def test_our_networks(tmp_path: Path, name: str, kind: str, seed: int) -> None:
     del outputs, found_outputs
     check_empty(swapper.statistics)
     assert not current_skip_tracker().tensors
+
+
+@pytest.mark.parametrize("kind", ["swap", "checkpoint", "both"])
+@pytest.mark.parametrize("split", [0, 19])
+def test_skips_within_a_cell(tmp_path: Path, kind: str, split: int) -> None:
+    """The whole network as one cell, or as two of which each pops what the other stashed or it."""
+    wished = options(dropout=0.3, norm="batch", norm_scope="tile")
+    outputs, wanted = plain(made(wished), images(2))
+    network = made(wished)
+    layers, key = list(network), network.mask_key
+    assert not isinstance(layers[split], nn.LeakyReLU)
+    parts = [layers[:split], layers[split:]] if split else [layers]
+    network = Network([nn.Sequential(*part) for part in parts], key).train()
+    with acted(network, kind, tmp_path) as swapper:
+        found_outputs, found = plain(network, images(2))
+    check_same([*found_outputs, *found.values()], [*outputs, *wanted.values()])
+    assert not current_skip_tracker().tensors
+    del outputs, found_outputs
+    check_empty(swapper.statistics)
 
 
 def batch_norms(network: nn.Module) -> list[Tensor]:
@@ -259,6 +279,34 @@ def test_each_cell_is_computed_as_often_as_its_action_says(tmp_path: Path) -> No
     assert hooked == [1]
 
 
+class Counts(nn.Module):
+    """Counts its calls, and tiles as a run of ours does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.calls = BatchNorm(4), 0
+        self.norm.tiles = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += not is_recomputing()
+        return self.norm(x).tanh()
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_modules_that_ask_count_once(tmp_path: Path, kind: str) -> None:
+    torch.manual_seed(2)
+    model, x = nn.Sequential(Counts(), Counts()), torch.randn(3, 4, 5, 6)
+    other = copy.deepcopy(model)
+    with acted(model, kind, tmp_path):
+        found = [trained(model, x * n) for n in (1, 2, 3)]
+    wanted = [trained(other, x * n) for n in (1, 2, 3)]
+    check_same([*itertools.chain(*found)], [*itertools.chain(*wanted)])
+    assert [cell.calls for cell in model] == [3, 3]
+    assert [cell.norm.tiles for cell in model] == [3, 3]
+    buffers = zip(model.buffers(), other.buffers(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in buffers)
+
+
 def deep(count: int = 8) -> tuple[nn.Sequential, Tensor]:
     torch.manual_seed(5)
     layers = (
@@ -378,8 +426,11 @@ def test_nothing_stays_behind(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "both"])
-def test_backward_may_run_behind_the_context_and_twice(tmp_path: Path, kind: str) -> None:
-    model, cells, x = stacked("residual")
+@pytest.mark.parametrize("model_kind", ["residual", "spectral"])
+def test_backward_may_run_behind_the_context_and_twice(
+    tmp_path: Path, model_kind: str, kind: str
+) -> None:
+    model, cells, x = stacked(model_kind)
     other = copy.deepcopy(model)
     results = []
     for one, parts in ((other, []), (model, cells)):

@@ -125,6 +125,12 @@ def test_input_bytes_are_what_stays_where_a_cell_is_computed_again(tmp_path: Pat
     assert [a == b for a, b in zip(inputs, given, strict=True)] == [not one for one in pops]
 
 
+def test_all_tensors_among_the_arguments_are_inputs(tmp_path: Path) -> None:
+    found, model, cells, x = measured(tmp_path, "attention")
+    assert found[0].input_bytes == 2 * x.nbytes + 4  # two maps, one in a dict, and a number
+    assert out_bytes_of(tmp_path, cells, "both", 0, x, model)[0] == found[0].input_bytes
+
+
 class Clock:
     """Goes on when it is told to."""
 
@@ -154,16 +160,17 @@ class Slow(torch.autograd.Function):
 class SlowLayers(nn.Module):
     def __init__(self, layers: int) -> None:
         super().__init__()
-        self.layers = layers
+        self.layers, self.aside = layers, torch.ones(1)
 
     def forward(self, x: Tensor) -> Tensor:
+        x, self.aside = x + self.aside, torch.ones(1)
         for _ in range(self.layers):
             x = Slow.apply(x).sin()
         return x
 
 
 class Branches(nn.Module):
-    """Two branches of different lengths, and work between the cells."""
+    """Two branches of different lengths, work between the cells, and a way past their inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,8 +178,10 @@ class Branches(nn.Module):
         self.weight = nn.Parameter(torch.tensor([1.5]))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.cells[0](x * self.weight)
-        return Slow.apply(self.cells[1](x)) + self.cells[2](x)
+        x = self.cells[0](Slow.apply(x * self.weight))
+        y = self.cells[1](x)
+        self.cells[2].aside = y.sin()
+        return Slow.apply(y) + self.cells[2](x)
 
 
 def test_times_are_those_of_each_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +193,7 @@ def test_times_are_those_of_each_cell(tmp_path: Path, monkeypatch: pytest.Monkey
     swapper.unpack = lambda held: Clock.go(1) or unpack(held)
     found = measure_cells(list(model.cells), lambda: model(x).sum().backward(), swapper)
     assert [one.forward_s for one in found] == [10, 30, 20]
-    # The slow layer between cells and loss is nobody's.
+    # The slow layers before the cells and behind them are nobody's.
     assert [one.backward_s for one in found] == [30, 90, 60]
 
 
@@ -194,6 +203,37 @@ def test_cells_that_write_over_their_input_may_not_be_computed_again(tmp_path: P
     swapper = Swapper(0, 0, 2, FileSlabs(str(tmp_path)))
     found = measure_cells(list(model), lambda: model(x).sum().backward(), swapper)
     assert [one.may_checkpoint for one in found] == [True, False, True]
+
+
+def test_bytes_in_backward(tmp_path: Path) -> None:
+    """Of chains whose needs are known; a map has 12 800 bytes, a matrix 4096."""
+    torch.manual_seed(3)
+    size, matrix = 100 * 32 * 4, 32 * 32 * 4
+    cells = [nn.Linear(32, 32, bias=False) for _ in range(9)]
+    model = nn.Sequential(*cells, nn.SiLU())
+    x = torch.randn(100, 32, requires_grad=True)
+    swapper = Swapper(0, 0, 2, FileSlabs(str(tmp_path)))
+    found = measure_cells(list(model), lambda: model(x).sin().sum().backward(), swapper)
+    # The gradients of output and input, and of one matrix, not of those before.
+    for one in found[:-1]:
+        assert one.saved_bytes == size
+        assert 3 * size <= one.backward_bytes <= 3 * size + 2 * matrix
+    assert found[-1].saved_bytes == size
+    assert found[-1].backward_bytes == 3 * size
+
+
+def test_a_large_cell_does_not_count_for_those_before_it(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Sigmoid(), nn.Upsample(scale_factor=8), nn.Tanh())
+    x = torch.linspace(-1, 1, 1800).view(1, 2, 30, 30).requires_grad_()
+    swapper = Swapper(0, 0, 2, FileSlabs(str(tmp_path)))
+    found = measure_cells(list(model), lambda: model(x).sum().backward(), swapper)
+    sizes = [x.nbytes * factor for factor in (1, 0, 64)]
+    assert [one.saved_bytes for one in found] == sizes
+    assert [one.forward_bytes for one in found] == [2 * x.nbytes, 64 * x.nbytes, 128 * x.nbytes]
+    loss = 4  # bytes of its gradient, which autograd holds to the end
+    assert found[0].backward_bytes == 3 * x.nbytes + loss
+    assert found[1].backward_bytes == 65 * x.nbytes + loss
+    assert found[2].backward_bytes >= 128 * x.nbytes
 
 
 def test_one_cell_at_a_time_is_alive(tmp_path: Path) -> None:

@@ -31,8 +31,7 @@ def step(order: LearnedOrder, sizes: list[int], needs: list[int]) -> list[int]:
     """Numbers given in a step that saves some sizes and then needs some of the tensors."""
     order.end_step()
     numbers = [order.number(size) for size in sizes]
-    for place in needs:
-        order.need(numbers[place])
+    for place in needs + needs[::-1]:  # the first time counts
         order.need(numbers[place])
     return numbers
 
@@ -213,6 +212,25 @@ def test_less_is_swapped_and_more_is_there_when_it_is_needed(
     assert {key for key in learned if learned[key] >= without[key]} == set()
     assert learned["in"] > 0
     assert learned["missed"] == 0 < without["missed"]
+
+
+@pytest.mark.parametrize(
+    ("needs", "goes"), [((0, 1, 3, 2), 2), ((3, 1, 0, 2), 0), ((3, 2, 1, 0), 1), ((2, 3, 0, 1), 1)]
+)
+def test_a_storage_stays_for_the_first_of_its_needs(
+    tmp_path: Path, needs: tuple[int, ...], goes: int
+) -> None:
+    swapper = swapper_of(tmp_path, 8000)  # room for two of three
+    tensors = [torch.linspace(n, n + 1, 1000) for n in range(3)]
+    for _ in range(2):
+        saved = [swapper.pack(tensors[n]) for n in (0, 1, 0, 2)]
+        storages: list[Any] = [saved[place].storage for place in (0, 1, 3)]
+        here = [storage.here is not None for storage in storages]
+        for place in needs:
+            swapper.unpack(saved[place])
+        saved.clear()
+    assert here.index(False) == goes
+    assert here.count(True) == 2
 
 
 def test_results_do_not_depend_on_the_order(tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ run sees what the first one saw, and leaves no trace:
 Modules that count calls in attributes of their own ask `torchgpipe.is_recomputing()`, which is true
 in the second run. The state of torch's random numbers is kept, of the whole process: threads that
 draw from it at the same time disturb one another, as with torch's and torchgpipe's checkpoints.
+Buffers are exchanged while the second run computes: a thread that runs the same module meanwhile
+would find the wrong ones. An exception of torch's ends the second run as soon as all is there, so a
+module that catches every exception (a pipeline's `Partition`) may consist of cells but not be one.
 """
 
 import copy
