@@ -108,11 +108,12 @@ def forced(kind: Kind, place: Place, side: int, at_least_s: float) -> Figures:
     )
     return {
         "side": side,
-        "off_s": off,
-        "checkpointing_s": checkpointing,
-        "forced_s": swap,
-        "checkpointing_over_off": checkpointing / off,
-        "forced_over_off": swap / off,
+        "off_s": off.step,
+        "checkpointing_s": checkpointing.step,
+        "forced_s": swap.step,
+        "checkpointing_over_off": checkpointing.step / off.step,
+        "forced_over_off": swap.step / off.step,
+        "forced_over_off_wall": swap.wall / off.wall,
         "swapped_mib": counted.out_bytes / 2**20,
     }
 
@@ -144,15 +145,16 @@ def speeds(
         training = Training(kind, place, 1, side)
         taken = seconds_side_by_side(training, ways, at_least_s)
         for way, peak, seconds in zip(ways, peaks, taken, strict=True):
-            if seconds == inf:
+            if seconds.step == inf:
                 continue
             rows.append(
                 {
                     "side": side,
                     "mode": way.mode,
                     "pixels_over_off": (side / ends) ** kind.dimensions,
-                    "seconds": seconds,
-                    "pixels_per_s": training.pixels / seconds,
+                    "seconds": seconds.step,
+                    "wall_seconds": seconds.wall,
+                    "pixels_per_s": training.pixels / seconds.step,
                     "peak_mib": None if peak is None else peak / 2**20,
                     "within_limit": peak is not None and peak <= place.limit_bytes,
                     "actions": Counter(way.actions),
@@ -163,7 +165,7 @@ def speeds(
 
 def network(name: str, place: Place, quick: bool) -> Figures:
     """All figures of a network."""
-    kind, at_least_s = KINDS[name], 0.5 if quick else 6.0
+    kind, at_least_s = KINDS[name], 0.5 if quick else 4.0
     same = equal_gradients(kind, place)
     sides, batches = sizes(kind, place, with_batches=not quick or name == "deeplab")
     ends = sides["off"].size

@@ -29,7 +29,7 @@ from tilenet.planning.live_bytes import LiveBytes
 from tilenet.planning.swap_policy import Action, Cell
 from tilenet.swapping import swapping
 
-__all__ = ["Place", "Training", "Way", "bandwidth", "peak_of", "seconds_side_by_side"]
+__all__ = ["Place", "Seconds", "Training", "Way", "bandwidth", "peak_of", "seconds_side_by_side"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,24 @@ class Way:
     mode: str
     saved_limit_bytes: int = 0
     actions: tuple[Action, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of a step, or the least of several.
+
+    Attributes:
+        step: What is compared. Of a CPU its processor time, which other programs disturb less: it
+            works on one thread and waits for nobody but the disk, if at all.
+        wall: By the clock.
+    """
+
+    step: float = inf
+    wall: float = inf
+
+    def least(self, other: "Seconds") -> "Seconds":
+        """The less of both, each by itself."""
+        return Seconds(min(self.step, other.step), min(self.wall, other.wall))
 
 
 class Training:
@@ -177,13 +195,14 @@ class Training:
         weights = [*self.model.parameters(), *self.model.buffers()]
         return [*weights, *momentum, self._images, self._labels]
 
-    def seconds(self) -> float:
+    def seconds(self) -> "Seconds":
         """Of a step."""
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         self.step()
         if self._place.cuda:
             torch.cuda.synchronize(self._place.device)
-        return time.perf_counter() - began
+        wall, work = time.perf_counter() - began, time.process_time() - worked
+        return Seconds(wall if self._place.cuda else work, wall)
 
 
 def slabs_of(place: Place) -> Slabs:
@@ -203,7 +222,7 @@ def peak_of(kind: Kind, place: Place, way: Way, batch: int, side: int) -> int | 
         return None
 
 
-def seconds_side_by_side(training: Training, ways: list[Way], at_least_s: float) -> list[float]:
+def seconds_side_by_side(training: Training, ways: list[Way], at_least_s: float) -> list[Seconds]:
     """Least seconds of a step in each way, in turn; what else the machine does only adds to them.
 
     In each turn a way begins anew, and its first step, which makes the room for what is swapped,
@@ -212,25 +231,25 @@ def seconds_side_by_side(training: Training, ways: list[Way], at_least_s: float)
     Args:
         at_least_s: Turns are taken for so long.
     """
-    least = [inf] * len(ways)
+    least = [Seconds()] * len(ways)
     began = time.perf_counter()
     while time.perf_counter() - began < at_least_s:
         least = [
-            min(before, _least_seconds(training, way))
+            before.least(_least_seconds(training, way))
             for before, way in zip(least, ways, strict=True)
         ]
     return least
 
 
-def _least_seconds(training: Training, way: Way) -> float:
+def _least_seconds(training: Training, way: Way) -> Seconds:
     try:
         with training.under(way):
             training.step()
-            return min(training.seconds(), training.seconds())
+            return training.seconds().least(training.seconds())
     except torch.OutOfMemoryError:
         gc.collect()
         torch.cuda.empty_cache()
-        return inf
+        return Seconds()
 
 
 def bandwidth(place: Place, num_bytes: int = 64 << 20, repeats: int = 5) -> tuple[float, float]:
