@@ -3,6 +3,7 @@
 import random
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from test_layer_bytes import Head
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import _pop_mode_temporarily
 from torch.utils.checkpoint import checkpoint
 
 from tilenet.geometry.layers import Activation, Conv, Layer, Norm, Pool, Pop, Stash, Upsample
@@ -78,10 +80,12 @@ def test_seconds_and_saved_bytes_are_the_layers() -> None:
     assert len(cells) == len(cell_sizes(layers[5:60]))
     for cell in cells:
         assert cell.swapped_bytes == cell.saved_bytes
-    most = cells[0].saved_bytes
-    few = cells_of(costs, times_of(layers), 5, 60, most // 2)
+    most = max(cost.output for cost in costs[5:60])
+    few = cells_of(costs, times_of(layers), 5, 60, most)
+    # Maps of the largest level only; not the statistics, masks and indices.
     assert 0 < sum(cell.swapped_bytes for cell in few) < sum(cell.saved_bytes for cell in few)
-    assert not any(c.swapped_bytes for c in cells_of(costs, times_of(layers), 5, 60, 10 * most))
+    assert all(cell.swapped_bytes % most == 0 for cell in few)
+    assert not any(c.swapped_bytes for c in cells_of(costs, times_of(layers), 5, 60, most + 1))
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -127,17 +131,17 @@ class Gone:
         storage = tensor.untyped_storage()
         if isinstance(tensor, nn.Parameter) or storage.nbytes() < self.min_bytes:
             return tensor
-        return weakref.ref(storage), storage.nbytes(), tensor.to("meta")
+        layout = tensor.storage_offset(), tensor.shape, tensor.stride()
+        return weakref.ref(storage), storage.nbytes(), tensor.dtype, layout
 
     def unpack(self, saved: Any) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
-        known, num_bytes, like = saved
-        storage = known()
-        if storage is None:
+        known, num_bytes, dtype, (offset, shape, stride) = saved
+        # What somebody else has kept counts already; `set_` would hold on to a fake storage.
+        with nullcontext() if known() is None else _pop_mode_temporarily():
             flat = torch.empty(num_bytes, dtype=torch.uint8)
-            return flat.view(like.dtype).as_strided(like.shape, like.stride())
-        return torch.empty(0, dtype=like.dtype).set_(storage, 0, like.shape, like.stride())
+        return flat.view(dtype).as_strided(shape, stride, offset)
 
 
 def step_bytes(
@@ -166,8 +170,7 @@ def step_bytes(
         gone = Gone(min_bytes)
         with LiveBytes() as live:
             losses = []
-            for image in images:
-                x = image
+            for x in images:
                 with torch.autocast("cpu", mixed, enabled=mixed is not None):
                     for part, action in zip(parts, actions, strict=True):
                         again = action in ("checkpoint", "both")
@@ -183,7 +186,8 @@ def step_bytes(
                 del x
             while losses:
                 losses.pop().backward()
-    return live.peak
+                images.pop().grad = None
+    return live.peak - 4 * many - 4  # the losses, and the gradient of one
 
 
 def id_(x: Any) -> Any:
@@ -193,7 +197,7 @@ def id_(x: Any) -> Any:
 @pytest.mark.parametrize(
     "some", [("checkpoint",), ("swap",), ALL], ids=["checkpoint", "swap", "all"]
 )
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(12))
 def test_a_predicted_peak_is_that_of_a_step_or_a_little_more(
     seed: int, some: Sequence[Action]
 ) -> None:
@@ -203,8 +207,10 @@ def test_a_predicted_peak_is_that_of_a_step_or_a_little_more(
     precision = PRECISIONS[seed % 3]
     costs = layer_bytes(layers, *size, precision)
     cells = cells_of(costs, times_of(layers), 0, len(layers), min_bytes)
-    for actions in [random_actions(draw, cells, some) for _ in range(3)]:
+    for actions in [random_actions(draw, cells, some) for _ in range(2)]:
         predicted = predict(cells, actions, 1e30, many, 0).peak_bytes
         needed = step_bytes(layers, size, precision, actions, many, min_bytes)
-        print(predicted / needed)
-        assert needed <= predicted <= 1.3 * needed
+        # Autocast holds its copies of weights and images until forward ends, whatever cells do.
+        copies = (sum(cost.parameters for cost in costs) + costs[0].input) // 2
+        copies *= precision == "bfloat16"
+        assert needed - copies <= predicted <= 1.3 * needed

@@ -10,6 +10,7 @@ from chains import all_choices, random_bandwidth, random_chain
 from tilenet.parallel import swap
 from tilenet.planning.swap_choices import Choices
 from tilenet.planning.swap_policy import ALL, Cell, choose, predict
+from tilenet.planning.swap_search import leanest
 from tilenet.planning.swap_timeline import MOST_IN_FLIGHT, simulate_step
 
 # Three cells: 7 + 2·k s of forward, twice of backward; what each saves feeds the next.
@@ -221,6 +222,44 @@ def test_a_stashed_map_lives_until_it_is_popped() -> None:
     assert predict((make, stash, pool, deep), again, 1e30, 1, 0).peak_bytes == 30 + 100
     kept = ["keep", "keep", "swap", "keep"]
     assert predict((make, stash, pool, deep), kept, 1e30, 1, 0).peak_bytes == 30 + 100
+
+
+def test_two_cells_are_fetched_ahead() -> None:
+    # While the newest has its backward, both others come back; they take room from its start on.
+    cells = (
+        Cell(1, 2, 0, 10, 10, 12, 20),
+        Cell(1, 2, 0, 30, 30, 32, 40),
+        Cell(1, 9, 0, 5, 0, 6, 50),
+    )
+    found = predict(cells, ["swap", "swap", "keep"], 10.0)
+    # Out: 1 to 2 and 2 to 5; back: 5 to 8 and 8 to 9, all before 12.
+    assert (found.seconds, found.peak_bytes) == (3 + 9 + 2 + 2, 50 + 30 + 10)
+
+
+def test_a_map_that_two_swapped_cells_need_is_back_for_the_first_of_them() -> None:
+    cells = (
+        Cell(1, 2, 0, 40, 40, 45, 60),
+        Cell(1, 2, 40, 20, 20, 30, 35, input_from=1, needs_input=True),
+    )
+    found = predict(cells, ["swap", "swap"], 10.0, limit_bytes=0)
+    # Forward: 1, out to 5, 6, out to 8. Back: 20 and the shared 40 bytes, to 14; 16; 18.
+    assert (found.seconds, found.peak_bytes) == (18, 75)
+
+
+def test_a_fit_is_found_in_long_chains_too() -> None:
+    for seed in range(6):
+        draw = random.Random(seed)
+        cells, many = random_chain(draw, 20), draw.choice([1, 3])
+        actions = [ALL[place] for place in leanest(cells, many)]
+        least = predict(cells, actions, 1e6, many, 0).peak_bytes
+        found = choose(cells, least, 1e6, many)
+        assert found is not None
+        assert found.peak_bytes == least
+        # No single other action needs less.
+        for place, cell in enumerate(cells):
+            for option in all_choices((cell,))[:, 0]:
+                other = [*actions[:place], ALL[option], *actions[place + 1 :]]
+                assert predict(cells, other, 1e6, many, 0).peak_bytes >= least
 
 
 def test_refusals() -> None:

@@ -74,8 +74,9 @@ def cells_of(
         root = block.walk.roots[first - start]
         keeper = block.walk.keepers.get(root, stop)
         input_bytes = block.walk.sizes[root]
-        if root == start and keeper >= stop:
-            input_bytes = costs[start].input  # kept by nobody, unless the cell is computed again
+        if root == start > 0 and keeper >= stop:
+            # Kept by nobody, unless the cell is computed again; images are their caller's.
+            input_bytes = costs[start].input
         found.append(
             Cell(
                 forward_s=sum(time.forward_s for time in times[first:behind]),
