@@ -36,7 +36,7 @@ from tilenet.planning.swap_policy import ALL, Action, Cell
 MODES = ("off", "checkpointing", "swap", "auto")
 PIXELS = 5  # times those that train without: the goal
 SHARES = (0.5, 1.0, 2.0, float(PIXELS))  # of these pixels, for figure (c); and the most
-QUICK = ("deeplab", "unet-3d", "resnet", "unet-5")
+QUICK = ("deeplab", "unet-3d", "unet-5")  # a ResNet is in the first
 Figures = dict[str, Any]
 
 
