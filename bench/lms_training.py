@@ -265,7 +265,7 @@ def bandwidth(place: Place, num_bytes: int = 64 << 20, repeats: int = 5) -> tupl
         if sent is not None:
             sent.synchronize()
         middle = time.perf_counter()
-        _, arrival = streams.fetch(host, place.device)
+        _, arrival = streams.fetch(host, place.device, None)
         if arrival is not None:
             arrival.event.synchronize()
         out.append(middle - began)
