@@ -138,7 +138,7 @@ def building_iou(data: Data, folder: Path, run: Path | None, found: Any = None) 
         mpiexec(RANKS, "-m", "tilenet", "predict", str(run), data.image, path, *more)
     else:
         with Raster(data.image, resolution=RESOLUTION) as raster:
-            profile = {"height": raster.height, "width": raster.width, "count": 1}
+            profile: dict[str, Any] = {"height": raster.height, "width": raster.width, "count": 1}
             profile |= {"driver": "GTiff", "dtype": "uint8", "crs": raster.crs}
             with rasterio.open(path, "w", transform=raster.transform, **profile) as file:
                 file.write(found.astype(np.uint8), 1)

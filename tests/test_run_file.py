@@ -128,6 +128,30 @@ def test_steps_of_a_profile_are_a_range_or_one(
     assert list(found) == list(wanted)
 
 
+@pytest.mark.parametrize(
+    ("text", "bands", "names"),
+    [
+        ("[red, nir]", ["red", "nir"], ("red", "nir")),
+        ("[4, 3, 2]", [4, 3, 2], None),
+        ("[4, red]", [4, "red"], (None, "red")),
+        ("[B04, N]", ["B04", "N"], ("B04", "N")),
+    ],
+)
+def test_bands_are_numbers_names_or_both(
+    tmp_path: Path, text: str, bands: list[int | str], names: tuple[str | None, ...] | None
+) -> None:
+    for found in (
+        read(tmp_path, f"steps: 1\nbands: {text}\n"),
+        read(tmp_path, "steps: 1\n", "--bands", text),
+    ):
+        assert (found.bands, found.band_names) == (bands, names)
+
+
+def test_a_black_collar_and_stacks_are_said_in_words(tmp_path: Path) -> None:
+    found = read(tmp_path, "steps: 1\nnodata: collar\nimages: [R.tif+G.tif]\nlabels: [l.tif]\n")
+    assert (found.nodata, found.image_paths) == ("collar", ("R.tif+G.tif",))
+
+
 def test_one_image_or_several_and_classes_by_number_or_name() -> None:
     assert a_run().image_paths == ("a.tif",)
     assert a_run().label_paths == ("b.tif",)
@@ -185,7 +209,7 @@ def test_an_unknown_option_names_the_nearest_known_one(
         ("steps: 2.5", "steps"),
         ("halo: wide", "halo"),
         ("halo: 9.5", "halo"),
-        ("bands: [red]", "bands"),
+        ("bands: {red: 1}", "bands"),
         ("precision: float17", "precision"),
         ("network: {preset: tiny}", "network.preset"),
         ("network: {norm: layer}", "network.norm"),

@@ -20,6 +20,7 @@ from tilenet.geometry.layers import Norm
 from tilenet.geometry.tiles import halo_rule
 from tilenet.map_job import MapJob, Mapper, Output
 from tilenet.model.network import build_network, load_weights
+from tilenet.parallel.collars import share_collars
 from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.progress import say
@@ -47,7 +48,7 @@ class Prediction:
 
     Attributes:
         checkpoint: A checkpoint's folder, or a training run's.
-        image: Any raster with the bands that the network reads.
+        image: Any raster with the bands that the network reads, or files joined by plus signs.
         out: The map's path.
         output: Class numbers, or one band per class of logits or probabilities.
         tile_px: Largest own size; None: as much as memory allows. With norms over the whole image
@@ -58,6 +59,7 @@ class Prediction:
         partitions: Devices per rank.
         balance: Layers per partition; None: the fastest by the roofline.
         nodata: As in run files; None: as in training.
+        bands: As in run files; None: as in training, those asked for by name found by name.
         overwrite: Whether an existing map may be replaced.
         hang_seconds: End the job when a round of tiles takes longer; 0: never.
     """
@@ -73,6 +75,7 @@ class Prediction:
     partitions: int = 1
     balance: tuple[int, ...] | None = None
     nodata: float | str | None = None
+    bands: tuple[int | str, ...] | None = None
     overwrite: bool = False
     hang_seconds: float = 1800.0
 
@@ -97,8 +100,13 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             record = NetworkRecord.from_json(load_json(folder / "network.json"))
             nodata = record.nodata if wanted.nodata is None else wanted.nodata
             image = stack.enter_context(
-                Raster(wanted.image, record.bands, record.resolution, nodata)
+                Raster(wanted.image, wanted.bands or record.wanted_bands, record.resolution, nodata)
             )
+            if len(image.bands) != len(record.bands):
+                raise TilenetError(
+                    f"the network reads as many bands as it was trained on (trained on: "
+                    f"{len(record.bands)}, bands: {len(image.bands)}); name each of them in order"
+                )
             if isinstance(wanted.device, list) and len(wanted.device) != wanted.partitions:
                 raise TilenetError(
                     f"a list of devices names one per partition (device: {wanted.device}, "
@@ -111,6 +119,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             network = build_network(record.layers, dtype=dtype)
             load_weights(network, load_tensors(folder / "weights.safetensors"), str(folder))
             rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
+        share_collars([image], comm)
         # Ranks that chose for themselves could choose differently.
         budget, most_px = min(comm.allgather(_memory(devices[0])))
         with agreed(comm):

@@ -43,7 +43,11 @@ def _parser() -> Arguments:
         description="Make a georeferenced map of a raster, over all MPI ranks.",
     )
     parser.add_argument("checkpoint", help="folder of a training run, or of one checkpoint")
-    parser.add_argument("image", help="raster with the bands that the network reads")
+    parser.add_argument(
+        "image",
+        help="raster with the bands that the network reads; files on one grid are stacked where "
+        "plus signs join them: R.tif+G.tif+B.tif",
+    )
     parser.add_argument("out", help="map to write: a cloud-optimised GeoTIFF")
     parser.add_argument(
         "--output",
@@ -80,8 +84,14 @@ def _parser() -> Arguments:
     )
     parser.add_argument(
         "--nodata",
-        type=lambda text: text if text == "none" else float(text),
-        help="value without data, or none (default: as in training)",
+        type=lambda text: text if text in ("none", "collar") else float(text),
+        help="value without data, none, or collar (default: as in training)",
+    )
+    parser.add_argument(
+        "--bands",
+        type=lambda text: tuple(int(b) if b.isdigit() else b for b in text.split(",")),
+        metavar="BAND,…",
+        help="names or numbers of the bands that the network reads (default: as in training)",
     )
     parser.add_argument(
         "--hang-seconds",

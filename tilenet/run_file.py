@@ -41,9 +41,9 @@ class RunFile:
     classes: int | list[str]
     output: str
     plan: str | None = None
-    bands: list[int] | None = None
+    bands: list[int | str] | None = None
     ignore_index: int = 255
-    nodata: float | Literal["none"] | None = None
+    nodata: float | Literal["none", "collar"] | None = None
     resolution: float | None = None
     network: NetworkKeys = field(default_factory=NetworkKeys)
     mesh: MeshKeys = field(default_factory=MeshKeys)
@@ -89,9 +89,10 @@ class RunFile:
         return (self.labels,) if isinstance(self.labels, str) else tuple(self.labels)
 
     @property
-    def band_numbers(self) -> tuple[int, ...] | None:
-        """Bands to read, counted from 1; None: all but alpha."""
-        return None if self.bands is None else tuple(self.bands)
+    def band_names(self) -> tuple[str | None, ...] | None:
+        """The names that bands are asked for by, None for those by number; None: no names."""
+        names = tuple(band if isinstance(band, str) else None for band in self.bands or ())
+        return names if any(names) else None
 
     @property
     def num_partitions(self) -> int:

@@ -84,12 +84,12 @@ class RunFolder:
         if self._resumed is None:
             return replace(planned, mean=mean, std=std)
         saved = NetworkRecord.from_json(load_json(self._resumed / "network.json"))
-        if saved.layers != planned.layers or saved.bands != planned.bands:
+        if saved.layers != planned.layers or saved.wanted_bands != planned.wanted_bands:
             raise TilenetError(
                 f"a run goes on with the network that it began with ({self._resumed} has "
-                f"{len(saved.layers)} layers and bands {list(saved.bands)}, the run file says "
-                f"{len(planned.layers)} and {list(planned.bands)}, or their options differ); "
-                "restore the run file or begin anew with --overwrite"
+                f"{len(saved.layers)} layers and bands {list(saved.wanted_bands)}, the run file "
+                f"says {len(planned.layers)} and {list(planned.wanted_bands)}, or their options "
+                "differ); restore the run file or begin anew with --overwrite"
             )
         return replace(planned, mean=saved.mean, std=saved.std)
 

@@ -92,6 +92,7 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
         nodata=run.nodata,
         precision=run.precision,
         epsilon_px=epsilon,
+        band_names=run.band_names,
     )
     num_samples = run.batch_size if run.crop_px else min(run.batch_size, len(shapes))
     keys = run.mesh

@@ -16,6 +16,7 @@ from tilenet.files.raster import Raster
 from tilenet.geometry.halo import norm_context
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, build_network
+from tilenet.parallel.collars import share_collars
 from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.pipeline import Pipe
@@ -65,7 +66,7 @@ def train(
     with ExitStack() as stack:
         with agreed(comm):
             images = [
-                stack.enter_context(Raster(path, run.band_numbers, run.resolution, run.nodata))
+                stack.enter_context(Raster(path, run.bands, run.resolution, run.nodata))
                 for path in run.image_paths
             ]
             labels = [
@@ -74,6 +75,7 @@ def train(
             ]
             shapes = tuple((image.bands, image.size) for image in images)
             plan = plan_run(run, shapes, comm.size)
+        share_collars(images, comm)
         with agreed(comm):
             folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=run.terms)
             folder.prepare(resume=resume, overwrite=overwrite)

@@ -33,11 +33,22 @@ def record(options: UNetOptions = OPTIONS[0]) -> NetworkRecord:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["batch", "group", "valid"])
-@pytest.mark.parametrize("nodata", [None, "none", 0.5])
+@pytest.mark.parametrize("nodata", [None, "none", "collar", 0.5])
 def test_a_record_survives_json_to_the_last_bit(options: UNetOptions, nodata: Any) -> None:
     wanted = replace(record(options), nodata=nodata, resolution=None)
     assert NetworkRecord.from_json(json.loads(json.dumps(wanted.to_json()))) == wanted
     assert NetworkRecord.from_json(record(options).to_json()) == record(options)
+
+
+def test_bands_asked_for_by_name_are_looked_for_by_name() -> None:
+    named = replace(record(), band_names=("nir", None, "red"))
+    assert named.wanted_bands == ("nir", 1, "red")
+    assert record().wanted_bands == (4, 1, 2)
+    entry = json.loads(json.dumps(named.to_json()))
+    assert (entry["bands"], entry["band_names"]) == ([4, 1, 2], ["nir", None, "red"])
+    assert NetworkRecord.from_json(entry) == named
+    del entry["band_names"]  # as older versions wrote it
+    assert NetworkRecord.from_json(entry) == record()
 
 
 @pytest.mark.parametrize(
@@ -62,7 +73,7 @@ def test_a_record_says_what_tiles_need(
 def test_a_missing_key_is_refused_unless_it_follows_from_the_layers(key: str) -> None:
     entry = record().to_json()
     del (entry["statistics"] if key in ("mean", "std") else entry)[key]
-    if key in ("padding", "alignment_px", "halo_px", "offset_px"):
+    if key in ("padding", "alignment_px", "halo_px", "offset_px", "band_names"):
         assert NetworkRecord.from_json(entry) == record()
         return
     with pytest.raises(TilenetError, match="must have the format" if key == "format" else key):
@@ -76,6 +87,8 @@ def test_a_missing_key_is_refused_unless_it_follows_from_the_layers(key: str) ->
         ({"bands": 3}, "must hold every key with its type"),
         ({"bands": ["red"]}, "must hold every key with its type"),
         ({"bands": [1, 2]}, r"\(bands: 2, mean: 3, std: 3\)"),
+        ({"band_names": ["red"]}, r"\(bands: 3, band_names: 1\)"),
+        ({"band_names": 3}, "must hold every key with its type"),
         ({"statistics": {"mean": [1, 2, 3], "std": [1]}}, r"mean: 3, std: 1"),
         ({"statistics": [1]}, "must hold every key with its type"),
         ({"ignore_index": None}, "must hold every key with its type"),

@@ -220,7 +220,7 @@ def test_numbers_that_are_not_finite_are_no_data(write_raster: Write) -> None:
 
 
 def test_nodata_that_is_no_number_is_refused(write_raster: Write) -> None:
-    with pytest.raises(TilenetError, match=r"a number, or none \(nodata: black\)"):
+    with pytest.raises(TilenetError, match=r"a number, none, or collar \(nodata: black\)"):
         Raster(write_raster("a.tif", pixels_of("uint8")), nodata="black")
 
 

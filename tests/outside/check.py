@@ -180,10 +180,24 @@ def read_image(path: str, network: dict[str, Any]) -> Image:
         valid = mask != 0
     elif nodata == "none":
         valid = np.ones(mask.shape, np.bool_)
+    elif nodata == "collar":
+        valid = ~from_the_edge(~values.any(axis=0))
     else:
         valid = (values != nodata).any(axis=0)
     pixels = values.astype(np.float64)
     return Image(pixels, valid & np.isfinite(pixels).all(axis=0))
+
+
+def from_the_edge(black: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Black pixels that reach the image's edge over sides of black pixels."""
+    grown = np.ones((black.shape[0] + 2, black.shape[1] + 2), np.bool_)  # a rim, all reached
+    inside: NDArray[np.bool_] = grown[1:-1, 1:-1]
+    inside[:] = False
+    before = -1
+    while before != (before := int(inside.sum())):
+        near = grown[:-2, 1:-1] | grown[2:, 1:-1] | grown[1:-1, :-2] | grown[1:-1, 2:]
+        inside[:] = black & (inside | near)
+    return inside
 
 
 def read_labels(path: str, ignore_index: int, image: Image) -> NDArray[np.int64]:

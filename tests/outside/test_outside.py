@@ -218,6 +218,20 @@ def test_class_weights_divide_by_their_sum_over_pixels(tmp_path: Path) -> None:
     assert check(*step).returncode == 1
 
 
+def test_a_black_collar_is_left_out_and_a_lake_is_not(tmp_path: Path) -> None:
+    run = begin(tmp_path, "--network.poolings 1 --network.convolutions 1 --nodata collar")
+    run.train(1, 0, "w0")
+    second = run.train(2, 1, "w1", *SGD, *FINE)
+    found = check("step", run.first, second, run.image, run.labels)
+    assert found.returncode == 0, found.stdout + found.stderr
+    with rasterio.open(made := run.predict(2, second)) as file:
+        nothing = np.isnan(file.read(1))
+    assert nothing[150:, 200:].all()
+    assert nothing.sum() == 7 * 11, "the hole inside is data"
+    found = check("map", second, run.image, made)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
 def test_maps_with_batch_norm_use_running_statistics(tmp_path: Path) -> None:
     run = begin(tmp_path, "--network.poolings 2 --network.norm batch --network.norm_scope tile")
     trained = run.train(2, 3, "w3", "--optimizer.lr", "0.01", *FINE)

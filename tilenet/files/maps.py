@@ -16,6 +16,7 @@ from rasterio.windows import Window as FileWindow
 
 from tilenet.errors import TilenetError
 from tilenet.files.raster import GDAL_ERRORS, Raster
+from tilenet.files.stack import stacked_paths
 from tilenet.geometry.tiles import Window
 
 __all__ = ["MapKind", "MapWriter", "check_target", "class_colours"]
@@ -51,7 +52,7 @@ def check_target(path: str, *, overwrite: bool, image: str | None = None) -> Non
     if (
         image is not None
         and os.path.exists(path)
-        and os.path.realpath(image) == os.path.realpath(path)
+        and os.path.realpath(path) in map(os.path.realpath, (image, *stacked_paths(image)))
     ):
         raise TilenetError(f"a map may not replace its image ({path}); give it another name")
     if os.path.isdir(path):

@@ -18,7 +18,7 @@ class NetworkRecord:
 
     Attributes:
         layers: In the order in which they run.
-        bands: Bands that the network reads, counted from 1.
+        bands: Bands that the network reads, counted from 1, of the first training image.
         classes: Names.
         ignore_index: Label of pixels that did not count; the value of nodata in class maps.
         mean: Per band, over the valid pixels of the training images.
@@ -27,6 +27,8 @@ class NetworkRecord:
         nodata: What the run file said of nodata.
         precision: Of the training run.
         epsilon_px: The paper's halo for this network.
+        band_names: Per band the name that it was asked for by, None for one asked for by number;
+            None: all were.
     """
 
     layers: tuple[Layer, ...]
@@ -39,6 +41,13 @@ class NetworkRecord:
     nodata: float | str | None
     precision: str
     epsilon_px: int
+    band_names: tuple[str | None, ...] | None = None
+
+    @property
+    def wanted_bands(self) -> tuple[int | str, ...]:
+        """The bands as the run file asked for them: another image may hold them elsewhere."""
+        names = self.band_names or (None,) * len(self.bands)
+        return tuple(name or band for name, band in zip(names, self.bands, strict=True))
 
     def context(self) -> Context:
         """What the network asks of tiles."""
@@ -54,6 +63,7 @@ class NetworkRecord:
         return {
             "format": FORMAT,
             "bands": list(self.bands),
+            "band_names": None if self.band_names is None else list(self.band_names),
             "classes": list(self.classes),
             "ignore_index": self.ignore_index,
             "statistics": {"mean": list(self.mean), "std": list(self.std)},
@@ -92,6 +102,7 @@ class NetworkRecord:
                 nodata=entry["nodata"],
                 precision=str(entry["precision"]),
                 epsilon_px=int(entry["epsilon_px"]),
+                band_names=_names(entry.get("band_names")),  # older files have none
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TilenetError(
@@ -103,4 +114,13 @@ class NetworkRecord:
                 f"network.json must hold one mean and std per band (bands: {len(record.bands)}, "
                 f"mean: {len(record.mean)}, std: {len(record.std)}); use another checkpoint"
             )
+        if record.band_names is not None and len(record.band_names) != len(record.bands):
+            raise TilenetError(
+                f"network.json must hold one name per band, or null (bands: {len(record.bands)}, "
+                f"band_names: {len(record.band_names)}); use another checkpoint"
+            )
         return record
+
+
+def _names(entry: list[str | None] | None) -> tuple[str | None, ...] | None:
+    return None if entry is None else tuple(None if n is None else str(n) for n in entry)

@@ -5,22 +5,19 @@ pixel outside of the asked window is kept.
 """
 
 import os
-import warnings
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-import rasterio
 from affine import Affine
 from numpy.typing import NDArray
-from rasterio._err import CPLE_BaseError
-from rasterio.enums import ColorInterp
-from rasterio.errors import NotGeoreferencedWarning, RasterioError
-from rasterio.windows import Window as FileWindow
 
 from tilenet.errors import TilenetError
+from tilenet.files.bands import BandNames, band_numbers
 from tilenet.files.coarsen import block_mean
+from tilenet.files.collar import Collar, Runs, collar_strips, strip_runs
+from tilenet.files.stack import GDAL_ERRORS, FileStack
 from tilenet.geometry.tiles import Window, reflected
 
 __all__ = ["GDAL_ERRORS", "Nodata", "Pixels", "Raster"]
@@ -30,12 +27,10 @@ __all__ = ["GDAL_ERRORS", "Nodata", "Pixels", "Raster"]
 # for huge rasters in strips, of which every tile needs whole rows.
 os.environ.setdefault("GDAL_CACHEMAX", "64")
 
-# What rasterio raises for GDAL's errors; some reach the caller as the private kind.
-GDAL_ERRORS = (RasterioError, OSError, CPLE_BaseError)
-
 STRIP_BYTES = 64 << 20  # of the file's pixels that are averaged at once
 
-# None: what the file says. "none": every pixel is valid. A number: that value is no data.
+# None: what the file says. "none": every pixel is valid. A number: that value is no data. "collar":
+# black pixels that reach the image's edge are no data.
 Nodata = float | str | None
 
 
@@ -56,40 +51,42 @@ class Raster:
     """An open raster; a context manager.
 
     Args:
-        path: Any file that GDAL reads; GeoTIFF, PNG, JPEG, VRT …
-        bands: Bands to read, counted from 1; None: all but alpha.
+        path: Any file that GDAL reads; GeoTIFF, PNG, JPEG, VRT …; several are joined by plus signs.
+        bands: Bands to read, counted from 1, or by name; None: all but alpha.
         resolution: Pixel size to read at, in the raster's units, a whole multiple of its own
             (within 5 %: 0.3 reads 0.0746 m pixels four by four); None: its own.
         nodata: See `Nodata`.
 
     Raises:
-        TilenetError: The file is missing or broken, a band does not exist, the dtype is complex, or
-            the resolution is no whole multiple of the raster's own.
+        TilenetError: A file is missing or broken, stacked files lie on several grids, a band does
+            not exist, the dtype is complex, or the resolution is no whole multiple of the raster's
+            own.
     """
 
     def __init__(
         self,
         path: str,
-        bands: tuple[int, ...] | None = None,
+        bands: BandNames | None = None,
         resolution: float | None = None,
         nodata: Nodata = None,
     ) -> None:
         self.path = path
-        self._dataset = _open(path)
+        self._files = FileStack(path)
         self.nodata = nodata
+        self._collar: Collar | None = None
         try:
             self.bands = self._checked_bands(bands)
             self.factor = self._factor(resolution)
             self._check_nodata()
         except TilenetError:
-            self._dataset.close()
+            self._files.close()
             raise
-        self.height = -(-self._dataset.height // self.factor)
-        self.width = -(-self._dataset.width // self.factor)
-        self.crs = self._dataset.crs
+        self.height = -(-self._files.height // self.factor)
+        self.width = -(-self._files.width // self.factor)
+        self.crs = self._files.crs
         # Scaled, never rebuilt from bounds, so that a rotated grid stays rotated.
         self.transform = self.coarser(self.factor)
-        dtype = np.result_type(*(self._dataset.dtypes[band - 1] for band in self.bands))
+        dtype = np.result_type(*(self._files.dtypes[band - 1] for band in self.bands))
         coarse = np.dtype(np.float64 if dtype == np.float64 else np.float32)
         self.dtype = dtype if self.factor == 1 else coarse
 
@@ -106,7 +103,7 @@ class Raster:
 
     def close(self) -> None:
         """Close the file."""
-        self._dataset.close()
+        self._files.close()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -116,16 +113,16 @@ class Raster:
     @property
     def num_bands_in_file(self) -> int:
         """Bands of the file, alpha included."""
-        return int(self._dataset.count)
+        return int(self._files.count)
 
     @property
     def size_in_file(self) -> tuple[int, int]:
         """Height and width of the file's own pixels."""
-        return int(self._dataset.height), int(self._dataset.width)
+        return int(self._files.height), int(self._files.width)
 
     def coarser(self, factor: int) -> Affine:
         """From columns and rows of pixels `factor` times coarser than the file's to coordinates."""
-        t = self._dataset.transform
+        t = self._files.transform
         return Affine(t.a * factor, t.b * factor, t.c, t.d * factor, t.e * factor, t.f)
 
     @property
@@ -177,62 +174,85 @@ class Raster:
     def fine(self, window: Window, factor: int) -> Window:
         """The file's pixels under a window of pixels that are `factor` times coarser."""
         row, col = window.row * factor, window.col * factor
-        height = min(window.height * factor, self._dataset.height - row)
-        return Window(row, col, height, min(window.width * factor, self._dataset.width - col))
+        height = min(window.height * factor, self._files.height - row)
+        return Window(row, col, height, min(window.width * factor, self._files.width - col))
 
     def _read_file(self, window: Window) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        place = FileWindow(window.col, window.row, window.width, window.height)
-        try:
-            # Band by band where their dtypes differ: rasterio reads several only of one dtype.
-            if len({self._dataset.dtypes[band - 1] for band in self.bands}) > 1:
-                parts = [self._dataset.read(band, window=place) for band in self.bands]
-                values = np.stack(parts).astype(np.result_type(*parts))
-            else:
-                values = self._dataset.read(list(self.bands), window=place)
-            mask = self._dataset.dataset_mask(window=place) if self.nodata is None else None
-        except GDAL_ERRORS as error:
-            raise TilenetError(
-                f"a raster must be readable everywhere ({self.path}: rows {window.row} to "
-                f"{window.row + window.height - 1}, columns {window.col} to "
-                f"{window.col + window.width - 1} cannot be read: {_reason(error)}); copy the "
-                "file again or check it with gdalinfo -checksum"
-            ) from error
-        if mask is not None:
-            valid = mask != 0
+        values = self._files.read(self.bands, window)
+        if self.nodata is None:
+            valid = self._files.mask(window)
+        elif self.nodata == "collar":
+            valid = ~self.collar.inside(window)
         elif isinstance(self.nodata, str):
             valid = np.ones(values.shape[1:], np.bool_)
         else:
-            valid = (values != self.nodata).any(axis=0)
+            valid = self._files.differs(self.bands, values, self.nodata)
         if np.issubdtype(values.dtype, np.floating):
             valid &= np.isfinite(values).all(axis=0)
         return values, valid
 
-    def _checked_bands(self, bands: tuple[int, ...] | None) -> tuple[int, ...]:
-        count = self._dataset.count
-        if bands is None:
-            alpha = ColorInterp.alpha
-            colours = self._dataset.colorinterp
-            bands = tuple(b for b in range(1, count + 1) if colours[b - 1] != alpha)
+    @property
+    def collar(self) -> Collar:
+        """The black collar, in the file's own pixels; found now unless it was handed in before."""
+        if self._collar is None:
+            self.collar = Collar(
+                [self.collar_runs(s) for s in self.collar_strips], self.size_in_file
+            )
+        assert self._collar is not None
+        return self._collar
+
+    @collar.setter
+    def collar(self, found: Collar) -> None:
+        self._collar = found
+
+    @property
+    def collar_strips(self) -> list[Window]:
+        """What is looked at to find the collar, of the file's own pixels."""
+        return collar_strips(self.size_in_file, self._files.block_rows)
+
+    def collar_runs(self, strip: Window) -> Runs:
+        """Look at one strip.
+
+        Raises:
+            TilenetError: The file cannot be read there.
+        """
+        black = np.empty((strip.height, strip.width), np.bool_)
+        # Whole blocks of a file in tiles as of one in rows; its pixels have 8 bytes at most.
+        rows = -(-64 // self._files.block_rows) * self._files.block_rows
+        cols = max(1, STRIP_BYTES // (rows * len(self.bands) * 8))
+        for row in range(0, strip.height, rows):
+            for col in range(0, strip.width, cols):
+                height, width = min(rows, strip.height - row), min(cols, strip.width - col)
+                part = Window(strip.row + row, col, height, width)
+                values = self._files.read(self.bands, part)
+                black[row : row + height, col : col + width] = ~values.any(axis=0)
+        return strip_runs(black, strip.row, self._files.height)
+
+    def _checked_bands(self, asked: BandNames | None) -> tuple[int, ...]:
+        files = self._files
+        if asked is None:
+            asked = [band for band in range(1, files.count + 1) if band not in files.alpha]
+        bands = band_numbers(asked, files.bands, self.path)
         if not bands:
-            raise TilenetError(f"at least one band must be read ({self.path} has {count})")
-        wrong = [band for band in bands if not 1 <= band <= count]
+            raise TilenetError(f"at least one band must be read ({self.path} has {files.count})")
+        wrong = [band for band in bands if not 1 <= band <= files.count]
         if wrong:
             raise TilenetError(
                 f"bands are counted from 1 to the file's number of bands (bands: {list(bands)}, "
-                f"{self.path} has {count}); leave out {wrong}"
+                f"{self.path} has {files.count}); leave out {wrong}"
             )
-        complex_bands = [b for b in bands if "complex" in self._dataset.dtypes[b - 1]]
+        complex_bands = [b for b in bands if "complex" in files.dtypes[b - 1]]
         if complex_bands:
             raise TilenetError(
                 f"pixels must be real numbers (band {complex_bands[0]} of {self.path} is "
-                f"{self._dataset.dtypes[complex_bands[0] - 1]}); write its amplitude to a new file"
+                f"{files.dtypes[complex_bands[0] - 1]}); write its amplitude to a new file"
             )
-        return tuple(bands)
+        return bands
 
     def _factor(self, resolution: float | None) -> int:
         if resolution is None:
             return 1
-        transform = self._dataset.transform
+        transform = self._files.transform
         own = float(np.hypot(transform.a, transform.d))
         usable = resolution > 0 and np.isfinite(resolution)
         factor = max(1, round(resolution / own)) if usable else 0
@@ -247,24 +267,8 @@ class Raster:
         return factor
 
     def _check_nodata(self) -> None:
-        if isinstance(self.nodata, str) and self.nodata != "none":
-            raise TilenetError(f"nodata is a number, or none (nodata: {self.nodata})")
-
-
-def _open(path: str) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NotGeoreferencedWarning)
-            return rasterio.open(path)
-    except GDAL_ERRORS as error:
-        raise TilenetError(
-            f"a raster must be a file that GDAL can open ({path}: {_reason(error)}); check the path"
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    """GDAL's own words: rasterio keeps them in the cause."""
-    return " ".join(str(error.__cause__ or error).split())
+        if isinstance(self.nodata, str) and self.nodata not in ("none", "collar"):
+            raise TilenetError(f"nodata is a number, none, or collar (nodata: {self.nodata})")
 
 
 def _places(first: int, count: int, pixels: int) -> list[int] | range:

@@ -1,0 +1,243 @@
+"""Files on one grid, seen as one file: `R.tif+G.tif+B.tif`.
+
+The plus is what YAML and shells leave alone: `images: [a.tif, b.tif]` are two images,
+`images: [a_R.tif+a_G.tif, b_R.tif+b_G.tif]` are two as well. A virtual raster of GDAL could hold
+the bands, but its mask says that a pixel counts where *any* band has data; in a stack each file
+has its own say.
+"""
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import rasterio
+from affine import Affine
+from numpy.typing import NDArray
+from rasterio._err import CPLE_BaseError
+from rasterio.enums import ColorInterp
+from rasterio.errors import NotGeoreferencedWarning, RasterioError
+from rasterio.windows import Window as FileWindow
+
+from tilenet.errors import TilenetError
+from tilenet.files.bands import Band
+from tilenet.geometry.tiles import Window
+
+__all__ = ["GDAL_ERRORS", "FileStack", "stacked_paths"]
+
+# What rasterio raises for GDAL's errors; some reach the caller as the private kind.
+GDAL_ERRORS = (RasterioError, OSError, CPLE_BaseError)
+
+
+class FileStack:
+    """One file, or several on one grid, open; their bands are counted through from 1.
+
+    Args:
+        path: A file, or several joined by plus signs. A path with a plus sign that GDAL opens as
+            it stands is one file.
+
+    Attributes:
+        height, width: In pixels of the files.
+        crs, transform: Of the first file.
+        dtypes: One per band.
+        bands: What each band is called.
+        alpha: Numbers of the bands that are masks of others.
+
+    Raises:
+        TilenetError: A file is missing or broken, or the grids differ.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._datasets = _open_all(path)
+        try:
+            self._check_grids()
+        except TilenetError:
+            self.close()
+            raise
+        first = self._datasets[0]
+        self.height, self.width = int(first.height), int(first.width)
+        self.crs: Any = first.crs
+        self.transform: Any = first.transform
+        # The file and the number there of each band.
+        self._places = [(d, b) for d in self._datasets for b in range(1, d.count + 1)]
+        self.dtypes = tuple(str(d.dtypes[b - 1]) for d, b in self._places)
+        self.bands = tuple(_band(d, b, len(self._datasets) > 1) for d, b in self._places)
+        colours = [d.colorinterp[b - 1] for d, b in self._places]
+        self.alpha = tuple(n for n, c in enumerate(colours, start=1) if c == ColorInterp.alpha)
+        self.block_rows = max(int(d.block_shapes[0][0]) for d in self._datasets)
+
+    def close(self) -> None:
+        """Close the files."""
+        for dataset in self._datasets:
+            dataset.close()
+
+    @property
+    def count(self) -> int:
+        """Bands of all files, alpha included."""
+        return len(self._places)
+
+    def read(self, bands: Sequence[int], window: Window) -> NDArray[Any]:
+        """Values (C, H, W) of a window, in a dtype that holds those of all the bands.
+
+        Raises:
+            TilenetError: A file cannot be read there.
+        """
+        if len(self._datasets) == 1 and len({self.dtypes[number - 1] for number in bands}) == 1:
+            dataset = self._datasets[0]  # all at once: files often hold bands pixel by pixel
+            values: NDArray[Any] = _read(
+                dataset, window, lambda place: dataset.read(list(bands), window=place)
+            )
+            return values
+        parts = [self._read_band(number, window) for number in bands]
+        return np.stack(parts).astype(np.result_type(*parts), copy=False)
+
+    def _read_band(self, number: int, window: Window) -> NDArray[Any]:
+        dataset, band = self._places[number - 1]
+        values: NDArray[Any] = _read(
+            dataset, window, lambda place: dataset.read(band, window=place)
+        )
+        return values
+
+    def mask(self, window: Window) -> NDArray[np.bool_]:
+        """Where all the files have data, by their masks, alpha bands or nodata tags, (H, W).
+
+        Raises:
+            TilenetError: A file cannot be read there.
+        """
+        valid = np.ones((window.height, window.width), np.bool_)
+        for dataset in self._datasets:
+            valid &= _read_mask(dataset, window) != 0
+        return valid
+
+    def differs(
+        self, bands: Sequence[int], values: NDArray[Any], nodata: float
+    ) -> NDArray[np.bool_]:
+        """Where in each file a band differs from `nodata`, (H, W).
+
+        Args:
+            bands: Numbers of the bands that `values` (C, H, W) are of.
+            nodata: The value that says that there is no data.
+        """
+        valid = np.ones(values.shape[1:], np.bool_)
+        owners = [self._places[number - 1][0] for number in bands]
+        for dataset in self._datasets:
+            rows = [row for row, owner in enumerate(owners) if owner is dataset]
+            if rows:
+                valid &= (values[rows] != nodata).any(axis=0)
+        return valid
+
+    def _check_grids(self) -> None:
+        first = self._datasets[0]
+        for other in self._datasets[1:]:
+            if other.shape != first.shape:
+                rule = "size", f"{first.height} × {first.width}", f"{other.height} × {other.width}"
+            elif other.crs != first.crs:
+                rule = "CRS", _crs(first), _crs(other)
+            elif not _same_grid(first.transform, other.transform, *first.shape):
+                rule = "transform", _numbers(first), _numbers(other)
+            else:
+                continue
+            what, wanted, found = rule
+            raise TilenetError(
+                f"stacked files must have the same {what} ({first.name}: {wanted}, {other.name}: "
+                f"{found}); put them on one grid with gdalwarp"
+            )
+
+
+def stacked_paths(path: str) -> tuple[str, ...]:
+    """The files of `R.tif+G.tif`; names that hold a plus sign themselves are found where they lie.
+
+    Where a part is no file, it is joined to the parts after it as long as that gives none either.
+    """
+    parts, found = path.split("+"), []
+    while parts:
+        tries = ("+".join(parts[:count]) for count in range(1, len(parts) + 1))
+        name = next((name for name in tries if os.path.isfile(name)), parts[0])
+        found.append(name)
+        del parts[: name.count("+") + 1]
+    return tuple(found)
+
+
+def _open_all(path: str) -> list[Any]:
+    try:
+        return [_open(path)]
+    except TilenetError:
+        paths = stacked_paths(path)
+        # A wrong name with a plus sign in it is one name, unless some of its parts are files.
+        if len(paths) == 1 or not any(os.path.isfile(part) or "/vsi" in part for part in paths):
+            raise
+    with ExitStack() as opened:
+        datasets = [opened.enter_context(_open(part)) for part in paths]
+        opened.pop_all()
+    return datasets
+
+
+def _open(path: str) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotGeoreferencedWarning)
+            return rasterio.open(path)
+    except GDAL_ERRORS as error:
+        raise TilenetError(
+            f"a raster must be a file that GDAL can open ({path}: {_reason(error)}); check the path"
+        ) from error
+
+
+def _read(dataset: Any, window: Window, read: Callable[[FileWindow], Any]) -> Any:
+    place = FileWindow(window.col, window.row, window.width, window.height)
+    try:
+        return read(place)
+    except GDAL_ERRORS as error:
+        raise TilenetError(
+            f"a raster must be readable everywhere ({dataset.name}: rows {window.row} to "
+            f"{window.row + window.height - 1}, columns {window.col} to "
+            f"{window.col + window.width - 1} cannot be read: {_reason(error)}); copy the "
+            "file again or check it with gdalinfo -checksum"
+        ) from error
+
+
+def _read_mask(dataset: Any, window: Window) -> Any:
+    return _read(dataset, window, lambda place: dataset.dataset_mask(window=place))
+
+
+def _reason(error: Exception) -> str:
+    """GDAL's own words: rasterio keeps them in the cause."""
+    return " ".join(str(error.__cause__ or error).split())
+
+
+def _band(dataset: Any, number: int, stacked: bool) -> Band:
+    colour = dataset.colorinterp[number - 1]
+    parts: tuple[str, ...] = ()
+    if stacked and dataset.count == 1:
+        stem = PurePath(dataset.name).stem
+        parts = tuple(dict.fromkeys((stem, *filter(None, re.split(r"[-_. ]+", stem)))))
+    # Grey is what GDAL says of the first of bands of which it knows nothing.
+    name = "" if colour in (ColorInterp.undefined, ColorInterp.gray) else str(colour.name)
+    return Band((dataset.descriptions[number - 1] or "").strip(), name, parts)
+
+
+def _crs(dataset: Any) -> str:
+    return dataset.crs.to_string() if dataset.crs else "none"
+
+
+def _numbers(dataset: Any) -> str:
+    return str(tuple(dataset.transform)[:6])
+
+
+def _same_grid(first: Affine, second: Affine, height: int, width: int) -> bool:
+    """Whether all corners agree to a hundredth of a pixel: what rounding elsewhere leaves."""
+    limit = np.hypot(first.a, first.d) / 100
+    for row, col in product((0, height), (0, width)):
+        x, y = (
+            (a[0] - b[0]) * col + (a[1] - b[1]) * row + a[2] - b[2]
+            for a, b in ((first[:3], second[:3]), (first[3:6], second[3:6]))
+        )
+        if np.hypot(x, y) > limit:
+            return False
+    return True
