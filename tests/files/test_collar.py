@@ -136,12 +136,13 @@ def pixels_with_collar(dtype: str = "uint8") -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32", "float64"])
-@pytest.mark.parametrize(("rows", "strip_bytes"), [(1024, 1 << 26), (7, 1 << 26), (16, 1000)])
+@pytest.mark.parametrize(("rows", "strip_bytes"), [(1024, 1 << 26), (7, 1 << 26), (48, 1000)])
 def test_a_raster_s_collar_is_no_data_in_any_window(
     write_raster: Write, dtype: str, rows: int, strip_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STRIP_ROWS", rows)
     monkeypatch.setattr(raster_module, "STRIP_BYTES", strip_bytes)
+    monkeypatch.setattr(raster_module, "LEAST_ROWS", 20)
     values, data = pixels_with_collar(dtype)
     tiled = {"tiled": True, "blockxsize": 16, "blockysize": 16}
     path = write_raster("a.tif", values, nodata=0, **tiled)

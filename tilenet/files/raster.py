@@ -27,7 +27,8 @@ __all__ = ["GDAL_ERRORS", "Nodata", "Pixels", "Raster"]
 # for huge rasters in strips, of which every tile needs whole rows.
 os.environ.setdefault("GDAL_CACHEMAX", "64")
 
-STRIP_BYTES = 64 << 20  # of the file's pixels that are averaged at once
+STRIP_BYTES = 64 << 20  # of the file's pixels that are averaged, or looked at, at once
+LEAST_ROWS = 64  # that are looked at at once for a collar, in files whose blocks have fewer
 
 # None: what the file says. "none": every pixel is valid. A number: that value is no data. "collar":
 # black pixels that reach the image's edge are no data.
@@ -218,7 +219,7 @@ class Raster:
         """
         black = np.empty((strip.height, strip.width), np.bool_)
         # Whole blocks of a file in tiles as of one in rows; its pixels have 8 bytes at most.
-        rows = -(-64 // self._files.block_rows) * self._files.block_rows
+        rows = -(-LEAST_ROWS // self._files.block_rows) * self._files.block_rows
         cols = max(1, STRIP_BYTES // (rows * len(self.bands) * 8))
         for row in range(0, strip.height, rows):
             for col in range(0, strip.width, cols):
