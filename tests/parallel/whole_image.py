@@ -121,7 +121,7 @@ def train_whole(
                 )
                 count += int((target != IGNORE).sum())
                 dice.append(_dice(logits[0], target))
-        mean = total / count if "ce" in loss else torch.zeros((), dtype=torch.float64)
+        mean = total / count if "ce" in loss.split("+") else torch.zeros((), dtype=torch.float64)
         if "dice" in loss:
             mean = mean + sum(dice) / len(dice)
         mean.backward()  # type: ignore[no-untyped-call]
