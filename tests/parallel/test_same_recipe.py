@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
+from safetensors.torch import load_file
 from shared_out import grids
 from test_same_as_whole_image import (
     SEED,
@@ -19,7 +21,11 @@ from test_same_as_whole_image import (
 from whole_image import Scene, random_scene
 from whole_recipe import train_recipe
 
+import tilenet.train as train_module
 from tilenet.errors import AgreedError
+from tilenet.geometry.networks import unet_layers
+from tilenet.model import loss_scale
+from tilenet.model.network import build_network
 from tilenet.run_file import RunFile
 from tilenet.run_keys import (
     AugmentKeys,
@@ -64,17 +70,22 @@ def a_run(folder: Path, scenes: list[Scene], keys: NetworkKeys = KEYS, **change:
         "batch_size": len(scenes),
         "steps": 4,
         "classes": 3,
+        "precision": "float64",
     }
     return RunFile(
         images=[str(scene.image) for scene in scenes],
         labels=[str(scene.labels) for scene in scenes],
         output=str(folder / "run"),
         network=keys,
-        precision="float64",
         device="cpu",
         seed=SEED,
         **(recipe | change),
     )
+
+
+def read_weights(run: RunFile) -> dict[str, torch.Tensor]:
+    found = load_file(Path(run.output) / "last" / "weights.safetensors")
+    return {name: tensor.clone() for name, tensor in found.items()}
 
 
 def check(
@@ -142,8 +153,9 @@ def test_crops(comm: MPI.Intracomm, shared_path: Path, norm: Any, mode: str) -> 
     scenes = scenes_of(shared_path, [(61, 83), (45, 70)], comm)
     mesh = {"mesh": MeshKeys(1, *grids(comm.size)[-1])}
     check(
-        comm, shared_path, scenes, replace(KEYS, norm=norm), CLIPS[norm], halo_mode=mode, crop_px=40,
-        batch_size=3, schedule=ScheduleKeys("step", milestones=[1, 3], factor=0.4), **mesh,
+        comm, shared_path, scenes, replace(KEYS, norm=norm), CLIPS[norm], halo_mode=mode,
+        crop_px=40, batch_size=3, **mesh,
+        schedule=ScheduleKeys("step", milestones=[1, 3], factor=0.4),
         micro_batches=3 if mode == "exchange" and norm != "batch" else 1,
     )  # fmt: skip
 
@@ -205,3 +217,40 @@ def test_turned_images_of_several_sizes_cannot_be_one_batch(
         train(a_run(shared_path, scenes, keys, **more), comm=comm)
     flips = AugmentKeys(flips=True)
     assert train(a_run(shared_path, scenes, keys, augment=flips, **more), comm=comm) == 0
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_the_clipped_gradient_is_that_of_the_mean_loss(
+    comm: MPI.Intracomm, shared_path: Path, precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever float16 scales the loss with: a step with rate 1 is as long as the clipped norm."""
+    monkeypatch.setattr(loss_scale, "FIRST", 0.25)
+    scenes = scenes_of(shared_path, [(40, 41)], comm)
+    sgd = OptimizerKeys("sgd", 1.0, clip_norm=0.01)
+    run = a_run(
+        shared_path, scenes, steps=1, optimizer=sgd, schedule=STILL, precision=precision,
+        tiles=TileKeys(2, 3),
+    )  # fmt: skip
+    assert train(run, comm=comm) == 0
+    after = read_weights(run)
+    before = build_network(unet_layers(options_of(KEYS)), SEED, torch.float32).state_dict()
+    squares = [((after[name] - tensor).double() ** 2).sum() for name, tensor in before.items()]
+    assert float(sum(squares)) ** 0.5 == pytest.approx(0.01, rel=1e-4)
+
+
+def test_memory_is_planned_for_turned_images(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = []
+    monkeypatch.setattr(train_module, "decide_swaps", lambda *given: loads.append(given[3]))
+    scenes = scenes_of(shared_path, [(51, 83)], comm)
+    for seed in range(4):
+        for rotations in (False, True):
+            augment = AugmentKeys(rotations=rotations)
+            run = a_run(shared_path, scenes, tiles=TileKeys(1, 4), augment=augment, steps=1)
+            run = replace(run, seed=seed, schedule=STILL, mesh=MeshKeys(1, 1, comm.size))
+            assert train(run, overwrite=True, comm=comm) == 0
+        plain, turned = (load.tile for load in loads[-2:])
+        # One tile is as high as the image, and each image as high as the other is wide.
+        assert (plain[0], turned[0]) == (52, 84)
+        assert plain[1] == turned[1] < 83

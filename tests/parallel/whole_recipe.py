@@ -1,4 +1,4 @@
-"""The reference of the recipe: a plain loop over whole images or crops, turned and altered in memory.
+"""The reference of the recipe: a plain loop over whole images or crops, altered in memory.
 
 As in whole_image.py: it shares with tilenet the network's modules and first weights, keyed random
 numbers, and where crops lie. Turns, radiometry, losses, weights, clipping and rates are written
@@ -28,7 +28,7 @@ NORMAL = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])
 
 @dataclass(frozen=True)
 class Altered:
-    """What the network sees as one image: pixels (bands, H, W) and labels (H, W), and its number."""
+    """What the network sees as one image: pixels (bands, H, W), labels (H, W) and its number."""
 
     number: int
     pixels: Array
