@@ -227,13 +227,14 @@ def test_the_clipped_gradient_is_that_of_the_mean_loss(
     monkeypatch.setattr(loss_scale, "FIRST", 0.25)
     scenes = scenes_of(shared_path, [(40, 41)], comm)
     sgd = OptimizerKeys("sgd", 1.0, clip_norm=0.01)
+    keys = replace(KEYS, dropout=0.0)
     run = a_run(
-        shared_path, scenes, steps=1, optimizer=sgd, schedule=STILL, precision=precision,
+        shared_path, scenes, keys, steps=1, optimizer=sgd, schedule=STILL, precision=precision,
         tiles=TileKeys(2, 3),
     )  # fmt: skip
     assert train(run, comm=comm) == 0
     after = read_weights(run)
-    before = build_network(unet_layers(options_of(KEYS)), SEED, torch.float32).state_dict()
+    before = build_network(unet_layers(options_of(keys)), SEED, torch.float32).state_dict()
     squares = [((after[name] - tensor).double() ** 2).sum() for name, tensor in before.items()]
     assert float(sum(squares)) ** 0.5 == pytest.approx(0.01, rel=1e-4)
 
@@ -247,8 +248,9 @@ def test_memory_is_planned_for_turned_images(
     for seed in range(4):
         for rotations in (False, True):
             augment = AugmentKeys(rotations=rotations)
-            run = a_run(shared_path, scenes, tiles=TileKeys(1, 4), augment=augment, steps=1)
-            run = replace(run, seed=seed, schedule=STILL, mesh=MeshKeys(1, 1, comm.size))
+            change = {"tiles": TileKeys(1, 4), "augment": augment, "steps": 1, "schedule": STILL}
+            run = a_run(shared_path, scenes, mesh=MeshKeys(1, 1, comm.size), **change)
+            run = replace(run, seed=seed)
             assert train(run, overwrite=True, comm=comm) == 0
         plain, turned = (load.tile for load in loads[-2:])
         # One tile is as high as the image, and each image as high as the other is wide.
