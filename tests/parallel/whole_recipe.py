@@ -83,7 +83,8 @@ def samples_of(run: RunFile, scenes: list[Scene], unit: int) -> Callable[[int], 
     for image in labels:
         edges = [(0, -size % unit) for size in image.shape]
         counted = np.pad(image != IGNORE, edges)
-        cells = counted.reshape(counted.shape[0] // unit, unit, -1, unit).any(axis=(1, 3))
+        blocks = counted.reshape(counted.shape[0] // unit, unit, -1, unit)
+        cells = np.asarray(blocks.any(axis=(1, 3)))
         places.append(crop_places(cells, run.crop_px, unit))
     sizes = tuple((image.shape[0], image.shape[1]) for image in labels)
     schedule = CropSchedule(seed, run.batch_size, run.crop_px, sizes, tuple(places))
@@ -107,7 +108,7 @@ def rate(run: RunFile, step: int) -> float:
         return float(np.linspace(0, lr, rising + 2)[1 + step])
     left = (steps - step) / (steps - rising)
     if keys.name == "poly":
-        return keys.min_lr + (lr - keys.min_lr) * left**keys.power
+        return float(keys.min_lr + (lr - keys.min_lr) * left**keys.power)
     if keys.name == "cosine":
         return float(lr - (lr - keys.min_lr) * np.sin(pi / 2 * (1 - left)) ** 2)
     for milestone in keys.milestones or ():

@@ -175,7 +175,7 @@ def test_symmetries_are_drawn_for_each_sample_of_each_step(kind: str) -> None:
     expected = sum(drawn.values()) / 8
     chi2 = sum((count - expected) ** 2 / expected for count in drawn.values())
     assert abs(chi2 - 7) < 5 * 14**0.5
-    for sample in schedule.samples(3):
+    for sample in (one for step in range(20) for one in schedule.samples(step)):
         height, width = sample.region.height, sample.region.width
         turned = (width, height) if sample.symmetry.transposed else (height, width)
         assert sample.size == turned
