@@ -182,6 +182,8 @@ def _check_plan(run: RunFile, path: str, options: UNetOptions, shapes: tuple[Sha
                 f"a plan holds for images up to the size that it was made for ({path}: "
                 f"{planned.image[0]} × {planned.image[1]} px, an image or crop: {size[0]} × "
                 f"{size[1]} px); plan for the largest image"
+                + ", and as it lies after a quarter turn"
+                * run.augment.rotations
             )
 
 
