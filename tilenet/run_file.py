@@ -18,11 +18,13 @@ from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.networks import PAPER_LEVELS, PRESETS, UNetOptions
 from tilenet.planning.plan import read_plan
 from tilenet.run_keys import (
+    AugmentKeys,
     GradientKeys,
     MeshKeys,
     NetworkKeys,
     OptimizerKeys,
     ProfileKeys,
+    ScheduleKeys,
     SwappingKeys,
     TileKeys,
 )
@@ -62,8 +64,11 @@ class RunFile:
     crop_px: int | None = None
     batch_size: int = 1
     optimizer: OptimizerKeys = field(default_factory=OptimizerKeys)
-    loss: Literal["ce", "dice", "ce+dice"] = "ce"
-    class_weights: list[float] | None = None
+    schedule: ScheduleKeys = field(default_factory=ScheduleKeys)
+    augment: AugmentKeys = field(default_factory=AugmentKeys)
+    loss: Literal["ce", "focal", "dice", "ce+dice"] = "ce"
+    focal_gamma: float = 2.0
+    class_weights: list[float] | Literal["auto"] | None = None
     seed: int = 0
     precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] | list[str] = "auto"
@@ -97,6 +102,11 @@ class RunFile:
     def num_partitions(self) -> int:
         """Devices per rank."""
         return self.partitions or (len(self.balance) if self.balance else 1)
+
+    @property
+    def loss_terms(self) -> tuple[str, ...]:
+        """What the loss is the sum of."""
+        return tuple(self.loss.split("+"))
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -184,7 +194,7 @@ def _check(run: RunFile) -> None:
             f"{len(run.class_names) - 1}); 255 is usual"
         )
     weights = run.class_weights
-    if weights is not None and (
+    if isinstance(weights, list) and (
         len(weights) != len(run.class_names)
         or not all(weight >= 0 and isfinite(weight) for weight in weights)
         or max(weights) == 0
@@ -193,12 +203,14 @@ def _check(run: RunFile) -> None:
             f"class_weights must be one weight of at least 0 per class, not all 0 (weights: "
             f"{weights}, classes: {len(run.class_names)})"
         )
-    for name in ("lr", "momentum", "weight_decay"):
-        value = getattr(run.optimizer, name)
-        if not (value >= 0 and isfinite(value)):
-            raise TilenetError(
-                f"optimizer.{name} must be a number of at least 0 (optimizer.{name}: {value})"
-            )
+    if not (run.focal_gamma >= 0 and isfinite(run.focal_gamma)):
+        raise TilenetError(
+            f"focal_gamma must be a number of at least 0 (focal_gamma: {run.focal_gamma}); 2 is "
+            "usual, 0 is cross-entropy"
+        )
+    run.optimizer.check()
+    run.schedule.check(run.optimizer.lr, run.steps)
+    run.augment.check()
     if run.tiles.size_px is not None and (run.tiles.rows or run.tiles.columns):
         raise TilenetError(
             f"tiles are given as a grid or as a size, not both (rows: {run.tiles.rows}, columns: "
