@@ -237,8 +237,8 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"images": ["a", "c"]}, r"one label raster \(images: 2, labels: 1\)"),
-        ({"images": [], "labels": []}, r"one label raster \(images: 0, labels: 0\)"),
+        ({"images": ["a", "c"]}, r"one label file \(images: 2, labels: 1\)"),
+        ({"images": [], "labels": []}, r"one label file \(images: 0, labels: 0\)"),
         ({"steps": None}, r"steps or epochs, one of them \(steps: None, epochs: None\)"),
         ({"epochs": 2}, r"steps or epochs, one of them \(steps: 1, epochs: 2\)"),
         ({"steps": -1}, r"steps must be at least 0 \(steps: -1\)"),

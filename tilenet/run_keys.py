@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tilenet.errors import TilenetError
+from tilenet.files.vector_keys import VectorKeys
 from tilenet.geometry.networks import NormKind, NormScope, Padding, Upsampling
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ProfileKeys",
     "SwappingKeys",
     "TileKeys",
+    "VectorKeys",
 ]
 
 MOST_PROFILED = 100
