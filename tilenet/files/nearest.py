@@ -58,8 +58,8 @@ class NearestPixels:
         """
         place = FileWindow(window.col, window.row, window.width, window.height)
         try:
-            values: NDArray[Any] = self._warped.read([1], window=place)
-            mask: NDArray[Any] = self._warped.dataset_mask(window=place)
+            # Both bands as they are: rasterio's mask knows alpha in 8 and 16 unsigned bits only.
+            values: NDArray[Any] = self._warped.read(window=place)
         except GDAL_ERRORS as error:
             raise TilenetError(
                 f"a raster must be readable everywhere ({self._path}: what lies under rows "
@@ -67,7 +67,7 @@ class NearestPixels:
                 f"{window.col + window.width - 1} of the image cannot be read: {reason(error)}); "
                 "copy the file again or check it with gdalinfo -checksum"
             ) from error
-        return Pixels(values, np.asarray(mask != 0))
+        return Pixels(values[:1], np.asarray(values[1] != 0))
 
     def close(self) -> None:
         """Close the view; the raster stays open."""

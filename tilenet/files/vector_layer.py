@@ -117,6 +117,13 @@ class VectorLayer:
         order = order[~shapely.is_missing(shapes[order]) & ~shapely.is_empty(shapes[order])]
         shapes = shapes[order]
         parts = shapely.get_parts(shapely.get_parts(shapes))  # collections of multi-polygons
+        # Before anything is computed of them: GEOS raises errors of its own.
+        endless = ~np.isfinite(shapely.bounds(shapes)).all(axis=1)
+        if endless.any():
+            raise TilenetError(
+                f"corners of polygons must be numbers ({self.path}, layer {self.name}: not those "
+                f"of feature {fids[order][endless][0]}); draw it again or delete it"
+            )
         flat = parts[shapely.get_dimensions(parts) < 2]
         if len(flat):
             raise _no_polygons(self.path, self.name, flat[0].geom_type)
@@ -130,7 +137,7 @@ class VectorLayer:
         )
 
     def _moved(self, shapes: NDArray[Any]) -> NDArray[Any]:
-        """Shapes in the image's CRS.
+        """Shapes in the image's CRS, corner by corner as GDAL does it.
 
         Shape by shape: GDAL chooses among several ways from one CRS to another by the middle of
         what it is given, and that must not depend on the window.
@@ -140,7 +147,7 @@ class VectorLayer:
         moved = np.empty(len(shapes), object)
         for number, shape in enumerate(shapes):
             there = self._to_image(shape)
-            if not _within(there, limits):
+            if not _within(there, limits) or self._bends(shape, there):
                 there = self._to_image(self._cut(shape))
             if there is None:
                 raise self._cannot_be_moved()
@@ -151,14 +158,32 @@ class VectorLayer:
         """A shape in the image's CRS; None: a corner has no place there."""
         if self.crs == self._image.crs or shape.is_empty:
             return shape
+        there = self._corners_in_image(shapely.get_coordinates(shape))
+        return None if there is None else shapely.set_coordinates(shape, there)
+
+    def _corners_in_image(self, corners: NDArray[np.float64]) -> NDArray[np.float64] | None:
         try:
-            return shapely.transform(shape, self._move)
+            return np.column_stack(transform(self.crs, self._image.crs, *corners.T))
         except GDAL_ERRORS:
             return None
 
-    def _move(self, corners: NDArray[np.float64]) -> NDArray[np.float64]:
-        x, y = transform(self.crs, self._image.crs, corners[:, 0], corners[:, 1])
-        return np.column_stack([x, y])
+    def _bends(self, shape: Any, there: Any) -> bool:
+        """Whether an edge that is straight in its own CRS leads past the image in the image's.
+
+        An edge around half the earth does: between its corners it is nowhere near the line that
+        GDAL draws.
+        """
+        if self.crs == self._image.crs or shape.is_empty:
+            return False
+        corners, ring = shapely.get_coordinates(_rings(shape), return_index=True)
+        edges = ring[1:] == ring[:-1]
+        middles = self._corners_in_image(_middles(corners)[edges])
+        if middles is None:
+            return True
+        straight = _middles(shapely.get_coordinates(_rings(there)))[edges]
+        around = bounds_of(self._image.transform, self._image.whole)
+        size = max(around.right - around.left, around.top - around.bottom)
+        return not (np.abs(middles - straight) < size).all()
 
     def _cut(self, shape: Any) -> Any:
         """What of a shape lies around the image: corners behind the earth have no place there."""
@@ -173,9 +198,18 @@ class VectorLayer:
     def _cannot_be_moved(self) -> TilenetError:
         return TilenetError(
             f"labels must be in a CRS that can be moved to the image's ({self.path}: "
-            f"{crs_name(self.crs)}, {self._image.path}: {crs_name(self._image.crs)}); reproject them "
-            "with ogr2ogr -t_srs"
+            f"{crs_name(self.crs)}, {self._image.path}: {crs_name(self._image.crs)}); reproject "
+            "them with ogr2ogr -t_srs"
         )
+
+
+def _rings(shape: Any) -> Any:
+    return shapely.get_rings(shapely.get_parts(shapely.get_parts(shape)))
+
+
+def _middles(corners: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Middles between corners and the next ones."""
+    return np.asarray((corners[1:] + corners[:-1]) / 2)
 
 
 def _within(shape: Any, limits: Bounds) -> bool:
