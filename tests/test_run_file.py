@@ -17,6 +17,7 @@ from tilenet.run_keys import (
     ProfileKeys,
     SwappingKeys,
     TileKeys,
+    VectorKeys,
 )
 
 LEAST = "images: a.tif\nlabels: b.tif\nclasses: 2\noutput: out\n"
@@ -34,6 +35,15 @@ def a_run(**change: Any) -> RunFile:
 
 
 EVERYTHING = """
+vectors:
+  field: kind
+  classes: {house: 1, 7: 0, 1.5: 1, true: 0, null: null, ruin: null}
+  priority: [1, 0]
+  all_touched: true
+  burn: 0
+  background: ignore
+  layer: land use
+  crs: EPSG:2953
 bands: [3, 1]
 ignore_index: 0
 nodata: none
@@ -65,6 +75,16 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         output="out",
         bands=[3, 1],
         ignore_index=9,
+        vectors=VectorKeys(
+            field="kind",
+            classes={"house": 1, 7: 0, 1.5: 1, True: 0, None: None, "ruin": None},
+            priority=[1, 0],
+            all_touched=True,
+            burn=0,
+            background="ignore",
+            layer="land use",
+            crs="EPSG:2953",
+        ),
         nodata="none",
         resolution=0.3,
         network=NetworkKeys(preset="medium-2", base=8, norm="batch", dropout=0.25, bias=True),
@@ -251,6 +271,7 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
         ({"classes": ["sea"]}, "at least two classes"),
         ({"ignore_index": 1}, r"may not be a class \(ignore_index: 1, classes: 0 to 1\)"),
         ({"ignore_index": 0}, r"may not be a class \(ignore_index: 0, classes: 0 to 1\)"),
+        ({"vectors": VectorKeys(burn=2)}, r"\(vectors.burn: 2, classes: 0 to 1, ignore_index: 255"),
         ({"class_weights": [1.0]}, "one weight of at least 0 per class"),
         ({"class_weights": [1.0, -0.5]}, "one weight of at least 0 per class"),
         ({"class_weights": [0.0, 0.0]}, "not all 0"),

@@ -1,5 +1,6 @@
 """Vector files that cannot be labels are refused in one sentence with a remedy."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,6 @@ def test_what_cannot_be_burned_is_refused(
         with pytest.raises(TilenetError, match=r"must be a CRS \(vectors.crs: nonsense\); write"):
             open_labels(path, image, 255, VectorKeys(**keys))
         return
-    import re
-
     assert re.search(said, refusal(path, image, VectorKeys(**keys)))
 
 
@@ -198,6 +197,18 @@ def test_a_geopackage_may_hold_pixels_or_polygons_or_both(
             )
         with open_labels(write_raster("b.tif", truth, transform=grid), image, 255) as labels:
             assert isinstance(labels, Labels)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_corners_that_are_no_numbers_are_refused(
+    write_vector: Write, image: Raster, number: float
+) -> None:
+    corners = [GRID @ (3, 3), (5e5 + 20, number), GRID @ (30, 40), GRID @ (5, 20)]
+    path = write_vector("a.gpkg", [*SHAPES, shapely.Polygon(corners)])
+    words = refusal(path, image, VectorKeys())
+    assert "corners of polygons must be numbers" in words
+    assert "feature 13" in words
 
 
 @pytest.mark.parametrize(
