@@ -9,7 +9,7 @@ from affine import Affine
 from conftest import burned_by_hand, moved, random_polygons
 from rasterio.features import rasterize
 
-from tilenet.files import vector_labels
+from tilenet.files import vector_labels, vector_layer
 from tilenet.files.block_cache import BlockCache
 from tilenet.files.label_files import open_labels
 from tilenet.files.label_source import LabelSource
@@ -269,6 +269,17 @@ def test_labels_in_degrees_are_found_where_degrees_begin(
         assert np.array_equal(whole(labels), expected)
         part = labels.read(Window(100, 500, 300, 200))
     assert np.array_equal(part, expected[100:400, 500:700])
+
+
+def test_all_is_read_where_gdal_cannot_say_which_part_of_a_file_is_needed(
+    write_vector: Write, plain: Raster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = random_polygons(plain.transform, SIZE, 9, 10)
+    path = write_vector("a.gpkg", [None, shapely.Polygon(), *shapes])
+    expected = burned_by_hand(shapes, [1] * 9, plain.transform, SIZE)
+    with open_labels(path, plain, 255) as labels:
+        monkeypatch.setattr(vector_layer, "bounds_in", lambda *_: None)
+        assert np.array_equal(whole(labels), expected)
 
 
 def test_no_more_is_read_or_burned_than_a_block_needs(

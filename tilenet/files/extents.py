@@ -54,7 +54,9 @@ def bounds_of(transform: "Affine", window: Window) -> Bounds:
     """Bounds of a window of pixels, however the grid is rotated."""
     rows = window.row, window.row + window.height
     cols = window.col, window.col + window.width
-    x, y = zip(*(transform @ place for place in product(cols, rows)), strict=True)
+    t = transform
+    x = [t.a * col + t.b * row + t.c for row, col in product(rows, cols)]
+    y = [t.d * col + t.e * row + t.f for row, col in product(rows, cols)]
     return Bounds(min(x), min(y), max(x), max(y))
 
 

@@ -44,13 +44,17 @@ def shapes_on_image(
     whole = bounds_of(image.transform, image.whole)
     reach = Window(-REACH_PX, -REACH_PX, 2 * REACH_PX, 2 * REACH_PX)
     limits = bounds_of(image.transform, reach)
+    around = bounds_in(whole, image.crs, crs)
+    around = around and around.wider(1)
     found = np.empty(len(shapes), object)
     for number, shape in enumerate(shapes):
         there = _moved(shape, crs, image.crs)
-        if not _within(there, limits) or _bends(shape, there, crs, image.crs, whole):
+        near = around is not None and _within(shape, around)
+        if not _within(there, limits) or not (
+            near or _is_straight(shape, there, crs, image.crs, whole)
+        ):
             # Corners behind the earth have no place in the image's CRS, or a wrong one.
-            around = bounds_in(whole, image.crs, crs)
-            there = around and _moved(_cut(shape, around.wider(1)), crs, image.crs)
+            there = around and _moved(_cut(shape, around), crs, image.crs)
         if there is None:
             raise TilenetError(
                 f"labels must be in a CRS that can be moved to the image's ({path}: "
@@ -86,24 +90,24 @@ def _within(shape: Any, limits: Bounds) -> bool:
     return bool(inside and bottom > limits.bottom and top < limits.top)
 
 
-def _bends(
+def _is_straight(
     shape: Any, there: Any, source: "CRS | None", target: "CRS | None", image: Bounds
 ) -> bool:
-    """Whether an edge that is straight in its own CRS leads past the image in the image's.
+    """Whether edges are about as straight in the image's CRS as in their own.
 
-    An edge around half the earth does: between its corners it is nowhere near the line that GDAL
-    draws.
+    One around half the earth is not: it is nowhere near the line that GDAL draws from corner to
+    corner.
     """
     if source == target:
-        return False
+        return True
     corners, ring = shapely.get_coordinates(_rings(shape), return_index=True)
     edges = ring[1:] == ring[:-1]
     middles = _corners(_middles(corners)[edges], source, target)
     if middles is None:
-        return True
+        return False
     straight = _middles(shapely.get_coordinates(_rings(there)))[edges]
     size = max(image.right - image.left, image.top - image.bottom)
-    return not (np.abs(middles - straight) < size).all()
+    return bool((np.abs(middles - straight) < size).all())
 
 
 def _cut(shape: Any, around: Bounds) -> Any:
