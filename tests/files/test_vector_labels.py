@@ -271,11 +271,33 @@ def test_labels_in_degrees_are_found_where_degrees_begin(
     assert np.array_equal(part, expected[100:400, 500:700])
 
 
+def test_windows_whose_edges_are_bent_in_the_files_crs_find_their_polygons(
+    write_raster: Write, write_vector: Write
+) -> None:
+    crs, transform = "EPSG:3035", Affine(1000, 0, 4321e3 - 768e3, 0, -1000, 5.2e6)
+    path = write_raster("image.tif", np.zeros(SIZE, "uint8"), transform=transform, crs=crs)
+    rng = np.random.default_rng(14)
+    places = rng.uniform(0, 1, (3000, 1, 2)) * SIZE[::-1] + rng.uniform(-3, 3, (3000, 3, 2))
+    x, y = transform @ tuple(np.moveaxis(places, -1, 0))
+    shapes = moved(shapely.polygons(np.stack([x, y], axis=-1)), crs, "EPSG:4326")
+    expected = burned_by_hand(moved(shapes, "EPSG:4326", crs), [1] * 3000, transform, SIZE)
+    file = write_vector("a.gpkg", shapes, crs="EPSG:4326")
+    with Raster(path) as image:
+        for row, col in ((0, 0), (0, 600), (550, 500)):  # of one block each
+            with open_labels(file, image, 255) as labels:
+                found = labels.read(Window(row, col, 500 - row % 500, 512 - col % 512))
+            height, width = found.shape
+            height = min(height, SIZE[0] - row)
+            wanted = expected[row : row + height, col : col + width]
+            assert np.array_equal(found[:height], wanted)
+
+
 def test_all_is_read_where_gdal_cannot_say_which_part_of_a_file_is_needed(
     write_vector: Write, plain: Raster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes = random_polygons(plain.transform, SIZE, 9, 10)
-    path = write_vector("a.gpkg", [None, shapely.Polygon(), *shapes])
+    there = moved(shapes, "EPSG:32630", "EPSG:4326")
+    path = write_vector("a.gpkg", [None, shapely.Polygon(), *there], crs="EPSG:4326")
     expected = burned_by_hand(shapes, [1] * 9, plain.transform, SIZE)
     with open_labels(path, plain, 255) as labels:
         monkeypatch.setattr(vector_layer, "bounds_in", lambda *_: None)
