@@ -59,6 +59,7 @@ def test_pixels_whose_middle_is_inside_are_burned(
     assert set(np.unique(found)) == {0, 1, 2, 3, 4}
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", ["a.gpkg", "a.geojson", "a.shp", "a.fgb"])
 def test_every_format_gives_the_same_labels(write_vector: Write, plain: Raster, name: str) -> None:
     shapes = random_polygons(plain.transform, SIZE, 60, 3, "EPSG:4326")

@@ -4,6 +4,7 @@ The only module that opens vector files.
 """
 
 import difflib
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,14 +94,17 @@ class VectorLayer:
         there = bounds_in(place, self._image.crs, self.crs)
         field = self.keys.field
         try:
-            _, fids, wkb, columns = pyogrio.raw.read(
-                self.path,
-                layer=self.name,
-                columns=[] if field is None else [field],
-                bbox=None if there is None else tuple(there),
-                force_2d=True,
-                return_fids=True,
-            )
+            with warnings.catch_warnings():
+                # Mended while reading, and said by every rank.
+                warnings.filterwarnings("ignore", ".*winding order", RuntimeWarning)
+                _, fids, wkb, columns = pyogrio.raw.read(
+                    self.path,
+                    layer=self.name,
+                    columns=[] if field is None else [field],
+                    bbox=None if there is None else tuple(there),
+                    force_2d=True,
+                    return_fids=True,
+                )
             shapes = shapely.from_wkb(wkb, on_invalid="fix")
         except (*VECTOR_ERRORS, shapely.errors.ShapelyError) as error:
             raise TilenetError(
