@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import shapely
 from affine import Affine
-from conftest import burned_by_hand, moved, random_polygons
+from polygons import burned_by_hand, moved, random_polygons
 
 from tilenet.errors import TilenetError
 from tilenet.files.label_files import open_labels

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import shapely
 from affine import Affine
-from conftest import burned_by_hand, moved, random_polygons
+from polygons import burned_by_hand, moved, random_polygons
 from rasterio.features import rasterize
 
 from tilenet.files import vector_labels, vector_layer
