@@ -19,6 +19,7 @@ from tilenet.run_keys import (
     ScheduleKeys,
     SwappingKeys,
     TileKeys,
+    VectorKeys,
 )
 
 LEAST = "images: a.tif\nlabels: b.tif\nclasses: 2\noutput: out\n"
@@ -36,6 +37,15 @@ def a_run(**change: Any) -> RunFile:
 
 
 EVERYTHING = """
+vectors:
+  field: kind
+  classes: {house: 1, 7: 0, 1.5: 1, true: 0, null: null, ruin: null}
+  priority: [1, 0]
+  all_touched: true
+  burn: 0
+  background: ignore
+  layer: land use
+  crs: EPSG:2953
 bands: [3, 1]
 ignore_index: 0
 nodata: none
@@ -70,6 +80,16 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         output="out",
         bands=[3, 1],
         ignore_index=9,
+        vectors=VectorKeys(
+            field="kind",
+            classes={"house": 1, 7: 0, 1.5: 1, True: 0, None: None, "ruin": None},
+            priority=[1, 0],
+            all_touched=True,
+            burn=0,
+            background="ignore",
+            layer="land use",
+            crs="EPSG:2953",
+        ),
         nodata="none",
         resolution=0.3,
         network=NetworkKeys(preset="medium-2", base=8, norm="batch", dropout=0.25, bias=True),
@@ -246,8 +266,8 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"images": ["a", "c"]}, r"one label raster \(images: 2, labels: 1\)"),
-        ({"images": [], "labels": []}, r"one label raster \(images: 0, labels: 0\)"),
+        ({"images": ["a", "c"]}, r"one label file \(images: 2, labels: 1\)"),
+        ({"images": [], "labels": []}, r"one label file \(images: 0, labels: 0\)"),
         ({"steps": None}, r"steps or epochs, one of them \(steps: None, epochs: None\)"),
         ({"epochs": 2}, r"steps or epochs, one of them \(steps: 1, epochs: 2\)"),
         ({"steps": -1}, r"steps must be at least 0 \(steps: -1\)"),
@@ -260,6 +280,7 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
         ({"classes": ["sea"]}, "at least two classes"),
         ({"ignore_index": 1}, r"may not be a class \(ignore_index: 1, classes: 0 to 1\)"),
         ({"ignore_index": 0}, r"may not be a class \(ignore_index: 0, classes: 0 to 1\)"),
+        ({"vectors": VectorKeys(burn=2)}, r"\(vectors.burn: 2, classes: 0 to 1, ignore_index: 255"),
         ({"class_weights": [1.0]}, "one weight of at least 0 per class"),
         ({"class_weights": [1.0, -0.5]}, "one weight of at least 0 per class"),
         ({"class_weights": [0.0, 0.0]}, "not all 0"),

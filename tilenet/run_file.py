@@ -27,6 +27,7 @@ from tilenet.run_keys import (
     ScheduleKeys,
     SwappingKeys,
     TileKeys,
+    VectorKeys,
 )
 
 __all__ = ["Halo", "RunFile", "network_options", "paper_epsilon_px", "read_run_file"]
@@ -44,6 +45,7 @@ class RunFile:
     output: str
     plan: str | None = None
     bands: list[int] | None = None
+    vectors: VectorKeys = field(default_factory=VectorKeys)
     ignore_index: int = 255
     nodata: float | Literal["none"] | None = None
     resolution: float | None = None
@@ -90,7 +92,7 @@ class RunFile:
 
     @property
     def label_paths(self) -> tuple[str, ...]:
-        """The label rasters, one per image."""
+        """The label rasters or vectors, one per image."""
         return (self.labels,) if isinstance(self.labels, str) else tuple(self.labels)
 
     @property
@@ -144,7 +146,7 @@ def _check(run: RunFile) -> None:
             )
     if len(run.image_paths) != len(run.label_paths) or not run.image_paths:
         raise TilenetError(
-            f"each image needs one label raster (images: {len(run.image_paths)}, labels: "
+            f"each image needs one label file (images: {len(run.image_paths)}, labels: "
             f"{len(run.label_paths)}); list them in the same order"
         )
     if (run.steps is None) == (run.epochs is None):
@@ -193,6 +195,7 @@ def _check(run: RunFile) -> None:
             f"ignore_index may not be a class (ignore_index: {run.ignore_index}, classes: 0 to "
             f"{len(run.class_names) - 1}); 255 is usual"
         )
+    run.vectors.check(len(run.class_names), run.ignore_index)
     weights = run.class_weights
     if isinstance(weights, list) and (
         len(weights) != len(run.class_names)

@@ -6,6 +6,7 @@ from math import isfinite
 from typing import Literal
 
 from tilenet.errors import TilenetError
+from tilenet.files.vector_keys import VectorKeys
 from tilenet.geometry.networks import NormKind, NormScope, Padding, Upsampling
 from tilenet.geometry.symmetry import Symmetry, symmetries
 from tilenet.planning.learning_rate import LearningRate, ScheduleName
@@ -20,6 +21,7 @@ __all__ = [
     "ScheduleKeys",
     "SwappingKeys",
     "TileKeys",
+    "VectorKeys",
 ]
 
 MOST_PROFILED = 100

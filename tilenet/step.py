@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.files.labels import Labels
+from tilenet.files.label_source import LabelSource
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.raster import Raster
 from tilenet.files.turned import read_turned
@@ -106,7 +106,7 @@ class Step:
         run: RunFile,
         record: NetworkRecord,
         pipe: Pipe,
-        files: tuple[list[Raster], list[Labels]],
+        files: tuple[list[Raster], list[LabelSource]],
         offset_px: int,
         optimizer: torch.optim.Optimizer,
         rates: LearningRate,

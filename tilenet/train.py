@@ -11,7 +11,8 @@ import torch
 
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.history import History
-from tilenet.files.labels import Labels
+from tilenet.files.label_files import open_labels, resampling_note
+from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Raster
 from tilenet.geometry.halo import norm_context
 from tilenet.model.loss_scale import LossScale
@@ -70,7 +71,7 @@ def train(
                 for path in run.image_paths
             ]
             labels = [
-                stack.enter_context(Labels(path, image, run.ignore_index))
+                stack.enter_context(open_labels(path, image, run.ignore_index, run.vectors))
                 for path, image in zip(run.label_paths, images, strict=True)
             ]
             shapes = tuple((image.bands, image.size) for image in images)
@@ -78,6 +79,8 @@ def train(
         with agreed(comm):
             folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=run.terms)
             folder.prepare(resume=resume, overwrite=overwrite)
+        if comm.rank == 0 and (note := resampling_note(labels)):
+            say(note)
         job = _Job(run, plan, images, labels, folder, comm)
         return job.train()
 
@@ -90,7 +93,7 @@ class _Job:
         run: RunFile,
         plan: RunPlan,
         images: list[Raster],
-        labels: list[Labels],
+        labels: list[LabelSource],
         folder: RunFolder,
         comm: "MPI.Intracomm",
     ) -> None:

@@ -23,7 +23,7 @@ from tilenet.errors import TilenetError
 from tilenet.files.coarsen import block_mean
 from tilenet.geometry.tiles import Window, reflected
 
-__all__ = ["GDAL_ERRORS", "Nodata", "Pixels", "Raster"]
+__all__ = ["GDAL_ERRORS", "Nodata", "Pixels", "Raster", "reason", "why_no_raster"]
 
 # GDAL's default cache is 5 % of the node's memory *per process*; with 40 ranks on a node that is
 # twice the memory. 64 MB hold the blocks that neighbouring tiles share; set GDAL_CACHEMAX higher
@@ -107,6 +107,11 @@ class Raster:
     def close(self) -> None:
         """Close the file."""
         self._dataset.close()
+
+    @property
+    def dataset(self) -> Any:
+        """rasterio's open file."""
+        return self._dataset
 
     @property
     def size(self) -> tuple[int, int]:
@@ -194,7 +199,7 @@ class Raster:
             raise TilenetError(
                 f"a raster must be readable everywhere ({self.path}: rows {window.row} to "
                 f"{window.row + window.height - 1}, columns {window.col} to "
-                f"{window.col + window.width - 1} cannot be read: {_reason(error)}); copy the "
+                f"{window.col + window.width - 1} cannot be read: {reason(error)}); copy the "
                 "file again or check it with gdalinfo -checksum"
             ) from error
         if mask is not None:
@@ -258,11 +263,22 @@ def _open(path: str) -> Any:
             return rasterio.open(path)
     except GDAL_ERRORS as error:
         raise TilenetError(
-            f"a raster must be a file that GDAL can open ({path}: {_reason(error)}); check the path"
+            f"a raster must be a file that GDAL can open ({path}: {reason(error)}); check the path"
         ) from error
 
 
-def _reason(error: Exception) -> str:
+def why_no_raster(path: str) -> str | None:
+    """GDAL's reason why it cannot open a raster; None: it can."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotGeoreferencedWarning)
+            rasterio.open(path).close()
+    except GDAL_ERRORS as error:
+        return reason(error)
+    return None
+
+
+def reason(error: Exception) -> str:
     """GDAL's own words: rasterio keeps them in the cause."""
     return " ".join(str(error.__cause__ or error).split())
 
