@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.files.labels import Labels
+from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Pixels, Raster
 from tilenet.geometry.symmetry import Symmetry
 from tilenet.geometry.tiles import Tile, Window
@@ -12,7 +12,7 @@ __all__ = ["read_turned"]
 
 
 def read_turned(
-    image: Raster, labels: Labels, tile: Tile, region: Window, symmetry: Symmetry
+    image: Raster, labels: LabelSource, tile: Tile, region: Window, symmetry: Symmetry
 ) -> tuple[Pixels, NDArray[np.int64]]:
     """Pixels of what a tile reads, and labels of what it owns, (H, W).
 
