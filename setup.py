@@ -19,6 +19,8 @@ setup(
         "mpi4py>=4.0",
         "rasterio>=1.3.9",
         "numpy>=1.24",
+        "pyogrio>=0.7",  # polygons as labels
+        "shapely>=2.1",  # their shapes
         "jsonargparse>=4.49",  # run files in YAML with dotted overrides and checked types
         "tqdm>=4.60",  # progress on rank 0
         "safetensors>=0.4.3",  # checkpoints without pickle

@@ -17,7 +17,7 @@ from test_swapping import NETWORKS, InPlace, Views, check_empty, check_same, tra
 from torch import Tensor, nn
 from torchgpipe import is_recomputing
 from torchgpipe.skip.layout import inspect_skip_layout
-from torchgpipe.skip.tracker import current_skip_tracker
+from torchgpipe.skip.tracker import SkipTracker, current_skip_tracker, use_skip_tracker
 
 from tilenet.errors import TilenetError
 from tilenet.model.network import Network
@@ -31,6 +31,13 @@ from tilenet.swapping import swapping
 
 ACTIONS: tuple[Action, ...] = get_args(Action)
 MIXED = (*ACTIONS, "mixed")
+
+
+@pytest.fixture(autouse=True)
+def own_tracker() -> Iterator[None]:
+    """Other tests may leave a stashed map in the thread's."""
+    with use_skip_tracker(SkipTracker()):
+        yield
 
 
 def in_cells(network: Network, seed: int) -> Network:

@@ -1,10 +1,14 @@
 """Scores of a map, against loops over its pixels."""
 
 import json
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import pyogrio
 import pytest
+import shapely
 from affine import Affine
 
 from tilenet import evaluate
@@ -14,6 +18,7 @@ from tilenet.evaluate import confusion_matrix, main, scores
 Write = Callable[..., str]
 SIZE = 37, 53
 IGNORE = 255
+GRID = Affine(2, 0.1, 5e5, 0.1, -2, 4e6)
 
 
 def a_pair(seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -100,8 +105,8 @@ def test_a_perfect_map_scores_1(write_raster: Write) -> None:
         ({}, {"fill": IGNORE}, "at least one pixel must be labelled"),
         ({}, {"dtype": "int16", "fill": -3}, r"counted from 0 \(.*: -3\)"),
         ({}, {"dtype": "int32", "fill": 70000}, r"at most 4096 classes .*: 70000\)"),
-        ({}, {"size": (37, 52)}, "labels must have the image's size"),
-        ({}, {"transform": Affine(2, 0, 5e5, 0, -2, 4e6)}, "image's pixel grid"),
+        ({}, {"size": (37, 52), "crs": None}, "must have the image's size"),
+        ({}, {"transform": Affine(2, 0, 6e5, 0, -2, 4e6)}, "labels must overlap their image"),
     ],
     ids=str,
 )
@@ -138,6 +143,71 @@ def test_the_command_prints_json_or_a_table(
     assert lines[1].split()[1] == f"{found['iou'][0]:.4f}"
     assert lines[7].split() == ["mean", f"{found['mean_iou']:.4f}", f"{found['mean_f1']:.4f}"]
     assert f"{found['num_unmapped']} labelled pixels have no class" in lines[-1]
+
+
+def test_labels_on_another_grid_are_resampled_and_that_is_said(
+    write_raster: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mapped, truth = a_pair()
+    moved = GRID @ Affine.translation(-3, -2)
+    paths = [
+        write_raster("map.tif", mapped, nodata=200),
+        write_raster("labels.tif", np.pad(truth, ((2, 5), (3, 1))), transform=moved),
+    ]
+    assert main([*paths, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == by_hand(mapped, truth) | {
+        name: pytest.approx(by_hand(mapped, truth)[name], rel=1e-14)
+        for name in ("mean_iou", "mean_f1")
+    }
+    assert "labels.tif lie on another grid" in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_labels_may_be_polygons(
+    write_raster: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def box(top: int, left: int, bottom: int, right: int) -> shapely.Polygon:
+        places = shapely.box(left + 0.3, top + 0.3, right + 0.3, bottom + 0.3).exterior.coords
+        return shapely.Polygon([GRID @ place for place in places])
+
+    truth = np.zeros(SIZE, np.int64)
+    truth[3:9, 5:20], truth[20:31, 30:50], truth[1:3, 1:53] = 2, 5, IGNORE
+    labels = tmp_path / "labels.gpkg"
+    shapes = [box(3, 5, 9, 20), box(20, 30, 31, 50), box(1, 1, 3, 53)]
+    for layer in ("a", "b"):  # two layers, neither of which says where it lies
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "'crs' was not provided")
+            pyogrio.raw.write(
+                labels,
+                shapely.to_wkb(np.array(shapes if layer == "b" else shapes[:1])),
+                [np.array(["field", "road", "fog"][: 3 if layer == "b" else 1], object)],
+                ["kind"],
+                layer=layer,
+                append=layer == "b",
+                geometry_type="Polygon",
+            )
+    mapped = a_pair()[0]
+    paths = [write_raster("map.tif", mapped, nodata=200), str(labels)]
+    options = ["--field", "kind", "--classes", "field=2,road=5,fog=ignore", "--layer", "b"]
+    assert main([*paths, *options, "--label-crs", "EPSG:32630", "--json"]) == 0
+    wanted = by_hand(mapped, truth)
+    found = json.loads(capsys.readouterr().out)
+    assert {name: found[name] for name in ("confusion", "num_pixels", "num_unmapped")} == {
+        name: wanted[name] for name in ("confusion", "num_pixels", "num_unmapped")
+    }
+    touched = [*paths, "--layer", "b", "--label-crs", "image", "--all-touched", "--json"]
+    assert main(touched) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["label_pixels"][1] > (truth > 0).sum()
+    for wrong, code, said in (
+        ([], 1, "labels come from one layer"),
+        (["--layer", "b"], 1, "need a CRS"),
+        (["--classes", "a=1"], 2, "name it with --field"),
+        (["--field", "kind", "--classes", "a=one"], 2, "argument --classes"),
+    ):
+        assert main([*paths, *wrong]) == code
+        assert said in capsys.readouterr().err
 
 
 def test_errors_are_one_line(write_raster: Write, capsys: pytest.CaptureFixture[str]) -> None:

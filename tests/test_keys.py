@@ -45,6 +45,11 @@ def test_more_numbers_begin_with_the_same_ones() -> None:
     assert len(np.unique(many)) == 1000
 
 
+@pytest.mark.parametrize("first", [0, 1, 2, 3, 4, 5, 7, 8, 998])
+def test_numbers_further_on_are_those_of_the_whole(first: int) -> None:
+    assert np.array_equal(uniform(9, 5, "a", first=first), uniform(1007, 5, "a")[first : first + 9])
+
+
 def test_each_part_counts() -> None:
     first = [(1, 2, 3), (1, 2, 4), (1, 3, 3), (2, 2, 3), (1, 2), (1, 2, 3, 0), (12, 3), (3, 2, 1)]
     assert len({uniform(1, *parts)[0] for parts in first}) == len(first)

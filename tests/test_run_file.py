@@ -10,13 +10,16 @@ from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.networks import PRESETS, UNetOptions
 from tilenet.run_file import RunFile, network_options, paper_epsilon_px, read_run_file
 from tilenet.run_keys import (
+    AugmentKeys,
     GradientKeys,
     MeshKeys,
     NetworkKeys,
     OptimizerKeys,
     ProfileKeys,
+    ScheduleKeys,
     SwappingKeys,
     TileKeys,
+    VectorKeys,
 )
 
 LEAST = "images: a.tif\nlabels: b.tif\nclasses: 2\noutput: out\n"
@@ -34,6 +37,15 @@ def a_run(**change: Any) -> RunFile:
 
 
 EVERYTHING = """
+vectors:
+  field: kind
+  classes: {house: 1, 7: 0, 1.5: 1, true: 0, null: null, ruin: null}
+  priority: [1, 0]
+  all_touched: true
+  burn: 0
+  background: ignore
+  layer: land use
+  crs: EPSG:2953
 bands: [3, 1]
 ignore_index: 0
 nodata: none
@@ -45,8 +57,11 @@ halo: 96
 epochs: 7
 crop_px: 192
 batch_size: 6
-optimizer: {name: sgd, lr: 0.5, momentum: 0.9, weight_decay: 1e-4}
-loss: ce
+optimizer: {name: sgd, lr: 0.5, momentum: 0.9, weight_decay: 1e-4, nesterov: true, clip_norm: 2}
+schedule: {name: step, warmup_steps: 9, milestones: [10, 30], factor: 0.2, min_lr: 1e-6, power: 2}
+augment: {flips: true, rotations: true, brightness: 0.1, contrast: 0.2, noise: 0.05}
+loss: focal
+focal_gamma: 1.5
 class_weights: [1, 2.5]
 seed: 12
 precision: float64
@@ -65,6 +80,16 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         output="out",
         bands=[3, 1],
         ignore_index=9,
+        vectors=VectorKeys(
+            field="kind",
+            classes={"house": 1, 7: 0, 1.5: 1, True: 0, None: None, "ruin": None},
+            priority=[1, 0],
+            all_touched=True,
+            burn=0,
+            background="ignore",
+            layer="land use",
+            crs="EPSG:2953",
+        ),
         nodata="none",
         resolution=0.3,
         network=NetworkKeys(preset="medium-2", base=8, norm="batch", dropout=0.25, bias=True),
@@ -74,7 +99,11 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         epochs=7,
         crop_px=192,
         batch_size=6,
-        optimizer=OptimizerKeys("sgd", 0.5, 0.9, 1e-4),
+        optimizer=OptimizerKeys("sgd", 0.5, 0.9, 1e-4, True, 2.0),
+        schedule=ScheduleKeys("step", 2.0, 9, [10, 30], 0.2, 1e-6),
+        augment=AugmentKeys(True, True, 0.1, 0.2, 0.05),
+        loss="focal",
+        focal_gamma=1.5,
         class_weights=[1.0, 2.5],
         seed=12,
         precision="float64",
@@ -261,8 +290,8 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"images": ["a", "c"]}, r"one label raster \(images: 2, labels: 1\)"),
-        ({"images": [], "labels": []}, r"one label raster \(images: 0, labels: 0\)"),
+        ({"images": ["a", "c"]}, r"one label file \(images: 2, labels: 1\)"),
+        ({"images": [], "labels": []}, r"one label file \(images: 0, labels: 0\)"),
         ({"steps": None}, r"steps or epochs, one of them \(steps: None, epochs: None\)"),
         ({"epochs": 2}, r"steps or epochs, one of them \(steps: 1, epochs: 2\)"),
         ({"steps": -1}, r"steps must be at least 0 \(steps: -1\)"),
@@ -275,6 +304,7 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
         ({"classes": ["sea"]}, "at least two classes"),
         ({"ignore_index": 1}, r"may not be a class \(ignore_index: 1, classes: 0 to 1\)"),
         ({"ignore_index": 0}, r"may not be a class \(ignore_index: 0, classes: 0 to 1\)"),
+        ({"vectors": VectorKeys(burn=2)}, r"\(vectors.burn: 2, classes: 0 to 1, ignore_index: 255"),
         ({"class_weights": [1.0]}, "one weight of at least 0 per class"),
         ({"class_weights": [1.0, -0.5]}, "one weight of at least 0 per class"),
         ({"class_weights": [0.0, 0.0]}, "not all 0"),
@@ -311,6 +341,32 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
         ({"swapping": SwappingKeys(device_gib=0)}, r"swapping\.device_gib .* above 0 .*: 0\)"),
         ({"swapping": SwappingKeys(min_mib=-0.5)}, r"min_mib .* from 0 on .*: -0\.5\)"),
         ({"swapping": SwappingKeys(host_gib=-1)}, r"swapping\.host_gib .* above 0 .*: -1\)"),
+        ({"focal_gamma": -0.1}, r"focal_gamma must be a number of at least 0 .*: -0\.1\)"),
+        ({"focal_gamma": float("inf")}, r"focal_gamma must be a number"),
+        ({"optimizer": OptimizerKeys("sgd", nesterov=True)}, r"nesterov is a kind of momentum"),
+        (
+            {"optimizer": OptimizerKeys("adamw", momentum=0.9, nesterov=True)},
+            r"nesterov is a kind .*\(optimizer\.name: adamw, optimizer\.momentum: 0\.9\)",
+        ),
+        ({"optimizer": OptimizerKeys(clip_norm=0.0)}, r"clip_norm must be a number above 0"),
+        ({"optimizer": OptimizerKeys(clip_norm=float("nan"))}, r"clip_norm must be .* nan\)"),
+        ({"schedule": ScheduleKeys("poly", power=0)}, r"schedule\.power must be .* above 0"),
+        ({"schedule": ScheduleKeys(factor=-1)}, r"schedule\.factor must be .* above 0"),
+        ({"schedule": ScheduleKeys(warmup_steps=-1)}, r"warm-up must end before the run"),
+        (
+            {"schedule": ScheduleKeys(warmup_steps=5), "steps": 5},
+            r"\(.*warmup_steps: 5, steps: 5\)",
+        ),
+        ({"schedule": ScheduleKeys(min_lr=0.1)}, r"min_lr lies between .*lr: 0\.001\)"),
+        ({"schedule": ScheduleKeys(min_lr=-0.1)}, r"min_lr lies between"),
+        ({"schedule": ScheduleKeys("step")}, r"milestones belong to .*None\); set some"),
+        ({"schedule": ScheduleKeys("poly", milestones=[3])}, r"milestones belong .* name: step"),
+        ({"schedule": ScheduleKeys("step", milestones=[])}, r"steps from 1 on, each later"),
+        ({"schedule": ScheduleKeys("step", milestones=[0, 4])}, r"steps from 1 on, each later"),
+        ({"schedule": ScheduleKeys("step", milestones=[4, 4])}, r"each later .*\[4, 4\]\)"),
+        ({"augment": AugmentKeys(brightness=-0.1)}, r"augment\.brightness must be .* least 0"),
+        ({"augment": AugmentKeys(noise=float("inf"))}, r"augment\.noise must be .* least 0"),
+        ({"augment": AugmentKeys(contrast=1.1)}, r"augment\.contrast must be .* between 0 and 1"),
     ],
     ids=str,
 )
@@ -328,6 +384,11 @@ def test_a_contradiction_has_its_sentence(change: dict[str, Any], said: str) -> 
         {"ignore_index": 2},
         {"ignore_index": -1},
         {"class_weights": [0.0, 1e-9]},
+        {"class_weights": "auto", "loss": "focal", "focal_gamma": 0.0},
+        {"schedule": ScheduleKeys("step", milestones=[1], min_lr=0.001, warmup_steps=0)},
+        {"schedule": ScheduleKeys("poly", warmup_steps=1), "steps": 2},
+        {"schedule": ScheduleKeys(warmup_steps=9), "steps": 0},
+        {"augment": AugmentKeys(contrast=1.0, brightness=5.0)},
         {"seed": 0, "batch_size": 1, "crop_px": 1, "checkpoint_every": 1},
         {"tiles": TileKeys(size_px=64)},
         {"tiles": TileKeys(1, 1)},
@@ -354,6 +415,25 @@ def test_contradictions_of_a_file_are_said_in_the_same_words(tmp_path: Path) -> 
 def test_an_optimizer_that_torch_refuses_is_refused(keys: dict[str, float]) -> None:
     with pytest.raises(TilenetError, match=next(iter(keys))):
         a_run(optimizer=OptimizerKeys("sgd", **keys))
+
+
+def test_the_recipe_is_set_on_the_command_line(tmp_path: Path) -> None:
+    options = ["--class_weights", "auto", "--schedule.name=cosine", "--augment.noise", "0.5"]
+    found = read(tmp_path, "steps: 9\n", *options, "--optimizer.clip_norm", "3")
+    assert found.class_weights == "auto"
+    assert (found.schedule, found.augment) == (ScheduleKeys("cosine"), AugmentKeys(noise=0.5))
+    assert found.optimizer == OptimizerKeys(clip_norm=3.0)
+    with pytest.raises(UsageError, match="class_weights"):
+        read(tmp_path, "steps: 9\n", "--class_weights", "some")
+
+
+@pytest.mark.parametrize(
+    ("loss", "terms"),
+    [("ce", ("ce",)), ("dice", ("dice",)), ("focal", ("focal",)), ("ce+dice", ("ce", "dice"))],
+)
+def test_a_loss_is_a_sum_of_terms(loss: Any, terms: tuple[str, ...]) -> None:
+    """Of whole words: dice ends in ce."""
+    assert a_run(loss=loss).loss_terms == terms
 
 
 def test_class_weights_are_numbers() -> None:

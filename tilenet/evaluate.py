@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from tilenet.command_line import Arguments
 from tilenet.errors import TilenetError, UsageError
-from tilenet.files.labels import Labels
+from tilenet.files.label_files import open_labels, resampling_note
 from tilenet.files.raster import Raster
+from tilenet.files.vector_keys import VectorKeys
 from tilenet.geometry.tiles import Window
 
 __all__ = ["confusion_matrix", "main", "scores"]
@@ -19,16 +20,24 @@ BLOCK_PX = 2048
 MOST_CLASSES = 4096
 
 
-def confusion_matrix(map_path: str, labels_path: str, ignore_index: int) -> NDArray[np.int64]:
+def confusion_matrix(
+    map_path: str, labels_path: str, ignore_index: int, vectors: VectorKeys | None = None
+) -> NDArray[np.int64]:
     """Count pixels by label (rows) and class in the map (columns).
 
     Pixels that are not labelled are left out; labelled ones without a class in the map are counted
-    in an extra last column.
+    in an extra last column. Labels on another grid are resampled to the map's, polygons are burned
+    on it as `vectors` says.
 
     Raises:
-        TilenetError: A file cannot be read, the grids differ, or nothing is labelled.
+        TilenetError: A file cannot be read, the files lie apart, or nothing is labelled.
     """
-    with Raster(map_path) as mapped, Labels(labels_path, mapped, ignore_index) as labels:
+    with (
+        Raster(map_path) as mapped,
+        open_labels(labels_path, mapped, ignore_index, vectors) as labels,
+    ):
+        if note := resampling_note([labels]):
+            print(f"tilenet: {note}", file=sys.stderr)
         if len(mapped.bands) != 1 or not np.issubdtype(mapped.dtype, np.integer):
             raise TilenetError(
                 f"a class map has one band of whole numbers ({map_path}: {len(mapped.bands)} of "
@@ -99,17 +108,41 @@ def scores(matrix: NDArray[np.int64]) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     """Run `tilenet evaluate`; returns its exit code."""
     parser = Arguments(
-        prog="tilenet evaluate", description="Compare a class map with a label raster."
+        prog="tilenet evaluate",
+        description="Compare a class map with labels: a raster or polygons.",
     )
     parser.add_argument("map", help="class map made by tilenet predict")
-    parser.add_argument("labels", help="label raster on the same grid")
+    parser.add_argument("labels", help="label raster, or a file of polygons")
     parser.add_argument(
         "--ignore-index", type=int, default=255, help="label that does not count (255)"
+    )
+    parser.add_argument("--field", help="polygons: attribute that holds the class; else all are 1")
+    parser.add_argument(
+        "--classes",
+        type=_mapping,
+        metavar="VALUE=CLASS,…",
+        help="polygons: classes of its values, or ignore; else these are class numbers",
+    )
+    parser.add_argument("--layer", help="polygons: layer, where the file has several")
+    parser.add_argument(
+        "--label-crs", help="polygons: their CRS where the file has none (EPSG:…, or image)"
+    )
+    parser.add_argument(
+        "--all-touched", action="store_true", help="polygons: every pixel they touch"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     try:
         given = parser.parse_args(arguments)
-        found = scores(confusion_matrix(given.map, given.labels, given.ignore_index))
+        vectors = VectorKeys(
+            field=given.field,
+            classes=given.classes,
+            layer=given.layer,
+            crs=given.label_crs,
+            all_touched=given.all_touched,
+        )
+        if given.classes and given.field is None:
+            raise UsageError("--classes maps the values of a field; name it with --field")
+        found = scores(confusion_matrix(given.map, given.labels, given.ignore_index, vectors))
     except UsageError as error:
         print(f"tilenet evaluate: {error}", file=sys.stderr)
         return 2
@@ -118,6 +151,12 @@ def main(arguments: list[str]) -> int:
         return 1
     print(json.dumps(found) if given.json else _table(found))
     return 0
+
+
+def _mapping(text: str) -> dict[str | int | float | bool | None, int | None]:
+    """`road=1,water=ignore` as `VectorKeys.classes`."""
+    pairs = [pair.rpartition("=") for pair in text.split(",")]
+    return {value: None if label == "ignore" else int(label) for value, _, label in pairs}
 
 
 def _table(found: dict[str, Any]) -> str:

@@ -20,7 +20,12 @@ def key(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
 
 
-def uniform(count: int, *parts: int | str) -> NDArray[np.float64]:
-    """`count` numbers in [0, 1) that are a function of `parts`: 53 bits each from Philox."""
-    raw = np.random.Philox(key=key(*parts)).random_raw(count)
+def uniform(count: int, *parts: int | str, first: int = 0) -> NDArray[np.float64]:
+    """`count` numbers in [0, 1) that are a function of `parts`: 53 bits each from Philox.
+
+    Args:
+        first: So many are left out at the beginning, at no cost: the generator counts.
+    """
+    block, skipped = divmod(first, 4)  # Philox makes four numbers at a count
+    raw = np.random.Philox(key=key(*parts), counter=block).random_raw(skipped + count)[skipped:]
     return np.asarray(raw >> np.uint64(11), dtype=np.float64) * 2.0**-53

@@ -18,13 +18,16 @@ from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.networks import PAPER_LEVELS, PRESETS, UNetOptions
 from tilenet.planning.plan import read_plan
 from tilenet.run_keys import (
+    AugmentKeys,
     GradientKeys,
     MeshKeys,
     NetworkKeys,
     OptimizerKeys,
     ProfileKeys,
+    ScheduleKeys,
     SwappingKeys,
     TileKeys,
+    VectorKeys,
 )
 
 __all__ = ["Halo", "RunFile", "network_options", "paper_epsilon_px", "read_run_file"]
@@ -42,6 +45,7 @@ class RunFile:
     output: str
     plan: str | None = None
     bands: list[int | str] | None = None
+    vectors: VectorKeys = field(default_factory=VectorKeys)
     ignore_index: int = 255
     nodata: float | Literal["none", "collar"] | None = None
     resolution: float | None = None
@@ -62,8 +66,11 @@ class RunFile:
     crop_px: int | None = None
     batch_size: int = 1
     optimizer: OptimizerKeys = field(default_factory=OptimizerKeys)
-    loss: Literal["ce", "dice", "ce+dice"] = "ce"
-    class_weights: list[float] | None = None
+    schedule: ScheduleKeys = field(default_factory=ScheduleKeys)
+    augment: AugmentKeys = field(default_factory=AugmentKeys)
+    loss: Literal["ce", "focal", "dice", "ce+dice"] = "ce"
+    focal_gamma: float = 2.0
+    class_weights: list[float] | Literal["auto"] | None = None
     seed: int = 0
     precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] | list[str] = "auto"
@@ -85,7 +92,7 @@ class RunFile:
 
     @property
     def label_paths(self) -> tuple[str, ...]:
-        """The label rasters, one per image."""
+        """The label rasters or vectors, one per image."""
         return (self.labels,) if isinstance(self.labels, str) else tuple(self.labels)
 
     @property
@@ -98,6 +105,11 @@ class RunFile:
     def num_partitions(self) -> int:
         """Devices per rank."""
         return self.partitions or (len(self.balance) if self.balance else 1)
+
+    @property
+    def loss_terms(self) -> tuple[str, ...]:
+        """What the loss is the sum of."""
+        return tuple(self.loss.split("+"))
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -135,7 +147,7 @@ def _check(run: RunFile) -> None:
             )
     if len(run.image_paths) != len(run.label_paths) or not run.image_paths:
         raise TilenetError(
-            f"each image needs one label raster (images: {len(run.image_paths)}, labels: "
+            f"each image needs one label file (images: {len(run.image_paths)}, labels: "
             f"{len(run.label_paths)}); list them in the same order"
         )
     if (run.steps is None) == (run.epochs is None):
@@ -184,8 +196,9 @@ def _check(run: RunFile) -> None:
             f"ignore_index may not be a class (ignore_index: {run.ignore_index}, classes: 0 to "
             f"{len(run.class_names) - 1}); 255 is usual"
         )
+    run.vectors.check(len(run.class_names), run.ignore_index)
     weights = run.class_weights
-    if weights is not None and (
+    if isinstance(weights, list) and (
         len(weights) != len(run.class_names)
         or not all(weight >= 0 and isfinite(weight) for weight in weights)
         or max(weights) == 0
@@ -194,12 +207,14 @@ def _check(run: RunFile) -> None:
             f"class_weights must be one weight of at least 0 per class, not all 0 (weights: "
             f"{weights}, classes: {len(run.class_names)})"
         )
-    for name in ("lr", "momentum", "weight_decay"):
-        value = getattr(run.optimizer, name)
-        if not (value >= 0 and isfinite(value)):
-            raise TilenetError(
-                f"optimizer.{name} must be a number of at least 0 (optimizer.{name}: {value})"
-            )
+    if not (run.focal_gamma >= 0 and isfinite(run.focal_gamma)):
+        raise TilenetError(
+            f"focal_gamma must be a number of at least 0 (focal_gamma: {run.focal_gamma}); 2 is "
+            "usual, 0 is cross-entropy"
+        )
+    run.optimizer.check()
+    run.schedule.check(run.optimizer.lr, run.steps)
+    run.augment.check()
     if run.tiles.size_px is not None and (run.tiles.rows or run.tiles.columns):
         raise TilenetError(
             f"tiles are given as a grid or as a size, not both (rows: {run.tiles.rows}, columns: "

@@ -2,19 +2,26 @@
 
 import re
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
 from tilenet.errors import TilenetError
+from tilenet.files.vector_keys import VectorKeys
 from tilenet.geometry.networks import NormKind, NormScope, Padding, Upsampling
+from tilenet.geometry.symmetry import Symmetry, symmetries
+from tilenet.planning.learning_rate import LearningRate, ScheduleName
 
 __all__ = [
+    "AugmentKeys",
     "GradientKeys",
     "MeshKeys",
     "NetworkKeys",
     "OptimizerKeys",
     "ProfileKeys",
+    "ScheduleKeys",
     "SwappingKeys",
     "TileKeys",
+    "VectorKeys",
 ]
 
 MOST_PROFILED = 100
@@ -72,6 +79,126 @@ class OptimizerKeys:
     lr: float = 1e-3
     momentum: float = 0.0
     weight_decay: float = 0.0
+    nesterov: bool = False
+    clip_norm: float | None = None
+
+    def check(self) -> None:
+        """Refuse values that make no optimizer.
+
+        Raises:
+            TilenetError: With the first of them.
+        """
+        for name in ("lr", "momentum", "weight_decay"):
+            value = getattr(self, name)
+            if not (value >= 0 and isfinite(value)):
+                raise TilenetError(
+                    f"optimizer.{name} must be a number of at least 0 (optimizer.{name}: {value})"
+                )
+        if self.nesterov and (self.name != "sgd" or self.momentum == 0):
+            raise TilenetError(
+                f"nesterov is a kind of momentum of sgd (optimizer.name: {self.name}, "
+                f"optimizer.momentum: {self.momentum}); set name: sgd and momentum: 0.9, or leave "
+                "it out"
+            )
+        clip = self.clip_norm
+        if clip is not None and not (clip > 0 and isfinite(clip)):
+            raise TilenetError(
+                f"optimizer.clip_norm must be a number above 0 (optimizer.clip_norm: {clip}); "
+                "leave it out not to clip"
+            )
+
+
+@dataclass(frozen=True)
+class ScheduleKeys:
+    """How the learning rate changes with the step."""
+
+    name: ScheduleName = "constant"
+    power: float = 0.9
+    warmup_steps: int = 0
+    milestones: list[int] | None = None
+    factor: float = 0.1
+    min_lr: float = 0.0
+
+    def check(self, lr: float, steps: int | None) -> None:
+        """Refuse values that make no schedule.
+
+        Raises:
+            TilenetError: With the first of them.
+        """
+        for name in ("power", "factor"):
+            value = getattr(self, name)
+            if not (value > 0 and isfinite(value)):
+                raise TilenetError(
+                    f"schedule.{name} must be a number above 0 (schedule.{name}: {value})"
+                )
+        if self.warmup_steps < 0 or (steps is not None and 0 < steps <= self.warmup_steps):
+            raise TilenetError(
+                f"the warm-up must end before the run (schedule.warmup_steps: {self.warmup_steps}, "
+                f"steps: {steps}); choose fewer"
+            )
+        if not 0 <= self.min_lr <= lr:
+            raise TilenetError(
+                f"schedule.min_lr lies between 0 and the rate that it falls from (schedule.min_lr: "
+                f"{self.min_lr}, optimizer.lr: {lr}); choose a smaller one"
+            )
+        milestones = self.milestones
+        if (milestones is None) == (self.name == "step"):
+            raise TilenetError(
+                f"milestones belong to a schedule of steps, and to no other (schedule.name: "
+                f"{self.name}, schedule.milestones: {milestones}); "
+                + ("set some" if self.name == "step" else "leave them out, or set name: step")
+            )
+        if milestones is not None and (
+            not milestones or milestones[0] < 1 or sorted(set(milestones)) != milestones
+        ):
+            raise TilenetError(
+                f"milestones are steps from 1 on, each later than the one before "
+                f"(schedule.milestones: {milestones})"
+            )
+
+    def rates(self, lr: float, num_steps: int) -> LearningRate:
+        """The rates of a run of so many steps."""
+        return LearningRate(
+            lr,
+            num_steps,
+            self.name,
+            self.power,
+            self.warmup_steps,
+            tuple(self.milestones or ()),
+            self.factor,
+            self.min_lr,
+        )
+
+
+@dataclass(frozen=True)
+class AugmentKeys:
+    """How images and crops are altered before the network sees them."""
+
+    flips: bool = False
+    rotations: bool = False
+    brightness: float = 0.0
+    contrast: float = 0.0
+    noise: float = 0.0
+
+    @property
+    def symmetries(self) -> tuple[Symmetry, ...]:
+        """Of these, one is drawn for each image or crop of a step."""
+        return symmetries(flips=self.flips, rotations=self.rotations)
+
+    def check(self) -> None:
+        """Refuse amounts that are none.
+
+        Raises:
+            TilenetError: With the first of them.
+        """
+        for name in ("brightness", "contrast", "noise"):
+            value = getattr(self, name)
+            if not (value >= 0 and isfinite(value)) or (name == "contrast" and value > 1):
+                most = "between 0 and 1" if name == "contrast" else "of at least 0"
+                raise TilenetError(
+                    f"augment.{name} must be a number {most} (augment.{name}: {value}); 0.2 is "
+                    "usual"
+                )
 
 
 @dataclass(frozen=True)

@@ -104,8 +104,7 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
         asked = Cut(grid=(mesh.rows, mesh.columns))
     rule = _rule(run, record)
     plan = RunPlan(record, rule, mesh, asked, balance=(), micro_batches=run.micro_batches)
-    crop = run.crop_px or max(max(size) for _, size in shapes)
-    sizes = [(min(crop, size[0]), min(crop, size[1])) for _, size in shapes]
+    sizes = _sizes(run, shapes)
     shape = mesh.replicas, mesh.rows, mesh.columns
     for size in sizes:
         reason = obstacle(layers, plan.tiling(*size).grid, shape, run.halo_mode)
@@ -120,7 +119,7 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
         [plan.tiling(*size).extended for size in sizes],
     )
     if reason is not None:
-        raise TilenetError(reason)
+        raise TilenetError(reason + ", or augment.rotations: false" * run.augment.rotations)
     largest = max(sizes, key=lambda size: size[0] * size[1])
 
     def busy(size: tuple[int, int]) -> tuple[int, int]:
@@ -128,7 +127,7 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
         return _micro_batches(plan, num_samples, size), size[0] * size[1]
 
     plan = _with_tiles_for_micro_batches(plan, num_samples, max(sizes, key=busy))
-    if run.loss != "ce":
+    if "dice" in run.loss_terms:
         _check_whole_loss(run, plan, num_samples, max(sizes, key=busy))
     for size in sizes:
         _check_tiles(run, plan, size)
@@ -161,6 +160,13 @@ def _rule(run: RunFile, record: NetworkRecord) -> HaloRule:
     return rule
 
 
+def _sizes(run: RunFile, shapes: tuple[Shape, ...]) -> list[tuple[int, int]]:
+    """Of the images or crops that are tiled, turned ones too."""
+    crop = run.crop_px or max(max(size) for _, size in shapes)
+    sizes = [(min(crop, size[0]), min(crop, size[1])) for _, size in shapes]
+    return sizes + [size[::-1] for size in sizes if run.augment.rotations and size[0] != size[1]]
+
+
 def _check_plan(run: RunFile, path: str, options: UNetOptions, shapes: tuple[Shape, ...]) -> None:
     """Refuse a plan of another network, or of smaller images (or crops)."""
     planned = read_plan(Path(path))
@@ -171,14 +177,14 @@ def _check_plan(run: RunFile, path: str, options: UNetOptions, shapes: tuple[Sha
                 f"a plan must be of the network that is trained ({name} in {path}: {wanted}, in "
                 f"the run: {found}); plan this network, or change the run"
             )
-    for _, size in shapes:
-        if run.crop_px:
-            size = min(size[0], run.crop_px), min(size[1], run.crop_px)
+    for size in _sizes(run, shapes):
         if size[0] > planned.image[0] or size[1] > planned.image[1]:
             raise TilenetError(
                 f"a plan holds for images up to the size that it was made for ({path}: "
                 f"{planned.image[0]} × {planned.image[1]} px, an image or crop: {size[0]} × "
                 f"{size[1]} px); plan for the largest image"
+                + ", and as it lies after a quarter turn"
+                * run.augment.rotations
             )
 
 

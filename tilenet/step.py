@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.files.labels import Labels
+from tilenet.files.label_source import LabelSource
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.raster import Raster
+from tilenet.files.turned import read_turned
 from tilenet.geometry.tiles import Tile, Tiling, owned
 from tilenet.model.inputs import standardise
-from tilenet.model.loss import cross_entropy, dice, dice_sums, pixel_weight
+from tilenet.model.loss import cross_entropy, dice, dice_sums, focal, pixel_weight
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network
+from tilenet.model.radiometry import Radiometry
 from tilenet.model.skips import Origin
 from tilenet.parallel.global_sum import global_sum
 from tilenet.parallel.gradients import GradientSum
@@ -30,6 +32,7 @@ from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.running import RunningStatistics
 from tilenet.parallel.swap_statistics import SwapCounts, SwapStatistics
 from tilenet.planning.composition import stacks, whole_norm
+from tilenet.planning.learning_rate import LearningRate
 from tilenet.planning.schedule import Sample, mini_batch_sizes
 from tilenet.run_file import RunFile
 
@@ -103,9 +106,10 @@ class Step:
         run: RunFile,
         record: NetworkRecord,
         pipe: Pipe,
-        files: tuple[list[Raster], list[Labels]],
+        files: tuple[list[Raster], list[LabelSource]],
         offset_px: int,
         optimizer: torch.optim.Optimizer,
+        rates: LearningRate,
         scale: LossScale,
         comm: "MPI.Intracomm",
         image_comm: "MPI.Intracomm",
@@ -117,14 +121,17 @@ class Step:
         # Layers that reach over ranks need each of them, labelled pixels or not.
         self.together = run.halo_mode == "exchange" or whole_norm(record.layers) is not None
         self.images, self.labels = files
-        self.offset_px, self.optimizer, self.scale = offset_px, optimizer, scale
+        self.offset_px, self.scale = offset_px, scale
+        self.optimizer, self.rates = optimizer, rates
+        augment = run.augment
+        self.radiometry = Radiometry(augment.brightness, augment.contrast, augment.noise)
         self.network: Network = pipe.network
         parameters = list(self.network.parameters())
         self.dtype = parameters[0].dtype
         self.device = pipe.devices[-1]
         self.weights = (
             torch.tensor(run.class_weights, dtype=self.dtype, device=self.device)
-            if run.class_weights
+            if isinstance(run.class_weights, list)
             else None
         )
         piece_bytes = int(run.gradients.piece_mb * 2**20)
@@ -155,14 +162,14 @@ class Step:
         left = stacks(self.record.layers, work, [one.sample.number for one in work])
         sizes = mini_batch_sizes(len(left), self.run.micro_batches)
         # A loss of whole images takes all ranks, those without tiles too.
-        for size in sizes or (0,) * (self.run.loss != "ce"):
+        for size in sizes or (0,) * ("dice" in self.run.loss_terms):
             start = time.perf_counter()
             chosen, left = left[:size], left[size:]
             batch = [parts for stack in chosen if (parts := self._read(stack))]
             read_seconds += time.perf_counter() - start
             if batch and not left:
                 self.gradients.arm(self.pipe.passes(len(batch)))
-            if batch or self.run.loss != "ce":
+            if batch or "dice" in self.run.loss_terms:
                 sums[:2] += self._forward_backward(batch, images)
         self.gradients.finish()
         self.running.finish()
@@ -176,7 +183,7 @@ class Step:
                     "look for extreme pixel values: the last checkpoint is whole"
                 )
             loss /= weight
-            self._update(weight)
+            self._update(weight, step)
         return StepResult(
             loss=loss,
             weight=weight,
@@ -193,13 +200,15 @@ class Step:
 
     def _read_tile(self, work: Work) -> Part | None:
         sample, tile = work.sample, work.tile
-        pixels = self.images[sample.image].read(tile.read, sample.region)
-        labels = self.labels[sample.image].read(tile.own, sample.region)
+        files = self.images[sample.image], self.labels[sample.image]
+        pixels, labels = read_turned(*files, tile, sample.region, sample.symmetry)
         labels[~owned(pixels.valid, tile)] = self.run.ignore_index
         if (labels == self.run.ignore_index).all() and not self.together:
             return None
         mean, std = self.record.mean, self.record.std
         image = standardise(pixels.values, pixels.valid, mean, std, self.dtype)
+        key = self.run.seed, self.network.mask_key.step, sample.number
+        self.radiometry.alter(image, pixels.valid, tile.read, sample.size, *key)
         return Part(work, image, torch.from_numpy(labels)[None])
 
     def _forward_backward(
@@ -231,18 +240,24 @@ class Step:
                 logits = owned(stacked[place : place + 1], part.work.tile, self.offset_px)
                 target = part.labels.to(self.device)
                 weights += pixel_weight(target, self.run.ignore_index, self.weights)
-                if "ce" in self.run.loss:
-                    total = total + cross_entropy(
-                        logits, target, self.run.ignore_index, self.weights
-                    )
-                if "dice" in self.run.loss:
+                total = total + self._pixel_loss(logits, target)
+                if "dice" in self.run.loss_terms:
                     sums = dice_sums(logits, target, self.run.ignore_index)
                     row = torch.tensor([images.index(part.work.sample.number)]).to(self.device)
                     of_images = of_images.index_add(0, row, sums[None])
-        if "dice" in self.run.loss:
+        if "dice" in self.run.loss_terms:
             total = total + self._dice(of_images, weights)
         (total * self.scale.value).backward()  # type: ignore[no-untyped-call]
         return float(total.detach()), weights
+
+    def _pixel_loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The part of a tile's loss that is a sum over pixels."""
+        ignored = self.run.ignore_index
+        if "ce" in self.run.loss_terms:
+            return cross_entropy(logits, target, ignored, self.weights)
+        if "focal" in self.run.loss_terms:
+            return focal(logits, target, ignored, self.run.focal_gamma, self.weights)
+        return torch.zeros((), dtype=torch.float64, device=self.device)
 
     def _dice(self, sums: Tensor, weight: float) -> Tensor:
         """This rank's share of the mean Dice loss of the step's images, times the step's weight.
@@ -255,8 +270,8 @@ class Step:
         share: Tensor = losses * (step[0] / step[1] / self.image_comm.size)
         return share
 
-    def _update(self, weight: float) -> None:
-        """Divide the gradient once, and step; throw it away where float16 overflowed."""
+    def _update(self, weight: float, step: int) -> None:
+        """Divide the gradient once, clip, and step; throw it away where float16 overflowed."""
         self.gradients.divide(weight * self.scale.value)
         if self.scale.most > 1:
             if not self.gradients.finite:
@@ -266,6 +281,10 @@ class Step:
                     raise AgreedError(str(error)) from error
                 return
             self.scale.went_well()
+        if self.run.optimizer.clip_norm is not None:
+            self.gradients.clip(self.run.optimizer.clip_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rates.at(step)
         self.optimizer.step()
 
     def close(self) -> None:

@@ -11,7 +11,8 @@ import torch
 
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.history import History
-from tilenet.files.labels import Labels
+from tilenet.files.label_files import open_labels, resampling_note
+from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Raster
 from tilenet.geometry.halo import norm_context
 from tilenet.model.loss_scale import LossScale
@@ -29,6 +30,7 @@ from tilenet.parallel.swap_summary import say_swaps
 from tilenet.parallel.trace import TraceRecorder
 from tilenet.parallel.transport_choice import exchange_from
 from tilenet.parallel.watchdog import SLOW, Watchdog
+from tilenet.planning.class_weights import balanced_weights
 from tilenet.planning.composition import stacks, whole_norm
 from tilenet.planning.ranks import tiles_of
 from tilenet.planning.schedule import CropSchedule, ImageSchedule, Sample, crop_places
@@ -70,7 +72,7 @@ def train(
                 for path in run.image_paths
             ]
             labels = [
-                stack.enter_context(Labels(path, image, run.ignore_index))
+                stack.enter_context(open_labels(path, image, run.ignore_index, run.vectors))
                 for path, image in zip(run.label_paths, images, strict=True)
             ]
             shapes = tuple((image.bands, image.size) for image in images)
@@ -79,6 +81,8 @@ def train(
         with agreed(comm):
             folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=run.terms)
             folder.prepare(resume=resume, overwrite=overwrite)
+        if comm.rank == 0 and (note := resampling_note(labels)):
+            say(note)
         job = _Job(run, plan, images, labels, folder, comm)
         return job.train()
 
@@ -91,7 +95,7 @@ class _Job:
         run: RunFile,
         plan: RunPlan,
         images: list[Raster],
-        labels: list[Labels],
+        labels: list[LabelSource],
         folder: RunFolder,
         comm: "MPI.Intracomm",
     ) -> None:
@@ -105,6 +109,7 @@ class _Job:
         say_layout(comm, place, devices)
         alignment = plan.record.context().alignment_px
         found = survey(images, labels, len(run.class_names), alignment, comm)
+        self.run = run = _weighted(run, found, comm)
         with agreed(comm):
             self.record = folder.record(plan.record, found.mean, found.std)
         self.network: Network = build_network(self.record.layers, run.seed, self.dtype)
@@ -147,16 +152,21 @@ class _Job:
         run = self.run
         sizes = tuple(image.size for image in self.images)
         if run.crop_px is None:
-            return ImageSchedule(run.seed, run.batch_size, sizes)
+            return ImageSchedule(run.seed, run.batch_size, sizes, run.augment.symmetries)
         with agreed(self.comm):
             places = tuple(crop_places(cells, run.crop_px, alignment) for cells in found.labelled)
-        return CropSchedule(run.seed, run.batch_size, run.crop_px, sizes, places)
+        return CropSchedule(
+            run.seed, run.batch_size, run.crop_px, sizes, places, run.augment.symmetries
+        )
 
     def _load(self) -> Load:
         """What this rank computes at a time, at the most, in the first step."""
         samples = self._samples(0)
         work = list(self._work(samples))
-        tiles = [one.tile.read for one in work]
+        # Images that are turned in later steps have tiles of other shapes.
+        turns = self.run.augment.symmetries
+        sizes = {turn.size(*one.size) for one in samples for turn in turns}
+        tiles = [tile.read for size in sizes for tile in self.tiling(*size).tiles]
         together = stacks(self.record.layers, work, [one.sample.number for one in work])
         return Load(
             tile=(
@@ -189,6 +199,7 @@ class _Job:
             files,
             offset_px,
             optimizer,
+            run.schedule.rates(run.optimizer.lr, last),
             self.scale,
             comm,
             self.image_comm,
@@ -271,7 +282,7 @@ class _Job:
         mesh = self.plan.mesh
         place = mesh.place(self.comm.rank)
         for sample in samples:
-            tiling = self.tiling(sample.region.height, sample.region.width)
+            tiling = self.tiling(*sample.size)
             for number in tiles_of(place, mesh, tiling.grid):
                 yield Work(sample, tiling, number)
 
@@ -291,7 +302,7 @@ class _Job:
         mesh, rule = self.plan.mesh, self.plan.rule
         parameters = sum(p.numel() for p in self.network.parameters())
         sample = self.schedule.samples(0)[0]
-        tiling = self.tiling(sample.region.height, sample.region.width)
+        tiling = self.tiling(*sample.size)
         rows, cols = tiling.grid
         say(
             f"{len(self.record.layers)} layers, {parameters:,} parameters; "
@@ -311,7 +322,7 @@ class _Job:
             )
         if self.plan.uncut is not None:
             before = replace(self.plan, asked=self.plan.uncut)
-            whole = before.tiling(sample.region.height, sample.region.width)
+            whole = before.tiling(*sample.size)
             say(
                 f"sub-tiles: {whole.grid[0]} × {whole.grid[1]} tiles are fewer than micro-batches "
                 f"and were cut finer, which raises the work ratio from {whole.work_ratio:.2f} to "
@@ -336,6 +347,18 @@ class _Job:
             say(f"{idle} of {mesh.num_ranks} ranks have no tile; use fewer ranks or more tiles")
 
 
+def _weighted(run: RunFile, found: Survey, comm: "MPI.Intracomm") -> RunFile:
+    """The run with the class weights that its labels ask for, which are said."""
+    if run.class_weights != "auto":
+        return run
+    weights = balanced_weights(found.class_pixels)
+    if comm.rank == 0:
+        named = zip(run.class_names, weights, found.class_pixels, strict=True)
+        each = (f"{name} {weight:.17g} ({pixels:,} px)" for name, weight, pixels in named)
+        say(f"class_weights: auto: {', '.join(each)}")
+    return replace(run, class_weights=list(weights))
+
+
 def _optimizer(run: RunFile, network: Network) -> torch.optim.Optimizer:
     keys, parameters = run.optimizer, network.parameters()
     # Not foreach: it makes temporary tensors as large as all parameters together.
@@ -345,6 +368,7 @@ def _optimizer(run: RunFile, network: Network) -> torch.optim.Optimizer:
             keys.lr,
             momentum=keys.momentum,
             weight_decay=keys.weight_decay,
+            nesterov=keys.nesterov,
             foreach=False,
         )
     return torch.optim.AdamW(parameters, keys.lr, weight_decay=keys.weight_decay, foreach=False)

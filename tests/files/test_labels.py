@@ -1,13 +1,16 @@
-"""Label rasters must lie on the image's grid; what does not count becomes `ignore_index`."""
+"""Label rasters of the image's grid and of others; what does not count becomes `ignore_index`."""
 
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import rasterio
 from affine import Affine
+from pyproj import Transformer
 
 from tilenet.errors import TilenetError
 from tilenet.files.coarsen import block_mode
+from tilenet.files.label_files import open_labels, resampling_note
 from tilenet.files.labels import Labels
 from tilenet.files.raster import Raster
 from tilenet.geometry.tiles import Window
@@ -105,18 +108,22 @@ def test_labels_of_a_coarse_map_may_be_fine_or_as_coarse(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"values": classes(size=(29, 40))}, r"the image's size .*29 × 40.*29 × 41"),
-        ({"values": classes(size=(41, 29))}, r"41 × 29.*rows × columns"),
+        (
+            {"values": classes(size=(29, 40)), "crs": None},
+            r"the image's size .*29 × 40.*29 × 41.*gdal_edit -a_srs",
+        ),
+        ({"values": classes(size=(41, 29)), "crs": None}, r"41 × 29.*rows × columns"),
         ({"values": classes("float32")}, r"1 bands of float32"),
         ({"values": np.stack([classes()] * 3)}, r"3 bands of uint8"),
-        ({"crs": "EPSG:32631"}, "image's CRS .*EPSG:32631.*EPSG:32630.*gdalwarp -r near"),
-        ({"transform": GRID @ Affine.translation(0, 1)}, "image's pixel grid"),
-        ({"transform": GRID @ Affine.translation(0.02, 0)}, "image's pixel grid"),
-        ({"transform": GRID @ Affine.scale(1.02)}, "image's pixel grid"),
-        ({"transform": Affine(2, 0, 5e5, 0, -2, 4e6)}, "image's pixel grid"),
+        (
+            {"crs": "EPSG:32631"},
+            r"overlap .*labels.tif: x 1.*image.tif: x 5000.*, in EPSG:32630\); check",
+        ),
+        ({"transform": GRID @ Affine.translation(52, 0)}, "labels must overlap their image"),
+        ({"transform": GRID @ Affine.translation(0, -41)}, "labels must overlap their image"),
     ],
 )
-def test_labels_off_the_images_grid_are_refused(
+def test_labels_that_do_not_fit_are_refused(
     write_raster: Write, image: Raster, change: dict[str, object], said: str
 ) -> None:
     arguments = {"values": classes()} | change
@@ -141,3 +148,100 @@ def test_labels_without_a_crs_are_taken_to_lie_on_the_image(
     path = write_raster("labels.png", truth, driver="PNG", crs=None, transform=None)
     with Labels(path, image, 255) as labels:
         assert np.array_equal(labels.read(Window(0, 0, *SIZE)), truth)
+
+
+OTHER = {
+    "shifted": ("EPSG:32630", GRID @ Affine.translation(3, -4.3)),
+    "same size": ("EPSG:32630", GRID @ Affine.translation(0.02, 0)),
+    "coarser": ("EPSG:32630", GRID @ Affine.translation(-9.13, 7.23) @ Affine.scale(2.311, 1.4371)),
+    "upright": ("EPSG:32630", Affine(0.7, 0, 5e5 + 3, 0, -0.9, 4e6)),
+    "rotated": ("EPSG:32630", GRID @ Affine.translation(20, 9) @ Affine.rotation(40)),
+    "degrees": ("EPSG:4326", Affine(2e-5, 3e-6, -3.0001, 3e-6, -1.6e-5, 36.14415)),
+    "other metres": ("EPSG:3035", Affine(1.7, 0.2, 3146358.3, 0.2, -1.3, 1553034.1)),
+}
+
+
+def nearest_by_hand(
+    pixels: np.ndarray, crs: str, grid: Affine, onto: Affine, size: tuple[int, int]
+) -> np.ndarray:
+    """The pixel that holds the middle of each pixel of `onto` in EPSG:32630; 255 beyond."""
+    cols, rows = np.meshgrid(np.arange(size[1]) + 0.5, np.arange(size[0]) + 0.5)
+    x, y = onto @ (cols.ravel(), rows.ravel())
+    x, y = Transformer.from_crs("EPSG:32630", crs, always_xy=True).transform(x, y)
+    col, row = (np.floor(place).astype(int) for place in ~grid @ (x, y))
+    inside = (row >= 0) & (row < pixels.shape[0]) & (col >= 0) & (col < pixels.shape[1])
+    found = np.full(len(x), 255)
+    found[inside] = pixels[row[inside], col[inside]]
+    return found.reshape(size)
+
+
+@pytest.mark.parametrize("place", OTHER)
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "int32", "uint32", "int64"])
+def test_labels_on_another_grid_are_those_of_the_nearest_pixel(
+    write_raster: Write, image: Raster, place: str, dtype: str
+) -> None:
+    crs, grid = OTHER[place]
+    truth = classes(dtype, (31, 37))
+    path = write_raster("labels.tif", truth, crs=crs, transform=grid, nodata=5)
+    expected = nearest_by_hand(
+        np.where(truth == 5, 255, truth.astype(int)), crs, grid, image.transform, SIZE
+    )
+    assert {int(label) for label in np.unique(expected)} == {0, 1, 2, 3, 4, 255}
+    with Labels(path, image, 255) as labels:
+        assert labels.resampled
+        assert (labels.height, labels.width) == SIZE
+        assert np.array_equal(labels.read(image.whole), expected)
+
+
+@pytest.mark.parametrize("masked", ["nodata", "mask", "no"])
+def test_resampled_labels_do_not_depend_on_the_window(write_raster: Write, masked: str) -> None:
+    size = 700, 1300  # more than a block of GDAL's
+    image_path = write_raster("image.tif", np.zeros(size, "uint8"))
+    crs, grid = OTHER["degrees"]
+    rng = np.random.default_rng(3)
+    truth = rng.integers(0, 6, (800, 1500)).astype("uint8")
+    path = write_raster(
+        "labels.tif", truth, crs=crs, transform=grid, nodata=5 if masked == "nodata" else None
+    )
+    valid = truth != 5 if masked == "nodata" else np.ones(truth.shape, bool)
+    if masked == "mask":
+        valid = rng.random(truth.shape) < 0.7
+        with rasterio.open(path, "r+") as file:
+            file.write_mask(valid)
+    pixels = np.where(valid, truth, 255).astype(int)
+    expected = nearest_by_hand(pixels, crs, grid, GRID, size)
+    padded = np.pad(expected, 300, constant_values=255)
+    with Raster(image_path) as image, Labels(path, image, 255) as labels:
+        for _ in range(25):
+            row, col = rng.integers(-100, size).tolist()
+            rows, cols = rng.integers(1, 300, 2).tolist()
+            wanted = padded[row + 300 : row + 300 + rows, col + 300 : col + 300 + cols]
+            assert np.array_equal(labels.read(Window(row, col, rows, cols)), wanted)
+        assert np.array_equal(labels.read(image.whole), expected)
+
+
+def test_labels_on_another_grid_are_resampled_to_the_resolution_that_is_read(
+    write_raster: Write, image: Raster
+) -> None:
+    crs, grid = OTHER["upright"]
+    truth = classes(size=(77, 99))
+    path = write_raster("labels.tif", truth, crs=crs, transform=grid)
+    with (
+        Raster(image.path, resolution=3 * np.hypot(2, 0.1)) as coarse,
+        Labels(path, coarse, 255) as labels,
+    ):
+        expected = nearest_by_hand(truth, crs, grid, coarse.transform, coarse.size)
+        assert np.array_equal(labels.read(coarse.whole), expected)
+
+
+def test_that_labels_are_resampled_is_said_once(write_raster: Write, image: Raster) -> None:
+    same = write_raster("same.tif", classes())
+    paths = [
+        write_raster(f"{name}.tif", classes(), crs=OTHER[name][0], transform=OTHER[name][1])
+        for name in ("shifted", "coarser")
+    ]
+    with open_labels(same, image, 255) as own, open_labels(paths[0], image, 255) as first:
+        assert resampling_note([own]) is None
+        assert "shifted.tif lie on another grid" in str(resampling_note([own, first]))
+        with open_labels(paths[1], image, 255) as second:
+            assert "shifted.tif and 1 more lie" in str(resampling_note([first, own, second]))

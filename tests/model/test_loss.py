@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tilenet.model.loss import SMOOTHING, cross_entropy, dice, dice_sums, pixel_weight
+from tilenet.model.loss import (
+    SMOOTHING,
+    cross_entropy,
+    dice,
+    dice_sums,
+    focal,
+    pixel_weight,
+)
 
 CLASSES, IGNORE = 5, 255
 
@@ -197,3 +204,63 @@ def test_dice_where_nothing_is_labelled_is_0_without_a_gradient() -> None:
     assert loss.item() == 0.0
     assert leaf.grad is not None
     assert not leaf.grad.any()
+
+
+# --- focal
+
+
+@pytest.mark.parametrize("weights", [None, [0.1, 3.0, 0.0, 1.7, 1e-3]])
+@pytest.mark.parametrize("gamma", [0.5, 2.0, 5.0])
+def test_focal_is_a_sum_over_the_pixels_that_count(
+    gamma: float, weights: list[float] | None
+) -> None:
+    logits, labels = sample()
+    each = np.array(weights or [1.0] * CLASSES)
+    terms = []
+    for image, row, col in zip(*np.nonzero(labels != IGNORE), strict=True):
+        pixel, label = logits[image, :, row, col], labels[image, row, col]
+        others = math.fsum(math.exp(x - pixel[label]) for i, x in enumerate(pixel) if i != label)
+        # p is 1 / (1 + others), without cancellation where it is nearly 1
+        terms.append(each[label] * (others / (1 + others)) ** gamma * math.log1p(others))
+    class_weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+    leaf = torch.from_numpy(logits).requires_grad_()
+    found = focal(leaf, torch.from_numpy(labels), IGNORE, gamma, class_weights)
+    assert found.dtype == torch.float64
+    assert found.item() == pytest.approx(math.fsum(terms), rel=1e-13)
+    small = (leaf.detach()[:1, :, :2, :3] / 8).requires_grad_()
+    part = torch.from_numpy(labels[:1, :2, :3])
+    torch.autograd.gradcheck(lambda x: focal(x, part, IGNORE, gamma, class_weights), small)
+
+
+@pytest.mark.parametrize("weights", [None, [0.1, 3.0, 0.0, 1.7, 1e-3]])
+def test_focal_with_gamma_0_is_cross_entropy(weights: list[float] | None) -> None:
+    class_weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+    found = []
+    for loss in (
+        lambda *a: focal(*a, 0.0, class_weights),
+        lambda *a: cross_entropy(*a, class_weights),
+    ):
+        logits, labels = (torch.from_numpy(x) for x in sample())
+        value = loss(logits.requires_grad_(), labels, IGNORE)
+        value.backward()
+        found.append((value.item(), logits.grad.numpy()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-14)
+    assert found[0][1] == pytest.approx(found[1][1], abs=1e-14)
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.5, 1.0, 2.0])
+def test_pixels_that_are_sure_have_a_slope_of_0(gamma: float) -> None:
+    """Their probability is 1 to the last bit, where the slope of a root is infinite."""
+    logits, labels = (torch.from_numpy(x) for x in sample())
+    single = (logits.float() * 40).requires_grad_()
+    counted = labels != IGNORE
+    right = single.detach().argmax(1).where(counted, IGNORE)
+    found = focal(single, right, IGNORE, gamma)
+    found.backward()
+    margin = single.detach().topk(2, dim=1).values
+    sure = (margin[:, 0] - margin[:, 1] > 110)[:, None].expand_as(logits)
+    assert sure.any()
+    assert single.grad is not None
+    assert single.grad.isfinite().all()
+    assert (single.grad[sure] == 0).all()
+    assert math.isfinite(found.item())

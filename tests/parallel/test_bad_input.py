@@ -76,9 +76,9 @@ def test_truncated_image(comm, shared_path, make, capfd):  # type: ignore[no-unt
 @pytest.mark.parametrize(
     ("values", "profile", "sentence"),
     [
-        (LABELS[:-1], {}, "labels must have the image's size"),
-        (LABELS, {"crs": "EPSG:32631"}, "labels must have the image's CRS"),
-        (LABELS, {"transform": rasterio.Affine(2, 0, 5e5 + 2, 0, -2, 4e6)}, "pixel grid"),
+        (LABELS[:-1], {"crs": None}, "must have the image's size"),
+        (LABELS, {"crs": "EPSG:32631"}, "labels must overlap their image"),
+        (LABELS, {"transform": rasterio.Affine(2, 0, 5e5 + 180, 0, -2, 4e6)}, "must overlap"),
         (LABELS + 1, {}, "labels must be 0 to classes − 1"),
         (np.full_like(LABELS, 255), {}, "at least one pixel with data must be labelled"),
         (LABELS.astype(np.float32), {}, "labels must be one band of whole numbers"),

@@ -184,3 +184,28 @@ def test_pieces_are_of_the_size_asked_for(comm: MPI.Intracomm, piece_bytes: int)
     assert sum(recorder.sizes) == total
     assert recorder.sizes[:-1] == [size] * (-(-total // size) - 1)
     assert 0 < recorder.sizes[-1] <= size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("share", [0.25, 0.999, 1.001, 4.0])
+def test_the_norm_of_the_sum_is_clipped(
+    comm: MPI.Intracomm, share: float, dtype: torch.dtype
+) -> None:
+    """To a share of what it is; gradients whose squares float32 cannot hold."""
+    held = [nn.Parameter(p.detach().to(dtype)) for p in parameters(0)]
+    summing = GradientSum(held, comm, 100)
+    for parameter, x in zip(held, inputs(comm.rank, 0, 0), strict=True):
+        assert parameter.grad is not None
+        parameter.grad.copy_(x * 1e25)
+    summing.finish()
+    total = [sum(inputs(rank, 0, 0)[i] for rank in range(comm.size)) * 1e25 for i in range(5)]
+    wanted = float(torch.cat([x.flatten() for x in total]).norm())
+    norm = summing.clip(share * wanted)
+    summing.close()
+    rounding = 1e-13 if dtype == torch.float64 else 1e-6
+    assert norm == pytest.approx(wanted, rel=rounding)
+    assert comm.allgather(norm) == [norm] * comm.size
+    for parameter, x in zip(held, total, strict=True):
+        assert parameter.grad is not None
+        left = (x * min(share, 1)).to(dtype)
+        torch.testing.assert_close(parameter.grad, left, rtol=10 * rounding, atol=rounding * wanted)

@@ -54,6 +54,13 @@ def run_file(folder: Path, scenes: list[Scene], network: NetworkKeys, **more: An
 def outcome_of(run: RunFile, comm: MPI.Intracomm, image: Path, tile_px: int | None) -> Outcome:
     """Train and map with tilenet; what it left on disk."""
     assert train(run, overwrite=True, comm=comm) == 0
+    return read_outcome(run, image, comm, tile_px)
+
+
+def read_outcome(
+    run: RunFile, image: Path, comm: MPI.Intracomm, tile_px: int | None = None
+) -> Outcome:
+    """Map with the network that a run left; what is on disk."""
     logits = Path(run.output) / "logits.tif"
     predict(
         Prediction(run.output, str(image), str(logits), "logits", tile_px, overwrite=True), comm

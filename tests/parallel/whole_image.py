@@ -31,13 +31,25 @@ class Scene:
     statistics: tuple[Any, Any] | None = None  # mean and std per band; None: this scene's own
 
 
-def random_scene(folder: Path, size: tuple[int, int], seed: int, *, write: bool) -> Scene:
-    """Random pixels with a hole of nodata, random labels with a hole of 255."""
+def random_scene(
+    folder: Path,
+    size: tuple[int, int],
+    seed: int,
+    *,
+    write: bool,
+    shares: tuple[float, ...] = (),
+) -> Scene:
+    """Random pixels with a hole of nodata, random labels with a hole of 255.
+
+    Args:
+        shares: Of the classes; left out: as frequent as one another.
+    """
     rng = np.random.default_rng(seed)
     height, width = size
     pixels = rng.integers(1, 4000, (3, height, width)).astype(np.uint16)
     pixels[:, height // 5 : height // 3, width // 4 : width // 2] = 0
-    classes = rng.integers(0, 3, size).astype(np.int64)
+    classes = rng.choice(3, size, p=shares) if shares else rng.integers(0, 3, size)
+    classes = classes.astype(np.int64)
     classes[-height // 4 :, : width // 3] = IGNORE
     image, labels = folder / f"image{seed}.tif", folder / f"labels{seed}.tif"
     if write:
@@ -56,11 +68,21 @@ def whole_input(scene: Scene, options: UNetOptions) -> torch.Tensor:
     With *same* padding below and right to a multiple of the total stride; for an unpadded network
     by what it loses on each side, and on until every pooling halves an even size.
     """
+    return extended(standardised(scene), options)
+
+
+def standardised(scene: Scene) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Pixels less their mean, in standard deviations, (bands, H, W); 0 without data."""
     inside = scene.pixels[:, scene.valid].astype(np.float64)
     mean, std = scene.statistics or (inside.mean(axis=1), inside.std(axis=1))
     image = (scene.pixels - mean[:, None, None]) / std[:, None, None]
-    image = np.where(scene.valid, image, 0.0)
-    height, width = scene.valid.shape
+    found: np.ndarray[Any, np.dtype[np.float64]] = np.where(scene.valid, image, 0.0)
+    return found
+
+
+def extended(image: np.ndarray[Any, np.dtype[np.float64]], options: UNetOptions) -> torch.Tensor:
+    """An image (bands, H, W), extended as above, (1, bands, H, W)."""
+    height, width = image.shape[1:]
     stride = 2**options.poolings
     before, after = 0, [-size % stride for size in (height, width)]
     if options.padding == "valid":
@@ -120,8 +142,8 @@ def train_whole(
                     logits, labels, ignore_index=IGNORE, reduction="sum"
                 )
                 count += int((target != IGNORE).sum())
-                dice.append(_dice(logits[0], target))
-        mean = total / count if "ce" in loss else torch.zeros((), dtype=torch.float64)
+                dice.append(dice_of(logits[0], target))
+        mean = total / count if "ce" in loss.split("+") else torch.zeros((), dtype=torch.float64)
         if "dice" in loss:
             mean = mean + sum(dice) / len(dice)
         mean.backward()  # type: ignore[no-untyped-call]
@@ -129,12 +151,12 @@ def train_whole(
         losses.append(float(mean.detach()))
     network.eval()
     with torch.no_grad():
-        final = _run(network, scenes[0], options)[0].numpy()
+        final = run_whole(network, scenes[0], options)[0].numpy()
     weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     return Outcome(losses, weights, final)
 
 
-def _dice(logits: torch.Tensor, target: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
+def dice_of(logits: torch.Tensor, target: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
     """The mean over classes of 1 − (2·both + 1) / (found + truth + 1), over labelled pixels."""
     counted = torch.from_numpy(target != IGNORE)
     scores = torch.zeros((), dtype=torch.float64)
@@ -145,7 +167,7 @@ def _dice(logits: torch.Tensor, target: np.ndarray[Any, np.dtype[np.int64]]) -> 
     return 1 - scores / len(logits)
 
 
-def _run(network: Network, scene: Scene, options: UNetOptions) -> torch.Tensor:
+def run_whole(network: Network, scene: Scene, options: UNetOptions) -> torch.Tensor:
     height, width = scene.valid.shape
     logits: torch.Tensor = network(whole_input(scene, options))
     return logits[:, :, :height, :width]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.symmetry import AS_IS, SYMMETRIES
 from tilenet.geometry.tiles import Window
 from tilenet.planning.schedule import (
     CropSchedule,
@@ -157,6 +158,41 @@ def test_an_epoch_of_crops_draws_about_as_many_pixels_as_there_are_in_reach() ->
 def test_an_epoch_of_crops_is_at_least_a_step() -> None:
     schedule = CropSchedule(1, 400, 32, ((32, 32),), (np.zeros((1, 2), np.int64),))
     assert schedule.steps_per_epoch == 1
+
+
+# --- symmetries
+
+
+@pytest.mark.parametrize("kind", ["images", "crops"])
+def test_symmetries_are_drawn_for_each_sample_of_each_step(kind: str) -> None:
+    """Equally often, and whatever else is in the step."""
+    schedule = replace(
+        crops(batch_size=6) if kind == "crops" else ImageSchedule(5, 3, SIZES),
+        symmetries=SYMMETRIES,
+    )
+    drawn = Counter(s.symmetry for step in range(2000) for s in schedule.samples(step))
+    assert set(drawn) == set(SYMMETRIES)
+    expected = sum(drawn.values()) / 8
+    chi2 = sum((count - expected) ** 2 / expected for count in drawn.values())
+    assert abs(chi2 - 7) < 5 * 14**0.5
+    for sample in (one for step in range(20) for one in schedule.samples(step)):
+        height, width = sample.region.height, sample.region.width
+        turned = (width, height) if sample.symmetry.transposed else (height, width)
+        assert sample.size == turned
+    steps = [[s.symmetry for s in schedule.samples(step)] for step in range(40)]
+    assert [[s.symmetry for s in schedule.samples(step)] for step in reversed(range(40))] == (
+        steps[::-1]
+    )
+    other = replace(schedule, seed=6)
+    assert [[s.symmetry for s in other.samples(step)] for step in range(40)] != steps
+
+
+def test_the_regions_are_the_same_with_symmetries_and_without() -> None:
+    turned = replace(crops(), symmetries=SYMMETRIES)
+    for step in range(20):
+        plain = crops().samples(step)
+        assert [replace(s, symmetry=AS_IS) for s in turned.samples(step)] == list(plain)
+        assert all(s.size == (s.region.height, s.region.width) for s in plain)
 
 
 # --- mini-batches

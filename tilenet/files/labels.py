@@ -1,7 +1,6 @@
-"""Read windows of label rasters that lie on the image's pixel grid."""
+"""Read windows of label rasters: as they are on the image's grid, and resampled from any other."""
 
 from itertools import product
-from types import TracebackType
 
 import numpy as np
 from affine import Affine
@@ -9,76 +8,60 @@ from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
 from tilenet.files.coarsen import block_mode
+from tilenet.files.label_source import LabelSource
+from tilenet.files.nearest import NearestPixels
 from tilenet.files.raster import Raster
 from tilenet.geometry.tiles import Window
 
 __all__ = ["Labels"]
 
 
-class Labels:
+class Labels(LabelSource):
     """An open label raster; a context manager.
 
     Args:
         path: A raster of one band of whole numbers.
-        image: The image whose grid it must share; None: any.
-        ignore_index: Label of pixels that do not count; nodata becomes it.
+        image: The image on whose grid the labels are wanted; None: on their own.
+        ignore_index: Label of pixels that do not count; nodata becomes it, and what lies beyond a
+            raster on another grid.
 
     Raises:
-        TilenetError: The raster has several bands or real numbers, or another size, CRS or
-            transform than the image.
+        TilenetError: The raster has several bands or real numbers, lies elsewhere than the image,
+            or has another size and no CRS.
     """
 
     def __init__(self, path: str, image: Raster | None, ignore_index: int) -> None:
         self.path = path
         self.ignore_index = ignore_index
         self._raster = Raster(path)
+        self._nearest: NearestPixels | None = None
         try:
             self._check_pixels()
-            self._factor = 1 if image is None else self._factor_to(image)
+            factor = 1 if image is None else self._factor_to(image)
+            if factor is None and image is not None:
+                self._nearest = NearestPixels(self._raster, image)
         except TilenetError:
             self._raster.close()
             raise
+        self._factor = factor or 1
         self.height, self.width = self._raster.size if image is None else image.size
 
-    def __enter__(self) -> "Labels":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+    @property
+    def resampled(self) -> bool:
+        """Whether they lie on another grid than the image."""
+        return self._nearest is not None
 
     def close(self) -> None:
         """Close the file."""
+        if self._nearest is not None:
+            self._nearest.close()
         self._raster.close()
 
-    def read(self, window: Window, region: Window | None = None) -> NDArray[np.int64]:
-        """Labels of a window of a region, (H, W); `ignore_index` beyond the region and for nodata.
-
-        Args:
-            window: Relative to the region, in pixels of the image at the resolution it is read at.
-            region: Pixels of the image that count as the image; None: all.
-
-        Raises:
-            TilenetError: The file cannot be read there.
-        """
-        region = region or Window(0, 0, self.height, self.width)
-        labels = np.full((window.height, window.width), self.ignore_index, np.int64)
-        top, left = max(0, -window.row), max(0, -window.col)
-        height = min(window.height, region.height - window.row) - top
-        width = min(window.width, region.width - window.col) - left
-        if height > 0 and width > 0:
-            row, col = region.row + window.row + top, region.col + window.col + left
-            inside = self._read_inside(Window(row, col, height, width))
-            labels[top : top + height, left : left + width] = inside
-        return labels
-
     def _read_inside(self, window: Window) -> NDArray[np.int64]:
-        fine = self._raster.fine(window, self._factor)
-        pixels = self._raster.read(fine)
+        if self._nearest is None:
+            pixels = self._raster.read(self._raster.fine(window, self._factor))
+        else:
+            pixels = self._nearest.read(window)
         labels = np.where(pixels.valid, pixels.values[0].astype(np.int64), self.ignore_index)
         if self._factor == 1:
             return labels
@@ -92,8 +75,8 @@ class Labels:
                 f" bands of {labels.dtype}); write the classes to such a file"
             )
 
-    def _factor_to(self, image: Raster) -> int:
-        """How many label pixels stand along a side of an image pixel.
+    def _factor_to(self, image: Raster) -> int | None:
+        """How many label pixels stand along a side of an image pixel; None: another grid.
 
         1, unless the image is read at a coarser resolution than its own, or is a map made so.
         """
@@ -104,27 +87,24 @@ class Labels:
             for factor in (1, image.factor, max(1, ratio))
             if tuple(-(-cells // factor) for cells in labels.size) == image.size
         ]
-        if not fitting:
-            raise TilenetError(
-                f"labels must have the image's size ({self.path}: {_shape(labels.size)}, "
-                f"{image.path}: {_shape(image.size_in_file)}, rows × columns); put them on the "
-                "image's grid with gdalwarp -r near"
-            )
         # A file without CRS (PNG, JPEG, plain TIFF) is taken to lie on the other's grid.
         if labels.crs is None or image.crs is None:
-            return fitting[0]
+            if fitting:
+                return fitting[0]
+            raise TilenetError(
+                f"labels without a CRS, or of an image without, must have the image's size "
+                f"({self.path}: {_shape(labels.size)}, {image.path}: {_shape(image.size_in_file)}, "
+                "rows × columns); put them on the image's grid, or give both files their CRS with "
+                "gdal_edit -a_srs"
+            )
         if labels.crs != image.crs:
-            raise TilenetError(
-                f"labels must have the image's CRS ({self.path}: {labels.crs.to_string()}, "
-                f"{image.path}: {image.crs.to_string()}); reproject them with gdalwarp -r near"
-            )
-        coarse = labels.coarser(fitting[0])
-        if not _same_grid(coarse, image.transform, *image.size):
-            raise TilenetError(
-                f"labels must lie on the image's pixel grid ({self.path}: {tuple(coarse)[:6]}, "
-                f"{image.path}: {tuple(image.transform)[:6]}); put them on it with gdalwarp -r near"
-            )
-        return fitting[0]
+            return None
+        on_grid = (
+            factor
+            for factor in fitting
+            if _same_grid(labels.coarser(factor), image.transform, *image.size)
+        )
+        return next(on_grid, None)
 
 
 def _same_grid(first: Affine, second: Affine, height: int, width: int) -> bool:

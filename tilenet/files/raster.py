@@ -17,10 +17,10 @@ from tilenet.errors import TilenetError
 from tilenet.files.bands import BandNames, band_numbers
 from tilenet.files.coarsen import block_mean
 from tilenet.files.collar import Collar, Runs, collar_strips, strip_runs
-from tilenet.files.stack import GDAL_ERRORS, FileStack
+from tilenet.files.stack import GDAL_ERRORS, FileStack, reason, why_no_raster
 from tilenet.geometry.tiles import Window, reflected
 
-__all__ = ["GDAL_ERRORS", "Nodata", "Pixels", "Raster"]
+__all__ = ["GDAL_ERRORS", "Nodata", "Pixels", "Raster", "reason", "why_no_raster"]
 
 # GDAL's default cache is 5 % of the node's memory *per process*; with 40 ranks on a node that is
 # twice the memory. 64 MB hold the blocks that neighbouring tiles share; set GDAL_CACHEMAX higher
@@ -105,6 +105,11 @@ class Raster:
     def close(self) -> None:
         """Close the file."""
         self._files.close()
+
+    @property
+    def dataset(self) -> Any:
+        """rasterio's open file; of a stack the first."""
+        return self._files.dataset
 
     @property
     def size(self) -> tuple[int, int]:

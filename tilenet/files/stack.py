@@ -28,7 +28,7 @@ from tilenet.errors import TilenetError
 from tilenet.files.bands import Band
 from tilenet.geometry.tiles import Window
 
-__all__ = ["GDAL_ERRORS", "FileStack", "stacked_paths"]
+__all__ = ["GDAL_ERRORS", "FileStack", "reason", "stacked_paths", "why_no_raster"]
 
 # What rasterio raises for GDAL's errors; some reach the caller as the private kind.
 GDAL_ERRORS = (RasterioError, OSError, CPLE_BaseError)
@@ -81,6 +81,11 @@ class FileStack:
     def count(self) -> int:
         """Bands of all files, alpha included."""
         return len(self._places)
+
+    @property
+    def dataset(self) -> Any:
+        """rasterio's first open file."""
+        return self._datasets[0]
 
     def read(self, bands: Sequence[int], window: Window) -> NDArray[Any]:
         """Values (C, H, W) of a window, in a dtype that holds those of all the bands.
@@ -185,7 +190,7 @@ def _open(path: str) -> Any:
             return rasterio.open(path)
     except GDAL_ERRORS as error:
         raise TilenetError(
-            f"a raster must be a file that GDAL can open ({path}: {_reason(error)}); check the path"
+            f"a raster must be a file that GDAL can open ({path}: {reason(error)}); check the path"
         ) from error
 
 
@@ -197,7 +202,7 @@ def _read(dataset: Any, window: Window, read: Callable[[FileWindow], Any]) -> An
         raise TilenetError(
             f"a raster must be readable everywhere ({dataset.name}: rows {window.row} to "
             f"{window.row + window.height - 1}, columns {window.col} to "
-            f"{window.col + window.width - 1} cannot be read: {_reason(error)}); copy the "
+            f"{window.col + window.width - 1} cannot be read: {reason(error)}); copy the "
             "file again or check it with gdalinfo -checksum"
         ) from error
 
@@ -206,7 +211,18 @@ def _read_mask(dataset: Any, window: Window) -> Any:
     return _read(dataset, window, lambda place: dataset.dataset_mask(window=place))
 
 
-def _reason(error: Exception) -> str:
+def why_no_raster(path: str) -> str | None:
+    """GDAL's reason why it cannot open a raster; None: it can."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotGeoreferencedWarning)
+            rasterio.open(path).close()
+    except GDAL_ERRORS as error:
+        return reason(error)
+    return None
+
+
+def reason(error: Exception) -> str:
     """GDAL's own words: rasterio keeps them in the cause."""
     return " ".join(str(error.__cause__ or error).split())
 

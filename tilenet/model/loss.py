@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["cross_entropy", "dice", "dice_sums", "pixel_weight"]
+__all__ = ["cross_entropy", "dice", "dice_sums", "focal", "pixel_weight"]
 
 SMOOTHING = 1.0  # pixels; a class that is nowhere, neither labelled nor found, loses nothing
 
@@ -23,6 +23,29 @@ def cross_entropy(
     losses = F.cross_entropy(
         logits, labels, weight=class_weights, ignore_index=ignore_index, reduction="none"
     )
+    return losses.sum(dtype=torch.float64)
+
+
+def focal(
+    logits: Tensor,
+    labels: Tensor,
+    ignore_index: int,
+    gamma: float,
+    class_weights: Tensor | None = None,
+) -> Tensor:
+    """The focal loss summed over pixels, Σ w·(1 − p)^γ·(−ln p) in float64; differentiable.
+
+    p is the probability of the pixel's label; what is sure already counts little, and γ = 0 is
+    cross-entropy. Source: Lin et al., "Focal Loss for Dense Object Detection" (2017). Arguments as
+    above.
+    """
+    losses = F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="none")
+    # 1 − p without cancellation; never 0, since the slope of a root is infinite there.
+    doubt = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny)
+    losses = doubt**gamma * losses
+    if class_weights is not None:
+        counted = labels != ignore_index
+        losses = losses * class_weights[labels.masked_fill(~counted, 0)]
     return losses.sum(dtype=torch.float64)
 
 

@@ -9,6 +9,7 @@ non-blocking call makes no progress while Python computes, and MPI's own progres
 of the cores. Every rank sums the pieces in the same order, whatever order they become ready in.
 """
 
+import math
 import queue
 import threading
 import time
@@ -122,6 +123,26 @@ class GradientSum:
         """Divide all gradients, in place."""
         for flat in self._flats:
             flat.div_(divisor)
+
+    def clip(self, most: float) -> float:
+        """Scale all gradients, in place, so that their norm is at most `most`; return what it was.
+
+        The root of the sum of all their squares, over the devices of this rank. Each parameter's
+        is taken by itself in float64, and their sum is exact: it does not depend on which
+        parameters share a device.
+        """
+        norms = [
+            torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64) for g in group]).tolist()
+            for _, group in groupby(self._gradients(), key=lambda gradient: gradient.device)
+        ]
+        norm = math.sqrt(math.fsum(one * one for group in norms for one in group))
+        if norm > most:
+            for flat in self._flats:
+                flat.mul_(most / norm)
+        return norm
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._parameters if p.grad is not None]
 
     @property
     def transport(self) -> str:

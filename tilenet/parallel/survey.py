@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
-from tilenet.files.labels import Labels
+from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Raster
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.mesh import agreed
@@ -68,7 +68,7 @@ def merge(first: Moments, second: Moments) -> Moments:
 
 def survey(
     images: Sequence[Raster],
-    labels: Sequence[Labels],
+    labels: Sequence[LabelSource],
     num_classes: int,
     alignment_px: int,
     comm: "MPI.Intracomm",
@@ -118,7 +118,7 @@ def survey(
 
 
 def _look(
-    image: Raster, labels: Labels, window: Window, num_classes: int, alignment_px: int
+    image: Raster, labels: LabelSource, window: Window, num_classes: int, alignment_px: int
 ) -> tuple[Moments, NDArray[np.int64], NDArray[np.bool_]]:
     pixels = image.read(window)
     classes = labels.read(window)
@@ -149,7 +149,7 @@ def _moments(values: NDArray[np.float64]) -> Moments:
 
 def _check_something_is_there(
     images: Sequence[Raster],
-    labels: Sequence[Labels],
+    labels: Sequence[LabelSource],
     moments: Moments,
     class_pixels: NDArray[np.int64],
 ) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.symmetry import AS_IS, Symmetry
 from tilenet.geometry.tiles import Window
 from tilenet.keys import key, uniform
 
@@ -22,20 +23,32 @@ class Sample:
         number: Its number within the run (whole image) or the step (crop); keys dropout masks.
         image: Place of the image in the run's list.
         region: Pixels of that image.
+        symmetry: How they are turned; what is tiled is the turned image.
     """
 
     number: int
     image: int
     region: Window
+    symmetry: Symmetry = AS_IS
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width, turned."""
+        return self.symmetry.size(self.region.height, self.region.width)
 
 
 @dataclass(frozen=True)
 class ImageSchedule:
-    """Whole images, in a new keyed order each epoch."""
+    """Whole images, in a new keyed order each epoch.
+
+    Attributes:
+        symmetries: Of these, one is drawn for each image of a step.
+    """
 
     seed: int
     batch_size: int
     sizes: tuple[tuple[int, int], ...]
+    symmetries: tuple[Symmetry, ...] = (AS_IS,)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -48,7 +61,13 @@ class ImageSchedule:
         order = np.argsort(uniform(len(self.sizes), self.seed, "order", epoch), kind="stable")
         chosen = order[place * self.batch_size : (place + 1) * self.batch_size]
         return tuple(
-            Sample(int(image), int(image), Window(0, 0, *self.sizes[image])) for image in chosen
+            Sample(
+                int(image),
+                int(image),
+                Window(0, 0, *self.sizes[image]),
+                _drawn(self.symmetries, self.seed, step, int(image)),
+            )
+            for image in chosen
         )
 
 
@@ -62,6 +81,7 @@ class CropSchedule:
     Attributes:
         sizes: Height and width of each image.
         places: For each image its candidate (row, column) origins, shape (N, 2).
+        symmetries: Of these, one is drawn for each crop.
     """
 
     seed: int
@@ -69,6 +89,7 @@ class CropSchedule:
     crop_px: int
     sizes: tuple[tuple[int, int], ...]
     places: tuple[NDArray[np.int64], ...]
+    symmetries: tuple[Symmetry, ...] = (AS_IS,)
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -86,8 +107,14 @@ class CropSchedule:
             row, col = (int(x) for x in self.places[image][draw - int(ends[image])])
             height = min(self.crop_px, self.sizes[image][0] - row)
             width = min(self.crop_px, self.sizes[image][1] - col)
-            samples.append(Sample(number, image, Window(row, col, height, width)))
+            region = Window(row, col, height, width)
+            turned = _drawn(self.symmetries, self.seed, step, number)
+            samples.append(Sample(number, image, region, turned))
         return tuple(samples)
+
+
+def _drawn(symmetries: tuple[Symmetry, ...], seed: int, step: int, number: int) -> Symmetry:
+    return symmetries[key(seed, "symmetry", step, number) % len(symmetries)]
 
 
 def mini_batch_sizes(num_tiles: int, micro_batches: int) -> tuple[int, ...]:

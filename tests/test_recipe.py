@@ -1,0 +1,49 @@
+"""The recipe in docs/ is a run file that runs."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilenet.__main__ import main
+from tilenet.run_file import read_run_file
+
+RECIPE = Path(__file__).resolve().parent.parent / "docs" / "gscnn.yaml"
+
+
+def test_it_says_what_the_article_says() -> None:
+    run, _ = read_run_file(["-c", str(RECIPE)])
+    optimizer = run.optimizer.name, run.optimizer.lr, run.optimizer.momentum
+    assert optimizer == ("sgd", 0.01, 0.9)
+    assert (run.schedule.name, run.batch_size, run.epochs) == ("poly", 16, 175)
+    rates = run.schedule.rates(run.optimizer.lr, 1750)
+    assert [rates.at(step) for step in (0, 700, 1749)] == pytest.approx(
+        [0.01, 0.01 * 0.6, 0.01 / 1750]
+    )
+
+
+def test_it_starts(write_raster: Callable[..., str], tmp_path: Path) -> None:
+    """On a small scene, with a small network and small crops."""
+    rng = np.random.default_rng(1)
+    classes = np.kron(rng.integers(0, 3, (8, 10)), np.ones((16, 16), int)).astype(np.uint8)
+    light = rng.normal(120, 30, (3, 3))[:, classes] + rng.normal(0, 5, (3, *classes.shape))
+    options = {
+        "images": write_raster("image.tif", light.clip(0, 255).astype(np.uint8)),
+        "labels": write_raster("labels.tif", classes),
+        "output": tmp_path / "run",
+        "network.poolings": 2,
+        "network.base": 4,
+        "crop_px": 64,
+        "epochs": "null",
+        "steps": 2,
+        "device": "cpu",
+    }
+    given = [f"--{name}={value}" for name, value in options.items()]
+    assert main(["train", "-c", str(RECIPE), *given]) == 0
+    with (tmp_path / "run" / "history.csv").open() as file:
+        losses = [float(row["loss"]) for row in csv.DictReader(file)]
+    assert len(losses) == 2
+    assert all(0 < loss < 2 * np.log(19) for loss in losses)
+    assert losses[0] != losses[1]

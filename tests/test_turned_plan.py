@@ -1,0 +1,65 @@
+"""What a run decides beforehand holds for turned images, too."""
+
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilenet import plan_command
+from tilenet.errors import TilenetError
+from tilenet.run_file import RunFile
+from tilenet.run_keys import AugmentKeys, MeshKeys, NetworkKeys, TileKeys
+from tilenet.run_plan import plan_run
+
+SIZE = 40, 200
+BANDS = (1, 2, 3)
+NETWORK = NetworkKeys(poolings=4, base=4)
+
+
+def a_run(*, rotations: bool, **more: Any) -> RunFile:
+    return RunFile(
+        images="a.tif",
+        labels="b.tif",
+        classes=2,
+        output="out",
+        steps=1,
+        network=NETWORK,
+        augment=AugmentKeys(flips=True, rotations=rotations),
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "ranks", "said"),
+    [
+        ({"halo_mode": "exchange", "mesh": MeshKeys(1, 1, 4)}, 4, r"tiles: 1 × 3, mesh: 1 × 1 × 4"),
+        ({"tiles": TileKeys(1, 12)}, 1, "40"),
+    ],
+    ids=["exchange", "grid"],
+)
+def test_tiles_that_a_turned_image_is_too_narrow_for_are_refused(
+    more: dict[str, Any], ranks: int, said: str
+) -> None:
+    plan_run(a_run(rotations=False, **more), ((BANDS, SIZE),), ranks)
+    with pytest.raises(TilenetError, match=said):
+        plan_run(a_run(rotations=True, **more), ((BANDS, SIZE),), ranks)
+
+
+def test_a_loss_of_the_whole_counts_the_tiles_of_turned_images() -> None:
+    """40 × 200 px have 1 × 3 tiles; turned they have 3 × 1, all of one of 1 × 3 ranks."""
+    more = {"tiles": TileKeys(size_px=80), "loss": "dice", "mesh": MeshKeys(1, 1, 3)}
+    plan_run(a_run(rotations=False, **more), ((BANDS, SIZE),), 3)
+    with pytest.raises(TilenetError, match="a rank has 3"):
+        plan_run(a_run(rotations=True, **more), ((BANDS, SIZE),), 3)
+
+
+def test_a_plan_must_be_large_enough_for_turned_images(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    with redirect_stdout(StringIO()):
+        asked = "--poolings 4 --base 4 --bands 3 --classes 2 --image 40x200 --machine local"
+        assert plan_command.main([*asked.split(), "--device-gib", "1", "-o", str(path)]) == 0
+    plan_run(a_run(rotations=False, plan=str(path)), ((BANDS, SIZE),), 1)
+    with pytest.raises(TilenetError, match=r"200 × 40 px\); .* after a quarter turn$"):
+        plan_run(a_run(rotations=True, plan=str(path)), ((BANDS, SIZE),), 1)

@@ -1,0 +1,70 @@
+"""What training asks of labels, whether they are pixels or polygons in their file."""
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.geometry.tiles import Window
+
+__all__ = ["LabelSource"]
+
+Source = TypeVar("Source", bound="LabelSource")
+
+
+class LabelSource(ABC):
+    """Labels on an image's pixel grid; a context manager.
+
+    Attributes:
+        path: Their file.
+        ignore_index: Label of pixels that do not count.
+        height: Of the image, in pixels at the resolution it is read at.
+        width: Likewise.
+    """
+
+    path: str
+    ignore_index: int
+    height: int
+    width: int
+
+    def __enter__(self: Source) -> Source:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file."""
+
+    def read(self, window: Window, region: Window | None = None) -> NDArray[np.int64]:
+        """Labels of a window of a region, (H, W); `ignore_index` beyond the region and for nodata.
+
+        Args:
+            window: Relative to the region, in pixels of the image at the resolution it is read at.
+            region: Pixels of the image that count as the image; None: all.
+
+        Raises:
+            TilenetError: The file cannot be read there.
+        """
+        region = region or Window(0, 0, self.height, self.width)
+        labels = np.full((window.height, window.width), self.ignore_index, np.int64)
+        top, left = max(0, -window.row), max(0, -window.col)
+        height = min(window.height, region.height - window.row) - top
+        width = min(window.width, region.width - window.col) - left
+        if height > 0 and width > 0:
+            row, col = region.row + window.row + top, region.col + window.col + left
+            inside = self._read_inside(Window(row, col, height, width))
+            labels[top : top + height, left : left + width] = inside
+        return labels
+
+    @abstractmethod
+    def _read_inside(self, window: Window) -> NDArray[np.int64]:
+        """Labels of a window that lies within the image, (H, W)."""

@@ -1,0 +1,80 @@
+"""Which CRS the polygons of a layer are in: what the file says, or the user where it is silent."""
+
+from typing import Any
+
+from rasterio.crs import CRS
+from rasterio.errors import CRSError
+
+from tilenet.errors import TilenetError
+from tilenet.files.extents import Bounds, crs_name
+from tilenet.files.raster import Raster
+
+__all__ = ["crs_of_layer"]
+
+
+def crs_of_layer(
+    path: str, info: dict[str, Any], given: str | None, bounds: Bounds, image: Raster
+) -> CRS | None:
+    """The CRS of a layer; None: neither it nor the image has one.
+
+    Args:
+        path: The file.
+        info: What pyogrio says of the layer.
+        given: What the user says: EPSG:…, WKT, `image`.
+        bounds: Of the layer.
+        image: The image that it labels.
+
+    Raises:
+        TilenetError: Nobody names one, the image has none, or they contradict each other.
+    """
+    own = _own_crs(info)
+    degrees = Bounds(-180.0, -90.0, 180.0, 90.0).wider(0.01)
+    # GeoJSON without one is in degrees (RFC 7946); many files are not.
+    assumed = info["driver"] == "GeoJSON" and own == CRS.from_epsg(4326)
+    if assumed and bounds.finite and not _inside(bounds, degrees):
+        if given is None:
+            raise TilenetError(
+                f"GeoJSON without a CRS is in degrees (RFC 7946; {path}: {bounds}); name the CRS "
+                "that it is in with vectors.crs (EPSG:…, or image: the image's)"
+            )
+        own = None
+    if given is None:
+        if own is None and image.crs is not None:
+            raise TilenetError(
+                f"vector labels need a CRS ({path}, layer {info['layer_name']}: none); name it "
+                "with vectors.crs (EPSG:…, or image: the image's)"
+            )
+        if own is not None and image.crs is None:
+            raise TilenetError(
+                f"an image with vector labels needs a CRS ({image.path}: none, {path}: "
+                f"{crs_name(own)}); give it one with gdal_edit -a_srs"
+            )
+        return own
+    try:
+        wanted = image.crs if given == "image" else CRS.from_user_input(given)
+    except CRSError as error:
+        raise TilenetError(
+            f"vectors.crs must be a CRS (vectors.crs: {given}); write EPSG:…, WKT, or image"
+        ) from error
+    if own is not None and own != wanted:
+        raise TilenetError(
+            f"vectors.crs may not contradict the file's CRS (vectors.crs: {given}, {path}: "
+            f"{crs_name(own)}); leave it out, or correct the file with ogr2ogr -a_srs"
+        )
+    return wanted
+
+
+def _own_crs(info: dict[str, Any]) -> CRS | None:
+    if not info["crs"]:
+        return None
+    try:
+        own = CRS.from_user_input(info["crs"])
+    except CRSError:
+        return None
+    # GeoPackages say so in words.
+    return None if "undefined" in own.to_wkt().lower()[:60] else own
+
+
+def _inside(bounds: Bounds, limits: Bounds) -> bool:
+    across = bounds.left >= limits.left and bounds.right <= limits.right
+    return across and bounds.bottom >= limits.bottom and bounds.top <= limits.top

@@ -1,0 +1,96 @@
+"""Which polygons are which class, and which lies on top: what `vectors` says in the run file."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tilenet.errors import TilenetError
+
+__all__ = ["VectorKeys"]
+
+
+@dataclass(frozen=True)
+class VectorKeys:
+    """How labels are burned from the polygons of a vector file; see docs/run-file.md."""
+
+    field: str | None = None
+    classes: dict[str | int | float | bool | None, int | None] | None = None
+    priority: list[int] | None = None
+    all_touched: bool = False
+    burn: int = 1
+    background: int | Literal["ignore"] = 0
+    layer: str | None = None
+    crs: str | None = None
+
+    def check(self, num_classes: int, ignore_index: int) -> None:
+        """Refuse what contradicts itself or the run.
+
+        Raises:
+            TilenetError: A number is no class, `priority` names one twice, or `classes` stands
+                without `field`.
+        """
+        named = {f"vectors.classes.{_text(key)}": n for key, n in (self.classes or {}).items()}
+        named |= {f"vectors.priority[{i}]": n for i, n in enumerate(self.priority or [])}
+        named["vectors.burn"] = self.burn if self.field is None else None
+        named["vectors.background"] = None if self.background == "ignore" else self.background
+        for name, number in named.items():
+            if number is not None and number != ignore_index and not 0 <= number < num_classes:
+                raise TilenetError(
+                    f"vector labels are burned as classes or as ignore_index ({name}: {number}, "
+                    f"classes: 0 to {num_classes - 1}, ignore_index: {ignore_index}); change it or "
+                    "raise classes"
+                )
+        if self.classes is not None and self.field is None:
+            raise TilenetError(
+                "vectors.classes maps the values of a field to classes (vectors.field: none); name "
+                "the field, or leave vectors.classes out"
+            )
+        if self.priority is not None and len(set(self.priority)) < len(self.priority):
+            raise TilenetError(
+                f"vectors.priority names each class once (vectors.priority: {self.priority}); the "
+                "last one lies on top"
+            )
+
+    def background_of(self, ignore_index: int) -> int:
+        """Label of pixels in no polygon."""
+        return ignore_index if self.background == "ignore" else self.background
+
+    def classes_of(self, values: "list[Any]", ignore_index: int, path: str) -> list[int]:
+        """Classes of features from the values of their field.
+
+        Raises:
+            TilenetError: A value has no class.
+        """
+        if self.classes is None:
+            known = {text: int(text) for text in map(_text, values) if _is_whole(text)}
+            remedy = "map it to a class or to null under vectors.classes"
+            rule = "values of vectors.field must be whole numbers, unless vectors.classes maps them"
+        else:
+            known = {
+                _text(key): ignore_index if number is None else number
+                for key, number in self.classes.items()
+            }
+            remedy = "add it there, with null if its pixels must not count"
+            rule = "each value of vectors.field must stand under vectors.classes"
+        unknown = sorted({text for text in map(_text, values) if text not in known})
+        if unknown:
+            shown = ", ".join(unknown[:5]) + (" …" if len(unknown) > 5 else "")
+            raise TilenetError(f"{rule} ({path}, {self.field}: {shown}); {remedy}")
+        return [known[_text(value)] for value in values]
+
+
+def _text(value: Any) -> str:
+    """A value as it is compared: 1, 1.0 and "1" are the same; none and NaN are null."""
+    if hasattr(value, "item"):
+        value = value.item()  # of numpy
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def _is_whole(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()

@@ -1,0 +1,134 @@
+"""Labels burned from polygons, block by block: no vector becomes a raster of the whole image."""
+
+from itertools import count, product
+
+import numpy as np
+from affine import Affine
+from numpy.typing import NDArray
+from rasterio.features import rasterize
+
+from tilenet.files.block_cache import BlockCache
+from tilenet.files.extents import bounds_of
+from tilenet.files.label_source import LabelSource
+from tilenet.files.raster import Raster
+from tilenet.files.vector_keys import VectorKeys
+from tilenet.files.vector_layer import Polygons, VectorLayer
+from tilenet.geometry.tiles import Window
+
+__all__ = ["VectorLabels"]
+
+# Blocks lie where they lie whatever is read, so that rounding, which tells on which side of an edge
+# the middle of a pixel is, does not depend on the window.
+BLOCK_PX = 512
+# Burned around a block and cut off: what GDAL does at the edge of its raster stays out of labels.
+MARGIN_PX = 2
+
+BURNED = BlockCache(64 << 20)  # of all label files of the process, as GDAL's cache is
+NUMBERS = count()  # label files of the process, for the cache
+
+
+class VectorLabels(LabelSource):
+    """Labels of the polygons of a vector layer; a context manager.
+
+    A pixel is in a polygon if its middle is, or with `all_touched` any part of it.
+
+    Args:
+        path: Any file of polygons that GDAL reads.
+        image: The image on whose grid they are burned.
+        ignore_index: Label of pixels that do not count.
+        keys: Field, classes and order.
+
+    Raises:
+        TilenetError: See `VectorLayer`.
+    """
+
+    def __init__(self, path: str, image: Raster, ignore_index: int, keys: VectorKeys) -> None:
+        self.path, self.ignore_index, self.keys = path, ignore_index, keys
+        self._layer = VectorLayer(path, image, keys)
+        self._number = next(NUMBERS)
+        self._transform = image.transform
+        self.height, self.width = image.size
+
+    def close(self) -> None:
+        """Forget what was burned; the file is only open while it is read."""
+        BURNED.drop(self._number)
+
+    def _read_inside(self, window: Window) -> NDArray[np.int64]:
+        rows = range(window.row // BLOCK_PX, -(-(window.row + window.height) // BLOCK_PX))
+        cols = range(window.col // BLOCK_PX, -(-(window.col + window.width) // BLOCK_PX))
+        blocks = {}
+        missing = []
+        for place in product(rows, cols):
+            block = BURNED.get(self._number, *place)
+            if block is None:
+                missing.append(place)
+            else:
+                blocks[place] = block
+        if missing:
+            first, last = np.min(missing, axis=0), np.max(missing, axis=0) + 1
+            polygons, classes = self._polygons(_pixels(*first, *(last - first)))
+            for place in missing:
+                block = self._burn(polygons, classes, _pixels(*place, 1, 1))
+                BURNED.put(self._number, *place, block)
+                blocks[place] = block
+        labels = np.empty((window.height, window.width), np.int64)
+        for (row, col), block in blocks.items():
+            top, left = row * BLOCK_PX - window.row, col * BLOCK_PX - window.col
+            inside = labels[max(top, 0) : top + BLOCK_PX, max(left, 0) : left + BLOCK_PX]
+            height, width = inside.shape
+            inside[:] = block[max(-top, 0) :, max(-left, 0) :][:height, :width]
+        return labels
+
+    def _polygons(self, window: Window) -> tuple[Polygons, NDArray[np.int64]]:
+        """Polygons of a window and their classes."""
+        found = self._layer.polygons(bounds_of(self._transform, _with_margin(window)))
+        keys = self.keys
+        if keys.field is None:
+            return found, np.full(len(found.values), keys.burn, np.int64)
+        return found, np.array(
+            keys.classes_of(found.values, self.ignore_index, self.path), np.int64
+        )
+
+    def _burn(
+        self, polygons: Polygons, classes: NDArray[np.int64], window: Window
+    ) -> NDArray[np.int64]:
+        place = _with_margin(window)
+        around = bounds_of(self._transform, place)
+        left, bottom, right, top = polygons.bounds.T
+        across = (left <= around.right) & (right >= around.left)
+        near = np.flatnonzero(across & (bottom <= around.top) & (top >= around.bottom))
+        background = self.keys.background_of(self.ignore_index)
+        if not len(near):
+            return np.full((window.height, window.width), background, np.int64)
+        # Later ones over earlier ones: classes by their place in the order, then as in the file.
+        order = {label: place for place, label in enumerate(self.keys.priority or [])}
+        ranks = [order.get(int(classes[number]), -1) for number in near]
+        near = near[np.argsort(ranks, kind="stable")]
+        burned = rasterize(
+            [(polygons.shapes[number], float(classes[number])) for number in near],
+            out_shape=(place.height, place.width),
+            fill=background,
+            transform=_begun_at(self._transform, place.row, place.col),
+            all_touched=self.keys.all_touched,
+            dtype="float64",  # holds every class number and ignore_index
+        )
+        inside = burned[MARGIN_PX:-MARGIN_PX, MARGIN_PX:-MARGIN_PX]
+        labels: NDArray[np.int64] = inside.astype(np.int64)
+        return labels
+
+
+def _begun_at(transform: Affine, row: int, col: int) -> Affine:
+    """The grid whose first pixel is another one."""
+    t = transform
+    x, y = t.a * col + t.b * row + t.c, t.d * col + t.e * row + t.f
+    return Affine(t.a, t.b, x, t.d, t.e, y)
+
+
+def _pixels(row: int, col: int, rows: int, cols: int) -> Window:
+    """Pixels of so many blocks."""
+    return Window(*(int(number) * BLOCK_PX for number in (row, col, rows, cols)))
+
+
+def _with_margin(window: Window) -> Window:
+    row, col = window.row - MARGIN_PX, window.col - MARGIN_PX
+    return Window(row, col, window.height + 2 * MARGIN_PX, window.width + 2 * MARGIN_PX)
