@@ -32,11 +32,12 @@ def a_pair(seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_hand(mapped: np.ndarray, truth: np.ndarray) -> dict[str, object]:
-    pairs = [
+    labelled_pixels = [
         (int(label), int(guess))
         for label, guess in zip(truth.ravel(), mapped.ravel(), strict=True)
         if label != IGNORE
     ]
+    pairs = [(label, guess) for label, guess in labelled_pixels if guess != 200]
     iou: list[float | None] = []
     f1: list[float | None] = []
     for c in range(6):
@@ -56,7 +57,7 @@ def by_hand(mapped: np.ndarray, truth: np.ndarray) -> dict[str, object]:
         "label_pixels": [sum(label == c for label, _ in pairs) for c in range(6)],
         "map_pixels": [sum(guess == c for _, guess in pairs) for c in range(6)],
         "num_pixels": len(pairs),
-        "num_unmapped": sum(guess == 200 for _, guess in pairs),
+        "num_unmapped": len(labelled_pixels) - len(pairs),
         "confusion": [[pairs.count((row, col)) for col in range(6)] for row in range(6)],
     }
 
@@ -125,6 +126,14 @@ def test_what_cannot_be_compared_is_refused(
         confusion_matrix(*paths, IGNORE)
 
 
+def test_a_map_without_data_where_there_are_labels_is_refused(write_raster: Write) -> None:
+    mapped, truth = a_pair()
+    mapped[truth != IGNORE] = 200
+    paths = write_raster("map.tif", mapped, nodata=200), write_raster("labels.tif", truth)
+    with pytest.raises(TilenetError, match="at least one labelled pixel must have data in the map"):
+        confusion_matrix(*paths, IGNORE)
+
+
 # --- the command
 
 
@@ -142,7 +151,7 @@ def test_the_command_prints_json_or_a_table(
     assert lines[4].split()[1:3] == ["–", "–"]
     assert lines[1].split()[1] == f"{found['iou'][0]:.4f}"
     assert lines[7].split() == ["mean", f"{found['mean_iou']:.4f}", f"{found['mean_f1']:.4f}"]
-    assert f"{found['num_unmapped']} labelled pixels have no class" in lines[-1]
+    assert f"{found['num_unmapped']} labelled pixels are nodata in" in lines[-1]
 
 
 def test_labels_on_another_grid_are_resampled_and_that_is_said(

@@ -30,7 +30,8 @@ def confusion_matrix(
     on it as `vectors` says.
 
     Raises:
-        TilenetError: A file cannot be read, the files lie apart, or nothing is labelled.
+        TilenetError: A file cannot be read, the files lie apart, or nothing is labelled where the
+            map has data.
     """
     with (
         Raster(map_path) as mapped,
@@ -60,6 +61,11 @@ def confusion_matrix(
             f"at least one pixel must be labelled ({labels_path}: all are {ignore_index} or "
             "nodata); check --ignore-index"
         )
+    if all(guess < 0 for _, guess in pairs):
+        raise TilenetError(
+            f"at least one labelled pixel must have data in the map ({map_path}: all that "
+            f"{labels_path} labels are nodata); map the place that is labelled"
+        )
     wrong = [label for label, _ in pairs if label < 0]
     if wrong:
         raise TilenetError(
@@ -81,12 +87,14 @@ def confusion_matrix(
 def scores(matrix: NDArray[np.int64]) -> dict[str, Any]:
     """Scores of a confusion matrix.
 
-    A class that stands neither in the labels nor in the map has no IoU (None) and does not count in
-    the means.
+    Pixels without data in the map, the last column, are only counted: there is nothing to score
+    where the image shows nothing. A class that stands neither in the labels nor in the map has no
+    IoU (None) and does not count in the means.
     """
     classes = len(matrix)
-    hits = np.diagonal(matrix[:, :classes])
-    labelled, mapped = matrix.sum(axis=1), matrix[:, :classes].sum(axis=0)
+    matrix, unmapped = matrix[:, :classes], int(matrix[:, classes].sum())
+    hits = np.diagonal(matrix)
+    labelled, mapped = matrix.sum(axis=1), matrix.sum(axis=0)
     union = labelled + mapped - hits
     present = union > 0
     iou = hits / np.maximum(union, 1)
@@ -100,8 +108,8 @@ def scores(matrix: NDArray[np.int64]) -> dict[str, Any]:
         "label_pixels": labelled.tolist(),
         "map_pixels": mapped.tolist(),
         "num_pixels": int(matrix.sum()),
-        "num_unmapped": int(matrix[:, classes].sum()),
-        "confusion": matrix[:, :classes].tolist(),
+        "num_unmapped": unmapped,
+        "confusion": matrix.tolist(),
     }
 
 
@@ -168,5 +176,7 @@ def _table(found: dict[str, Any]) -> str:
     lines.append(f" mean {found['mean_iou']:8.4f} {found['mean_f1']:8.4f}")
     lines.append(f"accuracy {found['accuracy']:.4f} of {found['num_pixels']:,} labelled pixels")
     if found["num_unmapped"]:
-        lines.append(f"{found['num_unmapped']:,} labelled pixels have no class in the map")
+        lines.append(
+            f"{found['num_unmapped']:,} labelled pixels are nodata in the map and do not count"
+        )
     return "\n".join(lines)
