@@ -19,6 +19,17 @@ def pytest_report_header() -> str:
     return f"{MPI.Get_library_version().splitlines()[0]}, {MPI.COMM_WORLD.size} ranks"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests that say on how many ranks they tell something new."""
+    left_out = [
+        item
+        for item in items
+        if (mark := item.get_closest_marker("ranks")) and MPI.COMM_WORLD.size not in mark.args
+    ]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]

@@ -37,6 +37,8 @@ from tilenet.run_keys import (
 )
 from tilenet.train import train
 
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
 KEYS = NetworkKeys(poolings=2, base=6, groups=2, dropout=0.2)
 EVERYTHING = AugmentKeys(flips=True, rotations=True, brightness=0.3, contrast=0.4, noise=0.2)
 SGD = OptimizerKeys("sgd", 0.2, momentum=0.9, nesterov=True)

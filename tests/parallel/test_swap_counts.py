@@ -18,6 +18,8 @@ from tilenet.run_file import RunFile
 from tilenet.run_keys import ProfileKeys, SwappingKeys, TileKeys
 from tilenet.train import train
 
+pytestmark = pytest.mark.ranks(1, 3)
+
 COUNTS = ("swap_out_bytes", "swap_out_count", "swap_in_bytes", "swap_in_count")
 PEAKS = ("peak_active_bytes", "peak_host_bytes")
 

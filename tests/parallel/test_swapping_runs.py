@@ -17,6 +17,8 @@ from tilenet.run_file import RunFile
 from tilenet.run_keys import NetworkKeys, SwappingKeys, TileKeys
 from tilenet.train import train
 
+pytestmark = pytest.mark.ranks(1, 3)
+
 ALL = SwappingKeys(min_mib=0)
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {},

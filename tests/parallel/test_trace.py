@@ -24,6 +24,8 @@ from tilenet.run_keys import ProfileKeys, TileKeys
 from tilenet.step import Step
 from tilenet.train import train
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 FILES = ["profile.json", "trace-rank0.json.gz"]
 
 

@@ -18,6 +18,8 @@ from whole_image import Scene, random_scene, train_whole
 from tilenet.__main__ import main
 from tilenet.run_keys import TileKeys, VectorKeys
 
+pytestmark = pytest.mark.ranks(1, 3)
+
 
 def drawn_scene(folder: Path, size: tuple[int, int], *, write: bool) -> Scene:
     """A random scene whose labels are triangles in a GeoPackage in degrees."""
