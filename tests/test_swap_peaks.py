@@ -142,9 +142,9 @@ def test_steps_stay_within_their_limits(tmp_path: Path, mode: Any) -> None:
         assert not plan.idle
         fitting += 1
         peaks, moved = measured(case, plan, tmp_path)
-        # Of a cell that swaps beside one that keeps, what both have saved goes too, in vain.
+        # Of a cell that swaps beside one that keeps, what both have saved may go too, in vain.
         swapping = any("swap" in part.actions for part in plan.partitions)
-        assert moved > plan.swapped_bytes if swapping else moved == plan.swapped_bytes
+        assert moved >= plan.swapped_bytes if swapping else moved == plan.swapped_bytes
         for part, peak in zip(plan.partitions, peaks, strict=True):
             assert part.device_bytes <= limit
             assert peak <= 1.0002 * part.device_bytes + 256  # scalars, and statistics of norms
