@@ -132,3 +132,16 @@ def test_steps_of_the_largest_image_must_fit(
     assert train(alone, comm=comm) == 0
     wanted = re.search(r"without (\S+ .iB)", comm.bcast(capfd.readouterr().err))[1]
     assert said == {wanted}
+
+
+def test_the_rank_with_least_room_decides(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = a_run(comm, shared_path, NETWORKS["valid"], swap="auto")
+    monkeypatch.setattr("tilenet.run_swap._limit_bytes", lambda *_: (9 - comm.rank) << 30)
+    assert train(replace(run, steps=1), comm=comm) == 0
+    said = comm.bcast(capfd.readouterr().err)
+    assert f"there is {10 - comm.size}.00 GiB" in said
