@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
+from tilenet.planning.machines import machine
 from tilenet.run_file import RunFile
 from tilenet.run_keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
 from tilenet.train import train
@@ -145,3 +146,24 @@ def test_the_rank_with_least_room_decides(
     assert train(replace(run, steps=1), comm=comm) == 0
     said = comm.bcast(capfd.readouterr().err)
     assert f"there is {10 - comm.size}.00 GiB" in said
+
+
+def test_ranks_share_a_nodes_memory_and_momentum_takes_some(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = replace(machine("local"), memory_bytes=10 << 30)
+    monkeypatch.setattr("tilenet.run_swap.machine", lambda _: node)
+    run = replace(a_run(comm, shared_path, NetworkKeys(poolings=2, base=64), swap="auto"), steps=0)
+    needed = []
+    for momentum in (0.0, 0.9):
+        keys = replace(run.optimizer, momentum=momentum)
+        one = replace(run, optimizer=keys, output=f"{run.output}-{momentum}")
+        assert train(one, comm=comm) == 0
+        said = comm.bcast(capfd.readouterr().err)
+        assert f"there is {9 / comm.size:.2f} GiB" in said
+        needed.append(float(re.search(r"without (\S+) MiB", said)[1]))
+    parameters = int(re.search(r"([\d,]+) parameters", said)[1].replace(",", ""))
+    assert needed[1] - needed[0] == pytest.approx(8 * parameters / 2**20, abs=0.02)
