@@ -93,6 +93,90 @@ def test_a_dry_run_says_what_each_partition_takes(capsys: Capture) -> None:
     )
 
 
+def tight(capsys: Capture, share: float, *arguments: str) -> list[str]:
+    """The arguments, for devices that hold a share of what they take without swapping."""
+    needed = json.loads(printed(capsys, *arguments, "--json"))["answer"]["device_bytes"]
+    return [*arguments, "--device-gib", f"{share * needed / 0.9 / 2**30:.9f}"]
+
+
+SWAPPING = [*SMALL, "--base", "8", "--image", "900x700", "--grid", "2x3"]
+ALONE = [*SWAPPING, "--partitions", "1", "--micro-batches", "1"]
+PIPELINE = [*SWAPPING, "--partitions", "2", "--micro-batches", "4", "--batch-size", "6"]
+LINE = re.compile(
+    r"^  swap           (.+); (\S+) GiB out and in per mini-batch of a rank, \+(\d+)% time$",
+    re.MULTILINE,
+)
+
+
+def said_and_written(
+    capsys: Capture, path: Path, *arguments: str
+) -> tuple[re.Match[str], dict[str, Any]]:
+    """The line about swapping, and the plan, whose answer this checks that line against."""
+    (line,) = LINE.finditer(printed(capsys, *arguments, "-o", str(path)))
+    plan: dict[str, Any] = json.loads(path.read_text())
+    swaps = plan["answer"]["swaps"]
+    parts = swaps["partitions"]
+    moved = sum(part["swapped_bytes"] for part in parts) / 2**30
+    assert moved > 0
+    assert float(line[2]) == pytest.approx(moved, rel=0.5)
+    assert int(line[3]) == round(100 * plan["answer"]["swap_overhead"])
+    assert ("inputs and skips on the host" in line[1]) == swaps["stored"]
+    actions = [action for part in parts for action in part["actions"]]
+    for action, word in (("swap", "swapped"), ("checkpoint", "computed again")):
+        count = f"{actions.count(action)} of {len(actions)} cells {word}"
+        assert (count in line[1].split(", ")) == (action in actions)
+    assert read_plan(path).keys == plan["run"]
+    return line, plan
+
+
+def test_cells_that_swap_are_said_and_written(capsys: Capture, tmp_path: Path) -> None:
+    asked = tight(capsys, 0.8, *ALONE)
+    said = refusal(capsys, 1, *asked)
+    assert re.search(r"\); swap auto: 2 × 3 tiles, 1 partition, .*, swapping take ", said)
+    _, plan = said_and_written(capsys, tmp_path / "plan.json", *asked, "--swap", "auto")
+    assert plan["run"]["swap"] == plan["asked"]["swap"] == "auto"
+    answer = plan["answer"]
+    (part,) = answer["swaps"]["partitions"]
+    assert {"swap", "keep"} < {*part["actions"]}
+    assert sum(part["cells"]) == sum(answer["balance"])
+    assert part["device_bytes"] == answer["device_bytes"] < answer["swaps"]["without_bytes"][0]
+    assert "no cells that swap" in refusal(capsys, 2, *asked, "--swap", "auto", "--dry-run")
+
+
+def test_a_store_is_said_and_rehearsed(capsys: Capture, tmp_path: Path) -> None:
+    asked = [*PIPELINE, "--checkpointing", "always", "--swap", "all", "--dry-run"]
+    _, plan = said_and_written(capsys, tmp_path / "plan.json", *asked)
+    assert plan["run"]["swap"] == "all"
+    answer = plan["answer"]
+    assert {action for part in answer["swaps"]["partitions"] for action in part["actions"]} == {
+        "keep"
+    }
+    layers = unet_layers(UNetOptions(poolings=1, convolutions=1, base=8))
+    step = layers, tuple(answer["tile_read_px"]), answer["balance"], 4, "always"
+    stored, plain = (dry_run(*step, stored=stored).partitions for stored in (True, False))
+    sizes = ", ".join(f"{num_bytes / 2**30:.2f}" for num_bytes in stored)
+    assert stored != plain
+    assert sum(f": {sizes} GiB on partitions 0 to 1." in note for note in answer["notes"]) == 1
+    for part, num_bytes in zip(answer["parts"], stored, strict=True):
+        assert 0.98 * num_bytes <= part["num_bytes"] <= 1.25 * num_bytes
+
+
+def test_where_nothing_must_nothing_is_swapped(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    said = printed(capsys, *ALONE, "--swap", "auto", "-o", str(path))
+    assert said.count("\n  swap           nothing\n") == 1
+    plan = json.loads(path.read_text())
+    assert plan["run"]["swap"] == "off"
+    assert plan["asked"]["swap"] == "auto"
+    assert plan["answer"]["swaps"] is None
+    # What runs would do is the same without.
+    assert printed(capsys, *ALONE) == said.replace("  swap           nothing\n", "")
+    off = json.loads(printed(capsys, *ALONE, "--swap", "off", "--json"))
+    assert (off["run"], off["answer"]) == (plan["run"], plan["answer"])
+    (line,) = LINE.finditer(printed(capsys, *ALONE, "--swap", "all"))
+    assert line[1] == "8 of 8 cells swapped"
+
+
 def test_a_plan_is_written_for_runs(capsys: Capture, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     said = json.loads(printed(capsys, *TINY, "--json", "-o", str(path)))

@@ -2,7 +2,8 @@
 
 import random
 from contextlib import contextmanager
-from itertools import product
+from dataclasses import replace
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,24 @@ from tilenet.parallel.cell_actions import acting
 from tilenet.parallel.pipeline_store import HostStore
 from tilenet.parallel.slabs import FileSlabs
 from tilenet.parallel.swap import Swapper
+from tilenet.planning.cells import cells_of
 from tilenet.planning.layer_bytes import LayerBytes, layer_bytes
 from tilenet.planning.memory import partition_bytes
 from tilenet.planning.roofline import LayerTime
-from tilenet.planning.swap_plan import Speeds, SwapPlan, plan_swaps
+from tilenet.planning.swap_plan import (
+    PartitionSwaps,
+    Speeds,
+    SwapPlan,
+    plan_swaps,
+    swap_everything,
+)
+from tilenet.planning.swap_policy import predict
 
 CPU = torch.device("cpu")
 
 
-def measured(case: dict[str, Any], plan: SwapPlan, folder: Path) -> tuple[int, ...]:
-    """Peaks of the partitions when the plan is carried out."""
+def measured(case: dict[str, Any], plan: SwapPlan, folder: Path) -> tuple[tuple[int, ...], int]:
+    """Peaks of the partitions when the plan is carried out, and bytes that went out."""
     swapper = Swapper(0, 0, 0, FileSlabs(str(folder)))
     actions = [action for part in plan.partitions for _, action in part.modules]
 
@@ -38,7 +47,68 @@ def measured(case: dict[str, Any], plan: SwapPlan, folder: Path) -> tuple[int, .
     found = measured_run(**case, stores=stores, cells=cells, acting=context)
     assert swapper.statistics.host_bytes == 0
     swapper.close()
-    return found.partitions
+    return found.partitions, swapper.statistics.out_bytes
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_store_moves_the_bytes_that_were_planned(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(300 + seed)
+    layers = random_network(draw)
+    case: dict[str, Any] = {
+        "layers": layers,
+        "tile": (draw.randint(64, 150), draw.randint(64, 150)),
+        "balance": [third := len(layers) // 3, third + 1, len(layers) - 2 * third - 1],
+        "micro_batches": draw.randint(2, 4),
+        "checkpointing": "always",
+        "optimizer": "sgd",
+    }
+    costs = layer_bytes(layers, *case["tile"])
+    asked = case["balance"], case["micro_batches"], "always", "sgd"
+    known = speeds(costs, draw)
+    plan = swap_everything(costs, *asked, replace(known, bandwidth=1e3))  # slower than all else
+    _, moved = measured(case, plan, tmp_path)
+    assert moved == plan.swapped_bytes > 0
+    for part, edge in zip(
+        plan.partitions, pairwise([0, *accumulate(case["balance"])]), strict=True
+    ):
+        forward_s = sum(time.forward_s for time in known.times[slice(*edge)])
+        out_s = part.swapped_bytes / case["micro_batches"] / 1e3
+        assert part.forward_s >= out_s - forward_s
+        assert (part.backward_s > 0) == (edge[0] > 0)  # the first one's images are not waited for
+    # What leaves one comes in at another: forward and backward wait for as much.
+    fast = swap_everything(costs, *asked, replace(known, bandwidth=1e15))
+    assert all(part.forward_s == part.backward_s == 0 for part in fast.partitions)
+
+
+def test_seconds_are_those_that_the_policy_simulates() -> None:
+    draw = random.Random(7)
+    slower = 0
+    for _ in range(6):
+        layers, many = random_network(draw), draw.randint(2, 4)
+        costs, balance = layer_bytes(layers, 90, 77), [len(layers)]
+        known = replace(speeds(costs, draw), bandwidth=1e8)
+        (plain,) = partition_bytes(costs, balance, many, "never", "sgd")
+        limit = 0.7 * plain.total
+        plan = plan_swaps(costs, balance, many, "never", "sgd", [limit], lambda known=known: known)
+        if plan is None:
+            continue
+        (part,) = plan.partitions
+        cells = cells_of(costs, known.times, 0, len(layers), 0)
+        kept = predict(cells, ["keep"] * len(cells), 1e8, many)
+        room = limit - (plain.total - kept.peak_bytes)
+        wanted = predict(cells, part.actions, 1e8, many, room).seconds
+        alone = sum(time.forward_s + time.backward_s for time in known.times)
+        assert many * (alone + part.backward_s) == pytest.approx(wanted, rel=1e-12)
+        slower += part.backward_s > 0
+    assert slower >= 3
+
+
+def test_only_cells_that_are_computed_again_are_one_module() -> None:
+    part = PartitionSwaps((3, 2, 1, 2, 4), ("swap", "checkpoint", "keep", "both", "keep"), 0)
+    assert [size for size, _ in part.modules] == [1, 1, 1, 2, 1, 2, 1, 1, 1, 1]
+    assert [action for _, action in part.modules] == [
+        *["swap"] * 3, "checkpoint", "keep", "both", *["keep"] * 4,
+    ]  # fmt: skip
 
 
 def speeds(costs: tuple[LayerBytes, ...], draw: random.Random) -> Speeds:
@@ -71,7 +141,10 @@ def test_steps_stay_within_their_limits(tmp_path: Path, mode: Any) -> None:
             continue
         assert not plan.idle
         fitting += 1
-        peaks = measured(case, plan, tmp_path)
+        peaks, moved = measured(case, plan, tmp_path)
+        # Of a cell that swaps beside one that keeps, what both have saved may go too, in vain.
+        swapping = any("swap" in part.actions for part in plan.partitions)
+        assert moved >= plan.swapped_bytes if swapping else moved == plan.swapped_bytes
         for part, peak in zip(plan.partitions, peaks, strict=True):
             assert part.device_bytes <= limit
             assert peak <= 1.0002 * part.device_bytes + 256  # scalars, and statistics of norms

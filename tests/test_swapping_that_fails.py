@@ -67,7 +67,7 @@ PIPELINE = ["--partitions=3", "--checkpointing=always", "--micro_batches=2"]
 def test_a_full_host(tmp_path: Path, run_keys: list[str], pipeline: list[str]) -> None:
     said = failed(command([*run_keys, *pipeline, "--swapping.host_gib=0.001"]))
     assert "tilenet: tensors that are swapped out must fit the host's share (needed: " in said
-    assert "limit: 1.0 MiB); raise that limit, or keep more on the device" in said
+    assert "limit: 1.0 MiB); raise that limit (host_limit_bytes, of runs swapping.host_gib)" in said
     assert os.listdir(tmp_path / "swap") == []
 
 
@@ -75,7 +75,7 @@ def test_a_full_host(tmp_path: Path, run_keys: list[str], pipeline: list[str]) -
 def test_a_full_disk(tmp_path: Path, run_keys: list[str], pipeline: list[str]) -> None:
     said = failed(command([*run_keys, *pipeline], "-c", LIMITED))
     assert f"must fit the disk ({tmp_path}/swap: no room for " in said
-    assert "choose a larger one with swap" in said
+    assert "choose a larger one (swap_dir, of runs swapping.folder)" in said
     assert os.listdir(tmp_path / "swap") == []
 
 

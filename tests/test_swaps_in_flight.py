@@ -15,8 +15,11 @@ from test_swapper import MAP, convolutions, hooks
 from test_swapping import check_empty, check_same, trained
 from torch import Tensor
 
+from tilenet.errors import TilenetError
+from tilenet.parallel.host_copies import HostCopies
 from tilenet.parallel.slabs import FileSlabs
 from tilenet.parallel.swap import Swapper
+from tilenet.parallel.swap_statistics import SwapStatistics
 
 
 class LateEvent:
@@ -166,3 +169,35 @@ def test_a_part_is_not_written_while_a_copy_reads_or_writes_it(tmp_path: Path, s
     assert all(event._done for event in streams.sent + streams.fetched)
     assert not swapper.copies._leaving
     assert streams.lost == 0
+
+
+class Never(random.Random):
+    """Chance that nothing ends by itself."""
+
+    def random(self) -> float:
+        return 1.0
+
+    def getrandbits(self, k: int, /) -> int:
+        return super().getrandbits(k)
+
+
+def test_a_pool_is_not_full_while_copies_from_it_are_under_way(tmp_path: Path) -> None:
+    copies = HostCopies(FileSlabs(str(tmp_path), 12_288, 4096), SwapStatistics())
+    streams = LateStreams(0)
+    streams._chance = Never(3)
+    copies._streams = streams  # type: ignore[assignment]
+    wanted = [torch.full((4096,), value, dtype=torch.uint8) for value in range(3, 9)]
+    for value in wanted[:-3]:
+        copies.release(copies.send(value.clone().untyped_storage()))
+    sent = [copies.send(value.clone().untyped_storage()) for value in wanted[-3:]]
+    with pytest.raises(TilenetError, match="must fit the host's share"):
+        copies.send(wanted[0].untyped_storage())
+    assert not all(event._done for event in streams.sent)
+    for copy, value in zip(sent, wanted[-3:], strict=True):
+        storage, arrival = copies.fetch(copy, torch.device("cpu"))
+        assert arrival is not None
+        arrival.event.synchronize()  # type: ignore[attr-defined]
+        assert torch.equal(torch.empty(0, dtype=torch.uint8).set_(storage), value)
+        copies.release(copy)
+    assert streams.lost == 0
+    copies.close()

@@ -12,6 +12,7 @@ from tilenet.files.network_record import NetworkRecord
 from tilenet.files.weights import find_checkpoint, load_json, load_tensors, save_checkpoint
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, load_weights
+from tilenet.parallel import trace
 
 __all__ = ["RunFolder"]
 
@@ -69,7 +70,8 @@ class RunFolder:
             return
         try:
             (self.path / "last").unlink(missing_ok=True)
-            self.history.unlink(missing_ok=True)
+            for path in (self.history, *(self.path / name for name in trace.FILES)):
+                path.unlink(missing_ok=True)
             shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
         except OSError as error:
             raise TilenetError(

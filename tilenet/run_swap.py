@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from math import inf
+from itertools import chain
+from math import inf, prod
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,7 @@ class Load:
     """What a rank computes at a time, at the most.
 
     Attributes:
-        tile: Rows and columns of a micro-batch.
+        tile: Rows and columns of a micro-batch, of the largest.
         stacked: Tiles in one.
         micro_batches: How many.
     """
@@ -64,12 +65,15 @@ def decide_swaps(
     run: RunFile,
     layers: tuple[Layer, ...],
     balance: Sequence[int],
-    load: Load,
+    loads: Sequence[Load],
     devices: Sequence[torch.device],
     place: NodePlace,
     comm: "MPI.Intracomm",
 ) -> SwapPlan | None:
     """What to swap; None: nothing. Collective.
+
+    Args:
+        loads: Of this rank, in steps of whatever size: each must fit.
 
     Raises:
         AgreedError: Nothing makes a step fit.
@@ -77,7 +81,7 @@ def decide_swaps(
     if run.swap == "off":
         return None
     limit = min(comm.allgather(_limit_bytes(run, devices[0], place)))
-    load = _most(comm.allgather(load))
+    load = _most(list(chain(*comm.allgather(loads))))
     plan = None
     with agreed(comm):
         if comm.rank == 0:
@@ -107,9 +111,10 @@ def _size(num_bytes: float) -> str:
 
 
 def _most(loads: Sequence[Load]) -> Load:
-    rows, cols = (max(load.tile[axis] for load in loads) for axis in (0, 1))
+    # By area: rows of one image with columns of another would be a tile that nobody has.
+    tile = max((load.tile for load in loads), key=prod)
     stacked = max(load.stacked for load in loads)
-    return Load((rows, cols), stacked, max(load.micro_batches for load in loads))
+    return Load(tile, stacked, max(load.micro_batches for load in loads))
 
 
 def _limit_bytes(run: RunFile, device: torch.device, place: NodePlace) -> int:
@@ -147,8 +152,12 @@ def _decide(
         times = _measured(layers, load, run.precision, devices[0])
         return Speeds(times, _bandwidth(run, devices), run.swapping.min_bytes)
 
+    # What `RunSwaps` lets stay for fetching ahead, where anything goes out.
+    slack = _ahead(devices) * max(cost.output for cost in costs)
+    if run.checkpointing != "never" or _fullest(needed, devices) <= limit:
+        slack = 0
     plan = None
-    for shares in _shares(needed, devices, limit):
+    for shares in _shares(needed, devices, limit - slack):
         plan = plan or plan_swaps(
             costs, balance, most, run.checkpointing, optimizer, shares, speeds
         )
@@ -226,6 +235,11 @@ def _slabs(run: RunFile, devices: Sequence[torch.device]) -> Slabs:
     return FileSlabs(keys.folder or tempfile.gettempdir(), limit)
 
 
+def _ahead(devices: Sequence[torch.device]) -> int:
+    """Storages that are fetched ahead: none where copies are done when they return."""
+    return 0 if devices[0].type == "cpu" else 2
+
+
 class RunSwaps:
     """The swapper of a rank, and its partitions' stores.
 
@@ -239,8 +253,7 @@ class RunSwaps:
 
     def __init__(self, run: RunFile, plan: SwapPlan, devices: Sequence[torch.device]) -> None:
         self.plan = plan
-        # Where copies are done when they return, nothing is gained by fetching ahead.
-        ahead = 0 if devices[0].type == "cpu" else 2
+        ahead = _ahead(devices)
         room, small = ahead * plan.largest_bytes, run.swapping.min_bytes
         self._swapper = Swapper(room, small, ahead, _slabs(run, devices))
         self.statistics = self._swapper.statistics

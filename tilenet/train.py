@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import astuple, replace
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from tilenet.files.label_files import open_labels, resampling_note
 from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Raster
 from tilenet.geometry.halo import norm_context
+from tilenet.geometry.tiles import Window
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, build_network
 from tilenet.parallel.collars import share_collars
@@ -129,7 +131,7 @@ class _Job:
         self.schedule = self._schedule(found, alignment)
         self.tiling = lru_cache(maxsize=64)(plan.tiling)
         swaps = decide_swaps(
-            run, self.record.layers, plan.balance, self._load(), devices, place, comm
+            run, self.record.layers, plan.balance, self._loads(), devices, place, comm
         )
         with agreed(comm):
             self.swaps = None if swaps is None else RunSwaps(run, swaps, devices)
@@ -159,20 +161,26 @@ class _Job:
             run.seed, run.batch_size, run.crop_px, sizes, places, run.augment.symmetries
         )
 
-    def _load(self) -> Load:
-        """What this rank computes at a time, at the most, in the first step."""
-        samples = self._samples(0)
+    def _loads(self) -> list[Load]:
+        """What this rank computes at a time, at the most, in a step of images of each size."""
+        most = self.run.crop_px or max(max(image.size) for image in self.images)
+        sizes = {(min(most, image.size[0]), min(most, image.size[1])) for image in self.images}
+        # Each in place of those of the first step, which need not be the largest.
+        return [
+            self._load([replace(one, region=Window(0, 0, *size)) for one in self._samples(0)])
+            for size in sorted(sizes)
+        ]
+
+    def _load(self, samples: Sequence[Sample]) -> Load:
         work = list(self._work(samples))
         # Images that are turned in later steps have tiles of other shapes.
         turns = self.run.augment.symmetries
         sizes = {turn.size(*one.size) for one in samples for turn in turns}
-        tiles = [tile.read for size in sizes for tile in self.tiling(*size).tiles]
+        tiled = [tile.read for size in sizes for tile in self.tiling(*size).tiles]
+        tiles = [(read.height, read.width) for read in tiled]
         together = stacks(self.record.layers, work, [one.sample.number for one in work])
         return Load(
-            tile=(
-                max((tile.height for tile in tiles), default=1),
-                max((tile.width for tile in tiles), default=1),
-            ),
+            tile=max(tiles, key=prod, default=(1, 1)),
             stacked=max((len(stack) for stack in together), default=1),
             micro_batches=min(max(len(together), 1), self.plan.micro_batches),
         )

@@ -104,6 +104,45 @@ def test_planned_runs_are_those_of_the_whole_image(
     close(outcome(shared_path), wanted, scene.valid)
 
 
+@pytest.mark.parametrize("plan", ["3x4 tiles", "2 mbpp"])
+def test_planned_runs_that_swap_are_those_of_the_whole_image(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    plan: str,
+    capfd: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Devices are too small for the plan without; the run finds the same bytes as the planner."""
+    monkeypatch.setattr("tilenet.planning.estimate.MIN_BYTES", 0)  # tensors here are small
+    scene = random_scene(shared_path, SIZE, 1, write=comm.rank == 0)
+    partitions = 3 if plan == "2 mbpp" else 1
+    ranks = comm.size * partitions
+    fixed = [*PLANS[plan], "--partitions", str(partitions), "--optimizer", "sgd"]
+    roomy = planned(comm, shared_path, "same-nearest", ranks, *fixed)
+    limit = 0.85 * json.loads(roomy.read_text())["answer"]["device_bytes"]
+    device = ["--device-gib", f"{limit / 2**30 / 0.9:.9f}"]
+    path = planned(comm, shared_path, "same-nearest", ranks, *fixed, *device, "--swap", "auto")
+    found = json.loads(path.read_text())
+    assert found["run"]["swap"] == "auto"
+    assert found["run"]["checkpointing"] == ("never" if partitions == 1 else "always")
+    without = sum(found["answer"]["swaps"]["without_bytes"])
+    limit = 0.85 * without  # the partitions of a rank share its CPU
+    swapping = {"min_mib": 0, "device_gib": limit / 2**30}
+    capfd.readouterr()
+    keys = run_file(shared_path, scene, "same-nearest", swapping=swapping)
+    assert main([*keys, "--plan", str(path)]) == 0
+    said = comm.bcast(capfd.readouterr().err)
+    assert f", without {without / 2**20:.2f} MiB, there is {limit / 2**20:.2f} MiB" in said
+    logits = shared_path / "logits.tif"
+    arguments = ["predict", str(shared_path / "run"), str(scene.image), str(logits)]
+    assert main([*arguments, "--output", "logits", "--plan", str(path), "--device", "cpu"]) == 0
+    comm.Barrier()
+    with (shared_path / "run" / "history.csv").open() as file:
+        assert all(int(row["swap_out_bytes"]) > 0 for row in csv.DictReader(file))
+    wanted = train_whole([scene], options_of(NETWORKS["same-nearest"]), STEPS, LR, SEED)
+    close(outcome(shared_path), wanted, scene.valid)
+
+
 def test_the_comparison_can_fail(comm: MPI.Intracomm, shared_path: Path) -> None:
     """A planned halo that is too narrow is seen."""
     scene = random_scene(shared_path, SIZE, 1, write=comm.rank == 0)

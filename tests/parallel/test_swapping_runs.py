@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
+from tilenet.planning.machines import machine
 from tilenet.run_file import RunFile
-from tilenet.run_keys import NetworkKeys, SwappingKeys, TileKeys
+from tilenet.run_keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
 from tilenet.train import train
 
 pytestmark = pytest.mark.ranks(1, 3)
@@ -102,3 +103,69 @@ def test_only_what_must(
     assert "swapped" in chosen[1] or "computed again" in chosen[1] or "on the host" in chosen[1]
     moves = "swapped" in chosen[1] or "on the host" in chosen[1]
     assert all((int(row["swap_out_bytes"]) > 0) == moves for row in found)
+
+
+@pytest.mark.parametrize("crop_px", [None, 64])
+def test_steps_of_the_largest_image_must_fit(
+    comm: MPI.Intracomm, shared_path: Path, crop_px: int | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever image, or crop at an edge, the first step has."""
+    sizes = [(40, 36), (100, 120), (44, 200)]
+    scenes = [
+        random_scene(shared_path, size, seed, write=comm.rank == 0)
+        for seed, size in enumerate(sizes)
+    ]
+    comm.Barrier()
+    auto = SwappingKeys(min_mib=0)
+    run = run_file(shared_path, scenes, NetworkKeys(poolings=2, base=8), swap="auto", swapping=auto)
+    # A tile per rank, rows first; the network's total stride is 4.
+    run = replace(run, batch_size=1, mesh=MeshKeys(1, comm.size, 1), crop_px=crop_px, steps=1)
+    said = set()
+    for seed in range(6):
+        one = replace(run, seed=seed, output=f"{shared_path}/{seed}")
+        assert train(one, comm=comm) == 0
+        said.add(re.search(r"without (\S+ .iB)", comm.bcast(capfd.readouterr().err))[1])
+    assert len(said) == 1
+    alone = replace(run, crop_px=None, output=f"{shared_path}/alone")
+    largest = scenes[1]
+    if crop_px is not None:
+        largest = random_scene(shared_path, (crop_px, crop_px), 3, write=comm.rank == 0)
+    comm.Barrier()
+    alone = replace(alone, images=[str(largest.image)], labels=[str(largest.labels)])
+    assert train(alone, comm=comm) == 0
+    wanted = re.search(r"without (\S+ .iB)", comm.bcast(capfd.readouterr().err))[1]
+    assert said == {wanted}
+
+
+def test_the_rank_with_least_room_decides(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = a_run(comm, shared_path, NETWORKS["valid"], swap="auto")
+    monkeypatch.setattr("tilenet.run_swap._limit_bytes", lambda *_: (9 - comm.rank) << 30)
+    assert train(replace(run, steps=1), comm=comm) == 0
+    said = comm.bcast(capfd.readouterr().err)
+    assert f"there is {10 - comm.size}.00 GiB" in said
+
+
+def test_ranks_share_a_nodes_memory_and_momentum_takes_some(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = replace(machine("local"), memory_bytes=10 << 30)
+    monkeypatch.setattr("tilenet.run_swap.machine", lambda _: node)
+    run = replace(a_run(comm, shared_path, NetworkKeys(poolings=2, base=64), swap="auto"), steps=0)
+    needed = []
+    for momentum in (0.0, 0.9):
+        keys = replace(run.optimizer, momentum=momentum)
+        one = replace(run, optimizer=keys, output=f"{run.output}-{momentum}")
+        assert train(one, comm=comm) == 0
+        said = comm.bcast(capfd.readouterr().err)
+        assert f"there is {9 / comm.size:.2f} GiB" in said
+        needed.append(float(re.search(r"without (\S+) MiB", said)[1]))
+    parameters = int(re.search(r"([\d,]+) parameters", said)[1].replace(",", ""))
+    assert needed[1] - needed[0] == pytest.approx(8 * parameters / 2**20, abs=0.02)

@@ -59,6 +59,20 @@ def left(run: RunFile) -> list[str]:
     return sorted({*os.listdir(run.output)} - {"history.csv", "checkpoints", "last"})
 
 
+def test_a_run_begun_anew_has_no_trace_of_the_one_before(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    run = a_run(comm, shared_path, "2")
+    assert train(run, comm=comm) == 0
+    assert left(run) == FILES
+    assert train(replace(run, steps=6, profile=ProfileKeys("5-6")), resume=True, comm=comm) == 0
+    comm.Barrier()
+    assert figures(run)["last_step"] == 6
+    assert train(replace(run, profile=ProfileKeys()), overwrite=True, comm=comm) == 0
+    comm.Barrier()
+    assert left(run) == []
+
+
 def marks_of(run: RunFile) -> list[dict[str, Any]]:
     marks = [event for event in events(run) if event["cat"] == "user_annotation"]
     return [mark for mark in marks if mark["name"].startswith("tilenet")]

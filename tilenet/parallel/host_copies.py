@@ -14,6 +14,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from tilenet.errors import TilenetError
 from tilenet.parallel.slabs import Part, Slabs
 from tilenet.parallel.swap_statistics import SwapStatistics
 from tilenet.parallel.swap_streams import Arrival, CopyStreams
@@ -112,9 +113,7 @@ class HostCopies:
         with self._lock:
             self._settle()
             self._wait_for_copies(0)
-            for copy in self._busy:
-                for event in copy.events:
-                    event.synchronize()
+            self._wait_for_busy()
             self._slabs.close()
 
     @contextmanager
@@ -141,10 +140,16 @@ class HostCopies:
             self._give_back(copy)
 
     def _take(self, num_bytes: int) -> Part:
-        busy, self._busy = self._busy, []
-        for copy in busy:
-            self._give_back(copy)
-        part = self._slabs.take(num_bytes)
+        self._give_back_idle()
+        try:
+            part = self._slabs.take(num_bytes)
+        except TilenetError:
+            if not self._busy:
+                raise
+            # Not full: what copies still use is room once they have ended.
+            self._wait_for_busy()
+            self._give_back_idle()
+            part = self._slabs.take(num_bytes)
         self.statistics.host_bytes += part.size
         self.statistics.note_host_peak()
         return part
@@ -155,6 +160,16 @@ class HostCopies:
             self._slabs.give_back(copy.part)
         else:
             self._busy.append(copy)
+
+    def _give_back_idle(self) -> None:
+        busy, self._busy = self._busy, []
+        for copy in busy:
+            self._give_back(copy)
+
+    def _wait_for_busy(self) -> None:
+        for copy in self._busy:
+            for event in copy.events:
+                event.synchronize()
 
     def _wait_for_copies(self, most: int) -> None:
         while self._leaving:

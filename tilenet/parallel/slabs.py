@@ -83,8 +83,8 @@ class Slabs(ABC):
                 raise TilenetError(
                     f"tensors that are swapped out must fit the host's share (needed: "
                     f"{(self.total_bytes + size) / MIB:.1f} MiB, limit: "
-                    f"{self._limit_bytes / MIB:.1f} MiB); raise that limit, or keep more on the "
-                    "device"
+                    f"{self._limit_bytes / MIB:.1f} MiB); raise that limit "
+                    "(host_limit_bytes, of runs swapping.host_gib), or keep more on the device"
                 )
         size = max(size, room // ALIGNMENT * ALIGNMENT)
         self._slabs.append(self._make(size))
@@ -154,7 +154,7 @@ class FileSlabs(Slabs):
         except OSError as error:
             raise TilenetError(
                 f"tensors are swapped to a file, so its folder must be writable ({folder}: "
-                f"{error.strerror}); choose another with swap_dir"
+                f"{error.strerror}); choose another (swap_dir, of runs swapping.folder)"
             ) from error
 
     def suits(self, device: torch.device) -> bool:
@@ -171,8 +171,8 @@ class FileSlabs(Slabs):
                 raise
             raise TilenetError(
                 f"tensors that are swapped out must fit the disk ({self._folder}: no room for "
-                f"{(self._end + size) / MIB:.1f} MiB, {error.strerror}); choose a larger one with "
-                "swap_dir, or keep more in memory"
+                f"{(self._end + size) / MIB:.1f} MiB, {error.strerror}); choose a larger one "
+                "(swap_dir, of runs swapping.folder), or keep more in memory"
             ) from error
         self._end += size
         return torch.frombuffer(mapped, dtype=torch.uint8)[:num_bytes]

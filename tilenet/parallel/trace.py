@@ -24,8 +24,9 @@ from tilenet.parallel.device_use import Copies, busy_shares, copies_by_direction
 from tilenet.parallel.progress import say
 from tilenet.parallel.swap_statistics import SwapCounts
 
-__all__ = ["TraceRecorder"]
+__all__ = ["FILES", "TraceRecorder"]
 
+TRACE, FIGURES = FILES = "trace-rank0.json.gz", "profile.json"
 MARK = "tilenet: step "
 
 
@@ -124,8 +125,8 @@ class TraceRecorder:
                 if not raw.exists():  # it does not raise
                     raise TilenetError(f"the profiler found no room in {self._folder}")
                 found = self._figures(read_trace(raw))
-                pack_trace(raw, self._folder / "trace-rank0.json.gz")
-            write_aside(json.dumps(found, indent=1), self._folder / "profile.json", "a profile")
+                pack_trace(raw, self._folder / TRACE)
+            write_aside(json.dumps(found, indent=1), self._folder / FIGURES, "a profile")
             say(_sentence(found))
         except Exception as error:  # whatever it is: a run is not lost for its trace
             self._give_up(error)
@@ -185,7 +186,7 @@ def _sentence(found: dict[str, Any]) -> str:
         if some["gb_per_s"] is not None
     ]
     return (
-        f"trace-rank0.json.gz: steps {found['first_step']} to {found['last_step']}; busy "
+        f"{TRACE}: steps {found['first_step']} to {found['last_step']}; busy "
         f"{', '.join(busy) or 'unknown, no kernel was recorded'}"
         + (f"; GB/s {', '.join(rates)}" if rates else "")
         + f"; {seconds:.3g} s, of which "

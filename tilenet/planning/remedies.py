@@ -43,6 +43,10 @@ def _changes(asked: Question, leanest: Plan | None) -> list[str]:
         "partitions": replace(asked, partitions=None, balance=None),
     }
     changes: dict[Layout, str] = {}
+    if asked.swap == "off":  # whatever else was fixed may stay
+        plan = _first(replace(asked, swap="auto"))
+        if plan is not None:
+            changes[plan.layout] = f"swap auto: {_takes(plan)}"
     for name, question in free.items():
         plan = None if question == asked else _first(question)
         if plan is not None and plan.layout not in changes:

@@ -107,7 +107,7 @@ class SwapPlan:
         return sum(part.swapped_bytes for part in self.partitions)
 
     def __str__(self) -> str:
-        """`skips and inputs; 3 cells swapped, 5 computed again`."""
+        """`inputs and skips on the host, 3 of 8 cells computed again`."""
         actions = [action for part in self.partitions for action in part.actions]
         parts = ["inputs and skips on the host"] * self.stored
         for action, what in SAID.items():

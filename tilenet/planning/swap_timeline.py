@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 __all__ = ["MOST_IN_FLIGHT", "StepCosts", "simulate_step"]
 
-MOST_IN_FLIGHT = 4  # copies out, as parallel.swap has it; computing waits for the oldest of more
+MOST_IN_FLIGHT = 4  # copies out, as host_copies has it; computing waits for the oldest of more
 CELLS_AHEAD = 2
 
 
