@@ -67,7 +67,7 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
         shapes: Bands and size of each image, at the resolution at which it is read.
 
     Raises:
-        TilenetError: A rule is broken, or something is not built yet.
+        TilenetError: A rule is broken.
     """
     bands = shapes[0][0]
     for path, (others, _) in zip(run.image_paths, shapes, strict=True):

@@ -80,7 +80,9 @@ def decide_swaps(
     """
     if run.swap == "off":
         return None
-    limit = min(comm.allgather(_limit_bytes(run, devices[0], place)))
+    with agreed(comm):
+        limit = _limit_bytes(run, devices[0], place)
+    limit = min(comm.allgather(limit))
     load = _most(list(chain(*comm.allgather(loads))))
     plan = None
     with agreed(comm):

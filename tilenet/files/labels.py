@@ -1,13 +1,12 @@
 """Read windows of label rasters: as they are on the image's grid, and resampled from any other."""
 
-from itertools import product
-
 import numpy as np
 from affine import Affine
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
 from tilenet.files.coarsen import block_mode
+from tilenet.files.grids import same_grid
 from tilenet.files.label_source import LabelSource
 from tilenet.files.nearest import NearestPixels
 from tilenet.files.raster import Raster
@@ -102,21 +101,9 @@ class Labels(LabelSource):
         on_grid = (
             factor
             for factor in fitting
-            if _same_grid(labels.coarser(factor), image.transform, *image.size)
+            if same_grid(labels.coarser(factor), image.transform, *image.size)
         )
         return next(on_grid, None)
-
-
-def _same_grid(first: Affine, second: Affine, height: int, width: int) -> bool:
-    """Whether all corners agree to a hundredth of a pixel: what rounding elsewhere leaves."""
-    for row, col in product((0, height), (0, width)):
-        x, y = (
-            (a[0] - b[0]) * col + (a[1] - b[1]) * row + a[2] - b[2]
-            for a, b in ((first[:3], second[:3]), (first[3:6], second[3:6]))
-        )
-        if np.hypot(x, y) > _pixel(second) / 100:
-            return False
-    return True
 
 
 def _pixel(transform: Affine) -> float:

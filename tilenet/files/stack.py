@@ -11,13 +11,11 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import product
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import rasterio
-from affine import Affine
 from numpy.typing import NDArray
 from rasterio._err import CPLE_BaseError
 from rasterio.enums import ColorInterp
@@ -26,6 +24,7 @@ from rasterio.windows import Window as FileWindow
 
 from tilenet.errors import TilenetError
 from tilenet.files.bands import Band
+from tilenet.files.grids import same_grid
 from tilenet.geometry.tiles import Window
 
 __all__ = ["GDAL_ERRORS", "FileStack", "reason", "stacked_paths", "why_no_raster"]
@@ -144,7 +143,7 @@ class FileStack:
                 rule = "size", f"{first.height} × {first.width}", f"{other.height} × {other.width}"
             elif other.crs != first.crs:
                 rule = "CRS", _crs(first), _crs(other)
-            elif not _same_grid(first.transform, other.transform, *first.shape):
+            elif not same_grid(first.transform, other.transform, *first.shape):
                 rule = "transform", _numbers(first), _numbers(other)
             else:
                 continue
@@ -244,16 +243,3 @@ def _crs(dataset: Any) -> str:
 
 def _numbers(dataset: Any) -> str:
     return str(tuple(dataset.transform)[:6])
-
-
-def _same_grid(first: Affine, second: Affine, height: int, width: int) -> bool:
-    """Whether all corners agree to a hundredth of a pixel: what rounding elsewhere leaves."""
-    limit = np.hypot(first.a, first.d) / 100
-    for row, col in product((0, height), (0, width)):
-        x, y = (
-            (a[0] - b[0]) * col + (a[1] - b[1]) * row + a[2] - b[2]
-            for a, b in ((first[:3], second[:3]), (first[3:6], second[3:6]))
-        )
-        if np.hypot(x, y) > limit:
-            return False
-    return True
