@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
+from tilenet import run_swap
+from tilenet.errors import AgreedError, TilenetError
 from tilenet.planning.machines import machine
 from tilenet.run_file import RunFile
 from tilenet.run_keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
@@ -169,3 +171,18 @@ def test_ranks_share_a_nodes_memory_and_momentum_takes_some(
         needed.append(float(re.search(r"without (\S+) MiB", said)[1]))
     parameters = int(re.search(r"([\d,]+) parameters", said)[1].replace(",", ""))
     assert needed[1] - needed[0] == pytest.approx(8 * parameters / 2**20, abs=0.02)
+
+
+def test_a_rank_that_cannot_tell_its_memory_fails_on_all(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = replace(a_run(comm, shared_path, NETWORKS["same-nearest"]), swap="auto")
+
+    def broken(*given: Any) -> int:
+        if comm.rank == comm.size - 1:
+            raise TilenetError("machines.toml must be readable")
+        return 2**40
+
+    monkeypatch.setattr(run_swap, "_limit_bytes", broken)
+    with pytest.raises(AgreedError, match=r"machines\.toml must be readable"):
+        train(run, comm=comm)
