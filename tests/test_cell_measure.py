@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cell_actions import in_cells, interrupted, stacked
+from test_cell_actions import in_cells, interrupted
+from test_cells_of_users import stacked
 from test_pipeline import images, made, options
 from test_swapping import check_empty
 from torch import Tensor, nn
