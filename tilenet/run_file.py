@@ -27,6 +27,7 @@ from tilenet.run_keys import (
     ScheduleKeys,
     SwappingKeys,
     TileKeys,
+    ValidationKeys,
     VectorKeys,
 )
 
@@ -46,6 +47,7 @@ class RunFile:
     plan: str | None = None
     bands: list[int | str] | None = None
     vectors: VectorKeys = field(default_factory=VectorKeys)
+    validation: ValidationKeys = field(default_factory=ValidationKeys)
     ignore_index: int = 255
     nodata: float | Literal["none", "collar"] | None = None
     resolution: float | None = None
@@ -215,6 +217,7 @@ def _check(run: RunFile) -> None:
     run.optimizer.check()
     run.schedule.check(run.optimizer.lr, run.steps)
     run.augment.check()
+    run.validation.check()
     if run.tiles.size_px is not None and (run.tiles.rows or run.tiles.columns):
         raise TilenetError(
             f"tiles are given as a grid or as a size, not both (rows: {run.tiles.rows}, columns: "

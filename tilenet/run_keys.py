@@ -21,6 +21,7 @@ __all__ = [
     "ScheduleKeys",
     "SwappingKeys",
     "TileKeys",
+    "ValidationKeys",
     "VectorKeys",
 ]
 
@@ -240,3 +241,60 @@ class SwappingKeys:
     def min_bytes(self) -> int:
         """Smaller tensors stay."""
         return int(self.min_mib * 2**20)
+
+
+@dataclass(frozen=True)
+class ValidationKeys:
+    """What is held out from training, and when the network is scored on it."""
+
+    images: str | list[str] | None = None
+    labels: str | list[str] | None = None
+    share: float = 0.0
+    block_px: int = 512
+    every: int | None = None
+    batch_size: int = 1
+    score: Literal["mean_iou", "mean_f1", "accuracy", "loss"] = "mean_iou"
+
+    @property
+    def image_paths(self) -> tuple[str, ...]:
+        """Images that training does not see, in order."""
+        return _listed(self.images)
+
+    @property
+    def label_paths(self) -> tuple[str, ...]:
+        """Their labels, one per image."""
+        return _listed(self.labels)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is held out."""
+        return bool(self.image_paths) or self.share > 0
+
+    def check(self) -> None:
+        """Refuse values that hold nothing out.
+
+        Raises:
+            TilenetError: With the first of them.
+        """
+        if len(self.image_paths) != len(self.label_paths):
+            raise TilenetError(
+                f"each image needs one label file (validation.images: {len(self.image_paths)}, "
+                f"validation.labels: {len(self.label_paths)}); list them in the same order"
+            )
+        if not 0 <= self.share < 1:
+            raise TilenetError(
+                f"validation.share is the share of the training images' blocks that is held out, "
+                f"from 0 to below 1 (validation.share: {self.share}); 0.2 is usual"
+            )
+        for name in ("block_px", "every", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise TilenetError(
+                    f"validation.{name} must be at least 1 (validation.{name}: {value})"
+                )
+
+
+def _listed(paths: str | list[str] | None) -> tuple[str, ...]:
+    if paths is None:
+        return ()
+    return (paths,) if isinstance(paths, str) else tuple(paths)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tilenet.announcement import announce
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.history import History
 from tilenet.files.label_files import open_labels, resampling_note
 from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Raster
-from tilenet.geometry.halo import norm_context
 from tilenet.geometry.tiles import Window
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, build_network
@@ -214,7 +214,9 @@ class _Job:
             None if self.swaps is None else self.swaps.statistics,
         )
         if comm.rank == 0:
-            self._announce(first, last, take.gradients.transport)
+            sample, left = self.schedule.samples(0)[0], max(last - first, 0)
+            transport = take.gradients.transport
+            announce(self.plan, self.pipe, sample, left, transport, comm.size)
         try:
             with nullcontext() if self.swaps is None else self.swaps.acting(self.pipe):
                 made = self._steps(take, first, last, optimizer, history)
@@ -304,55 +306,6 @@ class _Job:
                     "are not); lower optimizer.lr: the checkpoint before this step is whole"
                 )
             self.folder.save(step, self.network, self.record, optimizer, self.scale)
-
-    def _announce(self, first: int, last: int, transport: str) -> None:
-        """Say, once, what runs, and everything that makes the result approximate."""
-        mesh, rule = self.plan.mesh, self.plan.rule
-        parameters = sum(p.numel() for p in self.network.parameters())
-        sample = self.schedule.samples(0)[0]
-        tiling = self.tiling(*sample.size)
-        rows, cols = tiling.grid
-        say(
-            f"{len(self.record.layers)} layers, {parameters:,} parameters; "
-            f"{mesh.replicas} × {mesh.rows} × {mesh.columns} ranks on "
-            f"{self.pipe.devices[0].type}; "
-            f"{rows} × {cols} tiles, "
-            + ("halo exchanged" if rule.exchanged else f"halo {rule.halo_px} px")
-            + f", work ratio {tiling.work_ratio:.2f}; "
-            f"{max(last - first, 0)} steps" + f"; gradients over {transport}" * (self.comm.size > 1)
-        )
-        if self.pipe.checkpointing != "never" or len(self.pipe.partitions) > 1:
-            balance = "+".join(str(len(partition)) for partition in self.pipe.partitions)
-            say(
-                f"pipeline: {balance} layers on {', '.join(str(d) for d in self.pipe.devices)}; at "
-                f"most {self.plan.micro_batches} micro-batches at once; checkpointing "
-                f"{self.pipe.checkpointing}"
-            )
-        if self.plan.uncut is not None:
-            before = replace(self.plan, asked=self.plan.uncut)
-            whole = before.tiling(*sample.size)
-            say(
-                f"sub-tiles: {whole.grid[0]} × {whole.grid[1]} tiles are fewer than micro-batches "
-                f"and were cut finer, which raises the work ratio from {whole.work_ratio:.2f} to "
-                f"{tiling.work_ratio:.2f}; images or crops (batch_size) as micro-batches cost none"
-            )
-        if not rule.exact:
-            context = self.record.context()
-            say(
-                f"approximate: the halo ({rule.halo_px} px) is not the exact one "
-                f"({context.halo_px} px, aligned to {context.alignment_px}), so the result "
-                "depends on the tiles; halo: exact makes it independent"
-            )
-        if norm_context(self.record.layers) == "tile":
-            say(
-                "approximate: normalisation uses the statistics of each tile (norm_scope: tile), "
-                "so the result depends on the tiles, though not on the ranks"
-            )
-        idle = sum(
-            not tiles_of(mesh.place(rank), mesh, tiling.grid) for rank in range(mesh.num_ranks)
-        )
-        if idle:
-            say(f"{idle} of {mesh.num_ranks} ranks have no tile; use fewer ranks or more tiles")
 
 
 def _weighted(run: RunFile, found: Survey, comm: "MPI.Intracomm") -> RunFile:
