@@ -5,7 +5,7 @@ and the blocks' results are merged in the same order everywhere, so statistics a
 last bit on any number of ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Moments", "Survey", "merge", "survey"]
 
 BLOCK_PX = 1024
+
+HeldOutMask = Callable[[int, Window], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,12 @@ def survey(
     num_classes: int,
     alignment_px: int,
     comm: "MPI.Intracomm",
+    held_out: HeldOutMask | None = None,
 ) -> Survey:
     """Read all images and labels once, each rank its share. Collective.
+
+    Args:
+        held_out: Where pixels of a window of an image enter no statistics, (H, W); None: nowhere.
 
     Raises:
         AgreedError: A file cannot be read, a label is no class, or no pixel is labelled and valid.
@@ -89,7 +95,14 @@ def survey(
     with agreed(comm):
         for number in range(comm.rank, len(blocks), comm.size):
             index, window = blocks[number]
-            results[number] = _look(images[index], labels[index], window, num_classes, alignment_px)
+            results[number] = _look(
+                images[index],
+                labels[index],
+                window,
+                num_classes,
+                alignment_px,
+                None if held_out is None else held_out(index, window),
+            )
     everywhere: dict[int, tuple[Any, ...]] = {}
     for part in comm.allgather(results):
         everywhere.update(part)
@@ -118,7 +131,12 @@ def survey(
 
 
 def _look(
-    image: Raster, labels: LabelSource, window: Window, num_classes: int, alignment_px: int
+    image: Raster,
+    labels: LabelSource,
+    window: Window,
+    num_classes: int,
+    alignment_px: int,
+    held_out: NDArray[np.bool_] | None = None,
 ) -> tuple[Moments, NDArray[np.int64], NDArray[np.bool_]]:
     pixels = image.read(window)
     classes = labels.read(window)
@@ -136,7 +154,8 @@ def _look(
     padded = np.pad(counted, edges)
     height, width = padded.shape[0] // alignment_px, padded.shape[1] // alignment_px
     cells = np.asarray(padded.reshape(height, alignment_px, width, alignment_px).any(axis=(1, 3)))
-    return _moments(pixels.values[:, pixels.valid].astype(np.float64)), counts, cells
+    entering = pixels.valid if held_out is None else pixels.valid & ~held_out
+    return _moments(pixels.values[:, entering].astype(np.float64)), counts, cells
 
 
 def _moments(values: NDArray[np.float64]) -> Moments:

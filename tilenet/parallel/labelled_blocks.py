@@ -1,0 +1,45 @@
+"""Find the blocks of images that hold labels, each rank its share, before some are held out."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.files.label_source import LabelSource
+from tilenet.geometry.tiles import Window
+from tilenet.parallel.mesh import agreed
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["labelled_blocks"]
+
+
+def labelled_blocks(
+    labels: Sequence[LabelSource], blocks: Iterable[tuple[int, Window]], comm: "MPI.Intracomm"
+) -> NDArray[np.bool_]:
+    """Whether each block holds a labelled pixel, (N,). Collective.
+
+    Only labels are read, no pixels: they are the smaller files by far.
+
+    Args:
+        labels: Of each image.
+        blocks: The number of an image, and pixels of it.
+
+    Raises:
+        AgreedError: A file cannot be read there.
+    """
+    found = np.empty(0, np.uint8)
+    with agreed(comm):
+        found = np.fromiter(
+            (
+                number % comm.size == comm.rank
+                and (labels[image].read(window) != labels[image].ignore_index).any()
+                for number, (image, window) in enumerate(blocks)
+            ),
+            np.uint8,
+        )
+    everywhere = np.empty_like(found)
+    comm.Allreduce(found, everywhere)
+    return everywhere > 0

@@ -1,0 +1,171 @@
+"""Which square blocks of the training images are held out for validation.
+
+Blocks, not pixels: neighbouring pixels are so alike that a network scored on single ones would be
+scored on what it was trained on. The choice is a function of the images' sizes, of where labels
+are, and of the seed; never of ranks or tiles.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.tiles import Window
+from tilenet.keys import uniform
+
+__all__ = ["HeldOut", "blocks_of", "choose_held_out"]
+
+MOST_BLOCKS = 1_000_000
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Blocks of images that training does not look at.
+
+    Attributes:
+        block_px: Side of a block; at the lower and right edges of an image blocks are smaller.
+        sizes: Height and width of each image, at the resolution that is read.
+        chosen: For each image whether each block is held out, (rows, columns) of blocks.
+    """
+
+    block_px: int
+    sizes: tuple[tuple[int, int], ...]
+    chosen: tuple[NDArray[np.bool_], ...]
+
+    @property
+    def num_chosen(self) -> int:
+        """Blocks that are held out, of all images."""
+        return sum(int(blocks.sum()) for blocks in self.chosen)
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks of all images."""
+        return sum(blocks.size for blocks in self.chosen)
+
+    def windows(self, image: int) -> tuple[Window, ...]:
+        """The held-out blocks of an image, row by row."""
+        return tuple(self._block(image, row, col) for row, col in np.argwhere(self.chosen[image]))
+
+    def mask(self, image: int, window: Window, margin_px: int = 0) -> NDArray[np.bool_]:
+        """Where pixels of a window are held out, or at most `margin_px` away from one, (H, W).
+
+        Rows and columns count alike: the margin of a block is a larger rectangle, as is what a
+        pixel's network looks at. Only the window's size of memory is needed.
+
+        Args:
+            image: The image's number.
+            window: Pixels of it.
+            margin_px: Added on each side of a block.
+        """
+        found = np.zeros((window.height, window.width), np.bool_)
+        rows, cols = self.chosen[image].shape
+        side = self.block_px
+        top = max(0, (window.row - margin_px) // side)
+        left = max(0, (window.col - margin_px) // side)
+        bottom = min(rows, (window.row + window.height - 1 + margin_px) // side + 1)
+        right = min(cols, (window.col + window.width - 1 + margin_px) // side + 1)
+        near = self.chosen[image][top:bottom, left:right]
+        for row, col in np.argwhere(near) + (top, left):
+            block = self._block(image, row, col)
+            first = block.row - margin_px - window.row, block.col - margin_px - window.col
+            last = first[0] + block.height + 2 * margin_px, first[1] + block.width + 2 * margin_px
+            found[max(0, first[0]) : max(0, last[0]), max(0, first[1]) : max(0, last[1])] = True
+        return found
+
+    def check_rest(self, margin_px: int) -> None:
+        """Refuse a choice whose margins leave no pixel for training.
+
+        Raises:
+            TilenetError: There is none.
+        """
+        for image, blocks in enumerate(self.chosen):
+            for row, col in np.argwhere(~blocks):
+                if not self.mask(image, self._block(image, row, col), margin_px).all():
+                    return
+        raise TilenetError(
+            f"pixels within the network's context of a held-out block are not trained on, and no "
+            f"others are left (validation.block_px: {self.block_px}, context: {margin_px} px, "
+            f"blocks held out: {self.num_chosen} of {self.num_blocks}); choose larger blocks, a "
+            "smaller validation.share, or name validation.images instead"
+        )
+
+    def _block(self, image: int, row: int, col: int) -> Window:
+        return _block(self.sizes[image], self.block_px, int(row), int(col))
+
+
+def blocks_of(sizes: Sequence[tuple[int, int]], block_px: int) -> Iterator[tuple[int, Window]]:
+    """All blocks, image by image and row by row, each with its image's number.
+
+    Raises:
+        TilenetError: They are so small that their number alone would fill memory.
+    """
+    count = sum(prod(_grid(size, block_px)) for size in sizes)
+    if count > MOST_BLOCKS:
+        raise TilenetError(
+            f"at most {MOST_BLOCKS:,} blocks are shared out (validation.block_px: {block_px}, "
+            f"blocks: {count:,}); choose larger ones"
+        )
+    for image, size in enumerate(sizes):
+        for row, col in product(*map(range, _grid(size, block_px))):
+            yield image, _block(size, block_px, row, col)
+
+
+def choose_held_out(
+    labelled: NDArray[np.bool_],
+    sizes: Sequence[tuple[int, int]],
+    block_px: int,
+    share: float,
+    seed: int,
+) -> HeldOut:
+    """Hold out round(share × number of blocks) blocks of all images together, at least 1.
+
+    Each block has a number drawn for it, and those with the smallest are held out. Of the blocks
+    with labels and of those without the same share is taken: with few labels neither training nor
+    validation gets all of them.
+
+    Args:
+        labelled: Whether each block holds a labelled pixel, in the order of `blocks_of`.
+        sizes: Height and width of each image.
+        block_px: Side of a block.
+        share: Of the blocks.
+        seed: Of the run.
+
+    Raises:
+        TilenetError: Fewer than two blocks hold labels, so that there is nothing to share out.
+    """
+    grids = [_grid(size, block_px) for size in sizes]
+    draws = np.concatenate(
+        [uniform(prod(grid), seed, "held out", image) for image, grid in enumerate(grids)]
+    )
+    total, with_labels = len(labelled), int(labelled.sum())
+    if with_labels < 2:
+        raise TilenetError(
+            f"to hold blocks out, at least two must hold labels (validation.block_px: {block_px}, "
+            f"blocks: {total}, with labels: {with_labels}); choose a smaller validation.block_px, "
+            "or name validation.images instead"
+        )
+    count = min(max(round(share * total), 1), total - 1)
+    from_labelled = min(max(round(share * with_labels), 1), with_labels - 1)
+    from_empty = min(count - from_labelled, total - with_labels)
+    from_labelled = count - from_empty  # also what rounding left over
+    chosen = np.zeros(total, np.bool_)
+    for group, number in ((labelled, from_labelled), (~labelled, from_empty)):
+        places = np.flatnonzero(group)
+        chosen[places[np.argsort(draws[places], kind="stable")[:number]]] = True
+    parts = np.split(chosen, np.cumsum([prod(grid) for grid in grids])[:-1])
+    shaped = (part.reshape(grid) for part, grid in zip(parts, grids, strict=True))
+    return HeldOut(block_px, tuple(sizes), tuple(shaped))
+
+
+def _grid(size: tuple[int, int], block_px: int) -> tuple[int, int]:
+    """Rows and columns of blocks of an image."""
+    return -(-size[0] // block_px), -(-size[1] // block_px)
+
+
+def _block(size: tuple[int, int], block_px: int, row: int, col: int) -> Window:
+    top, left = row * block_px, col * block_px
+    return Window(top, left, min(block_px, size[0] - top), min(block_px, size[1] - left))
