@@ -154,15 +154,18 @@ class FileStack:
             )
 
 
-def stacked_paths(path: str) -> tuple[str, ...]:
+def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
     """The files of `R.tif+G.tif`; names that hold a plus sign themselves are found where they lie.
 
     Where a part is no file, it is joined to the parts after it as long as that gives none either.
+
+    Args:
+        folder: Where names lie that are not absolute.
     """
     parts, found = path.split("+"), []
     while parts:
         tries = ("+".join(parts[:count]) for count in range(1, len(parts) + 1))
-        name = next((name for name in tries if os.path.isfile(name)), parts[0])
+        name = next((n for n in tries if os.path.isfile(os.path.join(folder, n))), parts[0])
         found.append(name)
         del parts[: name.count("+") + 1]
     return tuple(found)
