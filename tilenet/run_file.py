@@ -29,6 +29,7 @@ from tilenet.run_keys import (
     TileKeys,
     ValidationKeys,
     VectorKeys,
+    check_pairs,
 )
 
 __all__ = ["Halo", "RunFile", "network_options", "paper_epsilon_px", "read_run_file"]
@@ -41,9 +42,9 @@ class RunFile:
     """A training run; see docs/run-file.md for each key."""
 
     images: str | list[str]
-    labels: str | list[str]
     classes: int | list[str]
     output: str
+    labels: str | list[str] | None = None
     plan: str | None = None
     bands: list[int | str] | None = None
     vectors: VectorKeys = field(default_factory=VectorKeys)
@@ -89,13 +90,13 @@ class RunFile:
 
     @property
     def image_paths(self) -> tuple[str, ...]:
-        """The images, in order."""
+        """The images, in order; patterns or a list until tilenet/run_lists.py read them."""
         return (self.images,) if isinstance(self.images, str) else tuple(self.images)
 
     @property
     def label_paths(self) -> tuple[str, ...]:
         """The label rasters or vectors, one per image."""
-        return (self.labels,) if isinstance(self.labels, str) else tuple(self.labels)
+        return (self.labels,) if isinstance(self.labels, str) else tuple(self.labels or ())
 
     @property
     def band_names(self) -> tuple[str | None, ...] | None:
@@ -122,6 +123,7 @@ class RunFile:
             "seed": self.seed,
             "batch_size": self.batch_size,
             "crop_px": self.crop_px,
+            "held_out": self.validation.held_out,
         }
 
     @property
@@ -147,11 +149,9 @@ def _check(run: RunFile) -> None:
                 f"swapping.{name} is a number of GiB above 0 (swapping.{name}: {gib}); leave it "
                 "out for all that there is"
             )
-    if len(run.image_paths) != len(run.label_paths) or not run.image_paths:
-        raise TilenetError(
-            f"each image needs one label file (images: {len(run.image_paths)}, labels: "
-            f"{len(run.label_paths)}); list them in the same order"
-        )
+    if not run.image_paths:
+        raise TilenetError("a run needs images (images: none); name one, or a list of them")
+    check_pairs(run.image_paths, run.label_paths)
     if (run.steps is None) == (run.epochs is None):
         raise TilenetError(
             f"a run's length is steps or epochs, one of them (steps: {run.steps}, epochs: "

@@ -16,6 +16,8 @@ from tilenet.parallel import trace
 
 __all__ = ["RunFolder"]
 
+LATER_TERMS = ("files",)  # that checkpoints of older versions lack
+
 
 class RunFolder:
     """The folder named `output` in the run file.
@@ -115,6 +117,8 @@ class RunFolder:
             return 0
         progress = load_json(self._resumed / "progress.json")
         for name, value in self._terms.items():
+            if name in LATER_TERMS and name not in progress:
+                continue
             if progress.get(name) != value:
                 raise TilenetError(
                     f"a run goes on as it began ({name} of {self._resumed}: {progress.get(name)}, "

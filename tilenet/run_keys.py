@@ -6,6 +6,7 @@ from math import isfinite
 from typing import Literal
 
 from tilenet.errors import TilenetError
+from tilenet.files.image_patterns import is_list_file
 from tilenet.files.vector_keys import VectorKeys
 from tilenet.geometry.networks import NormKind, NormScope, Padding, Upsampling
 from tilenet.geometry.symmetry import Symmetry, symmetries
@@ -23,6 +24,7 @@ __all__ = [
     "TileKeys",
     "ValidationKeys",
     "VectorKeys",
+    "check_pairs",
 ]
 
 MOST_PROFILED = 100
@@ -266,6 +268,11 @@ class ValidationKeys:
         return _listed(self.labels)
 
     @property
+    def held_out(self) -> str | None:
+        """Which share of which blocks is held out, in words; None: none is."""
+        return f"{self.share:.17g} of blocks of {self.block_px} px" if self.share else None
+
+    @property
     def wanted(self) -> bool:
         """Whether anything is held out."""
         return bool(self.image_paths) or self.share > 0
@@ -276,11 +283,7 @@ class ValidationKeys:
         Raises:
             TilenetError: With the first of them.
         """
-        if len(self.image_paths) != len(self.label_paths):
-            raise TilenetError(
-                f"each image needs one label file (validation.images: {len(self.image_paths)}, "
-                f"validation.labels: {len(self.label_paths)}); list them in the same order"
-            )
+        check_pairs(self.image_paths, self.label_paths, "validation.")
         if not 0 <= self.share < 1:
             raise TilenetError(
                 f"validation.share is the share of the training images' blocks that is held out, "
@@ -292,6 +295,35 @@ class ValidationKeys:
                 raise TilenetError(
                     f"validation.{name} must be at least 1 (validation.{name}: {value})"
                 )
+
+
+def check_pairs(images: tuple[str, ...], labels: tuple[str, ...], group: str = "") -> None:
+    """Refuse images without labels, unless they are one list of both.
+
+    Args:
+        group: Of the keys, with its dot.
+
+    Raises:
+        TilenetError: With their numbers.
+    """
+    lists = [path for path in images if is_list_file(path, with_labels=bool(labels))]
+    if lists and (len(images) > 1 or labels):
+        raise TilenetError(
+            f"a list of images stands alone, since it names their labels too ({group}images: "
+            f"{', '.join(images[:3])}, {group}labels: {', '.join(labels[:3]) or 'none'}); leave "
+            f"{group}labels out, or join lists"
+        )
+    if not lists and len(images) != len(labels):
+        raise TilenetError(
+            f"each image needs one label file ({group}images: {len(images)}, {group}labels: "
+            f"{len(labels)}); list them in the same order"
+        )
+    wrong = [path for path in images + labels if "\0" in path or not path]
+    if wrong:
+        raise TilenetError(
+            f"a path is not empty and holds no NUL bytes ({group}images or {group}labels: "
+            f"{wrong[0]!r}); write it anew"
+        )
 
 
 def _listed(paths: str | list[str] | None) -> tuple[str, ...]:

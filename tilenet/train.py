@@ -13,9 +13,7 @@ import torch
 from tilenet.announcement import announce
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.history import History
-from tilenet.files.label_files import open_labels, resampling_note
-from tilenet.files.label_source import LabelSource
-from tilenet.files.raster import Raster
+from tilenet.files.label_files import resampling_note
 from tilenet.geometry.tiles import Window
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, build_network
@@ -24,6 +22,7 @@ from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.progress import progress_bar, say
+from tilenet.parallel.same_files import check_same_files
 from tilenet.parallel.signals import StopRequests
 from tilenet.parallel.spatial_network import SpatialNetwork, spatial_network
 from tilenet.parallel.survey import Survey, survey
@@ -38,6 +37,7 @@ from tilenet.planning.ranks import tiles_of
 from tilenet.planning.schedule import CropSchedule, ImageSchedule, Sample, crop_places
 from tilenet.run_file import RunFile
 from tilenet.run_folder import RunFolder
+from tilenet.run_images import RunImages, held_out_note, hold_out, open_images
 from tilenet.run_plan import RunPlan, plan_run
 from tilenet.run_swap import Load, RunSwaps, decide_swaps
 from tilenet.step import Step, Work
@@ -69,23 +69,21 @@ def train(
     comm = world() if comm is None else comm
     with ExitStack() as stack:
         with agreed(comm):
-            images = [
-                stack.enter_context(Raster(path, run.bands, run.resolution, run.nodata))
-                for path in run.image_paths
-            ]
-            labels = [
-                stack.enter_context(open_labels(path, image, run.ignore_index, run.vectors))
-                for path, image in zip(run.label_paths, images, strict=True)
-            ]
-            shapes = tuple((image.bands, image.size) for image in images)
+            opened = open_images(run, stack)
+            shapes = tuple((image.bands, image.size) for image in opened.images)
             plan = plan_run(run, shapes, comm.size)
-        share_collars(images, comm)
+        terms = run.terms | {"files": check_same_files(opened.files, comm)}
+        share_collars(opened.all_images, comm)
         with agreed(comm):
-            folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=run.terms)
+            folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms)
             folder.prepare(resume=resume, overwrite=overwrite)
-        if comm.rank == 0 and (note := resampling_note(labels)):
+        if comm.rank == 0 and (note := resampling_note(opened.all_labels)):
             say(note)
-        job = _Job(run, plan, images, labels, folder, comm)
+        context_px = plan.record.context().context_any_pixel_px
+        opened = hold_out(run, opened, context_px, comm)
+        if comm.rank == 0 and opened.held_out is not None:
+            say(held_out_note(opened.held_out, context_px, plan.record.layers))
+        job = _Job(run, plan, opened, folder, comm)
         return job.train()
 
 
@@ -96,13 +94,13 @@ class _Job:
         self,
         run: RunFile,
         plan: RunPlan,
-        images: list[Raster],
-        labels: list[LabelSource],
+        opened: RunImages,
         folder: RunFolder,
         comm: "MPI.Intracomm",
     ) -> None:
         self.run, self.plan, self.comm, self.folder = run, plan, comm, folder
-        self.images, self.labels = images, labels
+        self.images, self.labels = opened.images, opened.labels
+        self.validation = opened.validation
         self.dtype = torch.float64 if run.precision == "float64" else torch.float32
         place = node_place(comm, run.device)
         with agreed(comm):
@@ -110,7 +108,9 @@ class _Job:
             self.watchdog = Watchdog(run.hang_seconds, f"rank {comm.rank} of {comm.size}")
         say_layout(comm, place, devices)
         alignment = plan.record.context().alignment_px
-        found = survey(images, labels, len(run.class_names), alignment, comm)
+        hidden = None if opened.held_out is None else opened.held_out.mask
+        files = self.images, self.labels
+        found = survey(*files, len(run.class_names), alignment, comm, hidden)
         self.run = run = _weighted(run, found, comm)
         with agreed(comm):
             self.record = folder.record(plan.record, found.mean, found.std)

@@ -4,7 +4,9 @@ import sys
 
 from tilenet.errors import AgreedError, TilenetError, UsageError
 from tilenet.parallel.mesh import run_as_rank, world
+from tilenet.parallel.progress import say
 from tilenet.run_file import RunFile, read_run_file
+from tilenet.run_lists import with_listed_images
 from tilenet.train import train
 
 __all__ = ["main"]
@@ -25,6 +27,9 @@ def _train(arguments: list[str]) -> int:
     if comm.rank == 0:
         try:
             run, flags = read_run_file(arguments)
+            run, notes = with_listed_images(run)
+            for note in notes:
+                say(note)
             read = run, flags.resume, flags.overwrite
         except (TilenetError, UsageError) as error:
             read = error

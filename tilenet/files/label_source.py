@@ -22,9 +22,11 @@ class LabelSource(ABC):
         ignore_index: Label of pixels that do not count.
         height: Of the image, in pixels at the resolution it is read at.
         width: Likewise.
+        facts: What GDAL says of the file, where it is a raster.
     """
 
     path: str
+    facts: str = ""
     ignore_index: int
     height: int
     width: int

@@ -33,6 +33,7 @@ class Labels(LabelSource):
         self.path = path
         self.ignore_index = ignore_index
         self._raster = Raster(path)
+        self.facts = self._raster.facts
         self._nearest: NearestPixels | None = None
         try:
             self._check_pixels()

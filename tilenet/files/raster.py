@@ -126,6 +126,13 @@ class Raster:
         """Height and width of the file's own pixels."""
         return int(self._files.height), int(self._files.width)
 
+    @property
+    def facts(self) -> str:
+        """What GDAL says of the file: size, bands, dtype."""
+        height, width = self.size_in_file
+        dtypes = "/".join(dict.fromkeys(self._files.dtypes))
+        return f"{height} × {width} px, {self.num_bands_in_file} × {dtypes}"
+
     def coarser(self, factor: int) -> Affine:
         """From columns and rows of pixels `factor` times coarser than the file's to coordinates."""
         t = self._files.transform

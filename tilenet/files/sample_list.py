@@ -1,0 +1,115 @@
+"""The files that a run is trained and scored on: what tells them apart, in one hash.
+
+Names without folders, sizes in bytes and what GDAL says of them: so a folder may be moved between
+two runs, but a file may not be another one, neither in a run that goes on nor on another node.
+"""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilenet.errors import TilenetError
+from tilenet.files.label_source import LabelSource
+from tilenet.files.raster import Raster
+from tilenet.files.stack import stacked_paths
+
+__all__ = ["SampleFile", "check_apart", "hash_of", "sample_files"]
+
+
+@dataclass(frozen=True)
+class SampleFile:
+    """An image or its labels.
+
+    Attributes:
+        path: As given; not a part of the hash.
+        split: `train` or `validation`.
+        role: `image` or `labels`.
+        bytes: Of each file of a stack; None: no file of the file system, such as /vsicurl/.
+        facts: What GDAL says of it.
+    """
+
+    path: str
+    split: str
+    role: str
+    bytes: tuple[int | None, ...]
+    facts: str
+
+    @property
+    def text(self) -> str:
+        """What must be the same everywhere, without the folder."""
+        names = "+".join(os.path.basename(part) for part in stacked_paths(self.path))
+        return f"{self.split} {self.role} {names}: {self.shown}"
+
+    @property
+    def shown(self) -> str:
+        """Sizes and facts, for people too."""
+        sizes = "+".join("?" if size is None else str(size) for size in self.bytes)
+        return f"{sizes} bytes" + f", {self.facts}" * bool(self.facts)
+
+
+def sample_files(
+    images: Sequence[Raster], labels: Sequence[LabelSource], split: str
+) -> list[SampleFile]:
+    """The files of open images and labels, in order."""
+    found = []
+    for image, part in zip(images, labels, strict=True):
+        found.append(SampleFile(image.path, split, "image", _bytes(image.path), image.facts))
+        found.append(SampleFile(part.path, split, "labels", _bytes(part.path), part.facts))
+    return found
+
+
+def hash_of(files: Sequence[SampleFile]) -> str:
+    """A function of the files' texts, in their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        digest.update(f"{file.text}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
+    """Refuse images that are both trained on and scored on.
+
+    Args:
+        once: Whether no image may stand twice among those that are trained on either: where blocks
+            of it are held out, those of the other one would not be.
+
+    Raises:
+        TilenetError: With the first of them.
+    """
+    split_of: dict[str, str] = {}
+    for file in files:
+        if file.role != "image":
+            continue
+        for part in dict.fromkeys(os.path.realpath(part) for part in stacked_paths(file.path)):
+            before = split_of.setdefault(part, file.split)
+            if before != file.split:
+                raise TilenetError(
+                    f"an image is for training or for validation, not both ({file.path}), since "
+                    "its score would be that of what is known by heart; take it out of one of them"
+                )
+            split_of[part] = file.split
+    if once:
+        paths = [
+            os.path.realpath(file.path)
+            for file in files
+            if file.role == "image" and file.split == "train"
+        ]
+        twice = next((path for path, count in Counter(paths).items() if count > 1), None)
+        if twice is not None:
+            raise TilenetError(
+                f"where blocks are held out, images stands for each image once ({twice}: several "
+                "times); list it once, or leave validation.share out"
+            )
+
+
+def _bytes(path: str) -> tuple[int | None, ...]:
+    return tuple(_size(part) for part in stacked_paths(path))
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return None
