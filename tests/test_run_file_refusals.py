@@ -16,6 +16,7 @@ from tilenet.run_keys import (
     ScheduleKeys,
     SwappingKeys,
     TileKeys,
+    ValidationKeys,
     VectorKeys,
 )
 
@@ -81,12 +82,23 @@ def test_a_value_of_the_wrong_type_is_refused_by_its_key(
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("key", ["images", "labels", "classes", "output"])
+@pytest.mark.parametrize("key", ["images", "classes", "output"])
 def test_a_missing_key_is_refused_by_its_name(tmp_path: Path, key: str) -> None:
     path = tmp_path / "run.yaml"
     lines = [line for line in LEAST.splitlines() if not line.startswith(key)]
     path.write_text("\n".join([*lines, "steps: 1", ""]))
     with pytest.raises(UsageError, match=key):
+        read_run_file(["-c", str(path)])
+
+
+def test_labels_may_be_missing_beside_a_list_of_images_only(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    text = "images: {}\nclasses: 2\noutput: out\nsteps: 1\n"
+    for name in ("list.csv", "list.GeoJSON", "list.gpkg"):
+        path.write_text(text.format(name))
+        assert read_run_file(["-c", str(path)])[0].label_paths == ()
+    path.write_text(text.format("a.tif"))
+    with pytest.raises(TilenetError, match=r"one label file \(images: 1, labels: 0\)"):
         read_run_file(["-c", str(path)])
 
 
@@ -118,6 +130,14 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
     [
         ({"images": ["a", "c"]}, r"one label file \(images: 2, labels: 1\)"),
         ({"images": [], "labels": []}, r"one label file \(images: 0, labels: 0\)"),
+        ({"images": "a.csv"}, r"stands alone.*\(images: a\.csv, labels: b\.tif\)"),
+        ({"images": ["a.csv", "b.tif"], "labels": None}, r"stands alone.* labels: none\)"),
+        ({"images": "a\0.tif"}, r"holds no NUL bytes"),
+        ({"labels": ""}, r"a path is not empty"),
+        (
+            {"validation": ValidationKeys("v.json", "w.tif")},
+            r"\(validation\.images: v\.json, validation\.labels: w\.tif\)",
+        ),
         ({"steps": None}, r"steps or epochs, one of them \(steps: None, epochs: None\)"),
         ({"epochs": 2}, r"steps or epochs, one of them \(steps: 1, epochs: 2\)"),
         ({"steps": -1}, r"steps must be at least 0 \(steps: -1\)"),

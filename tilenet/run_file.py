@@ -149,8 +149,6 @@ def _check(run: RunFile) -> None:
                 f"swapping.{name} is a number of GiB above 0 (swapping.{name}: {gib}); leave it "
                 "out for all that there is"
             )
-    if not run.image_paths:
-        raise TilenetError("a run needs images (images: none); name one, or a list of them")
     check_pairs(run.image_paths, run.label_paths)
     if (run.steps is None) == (run.epochs is None):
         raise TilenetError(

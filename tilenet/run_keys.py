@@ -313,7 +313,7 @@ def check_pairs(images: tuple[str, ...], labels: tuple[str, ...], group: str = "
             f"{', '.join(images[:3])}, {group}labels: {', '.join(labels[:3]) or 'none'}); leave "
             f"{group}labels out, or join lists"
         )
-    if not lists and len(images) != len(labels):
+    if not lists and (len(images) != len(labels) or not (images or group)):
         raise TilenetError(
             f"each image needs one label file ({group}images: {len(images)}, {group}labels: "
             f"{len(labels)}); list them in the same order"
