@@ -75,6 +75,11 @@ def open_images(run: RunFile, stack: ExitStack) -> RunImages:
         TilenetError: A file is missing, broken or does not fit, images have other bands or units
             than the first, or one is for training and for validation.
     """
+    if len(run.image_paths) != len(run.label_paths):
+        raise TilenetError(
+            f"lists of images are read before a run is trained (images: {run.image_paths[0]}); "
+            "call with_listed_images of tilenet/run_lists.py"
+        )
     train = list(zip(run.image_paths, run.label_paths, strict=True))
     validation = list(zip(run.validation.image_paths, run.validation.label_paths, strict=True))
     paths = [path for pair in train + validation for name in pair for path in stacked_paths(name)]
@@ -106,13 +111,14 @@ def hold_out(run: RunFile, opened: RunImages, context_px: int, comm: "MPI.Intrac
         context_px: What the network looks at around any pixel.
 
     Raises:
-        AgreedError: Labels cannot be read, or there are too few blocks to share out.
+        AgreedError: Labels cannot be read or are no class, or blocks are too few to be shared out.
     """
     keys = run.validation
     if not keys.share:
         return opened
     sizes = [image.size for image in opened.images]
-    labelled = labelled_blocks(opened.labels, blocks_of(sizes, keys.block_px), comm)
+    blocks = blocks_of(sizes, keys.block_px)
+    labelled = labelled_blocks(opened.labels, blocks, len(run.class_names), comm)
     with agreed(comm):
         held = choose_held_out(labelled, sizes, keys.block_px, keys.share, run.seed)
         held.check_rest(context_px)

@@ -237,6 +237,23 @@ def test_validation_sees_what_training_does_not(comm: MPI.Intracomm, shared_path
             np.testing.assert_array_equal(labels.read(parts.images[image].whole), wanted)
 
 
+@pytest.mark.ranks(1, 3)
+def test_labels_that_are_held_out_are_looked_at_before_training(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    scenes = mixed_scenes(shared_path, comm)
+    window = held_out(scenes, KEYS).windows(0)[0]
+    scenes[0].classes[window.row + 5, window.col + 7] = 3
+    if comm.rank == 0:
+        with rasterio.open(scenes[0].labels, "r+") as file:
+            file.write(scenes[0].classes.astype(np.uint8), 1)
+    comm.Barrier()
+    run = run_file(shared_path, scenes, NETWORK, validation=KEYS, mesh=MeshKeys(comm.size, 1, 1))
+    said = rf"0\.tif: 3 at row {window.row + 5}, column {window.col + 7}; classes: 3"
+    with pytest.raises(AgreedError, match=said):
+        train(run, comm=comm)
+
+
 @pytest.mark.ranks(2)
 def test_a_list_is_read_once_and_a_block_of_its_images_held_out(
     comm: MPI.Intracomm, shared_path: Path, capfd: pytest.CaptureFixture[str]
@@ -366,6 +383,7 @@ def test_images_that_do_not_go_together_are_refused(comm: MPI.Intracomm, shared_
             },
             r"blocks: 1, with labels: 1\)",
         ),
+        ({"images": "list.csv", "labels": None}, r"are read before .*images: list\.csv\)"),
         ({"validation": ValidationKeys(share=0.95, block_px=12)}, "no others are left"),
     ):
         with pytest.raises(AgreedError, match=said) as raised:

@@ -1,6 +1,7 @@
 """How many files a process may hold open: every rank holds each image and its labels."""
 
 import resource
+from contextlib import suppress
 
 from tilenet.errors import TilenetError
 
@@ -25,4 +26,5 @@ def allow_open_files(count: int) -> None:
     wanted = 4 * count + OTHER_FILES  # a file may be opened several times over
     if soft != endless and soft < wanted:
         limit = wanted if hard == endless else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+        with suppress(OSError, ValueError):  # macOS has a lower limit than it names
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))

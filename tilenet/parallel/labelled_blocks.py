@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tilenet.files.label_classes import check_classes
 from tilenet.files.label_source import LabelSource
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.mesh import agreed
@@ -17,7 +18,10 @@ __all__ = ["labelled_blocks"]
 
 
 def labelled_blocks(
-    labels: Sequence[LabelSource], blocks: Iterable[tuple[int, Window]], comm: "MPI.Intracomm"
+    labels: Sequence[LabelSource],
+    blocks: Iterable[tuple[int, Window]],
+    num_classes: int,
+    comm: "MPI.Intracomm",
 ) -> NDArray[np.bool_]:
     """Whether each block holds a labelled pixel, (N,). Collective.
 
@@ -26,16 +30,16 @@ def labelled_blocks(
     Args:
         labels: Of each image.
         blocks: The number of an image, and pixels of it.
+        num_classes: Labels are 0 to this − 1.
 
     Raises:
-        AgreedError: A file cannot be read there.
+        AgreedError: A file cannot be read there, or a label is no class.
     """
     found = np.empty(0, np.uint8)
     with agreed(comm):
         found = np.fromiter(
             (
-                number % comm.size == comm.rank
-                and (labels[image].read(window) != labels[image].ignore_index).any()
+                number % comm.size == comm.rank and _is_labelled(labels[image], window, num_classes)
                 for number, (image, window) in enumerate(blocks)
             ),
             np.uint8,
@@ -43,3 +47,10 @@ def labelled_blocks(
     everywhere = np.empty_like(found)
     comm.Allreduce(found, everywhere)
     return everywhere > 0
+
+
+def _is_labelled(labels: LabelSource, window: Window, num_classes: int) -> bool:
+    classes = labels.read(window)
+    # Training never sees those that are held out: here, or only when they are scored.
+    check_classes(labels, classes, window, num_classes)
+    return bool((classes != labels.ignore_index).any())

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
+from tilenet.files.label_classes import check_classes
 from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Raster
 from tilenet.geometry.tiles import Window
@@ -140,14 +141,7 @@ def _look(
 ) -> tuple[Moments, NDArray[np.int64], NDArray[np.bool_]]:
     pixels = image.read(window)
     classes = labels.read(window)
-    wrong = (classes != labels.ignore_index) & ((classes < 0) | (classes >= num_classes))
-    if wrong.any():
-        row, col = np.argwhere(wrong)[0]
-        raise TilenetError(
-            f"labels must be 0 to classes − 1, or ignore_index ({labels.path}: "
-            f"{classes[row, col]} at row {window.row + row}, column {window.col + col}; classes: "
-            f"{num_classes}, ignore_index: {labels.ignore_index}); raise classes or relabel"
-        )
+    check_classes(labels, classes, window, num_classes)
     counted = pixels.valid & (classes != labels.ignore_index)
     counts = np.bincount(classes[counted], minlength=num_classes)
     edges = ((0, -window.height % alignment_px), (0, -window.width % alignment_px))
