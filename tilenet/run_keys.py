@@ -270,7 +270,7 @@ class ValidationKeys:
     @property
     def held_out(self) -> str | None:
         """Which share of which blocks is held out, in words; None: none is."""
-        return f"{self.share:.17g} of blocks of {self.block_px} px" if self.share else None
+        return f"{self.share} of blocks of {self.block_px} px" if self.share else None
 
     @property
     def wanted(self) -> bool:

@@ -23,10 +23,12 @@ from tilenet.__main__ import main
 from tilenet.errors import AgreedError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.networks import unet_layers
+from tilenet.parallel import labelled_blocks
 from tilenet.planning.held_out import HeldOut, choose_held_out
 from tilenet.run_file import RunFile
 from tilenet.run_images import hold_out, open_images
 from tilenet.run_keys import AugmentKeys, MeshKeys, NetworkKeys, ValidationKeys
+from tilenet.run_lists import with_listed_images
 from tilenet.train import train
 
 NETWORK = NetworkKeys(poolings=2, convolutions=1, base=4, dropout=0.2)
@@ -239,8 +241,9 @@ def test_validation_sees_what_training_does_not(comm: MPI.Intracomm, shared_path
 
 @pytest.mark.ranks(1, 3)
 def test_labels_that_are_held_out_are_looked_at_before_training(
-    comm: MPI.Intracomm, shared_path: Path
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(labelled_blocks, "PIECE_PX", 9)
     scenes = mixed_scenes(shared_path, comm)
     window = held_out(scenes, KEYS).windows(0)[0]
     scenes[0].classes[window.row + 5, window.col + 7] = 3
@@ -282,6 +285,50 @@ def test_a_list_is_read_once_and_a_block_of_its_images_held_out(
     assert main([*arguments, "--overwrite"]) == 1
     said = "".join(comm.allgather(capfd.readouterr().err))
     assert said.count("each entry of a list names a file for its label") == 1
+
+
+@pytest.mark.real
+@pytest.mark.ranks(3)
+def test_a_list_of_real_scenes(comm: MPI.Intracomm, shared_path: Path, real: Path) -> None:
+    """Several CRSs, pixels of 0.3 to 5 m, 8 and 16 bits, a stack, polygons in degrees."""
+    vegas = "+".join(str(real / f"SN_Vegas_WV03-{band}.tif") for band in "RGB")
+    rows = (
+        (real / "SN7_int16_4band.tif", real / "SN7_buildings.geojson"),
+        (
+            real / "massachusetts_23429155_15_uint16.tif",
+            real / "massachusetts_23429155_15.gpkg",
+        ),
+        (vegas, real / "SN_Vegas_WV03.gpkg"),
+    )
+    path = shared_path / "list.csv"
+    if comm.rank == 0:
+        path.write_text("\n".join(["image;label", *(f"{image};{label}" for image, label in rows)]))
+    comm.Barrier()
+    run = RunFile(
+        images=str(path),
+        classes=2,
+        output=str(shared_path / "run"),
+        bands=[1, 2, 3],
+        nodata="none",
+        crop_px=64,
+        batch_size=3,
+        steps=2,
+        network=NETWORK,
+        precision="float64",
+        device="cpu",
+        class_weights="auto",
+        validation=ValidationKeys(share=0.2, block_px=128),
+    )
+    run, notes = with_listed_images(run)
+    assert notes == [f"{path}: 3 images to train on"]
+    assert train(run, comm=comm) == 0
+    alone = replace(run, output=str(shared_path / "alone"))
+    if comm.rank == 0:
+        assert train(alone, comm=MPI.COMM_SELF) == 0
+    comm.Barrier()
+    found, wanted = outcome(run), outcome(alone)
+    assert max(abs(a - b) for a, b in zip(found[0], wanted[0], strict=True)) <= 1e-12
+    assert worst(found[1], wanted[1]) <= 1e-10
 
 
 @pytest.mark.ranks(2, 3)

@@ -100,8 +100,9 @@ def test_windows_are_the_pixels_of_the_mask() -> None:
         np.testing.assert_array_equal(mask, held.mask(image, Window(0, 0, *size)))
 
 
-def test_a_margin_that_leaves_nothing_is_refused() -> None:
+def test_a_margin_that_leaves_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     held = choose_held_out(everywhere(), SIZES, 16, 0.1, 5)
+    monkeypatch.setattr(module, "PIECE_PX", 7)
     held.check_rest(210)  # of the small image no block is held out
     held = choose_held_out(everywhere(SIZES[:2]), SIZES[:2], 16, 0.1, 5)
     held.check_rest(16)

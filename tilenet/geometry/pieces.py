@@ -1,10 +1,10 @@
-"""Cut the own windows of a grid of ranks into pieces that one rank can take up one at a time."""
+"""Cut windows into pieces that one rank can take up one at a time."""
 
 from collections.abc import Iterator
 
 from tilenet.geometry.tiles import Tiling, Window
 
-__all__ = ["own_pieces"]
+__all__ = ["own_pieces", "pieces_of"]
 
 
 def own_pieces(tiling: Tiling, height_px: int, width_px: int) -> Iterator[tuple[int, Window]]:
@@ -19,6 +19,13 @@ def own_pieces(tiling: Tiling, height_px: int, width_px: int) -> Iterator[tuple[
             for col, cols in enumerate(tiling.cols):
                 for left, width in _parts(cols.first, cols.own, width_px):
                     yield row * num_cols + col, Window(top, left, height, width)
+
+
+def pieces_of(window: Window, most_px: int) -> Iterator[Window]:
+    """Windows of at most `most_px` a side that partition a window, row by row."""
+    for top, height in _parts(window.row, window.height, most_px):
+        for left, width in _parts(window.col, window.width, most_px):
+            yield Window(top, left, height, width)
 
 
 def _parts(first: int, own: int, most: int) -> Iterator[tuple[int, int]]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from tilenet.files.label_classes import check_classes
 from tilenet.files.label_source import LabelSource
+from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.mesh import agreed
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = ["labelled_blocks"]
+
+PIECE_PX = 1024  # side of what is read at once: a block may be as large as an image
 
 
 def labelled_blocks(
@@ -50,7 +53,10 @@ def labelled_blocks(
 
 
 def _is_labelled(labels: LabelSource, window: Window, num_classes: int) -> bool:
-    classes = labels.read(window)
-    # Training never sees those that are held out: here, or only when they are scored.
-    check_classes(labels, classes, window, num_classes)
-    return bool((classes != labels.ignore_index).any())
+    found = False
+    for piece in pieces_of(window, PIECE_PX):
+        classes = labels.read(piece)
+        # Training never sees those that are held out: here, or only when they are scored.
+        check_classes(labels, classes, piece, num_classes)
+        found |= bool((classes != labels.ignore_index).any())
+    return found

@@ -26,6 +26,11 @@ def check_same_files(files: Sequence[SampleFile], comm: "MPI.Intracomm") -> str:
         return f"{len(files)} files, {own}"
     first = comm.bcast([(file.text, file.path, file.shown) for file in files])
     with agreed(comm):
+        if len(files) != len(first):
+            raise TilenetError(
+                f"all ranks must be given the same files (rank 0: {len(first)}, rank {comm.rank}: "
+                f"{len(files)}); start them with one run file"
+            )
         for file, (text, path, shown) in zip(files, first, strict=True):
             if file.text != text:
                 raise TilenetError(

@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.tiles import Window
 from tilenet.keys import uniform
 
 __all__ = ["HeldOut", "blocks_of", "choose_held_out"]
 
 MOST_BLOCKS = 1_000_000
+PIECE_PX = 1024  # side of what is looked at at once: a block may be as large as an image
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,9 @@ class HeldOut:
         """
         for image, blocks in enumerate(self.chosen):
             for row, col in np.argwhere(~blocks):
-                if not self.mask(image, self._block(image, row, col), margin_px).all():
-                    return
+                for piece in pieces_of(self._block(image, row, col), PIECE_PX):
+                    if not self.mask(image, piece, margin_px).all():
+                        return
         raise TilenetError(
             f"pixels within the network's context of a held-out block are not trained on, and no "
             f"others are left (validation.block_px: {self.block_px}, context: {margin_px} px, "
