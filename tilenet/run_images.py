@@ -84,13 +84,17 @@ def open_images(run: RunFile, stack: ExitStack) -> RunImages:
     validation = list(zip(run.validation.image_paths, run.validation.label_paths, strict=True))
     paths = [path for pair in train + validation for name in pair for path in stacked_paths(name)]
     allow_open_files(len(paths))
+    if run.resolution is not None:
+        # Before they are opened at it: 0.5 m is no multiple of a pixel in degrees, nor need it be.
+        with ExitStack() as briefly:
+            own = [briefly.enter_context(Raster(image)) for image, _ in train + validation]
+            check_units(own, run.resolution)
     images, labels = _opened(run, train, stack)
     others = [
         ValidationImage(image, part, None)
         for image, part in zip(*_opened(run, validation, stack), strict=True)
     ]
     opened = RunImages(images, labels, others)
-    check_units(opened.all_images, run.resolution)
     check_apart(opened.files, once=run.validation.share > 0)
     for other in others:
         if len(other.image.bands) != len(images[0].bands):

@@ -412,6 +412,15 @@ def test_images_that_do_not_go_together_are_refused(comm: MPI.Intracomm, shared_
             {"resolution": 2.0},
             r"units of all images \(resolution: 2, .*image0\.tif: metres, .*image1\.tif: degrees\)",
         ),
+        (
+            {
+                "resolution": 3e-6,
+                "images": names[1],
+                "labels": labels[1],
+                "validation": ValidationKeys(names[2], labels[2]),
+            },
+            r"image1\.tif: degrees, .*image2\.tif: units of 0\.30480061 m\)",
+        ),
         ({"validation": linked}, r"not both \(.*link\.tif\)"),
         ({"validation": one_band, "images": names[1:], "labels": labels[1:]}, r"\(.*: 3, .*: 1\)"),
         (

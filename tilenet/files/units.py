@@ -13,14 +13,12 @@ DEGREE = round(radians(1), 12)
 Unit = tuple[bool, float] | None  # whether an angle, its length in radians or metres; None: no CRS
 
 
-def check_units(images: Sequence[Raster], resolution: float | None) -> None:
+def check_units(images: Sequence[Raster], resolution: float) -> None:
     """Refuse one resolution for images whose units differ: 0.5 m is not 0.5°.
 
     Raises:
         TilenetError: With the first image of another unit.
     """
-    if resolution is None:
-        return
     first = _unit(images[0])
     for image in images:
         unit = _unit(image)
