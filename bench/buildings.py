@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from report import Claim, at_least, at_most, mpiexec, report
 
-from tilenet.evaluate import confusion_matrix, scores
+from tilenet.confusion import scores
+from tilenet.evaluate import confusion_matrix
 from tilenet.files.labels import Labels
 from tilenet.files.raster import Raster
 from tilenet.geometry.networks import UNetOptions, unet_layers

@@ -21,7 +21,8 @@ import numpy as np
 import rasterio
 from report import ROOT, Claim, at_least, at_most, mpiexec, report
 
-from tilenet.evaluate import confusion_matrix, scores
+from tilenet.confusion import scores
+from tilenet.evaluate import confusion_matrix
 
 RANKS, CLASSES = 2, 5
 

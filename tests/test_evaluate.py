@@ -12,8 +12,9 @@ import shapely
 from affine import Affine
 
 from tilenet import evaluate
+from tilenet.confusion import scores
 from tilenet.errors import TilenetError
-from tilenet.evaluate import confusion_matrix, main, scores
+from tilenet.evaluate import confusion_matrix, main
 
 Write = Callable[..., str]
 SIZE = 37, 53

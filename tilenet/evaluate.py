@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.command_line import Arguments
+from tilenet.confusion import scores
 from tilenet.errors import TilenetError, UsageError
 from tilenet.files.label_files import open_labels, resampling_note
 from tilenet.files.raster import Raster
 from tilenet.files.vector_keys import VectorKeys
 from tilenet.geometry.tiles import Window
 
-__all__ = ["confusion_matrix", "main", "scores"]
+__all__ = ["confusion_matrix", "main"]
 
 BLOCK_PX = 2048
 MOST_CLASSES = 4096
@@ -82,35 +83,6 @@ def confusion_matrix(
     for (label, guess), count in pairs.items():
         matrix[label, guess] += count  # -1, no class, is the last column
     return matrix
-
-
-def scores(matrix: NDArray[np.int64]) -> dict[str, Any]:
-    """Scores of a confusion matrix.
-
-    Pixels without data in the map, the last column, are only counted: there is nothing to score
-    where the image shows nothing. A class that stands neither in the labels nor in the map has no
-    IoU (None) and does not count in the means.
-    """
-    classes = len(matrix)
-    matrix, unmapped = matrix[:, :classes], int(matrix[:, classes].sum())
-    hits = np.diagonal(matrix)
-    labelled, mapped = matrix.sum(axis=1), matrix.sum(axis=0)
-    union = labelled + mapped - hits
-    present = union > 0
-    iou = hits / np.maximum(union, 1)
-    f1 = 2 * hits / np.maximum(labelled + mapped, 1)
-    return {
-        "accuracy": float(hits.sum() / matrix.sum()),
-        "mean_iou": float(iou[present].mean()),
-        "mean_f1": float(f1[present].mean()),
-        "iou": [float(x) if p else None for x, p in zip(iou, present, strict=True)],
-        "f1": [float(x) if p else None for x, p in zip(f1, present, strict=True)],
-        "label_pixels": labelled.tolist(),
-        "map_pixels": mapped.tolist(),
-        "num_pixels": int(matrix.sum()),
-        "num_unmapped": unmapped,
-        "confusion": matrix.tolist(),
-    }
 
 
 def main(arguments: list[str]) -> int:

@@ -1,7 +1,11 @@
-"""The ranks' work on a map: tiles in turn, or windows of the image at once; rank 0 writes."""
+"""The ranks' work on a map: tiles in turn, or windows of the image at once.
 
+What becomes of it is a sink's business: `tilenet predict` has rank 0 write it, validation counts.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -27,7 +31,7 @@ from tilenet.planning.map_plan import MapPlan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["MapJob", "Mapper", "Output"]
+__all__ = ["Computed", "MapJob", "MapSink", "Mapper", "Output", "WritingSink"]
 
 Output = Literal["classes", "logits", "probabilities"]
 
@@ -36,8 +40,37 @@ PIECE_PX = BLOCK_PX, 4 * BLOCK_PX
 
 
 @dataclass(frozen=True)
+class Computed:
+    """A piece of the map on the rank that computed it.
+
+    Attributes:
+        logits: (C, H, W), on the last device.
+        valid: Where the image has data, (H, W).
+    """
+
+    logits: Tensor
+    valid: NDArray[np.bool_]
+
+
+class MapSink(Protocol):
+    """Takes up the pieces of a map, which come in one order on all ranks."""
+
+    def wants(self, rank: int, window: Window) -> bool:
+        """Whether this rank has to do with a piece that `rank` computes; asked of each piece."""
+
+    def take(self, rank: int, window: Window, computed: Computed | None) -> None:
+        """Take up a piece; `computed` is None if another rank has it."""
+
+
+@dataclass(frozen=True)
 class MapJob:
-    """The ranks' work on a map. All methods are collective."""
+    """The ranks' work on a map. All methods are collective.
+
+    Attributes:
+        at_once: Tiles that a rank has in the pipeline at a time.
+        first_rank: That computes the first tile, and so on around.
+        brief: Whether progress shows only while it takes long.
+    """
 
     plan: MapPlan
     mapper: "Mapper"
@@ -46,50 +79,65 @@ class MapJob:
     devices: tuple[torch.device, ...]
     precision: str
     watchdog: Watchdog
+    at_once: int = 1
+    first_rank: int = 0
+    brief: bool = False
 
     def fix_statistics(self, comm: "MPI.Intracomm") -> Network:
         """The network whose norms have the image's statistics, where passes are to find them."""
         if not self.plan.passes:
             return self.network
-        layers = self.mapper.record.layers
         finder = StatisticPasses(
-            layers, self.balance, self.devices, self.precision, lambda w: self.mapper.input(w)[0]
+            self.mapper.record.layers,
+            self.balance,
+            self.devices,
+            self.precision,
+            lambda w: self.mapper.input(w)[0],
+            brief=self.brief,
         )
         return finder.run(self.network, self.plan.passes, comm, self.watchdog)
 
-    def map(self, network: Network, comm: "MPI.Intracomm", writer: MapWriter | None) -> None:
-        """Compute the map and have rank 0 write it."""
+    def map(self, network: Network, comm: "MPI.Intracomm", sink: MapSink) -> None:
+        """Compute the map and hand it to the sink.
+
+        Tiles that no rank's sink wants are not computed. Nothing is sent here after a sink was
+        first handed a piece, other than by the sink.
+        """
         if self.plan.method == "exchange":
-            self._share_out(network, comm, writer)
+            self._share_out(network, comm, sink)
         else:
-            self._tile_by_tile(self._pipe(network), comm, writer)
+            self._tile_by_tile(self._pipe(network), comm, sink)
 
     def _pipe(self, network: Network) -> Pipe:
         return Pipe(network, self.balance, self.devices, precision=self.precision, inline=True)
 
-    def _tile_by_tile(self, pipe: Pipe, comm: "MPI.Intracomm", writer: MapWriter | None) -> None:
-        """Compute the tiles in rounds, one per rank, and hand them to rank 0 in order."""
-        tiles = self.plan.tiling.tiles
-        progress = progress_bar(comm, len(tiles), "tile")
-        for start in range(0, len(tiles), comm.size):
+    def wanted(self, comm: "MPI.Intracomm", sink: MapSink) -> list[Tile]:
+        """The tiles that have to be computed; not collective."""
+        # Whoever computes a tile wants it, so that all ranks make the same list.
+        return [tile for tile in self.plan.tiling.tiles if sink.wants(comm.rank, tile.own)]
+
+    def _tile_by_tile(self, pipe: Pipe, comm: "MPI.Intracomm", sink: MapSink) -> None:
+        """Compute the tiles in rounds, as many per rank as are in the pipeline at a time."""
+        tiles = self.wanted(comm, sink)
+        progress = progress_bar(comm, len(tiles), "tile", brief=self.brief)
+        each = comm.size * self.at_once
+        place = (comm.rank - self.first_rank) % comm.size
+        for start in range(0, len(tiles), each):
             # A rank that is ahead waits in its next Send for rank 0, at most a round.
             self.watchdog.arm(f"the round of tile {start}", 1.0 if start else SLOW)
-            stop = min(start + comm.size, len(tiles))
-            mine = start + comm.rank
-            values = self.mapper.tile(pipe, tiles[mine]) if mine < stop else None
-            if writer is None:
-                if values is not None:
-                    comm.Send(values, dest=0, tag=0)
-                continue
-            assert values is not None, "rank 0 has a tile in every round"
-            writer.write(tiles[mine].own, values)
-            for number in range(start + 1, stop):
-                self._receive(tiles[number].own, number - start, comm, writer)
-            progress.update(stop - start)
+            turn = tiles[start : start + each]
+            found = self.mapper.tiles(pipe, turn[place :: comm.size])
+            for number, tile in enumerate(turn):
+                rank = (number + self.first_rank) % comm.size
+                if sink.wants(rank, tile.own):
+                    # Taken off the list, so that logits go as soon as they are taken up.
+                    computed = found.pop(0) if rank == comm.rank else None
+                    sink.take(rank, tile.own, computed)
+            progress.update(len(turn))
         progress.close()
 
-    def _share_out(self, network: Network, comm: "MPI.Intracomm", writer: MapWriter | None) -> None:
-        """Compute all windows at once, one per rank, and hand them to rank 0 in pieces."""
+    def _share_out(self, network: Network, comm: "MPI.Intracomm", sink: MapSink) -> None:
+        """Compute all windows at once, one per rank, and hand them on in pieces."""
         tiling, mapper = self.plan.tiling, self.mapper
         spatial = spatial_network(
             network, mapper.record.layers, self.balance, "exchange", comm, comm
@@ -101,34 +149,52 @@ class MapJob:
         with torch.inference_mode():
             (output,) = self._pipe(spatial)([image], [Origin((0,), tiling, (comm.rank,))])
         del image
+        spatial.close()
         pieces = list(own_pieces(tiling, *PIECE_PX))
-        progress = progress_bar(comm, len(pieces), "piece")
+        progress = progress_bar(comm, len(pieces), "piece", brief=self.brief)
         last = 0
         for number, (rank, window) in enumerate(pieces):
-            if comm.rank not in (0, rank):
+            if not sink.wants(rank, window):
                 continue
             # Other ranks wait until rank 0 has taken all pieces before theirs.
             self.watchdog.arm(f"piece {number} of the map", SLOW if not last else number - last)
             last = number
-            if rank != comm.rank:
-                assert writer is not None
-                self._receive(window, rank, comm, writer)
-            else:
+            computed = None
+            if rank == comm.rank:
                 place = Tile(mine, window)
-                values = mapper.values(owned(output, place)[0], owned(valid, place))
-                if writer is None:
-                    comm.Send(values, dest=0, tag=0)
-                else:
-                    writer.write(window, values)
+                logits = owned(output, place)[0].to(mapper.dtype)
+                computed = Computed(logits, owned(valid, place))
+            sink.take(rank, window, computed)
             progress.update(1)
         progress.close()
-        spatial.close()
 
-    def _receive(self, window: Window, rank: int, comm: "MPI.Intracomm", writer: MapWriter) -> None:
-        kind = self.mapper.kind
-        received = np.empty((kind.bands, window.height, window.width), kind.dtype)
-        comm.Recv(received, source=rank, tag=0)
-        writer.write(window, received)
+
+class WritingSink:
+    """Has rank 0 write the map's values, in order; the others send them.
+
+    Args:
+        writer: On rank 0.
+    """
+
+    def __init__(self, mapper: "Mapper", comm: "MPI.Intracomm", writer: MapWriter | None) -> None:
+        self.mapper, self.comm, self.writer = mapper, comm, writer
+
+    def wants(self, rank: int, window: Window) -> bool:
+        """Rank 0 has to do with all pieces, the others with their own."""
+        return self.comm.rank in (0, rank)
+
+    def take(self, rank: int, window: Window, computed: Computed | None) -> None:
+        """Write a piece, or send it."""
+        if computed is None:
+            kind = self.mapper.kind
+            values = np.empty((kind.bands, window.height, window.width), kind.dtype)
+            self.comm.Recv(values, source=rank, tag=0)
+        else:
+            values = self.mapper.values(computed)
+        if self.writer is None:
+            self.comm.Send(values, dest=0, tag=0)
+        else:
+            self.writer.write(window, values)
 
 
 class Mapper:
@@ -161,16 +227,22 @@ class Mapper:
         mean, std = self.record.mean, self.record.std
         return standardise(pixels.values, pixels.valid, mean, std, self.dtype), pixels.valid
 
-    def tile(self, pipe: Pipe, tile: Tile) -> NDArray[Any]:
-        """Values of the tile's own pixels, (bands, H, W)."""
-        image, valid = self.input(tile.read)
+    def tiles(self, pipe: Pipe, tiles: Sequence[Tile]) -> list[Computed]:
+        """The tiles' own pixels."""
+        if not tiles:
+            return []
+        images, valid = zip(*(self.input(tile.read) for tile in tiles), strict=True)
+        origins = [Origin((), micro_batch=number) for number in range(len(tiles))]
         with torch.inference_mode():
-            (output,) = pipe([image], [Origin(())])
-        return self.values(owned(output, tile, self.offset_px)[0], owned(valid, tile))
+            outputs = pipe(list(images), origins)
+        return [
+            Computed(owned(output, tile, self.offset_px)[0].to(self.dtype), owned(where, tile))
+            for output, where, tile in zip(outputs, valid, tiles, strict=True)
+        ]
 
-    def values(self, logits: Tensor, valid: NDArray[np.bool_]) -> NDArray[Any]:
-        """From logits (C, H, W) to the map's values (bands, H, W); nodata where not `valid`."""
-        logits = logits.to(self.dtype)
+    def values(self, computed: Computed) -> NDArray[Any]:
+        """The map's values (bands, H, W); nodata where the image has none."""
+        logits = computed.logits
         if self.output == "classes":
             values = logits.argmax(dim=0, keepdim=True).cpu().numpy()
         elif self.output == "logits":
@@ -178,5 +250,5 @@ class Mapper:
         else:
             values = logits.softmax(dim=0).cpu().numpy()
         values = values.astype(self.kind.dtype)
-        values[:, ~valid] = self.kind.nodata
+        values[:, ~computed.valid] = self.kind.nodata
         return np.ascontiguousarray(values)

@@ -18,7 +18,8 @@ from tilenet.files.raster import Raster
 from tilenet.files.weights import find_checkpoint, load_json, load_tensors
 from tilenet.geometry.layers import Norm
 from tilenet.geometry.tiles import halo_rule
-from tilenet.map_job import MapJob, Mapper, Output
+from tilenet.map_decision import decide_map
+from tilenet.map_job import MapJob, Mapper, Output, WritingSink
 from tilenet.model.network import build_network, load_weights
 from tilenet.parallel.collars import share_collars
 from tilenet.parallel.job_layout import say_layout
@@ -26,20 +27,12 @@ from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.progress import say
 from tilenet.parallel.watchdog import Watchdog
 from tilenet.planning.balance import check_balance, likely_balance
-from tilenet.planning.layer_bytes import check_map_sizes
-from tilenet.planning.map_plan import MapPlan, MapQuestion, choose_map
+from tilenet.planning.map_plan import MapPlan
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = ["Prediction", "predict"]
-
-# Feature maps of a tile may take this much on a CPU; on a GPU, a quarter of what is free. Measured
-# peaks are about twice as high: convolutions reorder their input and output.
-CPU_BYTES = 256 << 20
-# Larger tiles save little work (at a halo of 96 px 1.4× the pixels are read, at 4096 1.1×) but
-# cost memory that a GPU has to spare and a node with many CPU ranks has not.
-CPU_TILE_PX, GPU_TILE_PX = 1024, 4096
 
 
 @dataclass(frozen=True)
@@ -120,23 +113,18 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             load_weights(network, load_tensors(folder / "weights.safetensors"), str(folder))
             rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
         share_collars([image], comm)
-        # Ranks that chose for themselves could choose differently.
-        budget, most_px = min(comm.allgather(_memory(devices[0])))
+        plan = decide_map(
+            record,
+            image.size,
+            rule,
+            devices[0],
+            dtype,
+            comm,
+            halo_asked=wanted.halo != "exact",
+            tile_px=wanted.tile_px,
+        )
+        read = plan.tiling.tiles[0].read
         with agreed(comm):
-            asked = MapQuestion(
-                layers=record.layers,
-                size=image.size,
-                rule=rule,
-                halo_asked=wanted.halo != "exact",
-                tile_px=wanted.tile_px,
-                num_ranks=comm.size,
-                item_bytes=dtype.itemsize,
-                budget_bytes=budget,
-                most_px=most_px,
-            )
-            plan = choose_map(asked)
-            read = plan.tiling.tiles[0].read
-            check_map_sizes(record.layers, read.height, read.width)
             balance = wanted.balance or likely_balance(
                 record.layers, (read.height, read.width), wanted.partitions
             )
@@ -150,7 +138,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         target = MapWriter(wanted.out, image, mapper.kind) if comm.rank == 0 else nullcontext()
         with target as writer:
             with watchdog:
-                job.map(job.fix_statistics(comm), comm, writer)
+                job.map(job.fix_statistics(comm), comm, WritingSink(mapper, comm, writer))
             if writer is not None:
                 writer.finish()
         # Also a barrier: no rank says that it is done before the map stands in its place.
@@ -166,13 +154,6 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         "work_ratio": plan.tiling.work_ratio,
         "peak_bytes": peaks,
     }
-
-
-def _memory(device: torch.device) -> tuple[int, int]:
-    """Bytes for feature maps, and the largest own size of a tile."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] // 4, GPU_TILE_PX
-    return CPU_BYTES, CPU_TILE_PX
 
 
 def _announce(plan: MapPlan, record: NetworkRecord, wanted: Prediction) -> None:

@@ -14,9 +14,9 @@ from mpi4py import MPI
 from safetensors.torch import save_file
 from whole_image import Scene, random_scene, whole_input
 
+import tilenet.map_decision
 import tilenet.map_job
 import tilenet.planning.map_plan
-import tilenet.predict
 from tilenet.errors import AgreedError
 from tilenet.files.network_record import NetworkRecord
 from tilenet.geometry.layers import Layer, Norm
@@ -204,8 +204,8 @@ def test_memory_decides_and_rank_0_says_so(
     made = trained(comm, shared_path, scene, OPTIONS)
     wanted = wanted_map(made, scene)
     # 160 × 212 px take 160 · 212 · 8 · (8 + 4 + 4) bytes where most lives
-    monkeypatch.setattr(tilenet.predict, "CPU_BYTES", 300_000)
-    monkeypatch.setattr(tilenet.predict, "CPU_TILE_PX", 64)
+    monkeypatch.setattr(tilenet.map_decision, "CPU_BYTES", 300_000)
+    monkeypatch.setattr(tilenet.map_decision, "CPU_TILE_PX", 64)
     capfd.readouterr()
     found, done = mapped(made, scene, comm)
     words = "".join(comm.allgather(capfd.readouterr().err))

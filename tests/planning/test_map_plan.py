@@ -71,6 +71,19 @@ def test_passes_cost_less_than_their_number() -> None:
     assert enough < 16
 
 
+def test_tiles_that_share_a_ranks_memory_are_smaller_and_the_method_stays() -> None:
+    none = replace(OPTIONS, norm="none")
+    owns = {}
+    for at_once in (1, 4):
+        plan = choose_map(question(budget=2 * WHOLE_BYTES, options=none, at_once=at_once))
+        owns[at_once] = plan.tiling.rows[0].own
+        read = plan.tiling.tiles[0].read
+        need = inference_bytes(unet_layers(none), read.height, read.width, 4)
+        assert need * at_once <= 2 * WHOLE_BYTES
+    assert owns[4] < owns[1]
+    assert choose_map(question(at_once=4)).method == "exchange"
+
+
 def test_a_tile_or_a_halo_that_is_asked_for_means_passes() -> None:
     plan = choose_map(question(tile_px=512))
     assert (plan.method, plan.tiling.grid) == ("passes", (2, 3))

@@ -11,8 +11,15 @@ if TYPE_CHECKING:
 __all__ = ["progress_bar", "say"]
 
 
-def progress_bar(comm: "MPI.Comm", total: int, unit: str, done: int = 0) -> "tqdm[None]":
-    """A bar that counts `total` units, `done` of them made before."""
+def progress_bar(
+    comm: "MPI.Comm", total: int, unit: str, done: int = 0, *, brief: bool = False
+) -> "tqdm[None]":
+    """A bar that counts `total` units, `done` of them made before, and says what time is left.
+
+    Args:
+        brief: It is a part of something with a bar of its own: shown only where it takes long, and
+            not any more once it is closed.
+    """
     # In a batch job's log each update is a line, so there it says something every half minute.
     seconds = 0.5 if sys.stderr.isatty() else 30.0
     return tqdm(
@@ -22,6 +29,8 @@ def progress_bar(comm: "MPI.Comm", total: int, unit: str, done: int = 0) -> "tqd
         disable=comm.rank != 0,
         mininterval=seconds,
         maxinterval=2 * seconds,
+        leave=not brief,
+        delay=seconds if brief else 0,
     )
 
 

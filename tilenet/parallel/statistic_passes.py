@@ -40,6 +40,7 @@ class StatisticPasses:
         devices: One per partition.
         precision: Of the arithmetic, as for `Pipe`.
         read: The network's input for a window, (1, bands, H, W).
+        brief: Whether progress shows only while it takes long.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class StatisticPasses:
         devices: Sequence[torch.device],
         precision: str,
         read: Callable[[Window], Tensor],
+        *,
+        brief: bool = False,
     ) -> None:
         self.layers, self.balance, self.devices = layers, balance, devices
-        self.precision, self.read = precision, read
+        self.precision, self.read, self.brief = precision, read, brief
 
     def run(
         self,
@@ -71,7 +74,8 @@ class StatisticPasses:
             AgreedError: On all ranks, for a file that one of them cannot read.
         """
         fixed = Network(list(network), network.mask_key).eval()
-        progress = progress_bar(comm, sum(len(t.tiles) for _, t in passes), "tile")
+        num_tiles = sum(len(t.tiles) for _, t in passes)
+        progress = progress_bar(comm, num_tiles, "tile", brief=self.brief)
         for number, (index, tiling) in enumerate(passes):
             layer = self.layers[index]
             assert isinstance(layer, Norm)

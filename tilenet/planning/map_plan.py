@@ -40,6 +40,7 @@ class MapQuestion:
         item_bytes: Of a cell.
         budget_bytes: What feature maps may take on a rank.
         most_px: Largest own size of a tile that is chosen here.
+        at_once: Tiles of a rank that share its memory.
     """
 
     layers: tuple[Layer, ...]
@@ -51,6 +52,7 @@ class MapQuestion:
     item_bytes: int
     budget_bytes: int
     most_px: int
+    at_once: int = 1
 
     @cached_property
     def image_norms(self) -> tuple[int, ...]:
@@ -66,10 +68,10 @@ class MapQuestion:
         """The network's alignment."""
         return context_of(self.layers).alignment_px
 
-    def fits(self, height: int, width: int) -> bool:
-        """Whether the feature maps of so many pixels fit a rank's memory."""
+    def fits(self, height: int, width: int, times: int = 1) -> bool:
+        """Whether the feature maps of so many pixels, so many times, fit a rank's memory."""
         need = inference_bytes(self.layers, height, width, self.item_bytes)
-        return need <= self.budget_bytes
+        return need * times <= self.budget_bytes
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def _tile_px(asked: MapQuestion) -> int:
     # An own size below the halo would compute each pixel nine times and more.
     best = least = max(unit, -(-halo_px // unit) * unit)
     for own in range(least, asked.most_px + 1, unit):
-        if not asked.fits(own + 2 * halo_px, own + 2 * halo_px):
+        if not asked.fits(own + 2 * halo_px, own + 2 * halo_px, asked.at_once):
             break
         best = own
     return best
