@@ -31,6 +31,7 @@ setup(
         "mpich": ["mpich>=4.1"],
         "openmpi": ["openmpi>=5.0"],
         "plot": ["matplotlib>=3.7"],  # tilenet plan --plot
+        "tensorboard": ["tensorboard>=2.9"],  # tensorboard: true
         "test": [
             "pytest>=9.0",  # faulthandler_exit_on_timeout: a hanging rank ends the job
             "hypothesis>=6.100",

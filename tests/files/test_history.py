@@ -93,6 +93,24 @@ def test_rows_without_names_are_taken_to_stand_in_our_order(tmp_path: Path) -> N
     assert rows_of(path) == [list(COLUMNS), ["1", "0.25", "70"] + [""] * (len(COLUMNS) - 3)]
 
 
+def test_another_table_has_its_own_columns_and_empty_values(tmp_path: Path) -> None:
+    path = tmp_path / "cells.csv"
+    columns = ("step", "a, b", "c")
+    table = History(path, 0, columns)
+    table.add_rows([(1, 0.1, None), (1, 2**53 - 1, 3), (2, None, 1e-300)])
+    table.close()
+    table = History(path, 1, columns)
+    assert table.rows() == [
+        {"step": "1", "a, b": "0.10000000000000001", "c": ""},
+        {"step": "1", "a, b": "9007199254740991", "c": "3"},
+    ]
+    table.add(2, 7, None)
+    table.close()
+    assert rows_of(path)[-1] == ["2", "7", ""]
+    with pytest.raises(TilenetError, match=r"^cells.csv must be writable \("):
+        History(tmp_path / "nowhere" / "cells.csv", 0, columns)
+
+
 def test_a_history_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TilenetError, match=r"must be writable \(.*Is a directory\)"):
         History(tmp_path, 0)

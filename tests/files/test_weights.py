@@ -10,7 +10,14 @@ import torch
 
 from tilenet.errors import TilenetError
 from tilenet.files import weights as module
-from tilenet.files.weights import find_checkpoint, load_json, load_tensors, save_checkpoint
+from tilenet.files.weights import (
+    checkpoint_of_step,
+    find_checkpoint,
+    load_json,
+    load_tensors,
+    mark_best,
+    save_checkpoint,
+)
 
 NETWORK = {"format": "tilenet-network-1", "layers": [{"kind": "conv", "kernel": 3}]}
 
@@ -78,6 +85,41 @@ def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
     kept = sorted(os.listdir(tmp_path / "checkpoints"))
     assert kept == [f"step-{step:08d}" for step in (9, 10, 100)][-keep:]
     assert_whole(tmp_path / "last", 100)
+
+
+def test_the_best_is_kept_however_old_it_is(tmp_path: Path) -> None:
+    for step in range(1, 7):
+        save_checkpoint(tmp_path, step, tensors(step), NETWORK, {}, {"step": step}, best=step < 3)
+    kept = sorted(os.listdir(tmp_path / "checkpoints"))
+    assert kept == [f"step-{step:08d}" for step in (2, 5, 6)]
+    assert load_json(find_checkpoint(tmp_path / "best") / "progress.json") == {"step": 2}
+    found = checkpoint_of_step(tmp_path, 5)
+    assert found == tmp_path / "checkpoints" / kept[1]
+    mark_best(tmp_path, found)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == kept[1:]
+    assert load_json(tmp_path / "best" / "progress.json") == {"step": 5}
+    assert load_json(tmp_path / "last" / "progress.json") == {"step": 6}
+
+
+def test_of_a_step_that_was_saved_again_the_newer_checkpoint_counts(tmp_path: Path) -> None:
+    for _ in range(3):
+        newest = save(tmp_path, 5, keep=3)
+    save(tmp_path, 55, keep=4)
+    assert checkpoint_of_step(tmp_path, 5) == newest
+    assert checkpoint_of_step(tmp_path, 55) == tmp_path / "checkpoints" / "step-00000055"
+    assert checkpoint_of_step(tmp_path, 6) is None
+
+
+def test_an_interrupted_link_leaves_best_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, tensors(step), NETWORK, {}, {"step": step}, best=step == 1)
+    with monkeypatch.context() as broken:
+        break_at(broken, Path, "symlink_to", 1)
+        with pytest.raises(TilenetError, match=r"folder must be writable .*No space left"):
+            mark_best(tmp_path, tmp_path / "checkpoints" / "step-00000002")
+    assert load_json(tmp_path / "best" / "progress.json") == {"step": 1}
 
 
 FAULTS = [

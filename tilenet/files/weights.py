@@ -1,7 +1,7 @@
 """Checkpoints under partition-free names, written aside and renamed, read without pickle.
 
-A run keeps its checkpoints in `checkpoints/step-00000100` and so on, and `last` is a link to the
-newest. A checkpoint is a folder:
+A run keeps its checkpoints in `checkpoints/step-00000100` and so on; `last` is a link to the newest
+and `best` to that with the best validation. A checkpoint is a folder:
 
 - `weights.safetensors`: keys `<i>.weight`, `<i>.bias`, i the layer's place in the sequence;
 - `network.json`: the layers, bands, classes and statistics: all that is needed to make maps;
@@ -22,7 +22,14 @@ from torch import Tensor
 
 from tilenet.errors import TilenetError
 
-__all__ = ["find_checkpoint", "load_json", "load_tensors", "save_checkpoint"]
+__all__ = [
+    "checkpoint_of_step",
+    "find_checkpoint",
+    "load_json",
+    "load_tensors",
+    "mark_best",
+    "save_checkpoint",
+]
 
 T = TypeVar("T")
 
@@ -35,10 +42,13 @@ def save_checkpoint(
     state: dict[str, Tensor],
     progress: dict[str, Any],
     keep: int = 2,
+    *,
+    best: bool = False,
 ) -> Path:
-    """Write a checkpoint of a run and make it the `last` one; older ones than `keep` are deleted.
+    """Write a checkpoint of a run and make it the `last` one, and the `best` one if it is.
 
-    At every moment `last`, where it exists, is a whole checkpoint.
+    All but the newest `keep` and the `best` one are deleted. At every moment `last` and `best`,
+    where they exist, are whole checkpoints.
 
     Raises:
         TilenetError: The disk is full, or the folder cannot be written.
@@ -63,13 +73,10 @@ def save_checkpoint(
             final = folder / f"step-{step:08d}.{again}"
         aside.rename(final)
         _sync(folder)
-        link = run / ".last.part"
-        link.unlink(missing_ok=True)
-        link.symlink_to(final.relative_to(run))
-        link.replace(run / "last")
-        for old in sorted(folder.glob("step-*"))[:-keep]:
-            if old != final:
-                shutil.rmtree(old, ignore_errors=True)  # an NFS client may still hold its files
+        _link(run, "last", final)
+        if best:
+            _link(run, "best", final)
+        _delete_old(run, keep)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise TilenetError(
@@ -79,12 +86,50 @@ def save_checkpoint(
     return final
 
 
+def mark_best(run: Path, checkpoint: Path, keep: int = 2) -> None:
+    """Make a checkpoint of a run the `best` one.
+
+    Raises:
+        TilenetError: The run's folder cannot be written.
+    """
+    try:
+        if (run / "best").resolve() != checkpoint.resolve():
+            _link(run, "best", checkpoint)
+            _delete_old(run, keep)
+    except OSError as error:
+        raise TilenetError(
+            f"a run's folder must be writable ({run / 'best'}: {error.strerror}); make room there "
+            "and run again with --resume"
+        ) from error
+
+
+def checkpoint_of_step(run: Path, step: int) -> Path | None:
+    """A run's checkpoint of a step; the newest, where it was saved again."""
+    folder, name = run / "checkpoints", f"step-{step:08d}"
+    found = [*folder.glob(name), *sorted(folder.glob(f"{name}.*"))]
+    return found[-1] if found else None
+
+
+def _link(run: Path, name: str, checkpoint: Path) -> None:
+    link = run / f".{name}.part"
+    link.unlink(missing_ok=True)
+    link.symlink_to(checkpoint.relative_to(run))
+    link.replace(run / name)
+
+
+def _delete_old(run: Path, keep: int) -> None:
+    linked = [(run / name).resolve() for name in ("last", "best")]
+    for old in sorted((run / "checkpoints").glob("step-*"))[:-keep]:
+        if old.resolve() not in linked:
+            shutil.rmtree(old, ignore_errors=True)  # an NFS client may still hold its files
+
+
 WEIGHTS, STATE = "weights.safetensors", "state.safetensors"
 NETWORK, PROGRESS = "network.json", "progress.json"
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path names: itself, or the `last` one of a run.
+    """The checkpoint that a path names: itself, a link to it, or the `last` one of a run.
 
     Raises:
         TilenetError: There is none.
