@@ -82,6 +82,7 @@ class RunFile:
     checkpoint_every: int = 100
     hang_seconds: float = 1800.0
     profile: ProfileKeys = field(default_factory=ProfileKeys)
+    tensorboard: bool = False
 
     def __post_init__(self) -> None:
         if self.swap is False:  # YAML reads an unquoted off as false

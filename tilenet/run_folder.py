@@ -8,13 +8,23 @@ from typing import Any
 import torch
 
 from tilenet.errors import TilenetError
+from tilenet.files import tensorboard
 from tilenet.files.network_record import NetworkRecord
-from tilenet.files.weights import find_checkpoint, load_json, load_tensors, save_checkpoint
+from tilenet.files.weights import (
+    checkpoint_of_step,
+    find_checkpoint,
+    load_json,
+    load_tensors,
+    mark_best,
+    save_checkpoint,
+)
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, load_weights
 from tilenet.parallel import trace
 
-__all__ = ["RunFolder"]
+__all__ = ["TABLES", "RunFolder"]
+
+TABLES = "history.csv", "validation.csv", "confusion.csv"
 
 LATER_TERMS = ("files",)  # that checkpoints of older versions lack
 
@@ -31,7 +41,7 @@ class RunFolder:
     def __init__(self, path: Path, *, write: bool, terms: dict[str, Any] | None = None) -> None:
         self.path = path
         self._terms = terms or {}
-        self.history = path / "history.csv"
+        self.history = path / TABLES[0]
         self._write = write
         self._resumed: Path | None = None
 
@@ -71,10 +81,10 @@ class RunFolder:
         if not self._write or self._resumed:
             return
         try:
-            (self.path / "last").unlink(missing_ok=True)
-            for path in (self.history, *(self.path / name for name in trace.FILES)):
-                path.unlink(missing_ok=True)
-            shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+            for name in ("last", "best", *TABLES, *trace.FILES):
+                (self.path / name).unlink(missing_ok=True)
+            for name in ("checkpoints", tensorboard.FOLDER):
+                shutil.rmtree(self.path / name, ignore_errors=True)
         except OSError as error:
             raise TilenetError(
                 f"an earlier run must be deletable ({self.path}: {error.strerror}); delete it "
@@ -157,8 +167,10 @@ class RunFolder:
         record: NetworkRecord,
         optimizer: torch.optim.Optimizer,
         scale: LossScale,
+        *,
+        best: bool = False,
     ) -> None:
-        """Write a checkpoint, on the rank that writes."""
+        """Write a checkpoint, on the rank that writes; `best`: of the best validation so far."""
         if not self._write:
             return
         names: dict[torch.Tensor, str] = {p: name for name, p in network.named_parameters()}
@@ -171,4 +183,11 @@ class RunFolder:
         progress = {"step": step, **self._terms}
         if scale.most > 1:
             progress |= {"loss_scale": scale.value, "calm_steps": scale.calm_steps}
-        save_checkpoint(self.path, step, network.state_dict(), record.to_json(), state, progress)
+        saved = network.state_dict(), record.to_json(), state, progress
+        save_checkpoint(self.path, step, *saved, best=best)
+
+    def mark_best(self, step: int) -> None:
+        """Have `best` name the checkpoint of a step, on the rank that writes."""
+        checkpoint = checkpoint_of_step(self.path, step)
+        if self._write and checkpoint is not None:
+            mark_best(self.path, checkpoint)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -12,8 +12,8 @@ import torch
 
 from tilenet.announcement import announce
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.files.history import History
 from tilenet.files.label_files import resampling_note
+from tilenet.files.tensorboard import check_tensorboard
 from tilenet.geometry.tiles import Window
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, build_network
@@ -38,9 +38,12 @@ from tilenet.planning.schedule import CropSchedule, ImageSchedule, Sample, crop_
 from tilenet.run_file import RunFile
 from tilenet.run_folder import RunFolder
 from tilenet.run_images import RunImages, held_out_note, hold_out, open_images
+from tilenet.run_log import RunLog
 from tilenet.run_plan import RunPlan, plan_run
 from tilenet.run_swap import Load, RunSwaps, decide_swaps
+from tilenet.run_validation import RunValidation
 from tilenet.step import Step, Work
+from tilenet.validation import Validation
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -72,6 +75,8 @@ def train(
             opened = open_images(run, stack)
             shapes = tuple((image.bands, image.size) for image in opened.images)
             plan = plan_run(run, shapes, comm.size)
+            if run.tensorboard:
+                check_tensorboard()
         terms = run.terms | {"files": check_same_files(opened.files, comm)}
         share_collars(opened.all_images, comm)
         with agreed(comm):
@@ -100,7 +105,6 @@ class _Job:
     ) -> None:
         self.run, self.plan, self.comm, self.folder = run, plan, comm, folder
         self.images, self.labels = opened.images, opened.labels
-        self.validation = opened.validation
         self.dtype = torch.float64 if run.precision == "float64" else torch.float32
         place = node_place(comm, run.device)
         with agreed(comm):
@@ -149,6 +153,11 @@ class _Job:
             folder.path, run.profile.numbers, self.pipe.devices, write=comm.rank == 0
         )
         self.swapped, self.seconds = SwapCounts(), 0.0
+        self.validation: Validation | None = None
+        if opened.validation:
+            self.validation = Validation(
+                run, self.record, opened.validation, plan.balance, devices, self.watchdog, comm
+            )
 
     def _schedule(self, found: Survey, alignment: int) -> ImageSchedule | CropSchedule:
         run = self.run
@@ -193,7 +202,7 @@ class _Job:
             first = self.folder.load(self.network, optimizer, self.scale, run.init)
         with agreed(comm):  # and not before: others may still read what begin deletes
             self.folder.begin()
-            history = History(self.folder.history, first) if comm.rank == 0 else None
+            log = RunLog(self.folder.path, run, first) if comm.rank == 0 else None
         if run.steps is None:
             last = (run.epochs or 0) * self.schedule.steps_per_epoch
         else:
@@ -219,15 +228,15 @@ class _Job:
             announce(self.plan, self.pipe, sample, left, transport, comm.size)
         try:
             with nullcontext() if self.swaps is None else self.swaps.acting(self.pipe):
-                made = self._steps(take, first, last, optimizer, history)
+                finished = self._steps(take, first, last, optimizer, log)
             say_swaps(comm, self.swapped, self.seconds)
         except AgreedError:
             self._close(take)  # is collective, and all ranks are here
             raise
         self._close(take)
-        if history:
-            history.close()
-        return STOPPED if made < last else 0
+        if log:
+            log.close()
+        return 0 if finished else STOPPED
 
     def _close(self, take: Step) -> None:
         take.close()
@@ -243,13 +252,23 @@ class _Job:
         first: int,
         last: int,
         optimizer: torch.optim.Optimizer,
-        history: History | None,
-    ) -> int:
-        """Make the steps from `first` to `last`; return how many are made when it ends."""
-        progress = progress_bar(self.comm, last, "step", first)
+        log: RunLog | None,
+    ) -> bool:
+        """Make the steps from `first` to `last`; return whether nothing is left to do."""
+        run, comm, validation = self.run, self.comm, None
+        if self.validation is not None:
+            every = run.validation.every or self.schedule.steps_per_epoch
+            validation = RunValidation(
+                self.validation, self.network, every, last, self.folder, log, comm
+            )
+        whole_images = run.crop_px is None and run.batch_size == 1
         saved = first if self.folder.has_checkpoint else -1
         step = first
         with StopRequests() as stop, self.watchdog, self.trace:
+            scored = True
+            if validation is not None:
+                validation.resume(first, stop)
+            progress = progress_bar(comm, last, "image" if whole_images else "step", first)
             while step < last and not stop.agreed:
                 slow = step == first or self.trace.slows(step + 1)
                 self.watchdog.arm(f"step {step + 1}", SLOW if slow else 1.0)
@@ -261,26 +280,27 @@ class _Job:
                 stop.agreed = done.stop
                 self.swapped += done.swaps
                 self.seconds += done.seconds
-                step += 1
-                if history:
-                    history.add(
-                        step,
-                        done.loss,
-                        done.weight,
-                        done.seconds,
-                        done.read_seconds,
-                        done.reduce_seconds,
-                        *astuple(done.swaps),
+                if log:
+                    log.step(step + 1, done, take.rates.at(step))
+                    pixels = sum(prod(one.size) for one in self.schedule.samples(step))
+                    speed = f"{pixels / done.seconds / 1e6:.3g}"
+                    progress.set_postfix(
+                        {"loss": f"{done.loss:.4f}", "Mpx/s": speed}, refresh=False
                     )
                 progress.update()
-                progress.set_postfix(loss=f"{done.loss:.4f}", refresh=False)
-                if step % self.run.checkpoint_every == 0:
-                    self._save(step, optimizer)
+                step += 1
+                best = False
+                if validation is not None and validation.due(step):
+                    # Who is asked to stop has little time: that is made up for when it goes on.
+                    scored = not stop.agreed
+                    best = scored and validation.make(step, stop)
+                if best or step % run.checkpoint_every == 0:
+                    self._save(step, optimizer, best=best)
                     saved = step
             if saved != step:
                 self._save(step, optimizer)
         progress.close()
-        return step
+        return step == last and scored
 
     def _samples(self, step: int) -> tuple[Sample, ...]:
         """Those that this rank's replica computes."""
@@ -296,7 +316,7 @@ class _Job:
             for number in tiles_of(place, mesh, tiling.grid):
                 yield Work(sample, tiling, number)
 
-    def _save(self, step: int, optimizer: torch.optim.Optimizer) -> None:
+    def _save(self, step: int, optimizer: torch.optim.Optimizer, *, best: bool = False) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)
         with agreed(self.comm):
             wrong = [n for n, p in self.network.named_parameters() if not p.isfinite().all()]
@@ -305,7 +325,7 @@ class _Job:
                     f"weights must stay finite (step {step}: {wrong[0]} and {len(wrong) - 1} more "
                     "are not); lower optimizer.lr: the checkpoint before this step is whole"
                 )
-            self.folder.save(step, self.network, self.record, optimizer, self.scale)
+            self.folder.save(step, self.network, self.record, optimizer, self.scale, best=best)
 
 
 def _weighted(run: RunFile, found: Survey, comm: "MPI.Intracomm") -> RunFile:

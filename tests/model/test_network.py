@@ -13,7 +13,7 @@ from tilenet.geometry.halo import context_of, output_size
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv
 from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule, owned
-from tilenet.model.network import Network, build_network, load_weights
+from tilenet.model.network import Network, build_network, load_weights, network_to_score
 from tilenet.model.norms import BatchNorm
 
 SMALL = UNetOptions(poolings=2, base=4, bands=3, classes=5)
@@ -253,3 +253,23 @@ def test_tiles_give_the_whole_images_map(
         short = replace(rule, halo_px=context.halo_px - context.alignment_px)
         tiles, _ = maps_of(options, short, size, asked)
         assert np.abs(tiles - whole).max() > 1e-12 * scale
+
+
+@pytest.mark.parametrize("options", EVERY, ids=NAMES)
+def test_a_network_in_training_is_scored_with_its_own_tensors(options: UNetOptions) -> None:
+    layers = unet_layers(options)
+    network = with_biases(build_network(layers, 3, torch.float64)).train()
+    generators = torch.random.get_rng_state()
+    plain = network_to_score(layers, network)
+    assert torch.equal(torch.random.get_rng_state(), generators)
+    assert [m.training for m in network.modules()] == [True] * len(list(network.modules()))
+    tensors, others = network.state_dict(keep_vars=True), plain.state_dict(keep_vars=True)
+    assert tensors.keys() == others.keys()
+    assert all(others[name] is tensor for name, tensor in tensors.items())
+    assert all(parameter.requires_grad for parameter in network.parameters())
+    x = image(1, 3, *(2 * [92 if options.padding == "valid" else 32]))
+    with torch.no_grad():
+        for parameter in network.parameters():  # as an optimizer would
+            parameter.add_(0.01)
+        found, wanted = plain(x), network.eval()(x)
+    assert torch.equal(found, wanted)

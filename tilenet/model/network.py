@@ -29,7 +29,7 @@ from tilenet.model.dropout import ChannelDropout, MaskKey
 from tilenet.model.norms import BatchNorm
 from tilenet.model.skips import pop_layer, stash_layer
 
-__all__ = ["Network", "build_layer", "build_network", "load_weights"]
+__all__ = ["Network", "build_layer", "build_network", "load_weights", "network_to_score"]
 
 
 class Network(nn.Sequential):
@@ -59,6 +59,22 @@ def build_network(
         _draw_weights(module, key(seed, "weights", index))
         modules.append(module.to(device=device, dtype=dtype))
     return Network(modules, mask_key)
+
+
+def network_to_score(layers: tuple[Layer, ...], network: Network) -> Network:
+    """The plain network of these layers in evaluation mode, around the very tensors of `network`.
+
+    So a network in training can be scored, whatever its layers were replaced by, without its
+    parameters being there twice and without its modules hearing of it. Neither reads nor changes
+    any random state.
+    """
+    namespaces: dict[str, Namespace] = defaultdict(Namespace)
+    mask_key = MaskKey(seed=0)  # nothing is dropped
+    with torch.device("meta"):  # without memory, and without drawing weights
+        modules = [build_layer(layer, i, mask_key, namespaces) for i, layer in enumerate(layers)]
+    plain = Network(modules, mask_key).eval()
+    plain.load_state_dict(network.state_dict(keep_vars=True), assign=True)
+    return plain
 
 
 def build_layer(
