@@ -31,7 +31,7 @@ from tilenet.map_job import Mapper
 from tilenet.parallel.watchdog import Watchdog
 from tilenet.predict import Prediction, predict
 from tilenet.run_file import RunFile
-from tilenet.run_images import RunImages, open_images
+from tilenet.run_images import RunImages, hold_out, open_images
 from tilenet.run_keys import NetworkKeys, OptimizerKeys, ScheduleKeys, SwappingKeys, ValidationKeys
 from tilenet.run_validation import RunValidation
 from tilenet.step import Step
@@ -292,6 +292,31 @@ def test_only_tiles_that_hold_something_are_computed(
     rounds = -(-6 // comm.size) + -(-3 // comm.size)
     assert sum(doing.startswith("the round of tile") for doing in armed) == rounds
     assert armed.count("the sum of a validation") == 2
+
+
+@pytest.mark.ranks(2)
+def test_held_out_blocks_are_scored_as_their_part_of_the_map(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_tiles(monkeypatch)
+    keys = ValidationKeys(share=0.3, block_px=24)
+    run, _ = a_run(comm, shared_path, steps=1, validation=keys)
+    assert train(run, comm=comm) == 0
+    path = run.image_paths[0]
+    out = shared_path / "map.tif"
+    predict(Prediction(run.output, path, str(out)), comm)
+    with ExitStack() as stack:
+        opened = hold_out(run, open_images(run, stack), 21, comm)
+        (block,) = opened.validation
+        truth = block.labels.read(block.image.whole)
+        with rasterio.open(out) as file:
+            found = file.read(1)
+    counted = (truth != IGNORE) & (found != IGNORE)
+    assert 0 < counted.sum() < 0.5 * counted.size
+    matrix = np.zeros((3, 4), np.int64)
+    np.add.at(matrix, (truth[counted], found[counted]), 1)
+    (row,) = table(run)
+    check_row(row, scores(matrix) | {"loss": float(row["loss"])})
 
 
 @pytest.mark.ranks(3)
