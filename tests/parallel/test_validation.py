@@ -298,7 +298,7 @@ def test_only_tiles_that_hold_something_are_computed(
 def test_held_out_blocks_are_scored_as_their_part_of_the_map(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small_tiles(monkeypatch)
+    small_tiles(monkeypatch, 1)  # smaller than blocks
     keys = ValidationKeys(share=0.3, block_px=24)
     run, _ = a_run(comm, shared_path, steps=1, validation=keys)
     assert train(run, comm=comm) == 0
