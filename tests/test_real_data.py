@@ -177,13 +177,15 @@ def test_complex_pixels_are_refused(
     real: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As radar delivers them, made here of a satellite image."""
-    path = tmp_path / "complex.tif"
+    path, labels = tmp_path / "radar.tif", tmp_path / "labels.tif"
     with rasterio.open(real / "satsense_s2_4band_uint16.tif") as file:
         values, profile = file.read(), file.profile
-    profile |= {"dtype": "complex64", "count": 1, "nodata": None}
-    with rasterio.open(path, "w", **profile) as file:
+    profile |= {"count": 1, "nodata": None}
+    with rasterio.open(path, "w", **(profile | {"dtype": "complex64"})) as file:
         file.write((values[0] + 1j * values[1]).astype(np.complex64), 1)
-    check_refused(str(path), real / "SN7_buildings.geojson", tmp_path, "complex", capfd)
+    with rasterio.open(labels, "w", **(profile | {"dtype": "uint8"})) as file:
+        file.write((values[2] > np.median(values[2])).astype(np.uint8), 1)
+    check_refused(str(path), labels, tmp_path, "must be real numbers", capfd)
 
 
 def check_refused(
