@@ -154,7 +154,7 @@ def logits_of(run: Path, image: Image) -> NDArray[np.float64]:
         (
             "sample_geotiff_custom_proj.tif",
             "geotiff_custom_proj_labels.geojson",
-            "with vectors.crs",
+            "without a CRS is in degrees",
         ),
         ("new_brunswick_2of2.tif", "massachusetts_23429155_15.gpkg", "must overlap their image"),
         ("sample_geotiff.tif", "SN_Vegas_WV03.gpkg", "must overlap their image"),
