@@ -158,7 +158,11 @@ def logits_of(run: Path, image: Image) -> NDArray[np.float64]:
         ),
         ("new_brunswick_2of2.tif", "massachusetts_23429155_15.gpkg", "must overlap their image"),
         ("sample_geotiff.tif", "SN_Vegas_WV03.gpkg", "must overlap their image"),
-        ("SN_Vegas_WV03-R.tif+claremont_2020_10.tif", "SN_Vegas_WV03.gpkg", "one grid"),
+        (
+            "santa_monica_2020_91.tif+claremont_2020_10.tif",
+            "SN_Vegas_WV03.gpkg",
+            "the same transform",
+        ),
         ("umbra_mount_yasur_rotated.tif", "fair_uganda_z21_buildings.tif", "overlap"),
     ],
 )
