@@ -9,15 +9,22 @@ import pytest
 
 from tilenet.__main__ import main
 from tilenet.run_file import read_run_file
+from tilenet.run_keys import AugmentKeys, OptimizerKeys, ScheduleKeys
 
 RECIPE = Path(__file__).resolve().parent.parent / "docs" / "gscnn.yaml"
 
 
 def test_it_says_what_the_article_says() -> None:
     run, _ = read_run_file(["-c", str(RECIPE)])
-    optimizer = run.optimizer.name, run.optimizer.lr, run.optimizer.momentum
-    assert optimizer == ("sgd", 0.01, 0.9)
-    assert (run.schedule.name, run.batch_size, run.epochs) == ("poly", 16, 175)
+    assert run.optimizer == OptimizerKeys("sgd", 0.01, momentum=0.9, weight_decay=1e-4)
+    assert run.schedule == ScheduleKeys("poly", power=1.0)
+    assert run.augment == AugmentKeys(flips=True, brightness=0.25, contrast=0.25)
+    assert (run.crop_px, run.batch_size, run.epochs) == (720, 16, 175)
+    assert (run.network.norm, run.loss, len(run.class_names)) == ("batch", "ce", 19)
+    # every: None is each epoch
+    held_out = run.validation.wanted, run.validation.every, run.validation.batch_size
+    assert held_out == (True, None, 2)
+    assert run.validation.score == "mean_iou"
     rates = run.schedule.rates(run.optimizer.lr, 1750)
     assert [rates.at(step) for step in (0, 700, 1749)] == pytest.approx(
         [0.01, 0.01 * 0.6, 0.01 / 1750]
@@ -25,13 +32,16 @@ def test_it_says_what_the_article_says() -> None:
 
 
 def test_it_starts(write_raster: Callable[..., str], tmp_path: Path) -> None:
-    """On a small scene, with a small network and small crops."""
+    """On small scenes, with a small network and small crops."""
     rng = np.random.default_rng(1)
-    classes = np.kron(rng.integers(0, 3, (8, 10)), np.ones((16, 16), int)).astype(np.uint8)
-    light = rng.normal(120, 30, (3, 3))[:, classes] + rng.normal(0, 5, (3, *classes.shape))
-    options = {
-        "images": write_raster("image.tif", light.clip(0, 255).astype(np.uint8)),
-        "labels": write_raster("labels.tif", classes),
+    files = {}
+    for part in ("", "validation."):
+        classes = np.kron(rng.integers(0, 3, (8, 10)), np.ones((16, 16), int)).astype(np.uint8)
+        light = rng.normal(120, 30, (3, 3))[:, classes] + rng.normal(0, 5, (3, *classes.shape))
+        pixels = light.clip(0, 255).astype(np.uint8)
+        files[f"{part}images"] = write_raster(f"{part}image.tif", pixels)
+        files[f"{part}labels"] = write_raster(f"{part}labels.tif", classes)
+    options = files | {
         "output": tmp_path / "run",
         "network.poolings": 2,
         "network.base": 4,

@@ -21,16 +21,16 @@ from tilenet.run_keys import TileKeys, VectorKeys
 pytestmark = pytest.mark.ranks(1, 3)
 
 
-def drawn_scene(folder: Path, size: tuple[int, int], *, write: bool) -> Scene:
+def drawn_scene(folder: Path, size: tuple[int, int], *, write: bool, seed: int = 1) -> Scene:
     """A random scene whose labels are triangles in a GeoPackage in degrees."""
-    scene = random_scene(folder, size, 1, write=write)
-    rng = np.random.default_rng(2)
+    scene = random_scene(folder, size, seed, write=write)
+    rng = np.random.default_rng(seed + 1)
     grid = rasterio.Affine(2, 0.1, 5e5, 0.1, -2, 4e6)
     middles = rng.uniform(0, 1, (40, 1, 2)) * size[::-1]
     corners = middles + rng.uniform(-30, 30, (40, 3, 2))
     shapes = shapely.polygons(np.stack(grid @ tuple(np.moveaxis(corners, -1, 0)), axis=-1))
     kinds = rng.choice(["road", "house", "unknown"], 40)
-    path = folder / "labels.gpkg"
+    path = folder / f"labels{seed}.gpkg"
     if write:
         degrees = [
             shapely.transform(
