@@ -24,7 +24,7 @@ from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.parallel import survey as module
 from tilenet.planning.held_out import HeldOut
 from tilenet.run_file import RunFile
-from tilenet.run_keys import ValidationKeys, VectorKeys
+from tilenet.run_keys import NetworkKeys, ValidationKeys, VectorKeys
 from tilenet.run_survey import SURVEY, survey_key
 from tilenet.train import train
 
@@ -140,6 +140,24 @@ def test_other_labels_are_looked_at_anew(
 
 
 @pytest.mark.ranks(1, 2)
+def test_with_other_blocks_held_out_all_is_looked_at_anew(
+    comm: MPI.Intracomm, shared_path: Path, capfd: Capture
+) -> None:
+    run = replace(a_run(comm, shared_path), network=NetworkKeys(poolings=1, base=4))
+    run = replace(run, validation=ValidationKeys(share=0.2, block_px=24))
+    assert train(run, comm=comm) == 0
+    first = as_written(run)
+    capfd.readouterr()
+    assert train(run, overwrite=True, comm=comm) == 0
+    assert said(comm, capfd).count(USED) == 1
+    assert same(as_written(run), first)
+    other = replace(run, validation=ValidationKeys(share=0.3, block_px=24))
+    assert train(other, overwrite=True, comm=comm) == 0
+    assert said(comm, capfd).count(ANEW) == 1
+    assert not same(as_written(run), first)
+
+
+@pytest.mark.ranks(1, 2)
 def test_what_is_wrong_is_not_kept_and_stays_wrong(
     comm: MPI.Intracomm, shared_path: Path, capfd: Capture
 ) -> None:
@@ -194,7 +212,7 @@ def test_the_key_tells_whatever_a_survey_depends_on(shared_path: Path) -> None:
     assert key_of(run, options_of(NETWORKS["same-nearest"])) != first  # alignment 8
     # What is hidden from training, and how far around it
     chosen = [np.zeros((3, 4), bool), np.zeros((3, 3), bool)]
-    held = [HeldOut(20, ((60, 77), (41, 52)), tuple(chosen))]
+    held = [HeldOut(20, ((60, 77), (41, 52)), tuple(one.copy() for one in chosen))]
     for number, place in enumerate([(0, 0), (0, 1), (1, 0)]):
         chosen[number > 1][place] = True
         held.append(HeldOut(20, held[0].sizes, tuple(one.copy() for one in chosen)))
