@@ -1,10 +1,11 @@
-"""The command line: tilenet halo | plan | profile | train | predict | evaluate."""
+"""The command line: tilenet info | halo | plan | profile | train | predict | evaluate."""
 
 import os
 import sys
 
 USAGE = """usage: tilenet COMMAND [options]
 
+  info       what images and their labels are: tilenet info IMAGE --labels LABELS
   halo       how wide a halo tiles need, for a network and an image
   plan       tiles, ranks, partitions and micro-batches for a network, an image and a machine
   profile    measure a network's layers on this machine's device, for plan
@@ -12,8 +13,8 @@ USAGE = """usage: tilenet COMMAND [options]
   predict    make a map: tilenet predict CHECKPOINT IMAGE OUT.tif
   evaluate   compare a map with labels: tilenet evaluate MAP LABELS
 
-tilenet COMMAND --help explains a command. train and predict run on as many ranks as they are
-started on: mpiexec -n 4 tilenet train -c run.yaml"""
+tilenet COMMAND --help explains a command. train, predict and info --pixels run on as many ranks as
+they are started on: mpiexec -n 4 tilenet train -c run.yaml"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,6 +29,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(command: str, rest: list[str]) -> int:
     # Imported by command: the halo calculator answers at once, and MPI starts where it is used.
+    if command == "info":
+        from tilenet import info_command
+
+        return info_command.main(rest)
     if command == "halo":
         from tilenet import halo_command
 

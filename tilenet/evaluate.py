@@ -14,6 +14,7 @@ from tilenet.files.label_files import open_labels, resampling_note
 from tilenet.files.raster import Raster
 from tilenet.files.vector_keys import VectorKeys
 from tilenet.geometry.tiles import Window
+from tilenet.label_arguments import add_labels, vectors_of
 
 __all__ = ["confusion_matrix", "main"]
 
@@ -93,35 +94,11 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("map", help="class map made by tilenet predict")
     parser.add_argument("labels", help="label raster, or a file of polygons")
-    parser.add_argument(
-        "--ignore-index", type=int, default=255, help="label that does not count (255)"
-    )
-    parser.add_argument("--field", help="polygons: attribute that holds the class; else all are 1")
-    parser.add_argument(
-        "--classes",
-        type=_mapping,
-        metavar="VALUE=CLASS,…",
-        help="polygons: classes of its values, or ignore; else these are class numbers",
-    )
-    parser.add_argument("--layer", help="polygons: layer, where the file has several")
-    parser.add_argument(
-        "--label-crs", help="polygons: their CRS where the file has none (EPSG:…, or image)"
-    )
-    parser.add_argument(
-        "--all-touched", action="store_true", help="polygons: every pixel they touch"
-    )
+    add_labels(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     try:
         given = parser.parse_args(arguments)
-        vectors = VectorKeys(
-            field=given.field,
-            classes=given.classes,
-            layer=given.layer,
-            crs=given.label_crs,
-            all_touched=given.all_touched,
-        )
-        if given.classes and given.field is None:
-            raise UsageError("--classes maps the values of a field; name it with --field")
+        vectors = vectors_of(given)
         found = scores(confusion_matrix(given.map, given.labels, given.ignore_index, vectors))
     except UsageError as error:
         print(f"tilenet evaluate: {error}", file=sys.stderr)
@@ -131,12 +108,6 @@ def main(arguments: list[str]) -> int:
         return 1
     print(json.dumps(found) if given.json else _table(found))
     return 0
-
-
-def _mapping(text: str) -> dict[str | int | float | bool | None, int | None]:
-    """`road=1,water=ignore` as `VectorKeys.classes`."""
-    pairs = [pair.rpartition("=") for pair in text.split(",")]
-    return {value: None if label == "ignore" else int(label) for value, _, label in pairs}
 
 
 def _table(found: dict[str, Any]) -> str:

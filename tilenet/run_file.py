@@ -67,6 +67,7 @@ class RunFile:
     steps: int | None = None
     epochs: int | None = None
     crop_px: int | None = None
+    oversample: float = 0.0
     batch_size: int = 1
     optimizer: OptimizerKeys = field(default_factory=OptimizerKeys)
     schedule: ScheduleKeys = field(default_factory=ScheduleKeys)
@@ -212,6 +213,11 @@ def _check(run: RunFile) -> None:
         raise TilenetError(
             f"focal_gamma must be a number of at least 0 (focal_gamma: {run.focal_gamma}); 2 is "
             "usual, 0 is cross-entropy"
+        )
+    if not 0 <= run.oversample <= 1 or (run.oversample and run.crop_px is None):
+        raise TilenetError(
+            f"oversample is the share of the crops that are drawn by class, from 0 to 1, and needs "
+            f"crop_px (oversample: {run.oversample}, crop_px: {run.crop_px}); 0.5 is usual"
         )
     run.optimizer.check()
     run.schedule.check(run.optimizer.lr, run.steps)

@@ -8,11 +8,14 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tilenet.announcement import announce
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.label_files import resampling_note
+from tilenet.files.survey_record import Survey
 from tilenet.files.tensorboard import check_tensorboard
 from tilenet.geometry.tiles import Window
 from tilenet.model.loss_scale import LossScale
@@ -25,7 +28,6 @@ from tilenet.parallel.progress import progress_bar, say
 from tilenet.parallel.same_files import check_same_files
 from tilenet.parallel.signals import StopRequests
 from tilenet.parallel.spatial_network import SpatialNetwork, spatial_network
-from tilenet.parallel.survey import Survey, survey
 from tilenet.parallel.swap_statistics import SwapCounts
 from tilenet.parallel.swap_summary import say_swaps
 from tilenet.parallel.trace import TraceRecorder
@@ -33,6 +35,7 @@ from tilenet.parallel.transport_choice import exchange_from
 from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.planning.class_weights import balanced_weights
 from tilenet.planning.composition import stacks, whole_norm
+from tilenet.planning.label_cells import classes_in_crops, holds_labels
 from tilenet.planning.ranks import tiles_of
 from tilenet.planning.schedule import CropSchedule, ImageSchedule, Sample, crop_places
 from tilenet.run_file import RunFile
@@ -40,6 +43,7 @@ from tilenet.run_folder import RunFolder
 from tilenet.run_images import RunImages, held_out_note, hold_out, open_images
 from tilenet.run_log import RunLog
 from tilenet.run_plan import RunPlan, plan_run
+from tilenet.run_survey import run_survey
 from tilenet.run_swap import Load, RunSwaps, decide_swaps
 from tilenet.run_validation import RunValidation
 from tilenet.step import Step, Work
@@ -111,17 +115,20 @@ class _Job:
             devices = choose_devices(run.device, place, run.num_partitions)
             self.watchdog = Watchdog(run.hang_seconds, f"rank {comm.rank} of {comm.size}")
         say_layout(comm, place, devices)
-        alignment = plan.record.context().alignment_px
-        hidden = None if opened.held_out is None else opened.held_out.mask
+        context = plan.record.context()
         files = self.images, self.labels
-        found = survey(*files, len(run.class_names), alignment, comm, hidden)
+        found = run_survey(run, *files, context, opened.held_out, folder.path, comm)
+        alignment = context.alignment_px
         self.run = run = _weighted(run, found, comm)
         with agreed(comm):
             self.record = folder.record(plan.record, found.mean, found.std)
         self.network: Network = build_network(self.record.layers, run.seed, self.dtype)
         # Ranks of the same image, row by row of the grid.
         self.image_comm = comm.Create_group(comm.group.Incl(plan.mesh.same_image(comm.rank)))
-        if run.halo_mode == "exchange" or whole_norm(self.record.layers):
+        # Layers that reach over ranks need all tiles, labelled pixels or not.
+        self.together = run.halo_mode == "exchange" or whole_norm(self.record.layers) is not None
+        self.labelled, self.cell_px = found.labelled, alignment
+        if self.together:
             self.network = spatial_network(
                 self.network,
                 self.record.layers,
@@ -166,8 +173,21 @@ class _Job:
             return ImageSchedule(run.seed, run.batch_size, sizes, run.augment.symmetries)
         with agreed(self.comm):
             places = tuple(crop_places(cells, run.crop_px, alignment) for cells in found.labelled)
+        classes: tuple[NDArray[np.uint8], ...] = ()
+        if run.oversample:
+            classes = tuple(
+                classes_in_crops(planes, there, run.crop_px, alignment)
+                for planes, there in zip(found.classes_in_cells, places, strict=True)
+            )
         return CropSchedule(
-            run.seed, run.batch_size, run.crop_px, sizes, places, run.augment.symmetries
+            run.seed,
+            run.batch_size,
+            run.crop_px,
+            sizes,
+            places,
+            run.augment.symmetries,
+            run.oversample,
+            classes,
         )
 
     def _loads(self) -> list[Load]:
@@ -273,7 +293,8 @@ class _Job:
                 slow = step == first or self.trace.slows(step + 1)
                 self.watchdog.arm(f"step {step + 1}", SLOW if slow else 1.0)
                 samples = self._samples(step)
-                work, images = list(self._work(samples)), [one.number for one in samples]
+                work = [one for one in self._work(samples) if self._counts(one)]
+                images = [one.number for one in samples]
                 with self.trace.step(step + 1):
                     done = take.take(step, work, images, lambda: stop.requested)
                     self.trace.add(done.seconds, done.read_seconds, done.reduce_seconds, done.swaps)
@@ -315,6 +336,13 @@ class _Job:
             tiling = self.tiling(*sample.size)
             for number in tiles_of(place, mesh, tiling.grid):
                 yield Work(sample, tiling, number)
+
+    def _counts(self, work: Work) -> bool:
+        """Whether a tile may hold labelled pixels, or is needed all the same."""
+        sample = work.sample
+        place = work.tile.own, sample.region, sample.symmetry
+        cells = self.labelled[sample.image]
+        return self.together or holds_labels(*place, cells, self.cell_px)
 
     def _save(self, step: int, optimizer: torch.optim.Optimizer, *, best: bool = False) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)

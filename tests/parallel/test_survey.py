@@ -5,14 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import rasterio
 from mpi4py import MPI
 from whole_image import random_scene
 
 from tilenet.errors import AgreedError
+from tilenet.files import value_counts
 from tilenet.files.labels import Labels
 from tilenet.files.raster import Raster
+from tilenet.files.survey_record import PERCENTS, Survey
 from tilenet.parallel import survey as module
-from tilenet.parallel.survey import Moments, Survey, merge, survey
+from tilenet.parallel.survey import Moments, merge, survey
 
 
 def look(path: Path, comm: MPI.Intracomm, classes: int = 3) -> tuple[Survey, list]:  # type: ignore[type-arg]
@@ -38,10 +41,81 @@ def test_survey_is_that_of_all_pixels(
     np.testing.assert_allclose(found.std, pixels.std(axis=1), rtol=1e-13)
     counted = [s.classes[s.valid & (s.classes != 255)] for s in scenes]
     assert found.class_pixels == tuple(np.bincount(np.concatenate(counted), minlength=3))
-    for cells, scene in zip(found.labelled, scenes, strict=True):
+    assert found.num_valid == pixels.shape[1]
+    assert found.minimum == tuple(pixels.min(axis=1))
+    assert found.maximum == tuple(pixels.max(axis=1))
+    assert found.percentiles == percentiles_of(pixels)
+    pairs = zip(found.classes_in_cells, found.labelled, scenes, strict=True)
+    for planes, cells, scene in pairs:
+        assert planes.shape == (1, *cells.shape)
         for row, col in np.ndindex(cells.shape):
             part = np.s_[row * 8 : row * 8 + 8, col * 8 : col * 8 + 8]
-            assert cells[row, col] == (scene.valid[part] & (scene.classes[part] != 255)).any()
+            classes = scene.classes[part][scene.valid[part] & (scene.classes[part] != 255)]
+            assert planes[0, row, col] == sum(1 << label for label in set(classes.tolist()))
+            assert cells[row, col] == (len(classes) > 0)
+
+
+def percentiles_of(pixels: np.ndarray) -> tuple[tuple[float, ...], ...]:  # type: ignore[type-arg]
+    found = np.percentile(pixels, PERCENTS, axis=1, method="inverted_cdf")
+    return tuple(tuple(row) for row in found.T)
+
+
+def test_a_survey_of_more_than_eight_classes_keeps_them_apart(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    scene = random_scene(shared_path, (70, 90), 1, write=False)
+    classes = np.random.default_rng(1).integers(0, 21, (70, 90)).astype(np.uint8)
+    grid = {"height": 70, "width": 90, "driver": "GTiff"}
+    if comm.rank == 0:
+        for path, values in ((scene.image, scene.pixels), (scene.labels, classes[None])):
+            profile = {**grid, "count": len(values), "dtype": values.dtype}
+            with rasterio.open(path, "w", **profile) as file:
+                file.write(values)
+    comm.Barrier()
+    with Raster(str(scene.image)) as image, Labels(str(scene.labels), image, 255) as labels:
+        found = survey([image], [labels], 21, 4, comm)
+    (planes,) = found.classes_in_cells
+    assert planes.shape == (3, 18, 23)
+    bits = np.unpackbits(planes, axis=0, bitorder="little")
+    for row, col in np.ndindex(18, 23):
+        part = classes[row * 4 : row * 4 + 4, col * 4 : col * 4 + 4]
+        assert set(np.flatnonzero(bits[:, row, col])) == set(part.ravel().tolist())
+
+
+@pytest.mark.parametrize("kinds", [("float32",), ("uint8", "float32", "int32")], ids=str)
+def test_real_numbers_and_several_kinds_give_the_same_bits_on_any_number_of_ranks(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]
+) -> None:
+    """More values than bins, so that how wide these are follows from all ranks' values."""
+    monkeypatch.setattr(module, "BLOCK_PX", 16)
+    rng, paths, everything = np.random.default_rng(4), [], []
+    for number, kind in enumerate(kinds):
+        values = (rng.normal(size=(1, 67, 90)) * 30 + 100).clip(0, 250).astype(kind)
+        values[:, :20, :] = (values[:, :20, :] / 50).astype(kind)  # ranks see other octaves
+        everything.append(values.ravel().astype(np.float64))
+        paths.append(shared_path / f"{number}.tif")
+        profile = {"height": 67, "width": 90, "count": 1, "dtype": kind, "driver": "GTiff"}
+        if comm.rank == 0:
+            with rasterio.open(paths[-1], "w", **profile) as file:
+                file.write(values)
+    comm.Barrier()
+    pixels = np.concatenate(everything)
+    wanted = np.array(percentiles_of(pixels[None])[0])
+    for most_bins in (1 << 16, 100):
+        monkeypatch.setattr(value_counts, "MOST_BINS", most_bins)
+        with ExitStack() as stack:
+            images = [stack.enter_context(Raster(str(path))) for path in paths]
+            together = survey(images, None, 2, 8, comm)
+            alone = survey(images, None, 2, 8, MPI.COMM_SELF)
+        for name in ("num_valid", "mean", "std", "minimum", "maximum", "percentiles"):
+            assert getattr(together, name) == getattr(alone, name)
+        assert (together.minimum, together.maximum) == ((pixels.min(),), (pixels.max(),))
+        off = np.abs(np.array(together.percentiles[0]) - wanted)
+        assert (off == 0).all() == (most_bins > 100)
+        # about ten octaves hold nearly all
+        assert (off <= wanted * 10 / 100 + 1).all()
+        assert together.class_pixels == (0, 0)
+        assert not any(cells.any() for cells in together.labelled)
 
 
 def test_survey_is_the_same_to_the_last_bit_as_on_one_rank(
@@ -50,6 +124,9 @@ def test_survey_is_the_same_to_the_last_bit_as_on_one_rank(
     monkeypatch.setattr(module, "BLOCK_PX", 50)
     together, alone = look(shared_path, comm)[0], look(shared_path, MPI.COMM_SELF)[0]
     assert (together.mean, together.std) == (alone.mean, alone.std)
+    assert together.percentiles == alone.percentiles
+    pairs = zip(together.classes_in_cells, alone.classes_in_cells, strict=True)
+    assert all(np.array_equal(*pair) for pair in pairs)
 
 
 def test_moments_are_stable_far_from_zero() -> None:

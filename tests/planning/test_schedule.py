@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from tilenet.errors import TilenetError
 from tilenet.geometry.symmetry import AS_IS, SYMMETRIES
 from tilenet.geometry.tiles import Window
+from tilenet.keys import key
+from tilenet.planning.label_cells import classes_in_crops
 from tilenet.planning.schedule import (
     CropSchedule,
     ImageSchedule,
@@ -158,6 +160,123 @@ def test_an_epoch_of_crops_draws_about_as_many_pixels_as_there_are_in_reach() ->
 def test_an_epoch_of_crops_is_at_least_a_step() -> None:
     schedule = CropSchedule(1, 400, 32, ((32, 32),), (np.zeros((1, 2), np.int64),))
     assert schedule.steps_per_epoch == 1
+
+
+# --- crops drawn by class
+
+
+def by_class(oversample: float, batch_size: int = 8) -> tuple[CropSchedule, list[np.ndarray]]:
+    """Crops of three images, and which cells hold which of eleven classes: class 9 is rare."""
+    rng = np.random.default_rng(7)
+    sizes = ((230, 310), (64, 64), (140, 90))
+    held, places, classes = [], [], []
+    for number, (height, width) in enumerate(sizes):
+        cells = rng.random((11, -(-height // 8), -(-width // 8))) < 0.15
+        cells[[3, 10]] = False  # these do not occur
+        cells[9] = False
+        if number == 0:
+            cells[9, 4, 5] = cells[9, 20, 30] = True
+        held.append(cells)
+        planes = np.packbits(cells, axis=0, bitorder="little")
+        places.append(crop_places(cells.any(axis=0), 32, 8))
+        classes.append(classes_in_crops(planes, places[-1], 32, 8))
+    schedule = CropSchedule(
+        3, batch_size, 32, sizes, tuple(places), (AS_IS,), oversample, tuple(classes)
+    )
+    return schedule, held
+
+
+def holds(held: list[np.ndarray], image: int, row: int, col: int) -> frozenset[int]:
+    part = held[image][:, row // 8 : row // 8 + 4, col // 8 : col // 8 + 4]
+    return frozenset(np.flatnonzero(part.any(axis=(1, 2))).tolist())
+
+
+def test_the_classes_of_crops_are_those_of_their_cells() -> None:
+    schedule, held = by_class(0.5)
+    for image, (places, planes) in enumerate(zip(schedule.places, schedule.classes, strict=True)):
+        assert planes.shape == (2, len(places))
+        bits = np.unpackbits(planes, axis=0, bitorder="little")
+        for place, column in zip(places.tolist(), bits.T, strict=True):
+            assert holds(held, image, *place) == set(np.flatnonzero(column).tolist())
+
+
+@pytest.mark.parametrize("oversample", [0.3, 1.0])
+def test_a_rare_class_is_drawn_as_often_as_its_share_says(oversample: float) -> None:
+    schedule, held = by_class(oversample)
+    of_places = [
+        holds(held, image, *place)
+        for image, places in enumerate(schedule.places)
+        for place in places.tolist()
+    ]
+    occurring = sorted(set().union(*of_places))
+    assert occurring == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    for label in (9, 0):
+        plainly = sum(label in found for found in of_places) / len(of_places)
+        among = [[label in found for found in of_places if one in found] for one in occurring]
+        balanced = sum(sum(found) / len(found) for found in among) / len(occurring)
+        wanted = (1 - oversample) * plainly + oversample * balanced
+        assert label != 9 or wanted > 1.3 * plainly
+        samples = [one for step in range(600) for one in schedule.samples(step)]
+        drawn = sum(label in holds(held, s.image, s.region.row, s.region.col) for s in samples)
+        spread = (wanted * (1 - wanted) / len(samples)) ** 0.5
+        assert abs(drawn / len(samples) - wanted) < 4 * spread
+
+
+def test_class_and_place_are_functions_of_their_keys() -> None:
+    schedule, held = by_class(0.5)
+    everywhere = [(i, *place) for i, p in enumerate(schedule.places) for place in p.tolist()]
+    occurring = [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    for step in range(40):
+        for number, one in enumerate(schedule.samples(step)):
+            among = everywhere
+            if key(3, "oversample", step, number) < 2**127:
+                label = occurring[key(3, "class", step, number) % len(occurring)]
+                among = [place for place in everywhere if label in holds(held, *place)]
+            wanted = among[key(3, "crop", step, number) % len(among)]
+            assert (one.image, one.region.row, one.region.col) == wanted
+
+
+def test_places_of_a_class_are_drawn_equally_often_over_all_images() -> None:
+    schedule, held = by_class(1.0, batch_size=50)
+    # one class only, so that it is the one that is drawn
+    only = tuple(planes & np.array([[1 << 6], [0]], np.uint8) for planes in schedule.classes)
+    schedule = replace(schedule, classes=only)
+    drawn = Counter(
+        (s.image, s.region.row, s.region.col) for step in range(200) for s in schedule.samples(step)
+    )
+    wanted = {
+        (image, *place)
+        for image, places in enumerate(schedule.places)
+        for place in places.tolist()
+        if 6 in holds(held, image, *place)
+    }
+    assert set(drawn) == wanted
+    expected = 10_000 / len(wanted)
+    chi2 = sum((drawn[place] - expected) ** 2 / expected for place in wanted)
+    assert abs(chi2 - (len(wanted) - 1)) < 5 * (2 * len(wanted)) ** 0.5
+
+
+def test_without_oversampling_the_draws_are_those_that_they_always_were() -> None:
+    schedule, _ = by_class(0.0)
+    plain = replace(schedule, classes=())
+    everywhere = [(i, *place) for i, p in enumerate(schedule.places) for place in p.tolist()]
+    for step in range(30):
+        assert schedule.samples(step) == plain.samples(step)
+        for number, one in enumerate(schedule.samples(step)):
+            draw = key(3, "crop", step, number) % len(everywhere)
+            assert (one.image, one.region.row, one.region.col) == everywhere[draw]
+
+
+def test_the_other_crops_of_a_step_stay_what_they_were() -> None:
+    schedule, _ = by_class(0.4)
+    plain, alone = replace(schedule, oversample=0.0), replace(schedule, batch_size=3)
+    changed = [
+        one != other
+        for step in range(200)
+        for one, other in zip(schedule.samples(step), plain.samples(step), strict=True)
+    ]
+    assert 0.35 < sum(changed) / len(changed) < 0.45
+    assert alone.samples(11) == schedule.samples(11)[:3]
 
 
 # --- symmetries

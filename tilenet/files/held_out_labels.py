@@ -26,6 +26,11 @@ class HeldOutLabels(LabelSource):
         self.path, self.ignore_index = labels.path, labels.ignore_index
         self.height, self.width = labels.height, labels.width
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that are read."""
+        return self._labels.files
+
     def close(self) -> None:
         """Close the file."""
         self._labels.close()

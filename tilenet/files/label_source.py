@@ -7,6 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tilenet.files.fingerprint import files_beside
 from tilenet.geometry.tiles import Window
 
 __all__ = ["LabelSource"]
@@ -41,6 +42,11 @@ class LabelSource(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that are read: the labels' own and those that belong to it."""
+        return files_beside(self.path)
 
     @abstractmethod
     def close(self) -> None:

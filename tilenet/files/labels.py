@@ -47,9 +47,24 @@ class Labels(LabelSource):
         self.height, self.width = self._raster.size if image is None else image.size
 
     @property
+    def raster(self) -> Raster:
+        """The open label raster, on its own grid."""
+        return self._raster
+
+    @property
+    def factor(self) -> int:
+        """Label pixels along a side of an image pixel, which takes the most frequent class."""
+        return self._factor
+
+    @property
     def resampled(self) -> bool:
         """Whether they lie on another grid than the image."""
         return self._nearest is not None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that are read, with masks and whatever else lies beside them."""
+        return self._raster.files
 
     def close(self) -> None:
         """Close the file."""

@@ -112,6 +112,16 @@ class Raster:
         return self._files.dataset
 
     @property
+    def stack(self) -> FileStack:
+        """The open file, or the files on one grid."""
+        return self._files
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that are read, with masks and whatever else lies beside them."""
+        return self._files.files
+
+    @property
     def size(self) -> tuple[int, int]:
         """Height and width in pixels at the resolution that is read."""
         return self.height, self.width

@@ -82,6 +82,16 @@ class FileStack:
         return len(self._places)
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """All files that are read, with masks and whatever else lies beside them."""
+        return tuple(str(path) for dataset in self._datasets for path in dataset.files)
+
+    @property
+    def datasets(self) -> tuple[Any, ...]:
+        """rasterio's open files."""
+        return tuple(self._datasets)
+
+    @property
     def dataset(self) -> Any:
         """rasterio's first open file."""
         return self._datasets[0]

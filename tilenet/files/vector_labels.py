@@ -49,6 +49,11 @@ class VectorLabels(LabelSource):
         self._transform = image.transform
         self.height, self.width = image.size
 
+    @property
+    def layer(self) -> VectorLayer:
+        """The polygons' layer."""
+        return self._layer
+
     def close(self) -> None:
         """Forget what was burned; the file is only open while it is read."""
         BURNED.drop(self._number)

@@ -45,6 +45,13 @@ class Polygons:
 class VectorLayer:
     """A layer of a vector file, and the image that it labels.
 
+    Attributes:
+        name: The layer's.
+        bounds: Of all its features.
+        num_features: As the file says; some kinds of file do not know (-1).
+        fields: Names of its attributes.
+        crs: Of its coordinates.
+
     Args:
         path: Any file that GDAL reads; GeoPackage, GeoJSON, Shapefile, FlatGeobuf …
         image: The image.
@@ -71,6 +78,7 @@ class VectorLayer:
             raise _no_polygons(path, self.name, kind)
         bounds = info["total_bounds"]
         self.bounds = Bounds(*(np.inf,) * 4 if bounds is None else bounds)
+        self.num_features, self.fields = int(info["features"]), tuple(map(str, info["fields"]))
         self.crs = crs_of_layer(path, info, keys.crs, self.bounds, image)
         check_overlap(path, self.bounds, self.crs, image)
         # Without an index each query reads the whole file, so then it is read once and kept.

@@ -24,7 +24,15 @@ from tilenet.parallel.heap import keep_freed_buffers
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["NodePlace", "agreed", "choose_devices", "node_place", "run_as_rank", "world"]
+__all__ = [
+    "NodePlace",
+    "agreed",
+    "choose_devices",
+    "launched",
+    "node_place",
+    "run_as_rank",
+    "world",
+]
 
 # Task counts that launchers leave in the environment of each task.
 STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
@@ -51,6 +59,11 @@ def world() -> "MPI.Intracomm":
                     "with it"
                 )
     return MPI.COMM_WORLD
+
+
+def launched() -> bool:
+    """Whether a launcher started several tasks, as far as the environment tells; no MPI yet."""
+    return any(os.environ.get(name, "1") not in ("", "1") for name in STEP_SIZES)
 
 
 @contextmanager

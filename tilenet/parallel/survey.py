@@ -2,12 +2,12 @@
 
 The images are cut into blocks that have nothing to do with tiles or ranks. Ranks take them in turn,
 and the blocks' results are merged in the same order everywhere, so statistics are the same to the
-last bit on any number of ranks.
+last bit on any number of ranks. Counts of values are whole numbers, merged in any order.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,16 @@ from numpy.typing import NDArray
 from tilenet.errors import TilenetError
 from tilenet.files.label_classes import check_classes
 from tilenet.files.label_source import LabelSource
-from tilenet.files.raster import Raster
+from tilenet.files.raster import Pixels, Raster
+from tilenet.files.survey_record import PERCENTS, Survey
+from tilenet.files.value_counts import ValueCounts, count_values, merge_counts
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.mesh import agreed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Moments", "Survey", "merge", "survey"]
+__all__ = ["Moments", "merge", "survey"]
 
 BLOCK_PX = 1024
 
@@ -39,20 +41,15 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What the images hold.
+class _Block:
+    """What a block holds: statistics, labelled pixels per class, and classes of its cells.
 
-    Attributes:
-        mean: Per band, over the valid pixels of all images.
-        std: Per band.
-        class_pixels: Labelled valid pixels of each class.
-        labelled: For each image, whether each alignment cell holds a labelled valid pixel.
+    Classes behind the last that occurs are left out of `counts`: it travels to all ranks.
     """
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    class_pixels: tuple[int, ...]
-    labelled: tuple[NDArray[np.bool_], ...]
+    moments: Moments
+    counts: NDArray[np.int64]
+    classes_in_cells: NDArray[np.uint8]
 
 
 def merge(first: Moments, second: Moments) -> Moments:
@@ -71,7 +68,7 @@ def merge(first: Moments, second: Moments) -> Moments:
 
 def survey(
     images: Sequence[Raster],
-    labels: Sequence[LabelSource],
+    labels: Sequence[LabelSource] | None,
     num_classes: int,
     alignment_px: int,
     comm: "MPI.Intracomm",
@@ -80,6 +77,8 @@ def survey(
     """Read all images and labels once, each rank its share. Collective.
 
     Args:
+        labels: One per image; None: pixels only.
+        alignment_px: Side of the cells.
         held_out: Where pixels of a window of an image enter no statistics, (H, W); None: nowhere.
 
     Raises:
@@ -92,64 +91,82 @@ def survey(
         for row in range(0, image.height, side)
         for col in range(0, image.width, side)
     ]
-    results: dict[int, tuple[Any, ...]] = {}
+    bands = len(images[0].bands)
+    dtype = np.result_type(*(image.dtype for image in images))  # holds the values of all
+    mine: dict[int, _Block] = {}
+    values = [count_values(np.empty(0, dtype))] * bands
     with agreed(comm):
         for number in range(comm.rank, len(blocks), comm.size):
             index, window = blocks[number]
-            results[number] = _look(
-                images[index],
-                labels[index],
-                window,
-                num_classes,
-                alignment_px,
-                None if held_out is None else held_out(index, window),
-            )
-    everywhere: dict[int, tuple[Any, ...]] = {}
-    for part in comm.allgather(results):
+            pixels = images[index].read(window)
+            entering = pixels.valid
+            if held_out is not None:
+                entering = entering & ~held_out(index, window)
+            inside = pixels.values[:, entering]
+            source = None if labels is None else labels[index]
+            counts, cells = _classes(pixels, source, window, num_classes, alignment_px)
+            mine[number] = _Block(_moments(inside.astype(np.float64)), counts, cells)
+            found = [count_values(band) for band in inside.astype(dtype, copy=False)]
+            values = _merged(values, found)
+    everywhere: dict[int, _Block] = {}
+    for part in comm.allgather(mine):
         everywhere.update(part)
+    values = comm.allreduce(values, op=_merged)
 
-    bands = len(images[0].bands)
     moments = Moments(0, np.zeros(bands), np.zeros(bands))
     class_pixels = np.zeros(num_classes, np.int64)
-    labelled = [
-        np.zeros((-(-im.height // alignment_px), -(-im.width // alignment_px)), np.bool_)
-        for im in images
+    planes = [
+        np.zeros((-(-num_classes // 8), *(-(-px // alignment_px) for px in image.size)), np.uint8)
+        for image in images
     ]
     for number, (index, window) in enumerate(blocks):
-        block, counts, cells = everywhere[number]
-        moments = merge(moments, block)
-        class_pixels += counts
+        block = everywhere[number]
+        moments = merge(moments, block.moments)
+        class_pixels[: len(block.counts)] += block.counts
         row, col = window.row // alignment_px, window.col // alignment_px
-        labelled[index][row : row + cells.shape[0], col : col + cells.shape[1]] = cells
+        rows, cols = block.classes_in_cells.shape[1:]
+        planes[index][:, row : row + rows, col : col + cols] = block.classes_in_cells
     with agreed(comm):
         _check_something_is_there(images, labels, moments, class_pixels)
     return Survey(
+        num_valid=moments.count,
         mean=tuple(moments.mean.tolist()),
         std=tuple(np.sqrt(moments.squares / moments.count).tolist()),
+        minimum=tuple(band.minimum for band in values),
+        maximum=tuple(band.maximum for band in values),
+        percentiles=tuple(band.percentiles(PERCENTS) for band in values),
         class_pixels=tuple(class_pixels.tolist()),
-        labelled=tuple(labelled),
+        classes_in_cells=tuple(planes),
     )
 
 
-def _look(
-    image: Raster,
-    labels: LabelSource,
+def _merged(first: list[ValueCounts], second: list[ValueCounts]) -> list[ValueCounts]:
+    """Band by band."""
+    return [merge_counts(*pair) for pair in zip(first, second, strict=True)]
+
+
+def _classes(
+    pixels: Pixels,
+    labels: LabelSource | None,
     window: Window,
     num_classes: int,
     alignment_px: int,
-    held_out: NDArray[np.bool_] | None = None,
-) -> tuple[Moments, NDArray[np.int64], NDArray[np.bool_]]:
-    pixels = image.read(window)
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Labelled valid pixels of each class in a window, and which classes its cells hold."""
+    edges = ((0, -window.height % alignment_px), (0, -window.width % alignment_px))
+    height, width = (-(-px // alignment_px) for px in (window.height, window.width))
+    planes = np.zeros((-(-num_classes // 8), height, width), np.uint8)
+    if labels is None:
+        return np.zeros(0, np.int64), planes
     classes = labels.read(window)
     check_classes(labels, classes, window, num_classes)
     counted = pixels.valid & (classes != labels.ignore_index)
-    counts = np.bincount(classes[counted], minlength=num_classes)
-    edges = ((0, -window.height % alignment_px), (0, -window.width % alignment_px))
-    padded = np.pad(counted, edges)
-    height, width = padded.shape[0] // alignment_px, padded.shape[1] // alignment_px
-    cells = np.asarray(padded.reshape(height, alignment_px, width, alignment_px).any(axis=(1, 3)))
-    entering = pixels.valid if held_out is None else pixels.valid & ~held_out
-    return _moments(pixels.values[:, entering].astype(np.float64)), counts, cells
+    counts = np.bincount(classes[counted])
+    for label in np.flatnonzero(counts):
+        padded = np.pad(counted & (classes == label), edges)
+        cells = padded.reshape(height, alignment_px, width, alignment_px).any(axis=(1, 3))
+        planes[label // 8] |= cells.astype(np.uint8) << np.uint8(label % 8)
+    return counts, planes
 
 
 def _moments(values: NDArray[np.float64]) -> Moments:
@@ -162,7 +179,7 @@ def _moments(values: NDArray[np.float64]) -> Moments:
 
 def _check_something_is_there(
     images: Sequence[Raster],
-    labels: Sequence[LabelSource],
+    labels: Sequence[LabelSource] | None,
     moments: Moments,
     class_pixels: NDArray[np.int64],
 ) -> None:
@@ -171,7 +188,7 @@ def _check_something_is_there(
             f"an image must hold pixels with data ({', '.join(i.path for i in images)}: all pixels "
             "are nodata); check the nodata tag, the mask or alpha band, or set nodata: none"
         )
-    if class_pixels.sum() == 0:
+    if labels is not None and class_pixels.sum() == 0:
         raise TilenetError(
             f"at least one pixel with data must be labelled ({', '.join(i.path for i in labels)}: "
             f"all labels there are {labels[0].ignore_index} or nodata); check ignore_index"

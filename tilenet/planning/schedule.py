@@ -11,6 +11,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.symmetry import AS_IS, Symmetry
 from tilenet.geometry.tiles import Window
 from tilenet.keys import key, uniform
+from tilenet.planning.label_cells import cells_in_boxes, has_class
 
 __all__ = ["CropSchedule", "ImageSchedule", "Sample", "crop_places", "mini_batch_sizes"]
 
@@ -82,6 +83,10 @@ class CropSchedule:
         sizes: Height and width of each image.
         places: For each image its candidate (row, column) origins, shape (N, 2).
         symmetries: Of these, one is drawn for each crop.
+        oversample: Share of the crops that are drawn by class: first a class, each as likely, then
+            a place among those that hold it.
+        classes: For each image the classes that its places hold, (ceil(K / 8), N), see
+            `classes_in_crops`; needed to oversample.
     """
 
     seed: int
@@ -90,6 +95,8 @@ class CropSchedule:
     sizes: tuple[tuple[int, int], ...]
     places: tuple[NDArray[np.int64], ...]
     symmetries: tuple[Symmetry, ...] = (AS_IS,)
+    oversample: float = 0.0
+    classes: tuple[NDArray[np.uint8], ...] = ()
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -99,18 +106,53 @@ class CropSchedule:
 
     def samples(self, step: int) -> tuple[Sample, ...]:
         """The crops of a step; steps count from 0."""
-        ends = np.cumsum([len(places) for places in self.places])
         samples = []
         for number in range(self.batch_size):
-            draw = key(self.seed, "crop", step, number) % int(ends[-1])
-            image = int(np.searchsorted(ends, draw, side="right"))
-            row, col = (int(x) for x in self.places[image][draw - int(ends[image])])
+            image, row, col = self._place(step, number)
             height = min(self.crop_px, self.sizes[image][0] - row)
             width = min(self.crop_px, self.sizes[image][1] - col)
             region = Window(row, col, height, width)
             turned = _drawn(self.symmetries, self.seed, step, number)
             samples.append(Sample(number, image, region, turned))
         return tuple(samples)
+
+    def _place(self, step: int, number: int) -> tuple[int, int, int]:
+        """Image, row and column of a crop."""
+        draw = key(self.seed, "crop", step, number)
+        if key(self.seed, "oversample", step, number) < self.oversample * 2**128:
+            # Places that hold the class are counted beforehand, and found when one is drawn: a list
+            # of them per class would take twenty times the memory of all places.
+            classes = self._places_of_classes
+            label = list(classes)[key(self.seed, "class", step, number) % len(classes)]
+            image, place = _nth(classes[label], draw)
+            place = int(np.flatnonzero(has_class(self.classes[image], label))[place])
+        else:
+            image, place = _nth(self._num_places, draw)
+        row, col = (int(x) for x in self.places[image][place])
+        return image, row, col
+
+    @cached_property
+    def _num_places(self) -> NDArray[np.int64]:
+        """Of each image."""
+        return np.array([len(places) for places in self.places], np.int64)
+
+    @cached_property
+    def _places_of_classes(self) -> dict[int, NDArray[np.int64]]:
+        """Of each class that some place holds, how many places of each image do."""
+        every = range(8 * len(self.classes[0]))
+        counts = {
+            label: np.array([has_class(planes, label).sum() for planes in self.classes], np.int64)
+            for label in every
+        }
+        return {label: found for label, found in counts.items() if found.any()}
+
+
+def _nth(counts: NDArray[np.int64], draw: int) -> tuple[int, int]:
+    """Image and place there of a draw among the places of all images."""
+    ends = np.cumsum(counts)
+    draw %= int(ends[-1])
+    image = int(np.searchsorted(ends, draw, side="right"))
+    return image, draw - int(ends[image]) + int(counts[image])
 
 
 def _drawn(symmetries: tuple[Symmetry, ...], seed: int, step: int, number: int) -> Symmetry:
@@ -161,15 +203,5 @@ def crop_places(labelled: NDArray[np.bool_], crop_px: int, alignment_px: int) ->
             f"{max(alignment_px, round(crop_px / alignment_px) * alignment_px)}"
         )
     side = crop_px // alignment_px
-    rows, cols = (max(1, cells - side + 1) for cells in labelled.shape)
-    # Sums over all windows at once, from the table of sums above and to the left of each cell.
-    sums = np.pad(labelled.astype(np.int64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
-    below = np.minimum(np.arange(rows) + side, labelled.shape[0])
-    right = np.minimum(np.arange(cols) + side, labelled.shape[1])
-    inside = (
-        sums[np.ix_(below, right)]
-        - sums[:rows][:, right]
-        - sums[below][:, :cols]
-        + sums[:rows, :cols]
-    )
+    inside = cells_in_boxes(labelled, side)
     return np.argwhere(inside > 0) * alignment_px

@@ -1,0 +1,43 @@
+"""`tilenet info --pixels` over ranks: printed once, the numbers of one rank, refused by all."""
+
+import json
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+from whole_image import random_scene
+
+from tilenet.__main__ import main
+from tilenet.info import Asked, describe
+from tilenet.parallel import survey as module
+
+pytestmark = pytest.mark.ranks(1, 2, 3)
+
+
+def test_pixels_are_shared_by_ranks_and_printed_once(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = random_scene(shared_path, (157, 211), 1, write=comm.rank == 0)
+    comm.Barrier()
+    monkeypatch.setattr(module, "BLOCK_PX", 50)
+    paths = [str(scene.image), "/nowhere.tif", str(scene.image)]
+    labels = [str(scene.labels)] * 2 + [str(shared_path)]
+    code = main(["info", *paths, "--labels", *labels, "--pixels", "--json"])
+    assert comm.allgather(code) == [1] * comm.size
+    printed = "".join(comm.allgather(capfd.readouterr().out))
+    assert printed.count("\n") == 1
+    first, refused, unlabelled = json.loads(printed)["images"]
+    alone = describe(paths[0], labels[0], Asked(pixels=True), MPI.COMM_SELF)
+    assert first == json.loads(json.dumps(alone))
+    assert refused["refused"].startswith("a raster must be a file that GDAL can open")
+    assert unlabelled["refused"].startswith("labels must be a raster or a vector file")
+    assert unlabelled["pixels"] == first["pixels"]
+    assert main(["info", *paths, "--pixels"]) == 1
+    text, said = capfd.readouterr()
+    everything = "".join(comm.allgather(text))
+    assert everything.count(paths[0]) == 2
+    assert everything.count("pixels are without data") == 2
+    assert "".join(comm.allgather(said)).count("tilenet: ") == 1

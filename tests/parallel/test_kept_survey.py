@@ -1,0 +1,257 @@
+"""A survey is kept beside its run, and used where nothing changed that it depends on."""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+from mpi4py import MPI
+from test_resume import rows, weights
+from test_same_as_whole_image import NETWORKS, options_of, run_file
+from whole_image import random_scene
+
+from tilenet.errors import AgreedError
+from tilenet.files.labels import Labels
+from tilenet.files.raster import Raster
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.parallel import survey as module
+from tilenet.planning.held_out import HeldOut
+from tilenet.run_file import RunFile
+from tilenet.run_keys import NetworkKeys, ValidationKeys, VectorKeys
+from tilenet.run_survey import SURVEY, survey_key
+from tilenet.train import train
+
+USED, ANEW = "statistics and labelled places are those of", "all pixels are looked at anew"
+Capture = pytest.CaptureFixture[str]
+
+
+def a_run(comm: MPI.Intracomm, folder: Path) -> RunFile:
+    scenes = [
+        random_scene(folder, size, seed, write=comm.rank == 0)
+        for seed, size in enumerate([(60, 77), (41, 52)], start=1)
+    ]
+    comm.Barrier()
+    run = run_file(folder, scenes, NETWORKS["same-bilinear"])
+    return replace(run, crop_px=32, oversample=0.5, class_weights="auto", steps=2)
+
+
+def said(comm: MPI.Intracomm, capfd: Capture) -> str:
+    return "".join(comm.allgather(capfd.readouterr().err))
+
+
+def as_written(run: RunFile) -> tuple[list[str], dict[str, torch.Tensor]]:
+    return [row["loss"] for row in rows(run)], weights(run)
+
+
+def same(first: Any, second: Any) -> bool:
+    equal = all(torch.equal(first[1][name], tensor) for name, tensor in second[1].items())
+    return bool(first[0] == second[0] and equal)
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_what_is_kept_is_used_and_gives_the_same_bits(
+    comm: MPI.Intracomm, shared_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(comm, shared_path)
+    assert train(run, comm=comm) == 0
+    first, words = as_written(run), said(comm, capfd)
+    assert USED not in words
+    assert ANEW not in words
+    before = (Path(run.output) / SURVEY).read_bytes()
+    assert (
+        oct((Path(run.output) / SURVEY).stat().st_mode)[-3:]
+        == oct((Path(run.output) / "history.csv").stat().st_mode)[-3:]
+    )
+
+    def never(*rest: object) -> None:
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "survey", never)
+        assert train(run, overwrite=True, comm=comm) == 0
+        assert said(comm, capfd).count(USED) == 1
+        assert same(as_written(run), first)
+        assert train(replace(run, steps=3), resume=True, comm=comm) == 0
+        assert said(comm, capfd).count(USED) == 1
+    assert (Path(run.output) / SURVEY).read_bytes() == before
+    # another network on the same grid looks at the same pixels
+    wider = replace(run, network=replace(run.network, base=6))
+    assert train(wider, overwrite=True, comm=comm) == 0
+    assert said(comm, capfd).count(USED) == 1
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def turned_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 4
+    path.write_bytes(bytes(data))
+
+
+def nothing_of_ours(path: Path) -> None:
+    path.write_text("mean: 3")
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("spoil", [truncated, turned_bit, nothing_of_ours])
+def test_what_is_not_whole_is_made_again(
+    comm: MPI.Intracomm, shared_path: Path, capfd: Capture, spoil: Callable[[Path], None]
+) -> None:
+    run = a_run(comm, shared_path)
+    assert train(run, comm=comm) == 0
+    first = as_written(run)
+    comm.Barrier()
+    if comm.rank == 0:
+        spoil(Path(run.output) / SURVEY)
+    capfd.readouterr()
+    assert train(run, overwrite=True, comm=comm) == 0
+    words = said(comm, capfd)
+    assert words.count(f"{ANEW}: a survey's file must be whole") == 1
+    assert same(as_written(run), first)
+    assert train(run, overwrite=True, comm=comm) == 0
+    assert said(comm, capfd).count(USED) == 1
+    assert same(as_written(run), first)
+
+
+@pytest.mark.ranks(1, 2)
+def test_other_labels_are_looked_at_anew(
+    comm: MPI.Intracomm, shared_path: Path, capfd: Capture
+) -> None:
+    run = a_run(comm, shared_path)
+    assert train(run, comm=comm) == 0
+    first = as_written(run)
+    if comm.rank == 0:
+        with rasterio.open(run.label_paths[0], "r+") as file:
+            file.write((file.read() + 1) % 3)
+    comm.Barrier()
+    capfd.readouterr()
+    assert train(run, overwrite=True, comm=comm) == 0
+    assert said(comm, capfd).count(f"{ANEW}: files or keys are not those of") == 1
+    assert not same(as_written(run), first)
+
+
+@pytest.mark.ranks(1, 2)
+def test_with_other_blocks_held_out_all_is_looked_at_anew(
+    comm: MPI.Intracomm, shared_path: Path, capfd: Capture
+) -> None:
+    run = replace(a_run(comm, shared_path), network=NetworkKeys(poolings=1, base=4))
+    run = replace(run, validation=ValidationKeys(share=0.2, block_px=24))
+    assert train(run, comm=comm) == 0
+    first = as_written(run)
+    capfd.readouterr()
+    assert train(run, overwrite=True, comm=comm) == 0
+    assert said(comm, capfd).count(USED) == 1
+    assert same(as_written(run), first)
+    other = replace(run, validation=ValidationKeys(share=0.3, block_px=24))
+    assert train(other, overwrite=True, comm=comm) == 0
+    assert said(comm, capfd).count(ANEW) == 1
+    assert not same(as_written(run), first)
+
+
+@pytest.mark.ranks(1, 2)
+def test_what_is_wrong_is_not_kept_and_stays_wrong(
+    comm: MPI.Intracomm, shared_path: Path, capfd: Capture
+) -> None:
+    run = replace(a_run(comm, shared_path), classes=2, class_weights=None)
+    for _ in range(2):
+        with pytest.raises(AgreedError, match="labels must be 0 to classes"):
+            train(run, comm=comm)
+        assert not list(Path(run.output).glob("survey*"))
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_survey_that_cannot_be_kept_stops_no_run(
+    comm: MPI.Intracomm, shared_path: Path, capfd: Capture
+) -> None:
+    run = a_run(comm, shared_path)
+    if comm.rank == 0:
+        (Path(run.output) / SURVEY / "in the way").mkdir(parents=True)
+    comm.Barrier()
+    assert train(run, comm=comm) == 0
+    words = said(comm, capfd)
+    assert words.count("the survey of the images is not kept, and will be made again") == 1
+    assert not (Path(run.output) / f"{SURVEY}.part").exists()
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "bands": {"bands": [1, 2]},
+    "order of bands": {"bands": [2, 1, 3]},
+    "resolution": {"resolution": 4.0},
+    "nodata": {"nodata": 7.0},
+    "no nodata": {"nodata": "none"},
+    "classes": {"classes": 4},
+    "ignore_index": {"ignore_index": 254},
+    "vectors": {"vectors": VectorKeys(all_touched=True)},
+}
+SAME: dict[str, dict[str, Any]] = {
+    "seed": {"seed": 9},
+    "length": {"steps": 99},
+    "network": {"network": NETWORKS["valid"]},
+    "validation": {"validation": ValidationKeys(block_px=64, every=3)},
+}
+
+
+@pytest.mark.ranks(1)
+def test_the_key_tells_whatever_a_survey_depends_on(shared_path: Path) -> None:
+    run = a_run(MPI.COMM_SELF, shared_path)
+    first = key_of(run)
+    assert first is not None
+    keys = {name: key_of(replace(run, **change)) for name, change in CHANGES.items()}
+    assert None not in keys.values()
+    assert len({first, *keys.values()}) == 1 + len(CHANGES)
+    assert {key_of(replace(run, **change)) for change in SAME.values()} == {first}
+    assert key_of(run, options_of(NETWORKS["same-nearest"])) != first  # alignment 8
+    # What is hidden from training, and how far around it
+    chosen = [np.zeros((3, 4), bool), np.zeros((3, 3), bool)]
+    held = [HeldOut(20, ((60, 77), (41, 52)), tuple(one.copy() for one in chosen))]
+    for number, place in enumerate([(0, 0), (0, 1), (1, 0)]):
+        chosen[number > 1][place] = True
+        held.append(HeldOut(20, held[0].sizes, tuple(one.copy() for one in chosen)))
+    held.append(replace(held[-1], block_px=21))
+    hiding = {key_of(run, held_out=one) for one in held}
+    wider = replace(options_of(run.network), convolutions=3)
+    assert key_of(run, wider) == first
+    hiding.add(key_of(run, wider, held[-1]))
+    assert len({first, *hiding}) == 2 + len(held)
+    turned = replace(run, images=run.image_paths[::-1], labels=run.label_paths[::-1])
+    assert key_of(turned) != first
+    image, seen = Path(run.image_paths[1]), {first}
+    # sizes, dates, and what lies beside a file
+    os.utime(image, ns=(0, image.stat().st_mtime_ns + 1))
+    seen.add(key_of(run))
+    with rasterio.open(image) as file:
+        mask = np.full(file.shape, 255, np.uint8)
+    with (
+        rasterio.Env(GDAL_TIFF_INTERNAL_MASK=False),
+        rasterio.open(image, "r+") as file,
+    ):
+        file.write_mask(mask)
+    seen.add(key_of(run))
+    assert len(seen) == 3
+    os.utime(f"{image}.msk", ns=(0, 1))
+    seen.add(key_of(run))
+    assert len(seen) == 4
+    assert None not in seen
+
+
+def key_of(
+    run: RunFile, options: UNetOptions | None = None, held_out: HeldOut | None = None
+) -> str | None:
+    options = options or options_of(NETWORKS["same-bilinear"])
+    with ExitStack() as stack:
+        images = [
+            stack.enter_context(Raster(path, run.bands, run.resolution, run.nodata))
+            for path in run.image_paths
+        ]
+        pairs = zip(run.label_paths, images, strict=True)
+        labels = [stack.enter_context(Labels(path, image, 255)) for path, image in pairs]
+        return survey_key(run, images, labels, context_of(unet_layers(options)), held_out)

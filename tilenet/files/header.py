@@ -1,0 +1,152 @@
+"""What a raster's header says: grid, bands, what counts as data, and how its blocks lie."""
+
+import os
+from dataclasses import dataclass
+from math import acos, atan2, degrees, hypot
+from typing import Any
+
+from rasterio.enums import MaskFlags
+from rasterio.errors import CRSError
+
+from tilenet.files.extents import crs_name
+from tilenet.files.raster import GDAL_ERRORS, Raster
+
+__all__ = ["BandInFile", "Header", "header_of"]
+
+WINDOW_PX = 1024  # side of a window that is read
+MOST_TIMES = 4.0  # pixels that are decoded for one that is wanted
+SMALL_BYTES = 64 << 20  # GDAL's cache holds what is no larger, see `raster`
+
+
+@dataclass(frozen=True)
+class BandInFile:
+    """One band.
+
+    Attributes:
+        number: From 1, through all stacked files.
+        name: What the file calls it, or nothing.
+        read: Whether it is among those that are read; alpha is not, unless asked for.
+    """
+
+    number: int
+    name: str
+    dtype: str
+    read: bool
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of a raster before a pixel is read.
+
+    Attributes:
+        num_bytes: Of all its files on disk; None: they are elsewhere.
+        size: Height and width of the file's pixels.
+        read_size: Likewise, at the resolution it is read at.
+        crs: Its name; None: there is none.
+        unit: Of its coordinates; None without a CRS.
+        pixel: Width and height of a pixel at that resolution, along the pixels' own axes.
+        rotation: Degrees by which rows of pixels are turned from the x axis, counterclockwise.
+        mirrored: Whether it cannot be turned to be a map: rows go upwards, in an upright one.
+        corner: Degrees between rows and columns; 90 unless the grid is sheared.
+        data: What says where there is data, in words.
+        block: Rows and columns of the blocks that the file is stored in.
+        compression: Of the file; None: none.
+        times: Pixels decoded for each that is wanted, in a window of 1024 px that lies badly.
+        suits_windows: Whether these are few, or the file so small that GDAL keeps it.
+    """
+
+    driver: str
+    num_bytes: int | None
+    size: tuple[int, int]
+    read_size: tuple[int, int]
+    bands: tuple[BandInFile, ...]
+    crs: str | None
+    unit: str | None
+    pixel: tuple[float, float]
+    rotation: float
+    mirrored: bool
+    corner: float
+    data: str
+    block: tuple[int, int]
+    compression: str | None
+    times: float
+    suits_windows: bool
+
+
+def header_of(raster: Raster) -> Header:
+    """The header of an open raster."""
+    stack, first, t = raster.stack, raster.dataset, raster.transform
+    block = max((tuple(map(int, d.block_shapes[0])) for d in stack.datasets), key=lambda b: b[1])
+    columns, rows = hypot(t.a, t.d), hypot(t.b, t.e)
+    between = (t.a * t.b + t.d * t.e) / (columns * rows) if columns and rows else 0.0
+    height, width = raster.size_in_file
+    times = _times(block[0], height) * _times(block[1], width)
+    num_values = height * width * stack.count
+    return Header(
+        driver=str(first.driver),
+        num_bytes=_num_bytes(raster.files),
+        size=raster.size_in_file,
+        read_size=raster.size,
+        bands=tuple(
+            BandInFile(number, band.name, stack.dtypes[number - 1], number in raster.bands)
+            for number, band in enumerate(stack.bands, start=1)
+        ),
+        crs=crs_name(raster.crs) if raster.crs else None,
+        unit=_unit(raster.crs),
+        pixel=(columns, rows),
+        rotation=degrees(atan2(t.d, t.a)),
+        mirrored=t.a * t.e - t.b * t.d > 0,
+        corner=degrees(acos(max(-1.0, min(1.0, between)))),
+        data=_data(raster),
+        block=(block[0], block[1]),
+        compression=str(first.compression.value) if first.compression else None,
+        times=times,
+        suits_windows=times <= MOST_TIMES or num_values * raster.dtype.itemsize <= SMALL_BYTES,
+    )
+
+
+def _num_bytes(paths: tuple[str, ...]) -> int | None:
+    try:
+        return sum(os.stat(path).st_size for path in set(paths))
+    except OSError:
+        return None
+
+
+def _unit(crs: Any) -> str | None:
+    if not crs:
+        return None
+    try:
+        return str(crs.units_factor[0])
+    except (*GDAL_ERRORS, CRSError):
+        return None
+
+
+def _data(raster: Raster) -> str:
+    """What says where there is data."""
+    if raster.nodata == "none":
+        return "every pixel counts (nodata: none)"
+    if raster.nodata == "collar":
+        return "no data in the black collar (nodata: collar)"
+    if raster.nodata is not None:
+        return f"no data where all bands are {raster.nodata:g} (nodata: {raster.nodata:g})"
+    kinds = dict.fromkeys(_by_the_file(dataset) for dataset in raster.stack.datasets)
+    return "; ".join(kinds)
+
+
+def _by_the_file(dataset: Any) -> str:
+    flags = {flag for flags in dataset.mask_flag_enums for flag in flags}
+    if MaskFlags.alpha in flags:
+        return "no data where the alpha band is 0"
+    if MaskFlags.per_dataset in flags:
+        return "no data where the file's mask is 0"
+    tags = dict.fromkeys(value for value in dataset.nodatavals if value is not None)
+    if MaskFlags.nodata in flags and tags:
+        return f"no data where all bands are {' or '.join(f'{tag:g}' for tag in tags)} (nodata tag)"
+    return "every pixel counts (no nodata tag, mask or alpha band)"
+
+
+def _times(block: int, size: int) -> float:
+    """Pixels in the blocks that a window meets along an axis, where it lies badly, per pixel."""
+    window = min(WINDOW_PX, size)
+    blocks = (window - 2) // block + 2 if window > 1 else 1
+    return min(size, blocks * block) / window

@@ -1,0 +1,52 @@
+"""Options by which commands are told what labels mean."""
+
+import argparse
+
+from tilenet.errors import UsageError
+from tilenet.files.vector_keys import VectorKeys
+
+__all__ = ["add_labels", "vectors_of"]
+
+
+def add_labels(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `vectors_of` reads, and `--ignore-index`."""
+    parser.add_argument(
+        "--ignore-index", type=int, default=255, help="label that does not count (255)"
+    )
+    parser.add_argument("--field", help="polygons: attribute that holds the class; else all are 1")
+    parser.add_argument(
+        "--classes",
+        type=_mapping,
+        metavar="VALUE=CLASS,…",
+        help="polygons: classes of its values, or ignore; else these are class numbers",
+    )
+    parser.add_argument("--layer", help="polygons: layer, where the file has several")
+    parser.add_argument(
+        "--label-crs", help="polygons: their CRS where the file has none (EPSG:…, or image)"
+    )
+    parser.add_argument(
+        "--all-touched", action="store_true", help="polygons: every pixel they touch"
+    )
+
+
+def vectors_of(given: argparse.Namespace) -> VectorKeys:
+    """How polygons are burned.
+
+    Raises:
+        UsageError: Options contradict each other.
+    """
+    if given.classes and given.field is None:
+        raise UsageError("--classes maps the values of a field; name it with --field")
+    return VectorKeys(
+        field=given.field,
+        classes=given.classes,
+        layer=given.layer,
+        crs=given.label_crs,
+        all_touched=given.all_touched,
+    )
+
+
+def _mapping(text: str) -> dict[str | int | float | bool | None, int | None]:
+    """`road=1,water=ignore` as `VectorKeys.classes`."""
+    pairs = [pair.rpartition("=") for pair in text.split(",")]
+    return {value: None if label == "ignore" else int(label) for value, _, label in pairs}
