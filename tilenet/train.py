@@ -1,6 +1,6 @@
 """Tiles in, weights out: train a network on images of any size over any number of ranks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import lru_cache
@@ -22,9 +22,11 @@ from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.progress import progress_bar, say
+from tilenet.parallel.read_ahead import ReadAhead
 from tilenet.parallel.same_files import check_same_files
 from tilenet.parallel.signals import StopRequests
 from tilenet.parallel.spatial_network import SpatialNetwork, spatial_network
+from tilenet.parallel.staging import staged_on_node
 from tilenet.parallel.survey import Survey, survey
 from tilenet.parallel.swap_statistics import SwapCounts
 from tilenet.parallel.swap_summary import say_swaps
@@ -35,6 +37,7 @@ from tilenet.planning.class_weights import balanced_weights
 from tilenet.planning.composition import stacks, whole_norm
 from tilenet.planning.ranks import tiles_of
 from tilenet.planning.schedule import CropSchedule, ImageSchedule, Sample, crop_places
+from tilenet.reading import Part, TileReader, Work
 from tilenet.run_file import RunFile
 from tilenet.run_folder import RunFolder
 from tilenet.run_images import RunImages, held_out_note, hold_out, open_images
@@ -42,7 +45,7 @@ from tilenet.run_log import RunLog
 from tilenet.run_plan import RunPlan, plan_run
 from tilenet.run_swap import Load, RunSwaps, decide_swaps
 from tilenet.run_validation import RunValidation
-from tilenet.step import Step, Work
+from tilenet.step import Step
 from tilenet.validation import Validation
 
 if TYPE_CHECKING:
@@ -82,6 +85,9 @@ def train(
         with agreed(comm):
             folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms)
             folder.prepare(resume=resume, overwrite=overwrite)
+        if run.cache_dir is not None:
+            sources = [*opened.all_images, *opened.all_labels]
+            stack.enter_context(staged_on_node(run.cache_dir, sources, comm))
         if comm.rank == 0 and (note := resampling_note(opened.all_labels)):
             say(note)
         context_px = plan.record.context().context_any_pixel_px
@@ -181,13 +187,12 @@ class _Job:
         ]
 
     def _load(self, samples: Sequence[Sample]) -> Load:
-        work = list(self._work(samples))
         # Images that are turned in later steps have tiles of other shapes.
         turns = self.run.augment.symmetries
         sizes = {turn.size(*one.size) for one in samples for turn in turns}
         tiled = [tile.read for size in sizes for tile in self.tiling(*size).tiles]
         tiles = [(read.height, read.width) for read in tiled]
-        together = stacks(self.record.layers, work, [one.sample.number for one in work])
+        together = self._stacks(samples)
         return Load(
             tile=max(tiles, key=prod, default=(1, 1)),
             stacked=max((len(stack) for stack in together), default=1),
@@ -207,13 +212,11 @@ class _Job:
             last = (run.epochs or 0) * self.schedule.steps_per_epoch
         else:
             last = run.steps
-        files = self.images, self.labels
         offset_px = self.plan.rule.offset_px
         take = Step(
             run,
             self.record,
             self.pipe,
-            files,
             offset_px,
             optimizer,
             run.schedule.rates(run.optimizer.lr, last),
@@ -264,7 +267,7 @@ class _Job:
         whole_images = run.crop_px is None and run.batch_size == 1
         saved = first if self.folder.has_checkpoint else -1
         step = first
-        with StopRequests() as stop, self.watchdog, self.trace:
+        with StopRequests() as stop, self.watchdog, self.trace, self._reads(first, last) as reads:
             scored = True
             if validation is not None:
                 validation.resume(first, stop)
@@ -273,9 +276,9 @@ class _Job:
                 slow = step == first or self.trace.slows(step + 1)
                 self.watchdog.arm(f"step {step + 1}", SLOW if slow else 1.0)
                 samples = self._samples(step)
-                work, images = list(self._work(samples)), [one.number for one in samples]
+                images, num_reads = [one.number for one in samples], len(self._stacks(samples))
                 with self.trace.step(step + 1):
-                    done = take.take(step, work, images, lambda: stop.requested)
+                    done = take.take(step, reads, num_reads, images, lambda: stop.requested)
                     self.trace.add(done.seconds, done.read_seconds, done.reduce_seconds, done.swaps)
                 stop.agreed = done.stop
                 self.swapped += done.swaps
@@ -302,19 +305,29 @@ class _Job:
         progress.close()
         return step == last and scored
 
+    def _reads(self, first: int, last: int) -> ReadAhead[tuple[int, list[Work]], list[Part]]:
+        """This rank's micro-batches of the steps from `first` to `last`, one after another."""
+        reader = TileReader(self.run, self.record, (self.images, self.labels), self.dtype)
+        steps = range(first, last)
+        ahead = ((step, one) for step in steps for one in self._stacks(self._samples(step)))
+        return ReadAhead(reader.read, ahead, self.run.read_ahead)
+
     def _samples(self, step: int) -> tuple[Sample, ...]:
         """Those that this rank's replica computes."""
         place = self.plan.mesh.place(self.comm.rank)
         return self.schedule.samples(step)[place.replica :: self.plan.mesh.replicas]
 
-    def _work(self, samples: Sequence[Sample]) -> Iterator[Work]:
-        """This rank's tiles of them."""
+    def _stacks(self, samples: Sequence[Sample]) -> list[list[Work]]:
+        """This rank's tiles of them, by micro-batch."""
         mesh = self.plan.mesh
         place = mesh.place(self.comm.rank)
-        for sample in samples:
-            tiling = self.tiling(*sample.size)
-            for number in tiles_of(place, mesh, tiling.grid):
-                yield Work(sample, tiling, number)
+        tilings = [(sample, self.tiling(*sample.size)) for sample in samples]
+        work = [
+            Work(sample, tiling, number)
+            for sample, tiling in tilings
+            for number in tiles_of(place, mesh, tiling.grid)
+        ]
+        return stacks(self.record.layers, work, [one.sample.number for one in work])
 
     def _save(self, step: int, optimizer: torch.optim.Optimizer, *, best: bool = False) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)

@@ -26,6 +26,11 @@ class HeldOutLabels(LabelSource):
         self.path, self.ignore_index = labels.path, labels.ignore_index
         self.height, self.width = labels.height, labels.width
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """This object alone knows what it hides, so nobody else's labels are the same."""
+        return "held out", self._labels.identity, id(self)
+
     def close(self) -> None:
         """Close the file."""
         self._labels.close()

@@ -44,12 +44,19 @@ class Labels(LabelSource):
             self._raster.close()
             raise
         self._factor = factor or 1
+        self._grid = None if image is None else image.grid
         self.height, self.width = self._raster.size if image is None else image.size
 
     @property
     def resampled(self) -> bool:
         """Whether they lie on another grid than the image."""
         return self._nearest is not None
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Whatever labels depend on."""
+        grid = self._grid if self.resampled else None
+        return "pixels", self._raster.identity, self.ignore_index, self._factor, grid
 
     def close(self) -> None:
         """Close the file."""

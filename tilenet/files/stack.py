@@ -77,6 +77,11 @@ class FileStack:
             dataset.close()
 
     @property
+    def files(self) -> list[str]:
+        """All files that GDAL reads of them: masks and metadata beside them too."""
+        return [name for dataset in self._datasets for name in dataset.files]
+
+    @property
     def count(self) -> int:
         """Bands of all files, alpha included."""
         return len(self._places)

@@ -1,6 +1,8 @@
 """Labels burned from polygons, block by block: no vector becomes a raster of the whole image."""
 
+from glob import escape
 from itertools import count, product
+from pathlib import Path
 
 import numpy as np
 from affine import Affine
@@ -11,6 +13,7 @@ from tilenet.files.block_cache import BlockCache
 from tilenet.files.extents import bounds_of
 from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Raster
+from tilenet.files.staged import file_state
 from tilenet.files.vector_keys import VectorKeys
 from tilenet.files.vector_layer import Polygons, VectorLayer
 from tilenet.geometry.tiles import Window
@@ -46,8 +49,16 @@ class VectorLabels(LabelSource):
         self.path, self.ignore_index, self.keys = path, ignore_index, keys
         self._layer = VectorLayer(path, image, keys)
         self._number = next(NUMBERS)
-        self._transform = image.transform
+        self._transform, self._grid = image.transform, image.grid
         self.height, self.width = image.size
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Whatever labels depend on."""
+        path = Path(self.path)
+        # A Shapefile is several files of one name.
+        files = sorted(str(file) for file in path.parent.glob(f"{escape(path.stem)}.*"))
+        return "polygons", file_state(files), self.path, self.ignore_index, self.keys, self._grid
 
     def close(self) -> None:
         """Forget what was burned; the file is only open while it is read."""
