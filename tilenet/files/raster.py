@@ -227,7 +227,7 @@ class Raster:
     def _read_file(self, window: Window) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         values = self._files.read(self.bands, window)
         if self.nodata is None:
-            valid = self._files.mask(window)
+            valid = self._files.mask(self.bands, values, window)
         elif self.nodata == "collar":
             valid = ~self.collar.inside(window)
         elif isinstance(self.nodata, str):
