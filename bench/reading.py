@@ -6,8 +6,8 @@ Reads the windows of tiles of 1024² with a halo of 96 px from compressed images
 uint16 (quick: 4000²), in tiles of 512² and in strips, those of the first rows of tiles: with
 tilenet and with rasterio alone, values only and with validity, in turn; and, where `--torchgeo`
 names a Python that has it, with TorchGeo's RasterDataset and GridGeoSampler, which read squares of
-1216² every 1024 px. Seconds are those of the processor, since one thread decodes and the files are in
-memory.
+1216² every 1024 px. Seconds are those of the processor, since one thread decodes and the files are
+in memory.
 
 Then trains a small network on one rank of one thread, on crops of an image of 4000² (quick: 2000²,
 of which GDAL may keep 8 MiB), with and without reading ahead and staging: how much of a step waits

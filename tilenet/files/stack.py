@@ -131,7 +131,7 @@ class FileStack:
         for dataset, tag in zip(self._datasets, self._tags, strict=True):
             rows = {band: row for row, (owner, band) in enumerate(places) if owner is dataset}
             if tag is not None and len(rows) == dataset.count:
-                valid &= (values[list(rows.values())] != tag).any(axis=0)
+                valid &= _any_differs(values, list(rows.values()), tag)
             else:
                 valid &= _read_mask(dataset, window) != 0
         return valid
@@ -255,6 +255,14 @@ def _band(dataset: Any, number: int, stacked: bool) -> Band:
     # Grey is what GDAL says of the first of bands of which it knows nothing.
     name = "" if colour in (ColorInterp.undefined, ColorInterp.gray) else str(colour.name)
     return Band((dataset.descriptions[number - 1] or "").strip(), name, parts)
+
+
+def _any_differs(values: NDArray[Any], rows: Sequence[int], number: int) -> NDArray[np.bool_]:
+    """Where one of some bands of (C, H, W) differs from a number; without copying them."""
+    differs: NDArray[np.bool_] = values[rows[0]] != number
+    for row in rows[1:]:
+        differs |= values[row] != number
+    return differs
 
 
 def _plain_tag(dataset: Any) -> int | None:
