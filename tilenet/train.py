@@ -86,8 +86,8 @@ def train(
             folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms)
             folder.prepare(resume=resume, overwrite=overwrite)
         if run.cache_dir is not None:
-            sources = [*opened.all_images, *opened.all_labels]
-            stack.enter_context(staged_on_node(run.cache_dir, sources, comm))
+            files = opened.all_images, opened.all_labels
+            stack.enter_context(staged_on_node(run.cache_dir, *files, comm))
         if comm.rank == 0 and (note := resampling_note(opened.all_labels)):
             say(note)
         context_px = plan.record.context().context_any_pixel_px

@@ -19,6 +19,7 @@ from polygons import random_polygons
 
 from tilenet.errors import TilenetError
 from tilenet.files import staged
+from tilenet.files.held_out_labels import HeldOutLabels
 from tilenet.files.label_files import open_labels
 from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Raster
@@ -145,6 +146,28 @@ def test_labels_that_a_file_cannot_hold_are_read_again(
         check_same(source, plain)
     assert len(blocks(folder)) == 4 * 6 - 1
     image.close()
+
+
+def test_labels_held_out_are_so_in_front_of_what_is_staged(
+    write_raster: Write, folder: StagingFolder
+) -> None:
+    """Training and validation hide other pixels of the same blocks."""
+    path = write_raster("b.tif", RNG.integers(0, 5, SIZE).astype(np.uint8))
+    image, hidden = Raster(write_raster("a.tif", IMAGE)), RNG.random(SIZE) > 0.5
+    plain, source = (open_labels(path, image, 255) for _ in range(2))
+    source.stage_in(folder)
+    for mask in (hidden, ~hidden):
+
+        def inside(window: Window, mask: Any = mask) -> Any:
+            rows = slice(window.row, window.row + window.height)
+            return mask[rows, window.col : window.col + window.width]
+
+        check_same(HeldOutLabels(source, inside), HeldOutLabels(plain, inside))
+        own = HeldOutLabels(source, inside)
+        own.stage_in(folder)
+        check_same(own, HeldOutLabels(plain, inside))
+    for file in (image, plain, source):
+        file.close()
 
 
 def test_what_is_staged_is_of_the_same_file_bands_and_keys(

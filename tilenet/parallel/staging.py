@@ -20,7 +20,10 @@ __all__ = ["staged_on_node"]
 
 @contextmanager
 def staged_on_node(
-    cache_dir: str, sources: Sequence[Raster | LabelSource], comm: "MPI.Intracomm"
+    cache_dir: str,
+    images: Sequence[Raster],
+    labels: Sequence[LabelSource],
+    comm: "MPI.Intracomm",
 ) -> Iterator[None]:
     """Have images and labels read by way of a folder in `cache_dir`. Collective, at its end too.
 
@@ -35,6 +38,7 @@ def staged_on_node(
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     folder: StagingFolder | None = None
     together = False
+    sources: list[Raster | LabelSource] = [*images, *labels]
 
     def warn(sentence: str) -> None:
         say(f"rank {comm.rank} of {comm.size}: {sentence}")
