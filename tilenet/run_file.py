@@ -16,6 +16,7 @@ from jsonargparse import ArgumentParser, Namespace
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.networks import PAPER_LEVELS, PRESETS, UNetOptions
+from tilenet.planning.host_memory import READ_AHEAD
 from tilenet.planning.plan import read_plan
 from tilenet.run_keys import (
     AugmentKeys,
@@ -61,6 +62,8 @@ class RunFile:
     partitions: int | None = None
     balance: list[int] | None = None
     micro_batches: int = 1
+    read_ahead: int = READ_AHEAD
+    cache_dir: str | None = None
     checkpointing: Literal["always", "except_last", "never"] = "never"
     swap: Literal["off", "auto", "all"] | bool = "off"
     swapping: SwappingKeys = field(default_factory=SwappingKeys)
@@ -247,6 +250,7 @@ LEAST = {
     "crop_px": 1,
     "partitions": 1,
     "micro_batches": 1,
+    "read_ahead": 0,
 }
 
 

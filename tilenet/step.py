@@ -6,8 +6,9 @@ once by the sum of weights.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,51 +16,26 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.files.label_source import LabelSource
 from tilenet.files.network_record import NetworkRecord
-from tilenet.files.raster import Raster
-from tilenet.files.turned import read_turned
-from tilenet.geometry.tiles import Tile, Tiling, owned
-from tilenet.model.inputs import standardise
+from tilenet.geometry.tiles import owned
 from tilenet.model.loss import cross_entropy, dice, dice_sums, focal, pixel_weight
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network
-from tilenet.model.radiometry import Radiometry
 from tilenet.model.skips import Origin
 from tilenet.parallel.global_sum import global_sum
 from tilenet.parallel.gradients import GradientSum
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.running import RunningStatistics
 from tilenet.parallel.swap_statistics import SwapCounts, SwapStatistics
-from tilenet.planning.composition import stacks, whole_norm
 from tilenet.planning.learning_rate import LearningRate
-from tilenet.planning.schedule import Sample, mini_batch_sizes
+from tilenet.planning.schedule import mini_batch_sizes
+from tilenet.reading import Part
 from tilenet.run_file import RunFile
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = ["Step", "StepResult"]
-
-
-@dataclass(frozen=True)
-class Work:
-    """A tile to be computed.
-
-    Attributes:
-        sample: The image or crop.
-        tiling: How that is cut.
-        number: The tile's, row by row.
-    """
-
-    sample: Sample
-    tiling: Tiling
-    number: int
-
-    @property
-    def tile(self) -> Tile:
-        """Its windows."""
-        return self.tiling.tiles[self.number]
 
 
 @dataclass(frozen=True)
@@ -70,7 +46,7 @@ class StepResult:
         loss: Before the update; 0 where no pixel of the step is labelled.
         weight: Sum of the weights of the labelled pixels.
         seconds: Of the whole step.
-        read_seconds: Of reading, on this rank.
+        read_seconds: In which this rank waited for pixels.
         reduce_seconds: Of waiting for the sum of gradients after the last backward.
         swaps: What went out and came back on this rank; zeros where nothing is swapped.
         stop: Whether any rank was asked to stop.
@@ -85,15 +61,6 @@ class StepResult:
     stop: bool
 
 
-@dataclass(frozen=True)
-class Part:
-    """A tile that was read, a sample of a micro-batch."""
-
-    work: Work
-    image: Tensor
-    labels: Tensor
-
-
 class Step:
     """Steps of a run on one rank. Collective to make, to run and to close.
 
@@ -106,7 +73,6 @@ class Step:
         run: RunFile,
         record: NetworkRecord,
         pipe: Pipe,
-        files: tuple[list[Raster], list[LabelSource]],
         offset_px: int,
         optimizer: torch.optim.Optimizer,
         rates: LearningRate,
@@ -118,13 +84,8 @@ class Step:
         self.statistics = statistics
         self.run, self.record, self.pipe, self.comm = run, record, pipe, comm
         self.image_comm = image_comm
-        # Layers that reach over ranks need each of them, labelled pixels or not.
-        self.together = run.halo_mode == "exchange" or whole_norm(record.layers) is not None
-        self.images, self.labels = files
         self.offset_px, self.scale = offset_px, scale
         self.optimizer, self.rates = optimizer, rates
-        augment = run.augment
-        self.radiometry = Radiometry(augment.brightness, augment.contrast, augment.noise)
         self.network: Network = pipe.network
         parameters = list(self.network.parameters())
         self.dtype = parameters[0].dtype
@@ -139,18 +100,26 @@ class Step:
         self.running = RunningStatistics(self.network, comm)
 
     def take(
-        self, step: int, work: Sequence[Work], images: Sequence[int], stop: Callable[[], bool]
+        self,
+        step: int,
+        reads: Iterator[list[Part]],
+        num_reads: int,
+        images: Sequence[int],
+        stop: Callable[[], bool],
     ) -> StepResult:
         """Make one step.
 
         Args:
             step: Its number, from 0.
-            work: This rank's tiles.
+            reads: This rank's micro-batches, of this step and those after it; empty ones do not
+                count.
+            num_reads: How many of them are this step's.
             images: Numbers of the images or crops of which this rank's replica computes tiles.
             stop: Whether this rank was asked to stop; asked once, after the last tile.
 
         Raises:
             AgreedError: The loss is not finite, or float16 cannot hold the gradients.
+            TilenetError: On one rank: a file cannot be read.
         """
         began = time.perf_counter()
         self.gradients.zero()
@@ -159,13 +128,12 @@ class Step:
         self.network.mask_key.step = step
         sums = np.zeros(3)  # loss, weight, requests to stop
         read_seconds = 0.0
-        left = stacks(self.record.layers, work, [one.sample.number for one in work])
-        sizes = mini_batch_sizes(len(left), self.run.micro_batches)
+        left, sizes = num_reads, mini_batch_sizes(num_reads, self.run.micro_batches)
         # A loss of whole images takes all ranks, those without tiles too.
         for size in sizes or (0,) * ("dice" in self.run.loss_terms):
             start = time.perf_counter()
-            chosen, left = left[:size], left[size:]
-            batch = [parts for stack in chosen if (parts := self._read(stack))]
+            batch = [parts for parts in islice(reads, size) if parts]
+            left -= size
             read_seconds += time.perf_counter() - start
             if batch and not left:
                 self.gradients.arm(self.pipe.passes(len(batch)))
@@ -193,23 +161,6 @@ class Step:
             swaps=SwapCounts() if self.statistics is None else self.statistics.take(),
             stop=bool(sums[2]),
         )
-
-    def _read(self, stack: Sequence[Work]) -> list[Part]:
-        """Pixels and labels of a micro-batch; nothing where no own pixel is labelled."""
-        return [part for one in stack if (part := self._read_tile(one)) is not None]
-
-    def _read_tile(self, work: Work) -> Part | None:
-        sample, tile = work.sample, work.tile
-        files = self.images[sample.image], self.labels[sample.image]
-        pixels, labels = read_turned(*files, tile, sample.region, sample.symmetry)
-        labels[~owned(pixels.valid, tile)] = self.run.ignore_index
-        if (labels == self.run.ignore_index).all() and not self.together:
-            return None
-        mean, std = self.record.mean, self.record.std
-        image = standardise(pixels.values, pixels.valid, mean, std, self.dtype)
-        key = self.run.seed, self.network.mask_key.step, sample.number
-        self.radiometry.alter(image, pixels.valid, tile.read, sample.size, *key)
-        return Part(work, image, torch.from_numpy(labels)[None])
 
     def _forward_backward(
         self, batch: list[list[Part]], images: Sequence[int]

@@ -1,23 +1,18 @@
 """Tiles in, weights out: train a network on images of any size over any number of ranks."""
 
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tilenet.announcement import announce
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.label_files import resampling_note
 from tilenet.files.survey_record import Survey
 from tilenet.files.tensorboard import check_tensorboard
-from tilenet.geometry.tiles import Window
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, build_network
 from tilenet.parallel.collars import share_collars
@@ -25,28 +20,29 @@ from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.progress import progress_bar, say
+from tilenet.parallel.read_ahead import ReadAhead
 from tilenet.parallel.same_files import check_same_files
 from tilenet.parallel.signals import StopRequests
 from tilenet.parallel.spatial_network import SpatialNetwork, spatial_network
+from tilenet.parallel.staging import staged_on_node
 from tilenet.parallel.swap_statistics import SwapCounts
 from tilenet.parallel.swap_summary import say_swaps
 from tilenet.parallel.trace import TraceRecorder
 from tilenet.parallel.transport_choice import exchange_from
 from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.planning.class_weights import balanced_weights
-from tilenet.planning.composition import stacks, whole_norm
-from tilenet.planning.label_cells import classes_in_crops, holds_labels
-from tilenet.planning.ranks import tiles_of
-from tilenet.planning.schedule import CropSchedule, ImageSchedule, Sample, crop_places
+from tilenet.planning.composition import whole_norm
+from tilenet.reading import Part, TileReader, Work
 from tilenet.run_file import RunFile
 from tilenet.run_folder import RunFolder
 from tilenet.run_images import RunImages, held_out_note, hold_out, open_images
 from tilenet.run_log import RunLog
 from tilenet.run_plan import RunPlan, plan_run
 from tilenet.run_survey import run_survey
-from tilenet.run_swap import Load, RunSwaps, decide_swaps
+from tilenet.run_swap import RunSwaps, decide_swaps
 from tilenet.run_validation import RunValidation
-from tilenet.step import Step, Work
+from tilenet.run_work import Cells, RankWork, schedule_of
+from tilenet.step import Step
 from tilenet.validation import Validation
 
 if TYPE_CHECKING:
@@ -86,6 +82,9 @@ def train(
         with agreed(comm):
             folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms)
             folder.prepare(resume=resume, overwrite=overwrite)
+        if run.cache_dir is not None:
+            files = opened.all_images, opened.all_labels
+            stack.enter_context(staged_on_node(run.cache_dir, *files, comm))
         if comm.rank == 0 and (note := resampling_note(opened.all_labels)):
             say(note)
         context_px = plan.record.context().context_any_pixel_px
@@ -118,17 +117,13 @@ class _Job:
         context = plan.record.context()
         files = self.images, self.labels
         found = run_survey(run, *files, context, opened.held_out, folder.path, comm)
-        alignment = context.alignment_px
         self.run = run = _weighted(run, found, comm)
         with agreed(comm):
             self.record = folder.record(plan.record, found.mean, found.std)
         self.network: Network = build_network(self.record.layers, run.seed, self.dtype)
         # Ranks of the same image, row by row of the grid.
         self.image_comm = comm.Create_group(comm.group.Incl(plan.mesh.same_image(comm.rank)))
-        # Layers that reach over ranks need all tiles, labelled pixels or not.
-        self.together = run.halo_mode == "exchange" or whole_norm(self.record.layers) is not None
-        self.labelled, self.cell_px = found.labelled, alignment
-        if self.together:
+        if run.halo_mode == "exchange" or whole_norm(self.record.layers) is not None:
             self.network = spatial_network(
                 self.network,
                 self.record.layers,
@@ -139,11 +134,13 @@ class _Job:
                 device_mpi=exchange_from(run.exchange_from, devices, comm) == "device",
             )
         self.scale = LossScale.of(run.precision)
-        self.schedule = self._schedule(found, alignment)
-        self.tiling = lru_cache(maxsize=64)(plan.tiling)
-        swaps = decide_swaps(
-            run, self.record.layers, plan.balance, self._loads(), devices, place, comm
-        )
+        with agreed(comm):
+            sizes = tuple(image.size for image in self.images)
+            self.schedule = schedule_of(run, sizes, found, context.alignment_px)
+        cells = Cells(found.labelled, context.alignment_px)
+        self.work = RankWork(run, plan, self.schedule, sizes, cells, comm.rank)
+        loads = self.work.loads()
+        swaps = decide_swaps(run, self.record.layers, plan.balance, loads, devices, place, comm)
         with agreed(comm):
             self.swaps = None if swaps is None else RunSwaps(run, swaps, devices)
         self.pipe = Pipe(
@@ -166,54 +163,6 @@ class _Job:
                 run, self.record, opened.validation, plan.balance, devices, self.watchdog, comm
             )
 
-    def _schedule(self, found: Survey, alignment: int) -> ImageSchedule | CropSchedule:
-        run = self.run
-        sizes = tuple(image.size for image in self.images)
-        if run.crop_px is None:
-            return ImageSchedule(run.seed, run.batch_size, sizes, run.augment.symmetries)
-        with agreed(self.comm):
-            places = tuple(crop_places(cells, run.crop_px, alignment) for cells in found.labelled)
-        classes: tuple[NDArray[np.uint8], ...] = ()
-        if run.oversample:
-            classes = tuple(
-                classes_in_crops(planes, there, run.crop_px, alignment)
-                for planes, there in zip(found.classes_in_cells, places, strict=True)
-            )
-        return CropSchedule(
-            run.seed,
-            run.batch_size,
-            run.crop_px,
-            sizes,
-            places,
-            run.augment.symmetries,
-            run.oversample,
-            classes,
-        )
-
-    def _loads(self) -> list[Load]:
-        """What this rank computes at a time, at the most, in a step of images of each size."""
-        most = self.run.crop_px or max(max(image.size) for image in self.images)
-        sizes = {(min(most, image.size[0]), min(most, image.size[1])) for image in self.images}
-        # Each in place of those of the first step, which need not be the largest.
-        return [
-            self._load([replace(one, region=Window(0, 0, *size)) for one in self._samples(0)])
-            for size in sorted(sizes)
-        ]
-
-    def _load(self, samples: Sequence[Sample]) -> Load:
-        work = list(self._work(samples))
-        # Images that are turned in later steps have tiles of other shapes.
-        turns = self.run.augment.symmetries
-        sizes = {turn.size(*one.size) for one in samples for turn in turns}
-        tiled = [tile.read for size in sizes for tile in self.tiling(*size).tiles]
-        tiles = [(read.height, read.width) for read in tiled]
-        together = stacks(self.record.layers, work, [one.sample.number for one in work])
-        return Load(
-            tile=max(tiles, key=prod, default=(1, 1)),
-            stacked=max((len(stack) for stack in together), default=1),
-            micro_batches=min(max(len(together), 1), self.plan.micro_batches),
-        )
-
     def train(self) -> int:
         """Run all steps."""
         run, comm = self.run, self.comm
@@ -227,13 +176,11 @@ class _Job:
             last = (run.epochs or 0) * self.schedule.steps_per_epoch
         else:
             last = run.steps
-        files = self.images, self.labels
         offset_px = self.plan.rule.offset_px
         take = Step(
             run,
             self.record,
             self.pipe,
-            files,
             offset_px,
             optimizer,
             run.schedule.rates(run.optimizer.lr, last),
@@ -284,7 +231,7 @@ class _Job:
         whole_images = run.crop_px is None and run.batch_size == 1
         saved = first if self.folder.has_checkpoint else -1
         step = first
-        with StopRequests() as stop, self.watchdog, self.trace:
+        with StopRequests() as stop, self.watchdog, self.trace, self._reads(first, last) as reads:
             scored = True
             if validation is not None:
                 validation.resume(first, stop)
@@ -292,11 +239,10 @@ class _Job:
             while step < last and not stop.agreed:
                 slow = step == first or self.trace.slows(step + 1)
                 self.watchdog.arm(f"step {step + 1}", SLOW if slow else 1.0)
-                samples = self._samples(step)
-                work = [one for one in self._work(samples) if self._counts(one)]
-                images = [one.number for one in samples]
+                images = [one.number for one in self.work.samples(step)]
+                num_reads = len(self.work.micro_batches(step))
                 with self.trace.step(step + 1):
-                    done = take.take(step, work, images, lambda: stop.requested)
+                    done = take.take(step, reads, num_reads, images, lambda: stop.requested)
                     self.trace.add(done.seconds, done.read_seconds, done.reduce_seconds, done.swaps)
                 stop.agreed = done.stop
                 self.swapped += done.swaps
@@ -323,26 +269,12 @@ class _Job:
         progress.close()
         return step == last and scored
 
-    def _samples(self, step: int) -> tuple[Sample, ...]:
-        """Those that this rank's replica computes."""
-        place = self.plan.mesh.place(self.comm.rank)
-        return self.schedule.samples(step)[place.replica :: self.plan.mesh.replicas]
-
-    def _work(self, samples: Sequence[Sample]) -> Iterator[Work]:
-        """This rank's tiles of them."""
-        mesh = self.plan.mesh
-        place = mesh.place(self.comm.rank)
-        for sample in samples:
-            tiling = self.tiling(*sample.size)
-            for number in tiles_of(place, mesh, tiling.grid):
-                yield Work(sample, tiling, number)
-
-    def _counts(self, work: Work) -> bool:
-        """Whether a tile may hold labelled pixels, or is needed all the same."""
-        sample = work.sample
-        place = work.tile.own, sample.region, sample.symmetry
-        cells = self.labelled[sample.image]
-        return self.together or holds_labels(*place, cells, self.cell_px)
+    def _reads(self, first: int, last: int) -> ReadAhead[tuple[int, list[Work]], list[Part]]:
+        """This rank's micro-batches of the steps from `first` to `last`, one after another."""
+        reader = TileReader(self.run, self.record, (self.images, self.labels), self.dtype)
+        steps = range(first, last)
+        ahead = ((step, one) for step in steps for one in self.work.micro_batches(step))
+        return ReadAhead(reader.read, ahead, self.run.read_ahead)
 
     def _save(self, step: int, optimizer: torch.optim.Optimizer, *, best: bool = False) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)

@@ -364,3 +364,24 @@ def test_bands_of_several_dtypes_become_one_that_holds_both(tmp_path: Path) -> N
         pixels = raster.read(raster.whole)
     assert pixels.values.dtype == np.uint16
     assert np.array_equal(pixels.values, np.stack([small, wide]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tag"),
+    [
+        *(("uint8", tag) for tag in (0, 3, 255)),
+        *(("int16", tag) for tag in (0, -9999)),
+        *(("uint32", tag) for tag in (3, 255)),
+        *(("int64", tag) for tag in (3, -9999)),
+        *(("float32", tag) for tag in (0, 2.5, float("nan"))),
+    ],
+)
+def test_the_tag_says_of_values_what_gdal_says(write_raster: Write, dtype: str, tag: float) -> None:
+    values = np.random.default_rng(4).integers(0, 4, (3, 30, 41)).astype(dtype)
+    path = write_raster("a.tif", values, nodata=tag)
+    with rasterio.open(path) as file:
+        wanted = file.dataset_mask() != 0
+    assert wanted.all() == (tag not in (0, 3))
+    for bands in (None, [2], [3, 1, 2], [1, 1, 1]):
+        with Raster(path, bands) as raster:
+            assert np.array_equal(raster.read(raster.whole).valid, wanted)

@@ -31,6 +31,11 @@ class HeldOutLabels(LabelSource):
         """All files that are read."""
         return self._labels.files
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """This object alone knows what it hides, so nobody else's labels are the same."""
+        return "held out", self._labels.identity, id(self)
+
     def close(self) -> None:
         """Close the file."""
         self._labels.close()

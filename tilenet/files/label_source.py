@@ -8,6 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.files.fingerprint import files_beside
+from tilenet.files.raster import READING
+from tilenet.files.staged import Kind, StagedBlocks
+from tilenet.files.staging_folder import StagingFolder
 from tilenet.geometry.tiles import Window
 
 __all__ = ["LabelSource"]
@@ -31,6 +34,7 @@ class LabelSource(ABC):
     ignore_index: int
     height: int
     width: int
+    staged: StagedBlocks | None = None
 
     def __enter__(self: Source) -> Source:
         return self
@@ -69,9 +73,28 @@ class LabelSource(ABC):
         width = min(window.width, region.width - window.col) - left
         if height > 0 and width > 0:
             row, col = region.row + window.row + top, region.col + window.col + left
-            inside = self._read_inside(Window(row, col, height, width))
+            with READING:
+                inside = self._read_or_staged(Window(row, col, height, width))
             labels[top : top + height, left : left + width] = inside
         return labels
+
+    def stage_in(self, folder: StagingFolder) -> None:
+        """From now on read what a folder holds, and leave there what it does not."""
+        # Class numbers are small; blocks that hold others are not staged.
+        stored = np.result_type(np.int16, np.min_scalar_type(self.ignore_index))
+        kinds = [Kind((), np.dtype(np.int64), stored)]
+        self.staged = StagedBlocks(folder, self.identity, (self.height, self.width), kinds)
+
+    def _read_or_staged(self, window: Window) -> NDArray[np.int64]:
+        if self.staged is None:
+            return self._read_inside(window)
+        (labels,) = self.staged.read(window, lambda part: (self._read_inside(part),))
+        return labels
+
+    @property
+    @abstractmethod
+    def identity(self) -> tuple[object, ...]:
+        """Whatever labels depend on."""
 
     @abstractmethod
     def _read_inside(self, window: Window) -> NDArray[np.int64]:

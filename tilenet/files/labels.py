@@ -44,6 +44,7 @@ class Labels(LabelSource):
             self._raster.close()
             raise
         self._factor = factor or 1
+        self._grid = None if image is None else image.grid
         self.height, self.width = self._raster.size if image is None else image.size
 
     @property
@@ -65,6 +66,12 @@ class Labels(LabelSource):
     def files(self) -> tuple[str, ...]:
         """All files that are read, with masks and whatever else lies beside them."""
         return self._raster.files
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Whatever labels depend on."""
+        grid = self._grid if self.resampled else None
+        return "pixels", self._raster.identity, self.ignore_index, self._factor, grid
 
     def close(self) -> None:
         """Close the file."""

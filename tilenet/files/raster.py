@@ -5,6 +5,7 @@ pixel outside of the asked window is kept.
 """
 
 import os
+import threading
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -17,15 +18,21 @@ from tilenet.errors import TilenetError
 from tilenet.files.bands import BandNames, band_numbers
 from tilenet.files.coarsen import block_mean
 from tilenet.files.collar import Collar, Runs, collar_strips, strip_runs
+from tilenet.files.fingerprint import fingerprint
 from tilenet.files.stack import GDAL_ERRORS, FileStack, reason, why_no_raster
+from tilenet.files.staged import Kind, StagedBlocks
+from tilenet.files.staging_folder import StagingFolder
 from tilenet.geometry.tiles import Window, reflected
 
-__all__ = ["GDAL_ERRORS", "Nodata", "Pixels", "Raster", "reason", "why_no_raster"]
+__all__ = ["GDAL_ERRORS", "READING", "Nodata", "Pixels", "Raster", "reason", "why_no_raster"]
 
 # GDAL's default cache is 5 % of the node's memory *per process*; with 40 ranks on a node that is
 # twice the memory. 64 MB hold the blocks that neighbouring tiles share; set GDAL_CACHEMAX higher
 # for huge rasters in strips, of which every tile needs whole rows.
 os.environ.setdefault("GDAL_CACHEMAX", "64")
+
+# GDAL's handles serve one thread at a time, and labels share a cache: who reads takes turns.
+READING = threading.RLock()
 
 STRIP_BYTES = 64 << 20  # of the file's pixels that are averaged, or looked at, at once
 LEAST_ROWS = 64  # that are looked at at once for a collar, in files whose blocks have fewer
@@ -74,6 +81,7 @@ class Raster:
         self.path = path
         self._files = FileStack(path)
         self.nodata = nodata
+        self.staged: StagedBlocks | None = None
         self._collar: Collar | None = None
         try:
             self.bands = self._checked_bands(bands)
@@ -127,6 +135,12 @@ class Raster:
         return self.height, self.width
 
     @property
+    def grid(self) -> tuple[object, ...]:
+        """Where its pixels lie, at the resolution that is read."""
+        crs = self.crs.to_wkt() if self.crs else None
+        return crs, tuple(self.transform)[:6], self.size
+
+    @property
     def num_bands_in_file(self) -> int:
         """Bands of the file, alpha included."""
         return int(self._files.count)
@@ -171,7 +185,8 @@ class Raster:
         inside = Window(
             region.row + top, region.col + left, max(rows) - top + 1, max(cols) - left + 1
         )
-        values, valid = self._read_inside(inside)
+        with READING:
+            values, valid = self._read_inside(inside)
         if len(rows) != inside.height or rows[0] != top:
             places = [row - top for row in rows]
             values, valid = values[:, places], valid[places]
@@ -180,7 +195,27 @@ class Raster:
             values, valid = values[:, :, places], valid[:, places]
         return Pixels(values, valid)
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Whatever its pixels depend on."""
+        files = fingerprint(self._files.files)
+        return self.path, files, self.bands, self.factor, self.nodata, str(self.dtype)
+
+    def stage_in(self, folder: StagingFolder) -> None:
+        """From now on read what a folder holds, and leave there what it does not."""
+        kinds = (
+            Kind((len(self.bands),), self.dtype, self.dtype),
+            Kind((), np.dtype(np.bool_), np.dtype(np.bool_)),
+        )
+        self.staged = StagedBlocks(folder, self.identity, self.size, kinds)
+
     def _read_inside(self, window: Window) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        if self.staged is None:
+            return self._read_source(window)
+        values, valid = self.staged.read(window, self._read_source)
+        return values, valid
+
+    def _read_source(self, window: Window) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         if self.factor == 1:
             return self._read_file(window)
         values = np.empty((len(self.bands), window.height, window.width), self.dtype)
@@ -203,7 +238,7 @@ class Raster:
     def _read_file(self, window: Window) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         values = self._files.read(self.bands, window)
         if self.nodata is None:
-            valid = self._files.mask(window)
+            valid = self._files.mask(self.bands, values, window)
         elif self.nodata == "collar":
             valid = ~self.collar.inside(window)
         elif isinstance(self.nodata, str):

@@ -18,7 +18,7 @@ import numpy as np
 import rasterio
 from numpy.typing import NDArray
 from rasterio._err import CPLE_BaseError
-from rasterio.enums import ColorInterp
+from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 from rasterio.windows import Window as FileWindow
 
@@ -69,6 +69,7 @@ class FileStack:
         self.bands = tuple(_band(d, b, len(self._datasets) > 1) for d, b in self._places)
         colours = [d.colorinterp[b - 1] for d, b in self._places]
         self.alpha = tuple(n for n, c in enumerate(colours, start=1) if c == ColorInterp.alpha)
+        self._tags = [_plain_tag(d) for d in self._datasets]
         self.block_rows = max(int(d.block_shapes[0][0]) for d in self._datasets)
 
     def close(self) -> None:
@@ -118,15 +119,26 @@ class FileStack:
         )
         return values
 
-    def mask(self, window: Window) -> NDArray[np.bool_]:
+    def mask(self, bands: Sequence[int], values: NDArray[Any], window: Window) -> NDArray[np.bool_]:
         """Where all the files have data, by their masks, alpha bands or nodata tags, (H, W).
+
+        Args:
+            bands: Numbers of the bands that `values` (C, H, W) are of.
+            values: Of the window. Where they tell, the file is not asked: it would decode every
+                block anew that does not fit GDAL's cache, as with whole rows of a wide image.
+            window: The window.
 
         Raises:
             TilenetError: A file cannot be read there.
         """
         valid = np.ones((window.height, window.width), np.bool_)
-        for dataset in self._datasets:
-            valid &= _read_mask(dataset, window) != 0
+        places = [self._places[number - 1] for number in bands]
+        for dataset, tag in zip(self._datasets, self._tags, strict=True):
+            rows = {band: row for row, (owner, band) in enumerate(places) if owner is dataset}
+            if tag is not None and len(rows) == dataset.count:
+                valid &= _any_differs(values, list(rows.values()), tag)
+            else:
+                valid &= _read_mask(dataset, window) != 0
         return valid
 
     def differs(
@@ -248,6 +260,32 @@ def _band(dataset: Any, number: int, stacked: bool) -> Band:
     # Grey is what GDAL says of the first of bands of which it knows nothing.
     name = "" if colour in (ColorInterp.undefined, ColorInterp.gray) else str(colour.name)
     return Band((dataset.descriptions[number - 1] or "").strip(), name, parts)
+
+
+def _any_differs(values: NDArray[Any], rows: Sequence[int], number: int) -> NDArray[np.bool_]:
+    """Where one of some bands of (C, H, W) differs from a number; without copying them."""
+    differs: NDArray[np.bool_] = values[rows[0]] != number
+    for row in rows[1:]:
+        differs |= values[row] != number
+    return differs
+
+
+def _plain_tag(dataset: Any) -> int | None:
+    """The number that alone says where a file has no data: not where any band differs from it.
+
+    None where something else says so, or where GDAL compares otherwise: real numbers nearly.
+    """
+    tag = dataset.nodata
+    if tag is None or any(flags != [MaskFlags.nodata] for flags in dataset.mask_flag_enums):
+        return None
+    dtypes = [np.dtype(name) for name in dataset.dtypes]
+    if set(dataset.nodatavals) != {tag} or any(dtype.kind not in "iu" for dtype in dtypes):
+        return None
+    # Of 64 bits rasterio rounds the tag; what a dtype cannot hold is no data nowhere.
+    exact = float(tag).is_integer() and all(dtype.itemsize <= 4 for dtype in dtypes)
+    if not exact or any(not np.iinfo(d).min <= tag <= np.iinfo(d).max for d in dtypes):
+        return None
+    return int(tag)
 
 
 def _crs(dataset: Any) -> str:

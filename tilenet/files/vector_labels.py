@@ -9,6 +9,7 @@ from rasterio.features import rasterize
 
 from tilenet.files.block_cache import BlockCache
 from tilenet.files.extents import bounds_of
+from tilenet.files.fingerprint import fingerprint
 from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Raster
 from tilenet.files.vector_keys import VectorKeys
@@ -46,13 +47,25 @@ class VectorLabels(LabelSource):
         self.path, self.ignore_index, self.keys = path, ignore_index, keys
         self._layer = VectorLayer(path, image, keys)
         self._number = next(NUMBERS)
-        self._transform = image.transform
+        self._transform, self._grid = image.transform, image.grid
         self.height, self.width = image.size
 
     @property
     def layer(self) -> VectorLayer:
         """The polygons' layer."""
         return self._layer
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Whatever labels depend on."""
+        return (
+            "polygons",
+            fingerprint(self.files),
+            self.path,
+            self.ignore_index,
+            self.keys,
+            self._grid,
+        )
 
     def close(self) -> None:
         """Forget what was burned; the file is only open while it is read."""

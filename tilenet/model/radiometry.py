@@ -50,15 +50,17 @@ class Radiometry:
             key: Seed, step and number of the sample.
         """
         bands = image.shape[1]
+        # numpy, whose sums are torch's to the bit: torch would start threads of its own for a
+        # thread that reads ahead, and they would take cores from those that compute.
+        values = image.numpy()
         if self.brightness or self.contrast:
             # Those of all bands are drawn at once, gains first.
-            drawn = 2 * torch.from_numpy(uniform(2 * bands, *key, "radiometry")) - 1
-            gain, offset = drawn[:bands, None, None], drawn[bands:, None, None]
-            image *= (1 + self.contrast * gain).to(image)
-            image += (self.brightness * offset).to(image)
+            drawn = 2 * uniform(2 * bands, *key, "radiometry")[:, None, None] - 1
+            values *= (1 + self.contrast * drawn[:bands]).astype(values.dtype)
+            values += (self.brightness * drawn[bands:]).astype(values.dtype)
         if self.noise:
             self._add_noise(image[0], window, size, *key)
-        image *= torch.from_numpy(np.ascontiguousarray(valid))
+        values *= valid
 
     def _add_noise(self, image: Tensor, window: Window, size: tuple[int, int], *key: int) -> None:
         """Row by row, so that it takes no memory; a row's key makes its pixels, band by band."""

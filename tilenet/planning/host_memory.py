@@ -8,6 +8,7 @@ PROCESS_BYTES = 600 << 20  # Python, torch, GDAL and MPI; measured 0.4 GiB, CUDA
 GDAL_CACHE_BYTES = 64 << 20  # as files.raster sets it
 READ_COPIES = 3  # the raster's own dtype, float64 while it is standardised, and the result
 LABEL_BYTES = 8 + 1  # int64, and the mask of valid pixels
+READ_AHEAD = 2  # micro-batches that are read before they are needed, unless the run file says more
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class HostBytes:
         process: The programs and libraries.
         cache: GDAL's.
         pixels: Tiles of a mini-batch, with their labels.
+        ahead: Tiles that wait to be taken, with their labels.
         weights: As they are drawn or loaded before they go to the devices, and as a checkpoint
             gathers them with the optimizer's states.
         pieces: Gradients on their way between ranks.
@@ -26,13 +28,15 @@ class HostBytes:
     process: int
     cache: int
     pixels: int
+    ahead: int
     weights: int
     pieces: int
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.process + self.cache + self.pixels + self.weights + self.pieces
+        tiles = self.pixels + self.ahead
+        return self.process + self.cache + tiles + self.weights + self.pieces
 
 
 def host_bytes(
@@ -51,6 +55,8 @@ def host_bytes(
         process=PROCESS_BYTES,
         cache=GDAL_CACHE_BYTES,
         pixels=micro_batches * tile_px * (bands * 4 * READ_COPIES + LABEL_BYTES),
+        # What they take while they are read is counted there.
+        ahead=READ_AHEAD * tile_px * (bands * 4 + LABEL_BYTES),
         weights=parameter_bytes * (1 + optimizer_states),
         pieces=4 << 20,
     )

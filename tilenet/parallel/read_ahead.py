@@ -1,0 +1,99 @@
+"""Read ahead: a thread makes what is needed next while this one computes.
+
+One thread, so that results come in order and files are read as they would be without it; the
+results that wait are bounded, since each may be as large as a tile.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Generic, TypeVar
+
+__all__ = ["ReadAhead"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class ReadAhead(Generic[Item, Result]):
+    """`map(read, items)`, made by a thread before it is asked for; an iterator, and a context.
+
+    Leave the context before what `read` uses is closed: the thread may be in the middle of it.
+    Leaving waits for that one item and drops what was not taken.
+
+    Args:
+        read: Makes a result; what it raises is raised where its result would have been taken, and
+            ends the thread. Nothing else may use what it uses, unless that takes turns by itself.
+        items: Asked for in the thread too, and no earlier than needed.
+        ahead: Most results that are under way or wait at a time; 0: no thread, each is made when it
+            is asked for.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Item], Result],
+        items: Iterable[Item],
+        ahead: int,
+        name: str = "reader",
+    ) -> None:
+        self._read, self._items = read, iter(items)
+        self._room = threading.Semaphore(ahead)
+        # A result, alone in a tuple; why there are no more; or None: all were made.
+        self._made: queue.SimpleQueue[tuple[Result] | BaseException | None] = queue.SimpleQueue()
+        self._left = False
+        self._thread: threading.Thread | None = None
+        if ahead > 0:
+            # A daemon, so that a read that never returns does not keep a job that ends alive.
+            self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+            self._thread.start()
+
+    def __iter__(self) -> Iterator[Result]:
+        return self
+
+    def __next__(self) -> Result:
+        if self._left:
+            raise StopIteration
+        if self._thread is None:
+            return self._read(next(self._items))
+        made = self._made.get()
+        self._room.release()
+        if isinstance(made, tuple):
+            return made[0]
+        self._left = True
+        if made is None:
+            raise StopIteration
+        raise made
+
+    def __enter__(self) -> "ReadAhead[Item, Result]":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread, after the item that it is at; what waits is dropped."""
+        self._left = True
+        self._room.release()
+        if self._thread is not None:
+            self._thread.join()
+        while not self._made.empty():
+            self._made.get()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._room.acquire()
+                if self._left:
+                    return
+                # Not named: a name would keep a result beyond those that are counted.
+                self._made.put((self._read(next(self._items)),))
+        except StopIteration:
+            self._made.put(None)
+        except BaseException as error:  # whatever it is, who asks for the result must hear of it
+            self._made.put(error)
