@@ -1,4 +1,4 @@
-"""The command line: tilenet info | halo | plan | profile | train | predict | evaluate."""
+"""The command line: tilenet COMMAND [options]."""
 
 import os
 import sys
@@ -12,6 +12,8 @@ USAGE = """usage: tilenet COMMAND [options]
   train      train a network: tilenet train -c run.yaml
   predict    make a map: tilenet predict CHECKPOINT IMAGE OUT.tif
   evaluate   compare a map with labels: tilenet evaluate MAP LABELS
+  report     write a page about a run: tilenet report RUN
+  preview    see an image and its labels: tilenet preview IMAGE [LABELS] OUT.png
 
 tilenet COMMAND --help explains a command. train, predict and info --pixels run on as many ranks as
 they are started on: mpiexec -n 4 tilenet train -c run.yaml"""
@@ -57,6 +59,14 @@ def _run(command: str, rest: list[str]) -> int:
         from tilenet import evaluate
 
         return evaluate.main(rest)
+    if command == "report":
+        from tilenet import report_command
+
+        return report_command.main(rest)
+    if command == "preview":
+        from tilenet import preview_command
+
+        return preview_command.main(rest)
     if command in ("-h", "--help"):
         print(USAGE)
         return 0

@@ -21,10 +21,13 @@ from tilenet.files.weights import (
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, load_weights
 from tilenet.parallel import trace
+from tilenet.parallel.rank_times import TIMINGS
 
-__all__ = ["TABLES", "RunFolder"]
+__all__ = ["FACTS", "KEPT_RUN_FILE", "REPORT", "TABLES", "RunFolder"]
 
 TABLES = "history.csv", "validation.csv", "confusion.csv"
+KEPT_RUN_FILE, FACTS, REPORT = "run.yaml", "run.json", "report.html"
+LEFT = (*TABLES, *trace.FILES, KEPT_RUN_FILE, FACTS, TIMINGS, REPORT)
 
 LATER_TERMS = ("files",)  # that checkpoints of older versions lack
 
@@ -81,7 +84,7 @@ class RunFolder:
         if not self._write or self._resumed:
             return
         try:
-            for name in ("last", "best", *TABLES, *trace.FILES):
+            for name in ("last", "best", *LEFT):
                 (self.path / name).unlink(missing_ok=True)
             for name in ("checkpoints", tensorboard.FOLDER):
                 shutil.rmtree(self.path / name, ignore_errors=True)

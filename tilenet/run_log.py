@@ -53,6 +53,8 @@ class RunLog:
             done.reduce_seconds,
             *astuple(done.swaps),
             rate,
+            done.exchange_seconds,
+            done.peak_bytes,
         )
         if self.scalars:
             self.scalars.add(step, {"loss": done.loss, "learning_rate": rate})

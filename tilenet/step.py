@@ -22,8 +22,10 @@ from tilenet.model.loss import cross_entropy, dice, dice_sums, focal, pixel_weig
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
+from tilenet.parallel.exchange_clock import EXCHANGING
 from tilenet.parallel.global_sum import global_sum
 from tilenet.parallel.gradients import GradientSum
+from tilenet.parallel.peak_memory import peak_bytes
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.running import RunningStatistics
 from tilenet.parallel.swap_statistics import SwapCounts, SwapStatistics
@@ -49,6 +51,8 @@ class StepResult:
         read_seconds: In which this rank waited for pixels.
         reduce_seconds: Of waiting for the sum of gradients after the last backward.
         swaps: What went out and came back on this rank; zeros where nothing is swapped.
+        exchange_seconds: In which this rank waited for others inside of layers and losses.
+        peak_bytes: Most memory that this rank has held so far.
         stop: Whether any rank was asked to stop.
     """
 
@@ -58,6 +62,8 @@ class StepResult:
     read_seconds: float
     reduce_seconds: float
     swaps: SwapCounts
+    exchange_seconds: float
+    peak_bytes: int
     stop: bool
 
 
@@ -122,6 +128,7 @@ class Step:
             TilenetError: On one rank: a file cannot be read.
         """
         began = time.perf_counter()
+        EXCHANGING.take()  # of what was computed between steps
         self.gradients.zero()
         self.running.begin()
         self.network.train()
@@ -159,6 +166,8 @@ class Step:
             read_seconds=read_seconds,
             reduce_seconds=self.gradients.wait_seconds,
             swaps=SwapCounts() if self.statistics is None else self.statistics.take(),
+            exchange_seconds=EXCHANGING.take(),
+            peak_bytes=peak_bytes(self.pipe.devices),
             stop=bool(sums[2]),
         )
 

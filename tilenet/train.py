@@ -33,6 +33,7 @@ from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.planning.class_weights import balanced_weights
 from tilenet.planning.composition import whole_norm
 from tilenet.reading import Part, TileReader, Work
+from tilenet.run_account import RunAccount
 from tilenet.run_file import RunFile
 from tilenet.run_folder import RunFolder
 from tilenet.run_images import RunImages, held_out_note, hold_out, open_images
@@ -113,7 +114,8 @@ class _Job:
         with agreed(comm):
             devices = choose_devices(run.device, place, run.num_partitions)
             self.watchdog = Watchdog(run.hang_seconds, f"rank {comm.rank} of {comm.size}")
-        say_layout(comm, place, devices)
+        layout = say_layout(comm, place, devices)
+        self.account = RunAccount(folder.path, run, opened.validation, layout, comm)
         context = plan.record.context()
         files = self.images, self.labels
         found = run_survey(run, *files, context, opened.held_out, folder.path, comm)
@@ -156,7 +158,7 @@ class _Job:
         self.trace = TraceRecorder(
             folder.path, run.profile.numbers, self.pipe.devices, write=comm.rank == 0
         )
-        self.swapped, self.seconds = SwapCounts(), 0.0
+        self.swapped = SwapCounts()
         self.validation: Validation | None = None
         if opened.validation:
             self.validation = Validation(
@@ -171,6 +173,8 @@ class _Job:
             first = self.folder.load(self.network, optimizer, self.scale, run.init)
         with agreed(comm):  # and not before: others may still read what begin deletes
             self.folder.begin()
+            sample = self.schedule.samples(0)[0]
+            self.account.begin(self.plan, self.pipe, sample)
             log = RunLog(self.folder.path, run, first) if comm.rank == 0 else None
         if run.steps is None:
             last = (run.epochs or 0) * self.schedule.steps_per_epoch
@@ -190,19 +194,20 @@ class _Job:
             None if self.swaps is None else self.swaps.statistics,
         )
         if comm.rank == 0:
-            sample, left = self.schedule.samples(0)[0], max(last - first, 0)
+            left = max(last - first, 0)
             transport = take.gradients.transport
             announce(self.plan, self.pipe, sample, left, transport, comm.size)
         try:
             with nullcontext() if self.swaps is None else self.swaps.acting(self.pipe):
                 finished = self._steps(take, first, last, optimizer, log)
-            say_swaps(comm, self.swapped, self.seconds)
+            say_swaps(comm, self.swapped, self.account.seconds)
         except AgreedError:
             self._close(take)  # is collective, and all ranks are here
             raise
         self._close(take)
         if log:
             log.close()
+        self.account.end(first, finished=finished)
         return 0 if finished else STOPPED
 
     def _close(self, take: Step) -> None:
@@ -246,7 +251,7 @@ class _Job:
                     self.trace.add(done.seconds, done.read_seconds, done.reduce_seconds, done.swaps)
                 stop.agreed = done.stop
                 self.swapped += done.swaps
-                self.seconds += done.seconds
+                self.account.add(done)
                 if log:
                     log.step(step + 1, done, take.rates.at(step))
                     pixels = sum(prod(one.size) for one in self.schedule.samples(step))

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from mpi4py import MPI
 
+from tilenet import run_account
+
 BARRIER = MPI.COMM_WORLD.Dup()  # the tests' own messages cannot match it
 ALONE_SECONDS = 10  # a rank that failed waits for the others so long
 FAILED = pytest.StashKey[str]()
@@ -38,6 +40,13 @@ def pytest_runtest_makereport(
     if call.when == "call" and report.failed:
         item.stash[FAILED] = f"{item.nodeid}\n{report.longreprtext}"
     return report
+
+
+@pytest.fixture(autouse=True)
+def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs write no report, which takes longer than a small run, unless a test is marked so."""
+    if not request.node.get_closest_marker("report"):
+        monkeypatch.setattr(run_account, "try_report", lambda folder, maps: None)
 
 
 @pytest.fixture

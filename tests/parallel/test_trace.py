@@ -56,7 +56,8 @@ def figures(run: RunFile) -> dict[str, Any]:
 
 def left(run: RunFile) -> list[str]:
     """What a run left but what every run leaves."""
-    return sorted({*os.listdir(run.output)} - {"history.csv", "checkpoints", "last"})
+    every = {"history.csv", "checkpoints", "last", "run.yaml", "run.json", "timings.json"}
+    return sorted({*os.listdir(run.output)} - every)
 
 
 def test_a_run_begun_anew_has_no_trace_of_the_one_before(

@@ -24,6 +24,8 @@ COLUMNS = (
     "peak_host_bytes",
     "swap_wait_seconds",
     "learning_rate",
+    "exchange_seconds",
+    "peak_bytes",
 )
 
 

@@ -96,6 +96,16 @@ class LabelSource(ABC):
     def identity(self) -> tuple[object, ...]:
         """Whatever labels depend on."""
 
+    def sample(self, window: Window) -> NDArray[np.int64]:
+        """One label for each pixel of a window within the image: for pictures, (H, W).
+
+        For an image that is read at a coarse resolution no more is read or burned than that.
+
+        Raises:
+            TilenetError: The file cannot be read there.
+        """
+        return self._read_inside(window)
+
     @abstractmethod
     def _read_inside(self, window: Window) -> NDArray[np.int64]:
         """Labels of a window that lies within the image, (H, W)."""

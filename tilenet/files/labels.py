@@ -89,6 +89,14 @@ class Labels(LabelSource):
             return labels
         return block_mode(labels, self._factor, self.ignore_index)
 
+    def sample(self, window: Window) -> NDArray[np.int64]:
+        """As `LabelSource.sample`: blocks of finer labels are not counted."""
+        if self._nearest is not None:
+            return self._read_inside(window)
+        place = self._raster.fine(window, self._factor)
+        pixels = self._raster.sample(place, (window.height, window.width))
+        return np.where(pixels.valid, pixels.values[0].astype(np.int64), self.ignore_index)
+
     def _check_pixels(self) -> None:
         labels = self._raster
         if labels.num_bands_in_file != 1 or not np.issubdtype(labels.dtype, np.integer):

@@ -141,6 +141,12 @@ class Raster:
         return crs, tuple(self.transform)[:6], self.size
 
     @property
+    def band_colours(self) -> dict[str, int]:
+        """Bands that are read, by the colour that the file says they have; the first of each."""
+        named = [(self._files.bands[band - 1].colour, band) for band in reversed(self.bands)]
+        return {colour: band for colour, band in named if colour}
+
+    @property
     def num_bands_in_file(self) -> int:
         """Bands of the file, alpha included."""
         return int(self._files.count)
@@ -228,6 +234,33 @@ class Raster:
             fine = self.fine(coarse, self.factor)
             values[:, strip], valid[strip] = block_mean(*self._read_file(fine), self.factor)
         return values, valid
+
+    def sample(self, window: Window, size: tuple[int, int] | None = None) -> Pixels:
+        """One of the file's pixels for each pixel of a window within the raster: for pictures.
+
+        As fast as the file's overviews allow, and never more memory than the picture takes: nothing
+        is averaged. A collar is not looked for: pixels that are 0 in all bands are taken for it.
+
+        Args:
+            window: Within the raster.
+            size: So many rows and columns, evenly; None: those of the window.
+
+        Raises:
+            TilenetError: The file cannot be read there.
+        """
+        fine, size = self.fine(window, self.factor), size or (window.height, window.width)
+        values = self._files.read(self.bands, fine, size)
+        if self.nodata is None:
+            valid = self._files.mask(self.bands, values, fine, size)
+        elif self.nodata == "collar":
+            valid = np.asarray(values.any(axis=0))
+        elif isinstance(self.nodata, str):
+            valid = np.ones(size, np.bool_)
+        else:
+            valid = self._files.differs(self.bands, values, self.nodata)
+        if np.issubdtype(values.dtype, np.floating):
+            valid &= np.isfinite(values).all(axis=0)
+        return Pixels(values, valid)
 
     def fine(self, window: Window, factor: int) -> Window:
         """The file's pixels under a window of pixels that are `factor` times coarser."""

@@ -97,29 +97,45 @@ class FileStack:
         """rasterio's first open file."""
         return self._datasets[0]
 
-    def read(self, bands: Sequence[int], window: Window) -> NDArray[Any]:
+    def read(
+        self, bands: Sequence[int], window: Window, size: tuple[int, int] | None = None
+    ) -> NDArray[Any]:
         """Values (C, H, W) of a window, in a dtype that holds those of all the bands.
+
+        Args:
+            bands: Their numbers.
+            window: Within the files.
+            size: Take so many of the window's rows and columns only, evenly; None: all.
 
         Raises:
             TilenetError: A file cannot be read there.
         """
         if len(self._datasets) == 1 and len({self.dtypes[number - 1] for number in bands}) == 1:
             dataset = self._datasets[0]  # all at once: files often hold bands pixel by pixel
+            shape = None if size is None else (len(bands), *size)
             values: NDArray[Any] = _read(
-                dataset, window, lambda place: dataset.read(list(bands), window=place)
+                dataset,
+                window,
+                lambda place: dataset.read(list(bands), window=place, out_shape=shape),
             )
             return values
-        parts = [self._read_band(number, window) for number in bands]
+        parts = [self._read_band(number, window, size) for number in bands]
         return np.stack(parts).astype(np.result_type(*parts), copy=False)
 
-    def _read_band(self, number: int, window: Window) -> NDArray[Any]:
+    def _read_band(self, number: int, window: Window, size: tuple[int, int] | None) -> NDArray[Any]:
         dataset, band = self._places[number - 1]
         values: NDArray[Any] = _read(
-            dataset, window, lambda place: dataset.read(band, window=place)
+            dataset, window, lambda place: dataset.read(band, window=place, out_shape=size)
         )
         return values
 
-    def mask(self, bands: Sequence[int], values: NDArray[Any], window: Window) -> NDArray[np.bool_]:
+    def mask(
+        self,
+        bands: Sequence[int],
+        values: NDArray[Any],
+        window: Window,
+        size: tuple[int, int] | None = None,
+    ) -> NDArray[np.bool_]:
         """Where all the files have data, by their masks, alpha bands or nodata tags, (H, W).
 
         Args:
@@ -127,18 +143,19 @@ class FileStack:
             values: Of the window. Where they tell, the file is not asked: it would decode every
                 block anew that does not fit GDAL's cache, as with whole rows of a wide image.
             window: The window.
+            size: As in `read`.
 
         Raises:
             TilenetError: A file cannot be read there.
         """
-        valid = np.ones((window.height, window.width), np.bool_)
+        valid = np.ones(size or (window.height, window.width), np.bool_)
         places = [self._places[number - 1] for number in bands]
         for dataset, tag in zip(self._datasets, self._tags, strict=True):
             rows = {band: row for row, (owner, band) in enumerate(places) if owner is dataset}
             if tag is not None and len(rows) == dataset.count:
                 valid &= _any_differs(values, list(rows.values()), tag)
             else:
-                valid &= _read_mask(dataset, window) != 0
+                valid &= _read_mask(dataset, window, size) != 0
         return valid
 
     def differs(
@@ -231,8 +248,8 @@ def _read(dataset: Any, window: Window, read: Callable[[FileWindow], Any]) -> An
         ) from error
 
 
-def _read_mask(dataset: Any, window: Window) -> Any:
-    return _read(dataset, window, lambda place: dataset.dataset_mask(window=place))
+def _read_mask(dataset: Any, window: Window, size: tuple[int, int] | None) -> Any:
+    return _read(dataset, window, lambda place: dataset.dataset_mask(window=place, out_shape=size))
 
 
 def why_no_raster(path: str) -> str | None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tilenet.geometry.shares import Rim
 from tilenet.geometry.tiles import Window
+from tilenet.parallel.exchange_clock import EXCHANGING
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -82,14 +83,15 @@ class Line:
             # What is sent must be written, and what receives no longer be read, before MPI sees it.
             torch.cuda.current_stream(like.device).synchronize()
         ranks = [rank for rank, _ in takes], [rank for rank, _ in gives]
-        requests = [
-            self._comm.Irecv(_buffer(part), rank, tag)
-            for rank, part in zip(ranks[0], incoming, strict=True)
-        ]
-        requests += [
-            self._comm.Isend(_buffer(part), rank, tag)
-            for rank, part in zip(ranks[1], outgoing, strict=True)
-        ]
+        with EXCHANGING:
+            requests = [
+                self._comm.Irecv(_buffer(part), rank, tag)
+                for rank, part in zip(ranks[0], incoming, strict=True)
+            ]
+            requests += [
+                self._comm.Isend(_buffer(part), rank, tag)
+                for rank, part in zip(ranks[1], outgoing, strict=True)
+            ]
         self.messages += len(outgoing)
         self.bytes += sum(part.nbytes for part in outgoing)
         return Pending(incoming, outgoing, requests, like.device)
@@ -113,7 +115,8 @@ class Pending:
         if self._requests:
             from mpi4py import MPI
 
-            MPI.Request.Waitall(self._requests)
+            with EXCHANGING:
+                MPI.Request.Waitall(self._requests)
         self._outgoing.clear()
         return [part.to(self._device, non_blocking=True) for part in self._incoming]
 

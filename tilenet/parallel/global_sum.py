@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tilenet.parallel.exchange_clock import EXCHANGING
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -38,5 +40,6 @@ class _GlobalSum(torch.autograd.Function):
 def _summed(x: Tensor, comm: "MPI.Intracomm") -> Tensor:
     host = x.detach().cpu().contiguous()
     total = torch.empty_like(host)
-    comm.Allreduce(host.numpy(), total.numpy())
+    with EXCHANGING:
+        comm.Allreduce(host.numpy(), total.numpy())
     return total.to(x.device)

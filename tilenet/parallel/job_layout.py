@@ -134,8 +134,10 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(shown + ["…"] * (len(runs) > MOST_RANGES))
 
 
-def say_layout(comm: "MPI.Intracomm", place: NodePlace, devices: Sequence[torch.device]) -> None:
-    """Have rank 0 say what all ranks have. Collective."""
+def say_layout(
+    comm: "MPI.Intracomm", place: NodePlace, devices: Sequence[torch.device]
+) -> list[str]:
+    """Have rank 0 say what all ranks have, and return these lines there. Collective."""
     from mpi4py import MPI
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -157,8 +159,11 @@ def say_layout(comm: "MPI.Intracomm", place: NodePlace, devices: Sequence[torch.
             seen,
         )
     )
-    if found is not None:
-        for line in layout_lines(found):
-            say(line)
-        if warning := oversubscribed(found):
-            say(warning)
+    if found is None:
+        return []
+    lines = layout_lines(found)
+    for line in lines:
+        say(line)
+    if warning := oversubscribed(found):
+        say(warning)
+    return lines

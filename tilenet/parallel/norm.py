@@ -21,6 +21,7 @@ from torchgpipe import is_recomputing
 from tilenet.geometry.layers import Norm
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.exchange import part_of
+from tilenet.parallel.exchange_clock import EXCHANGING
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -96,7 +97,8 @@ class WholeImageNorm(nn.Module):
             return values
         host = values.cpu().contiguous()
         total = torch.empty_like(host)
-        self.comm.Allreduce(host.numpy(), total.numpy())
+        with EXCHANGING:
+            self.comm.Allreduce(host.numpy(), total.numpy())
         return total.to(values.device)
 
     def _blend(self, call: "_Call") -> None:

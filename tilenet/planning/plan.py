@@ -13,7 +13,15 @@ from tilenet.planning.machines import Machine
 from tilenet.planning.profile import Profile
 from tilenet.planning.swap_plan import SwapPlan
 
-__all__ = ["Layout", "PartitionPlan", "Plan", "Question", "read_plan", "write_plan"]
+__all__ = [
+    "Layout",
+    "PartitionPlan",
+    "Plan",
+    "Question",
+    "planned_bytes",
+    "read_plan",
+    "write_plan",
+]
 
 Checkpointing = Literal["always", "except_last", "never"]
 VERSION = 1
@@ -262,6 +270,21 @@ def read_plan(path: Path) -> PlannedRun:
     ):
         raise _wrong(path, "run has no balance with one number of layers per partition")
     return PlannedRun(keys, options, image)
+
+
+def planned_bytes(path: Path) -> dict[str, int] | None:
+    """What a plan predicts: bytes of the fullest device and of a rank's share of its node.
+
+    None: the file does not say, or cannot be read.
+    """
+    try:
+        answer = json.loads(path.read_bytes().decode("utf-8"))["answer"]
+        return {
+            "device_bytes": int(answer["device_bytes"]),
+            "host_bytes": int(answer["host_bytes"]) // max(1, int(answer["ranks_per_node"])),
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _pair(values: Sequence[Any]) -> tuple[int, int]:

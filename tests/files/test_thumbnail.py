@@ -1,0 +1,112 @@
+"""Pictures of large images: each pixel is one of the file's, and its label is that pixel's."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from affine import Affine
+
+from tilenet.files.thumbnail import LabelFile, thumbnail
+from tilenet.geometry.tiles import Window
+
+Write = Callable[..., str]
+SIZE = 97, 131
+ROWS, COLS = np.indices(SIZE)
+# Upright, so that polygons are easy to write down
+GRID = Affine(2, 0, 5e5, 0, -2, 4e6)
+LABELS = ((ROWS // 8 + COLS // 12) % 4).astype(np.uint8)
+
+
+def an_image(write_raster: Write, **profile: object) -> str:
+    values = np.stack([ROWS + 1, COLS + 1]).astype(np.uint16)
+    return write_raster("image.tif", values, transform=GRID, **profile)
+
+
+def places(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns that the picture's pixels were taken from."""
+    return values[0].astype(int) - 1, values[1].astype(int) - 1
+
+
+@pytest.mark.parametrize("most", [200, 66, 44, 30, 9, 1])
+@pytest.mark.parametrize("layout", [{}, {"tiled": True, "blockxsize": 16, "blockysize": 16}])
+def test_pixels_and_labels_are_taken_from_their_blocks(
+    write_raster: Write, most: int, layout: dict[str, object]
+) -> None:
+    image = an_image(write_raster, **layout)
+    labels = LabelFile(write_raster("labels.tif", LABELS, transform=GRID), 255)
+    seen = thumbnail(image, most, labels=labels)
+    factor = -(-max(SIZE) // most)
+    assert seen.factor == factor
+    assert seen.labels is not None
+    height, width = seen.labels.shape
+    assert (height, width) == tuple(max(1, side // factor) for side in SIZE)
+    rows, cols = places(seen.pixels.values)
+    assert np.array_equal(rows // factor, np.indices((height, width))[0])
+    assert np.array_equal(cols // factor, np.indices((height, width))[1])
+    assert np.array_equal(seen.labels, LABELS[rows, cols])
+    assert seen.pixels.valid.all()
+
+
+@pytest.mark.parametrize("most", [200, 20])
+def test_a_window_is_taken_where_it_lies(write_raster: Write, most: int) -> None:
+    window = Window(30, 40, 60, 80)
+    seen = thumbnail(an_image(write_raster), most, window=window)
+    rows, cols = places(seen.pixels.values)
+    assert abs(rows[0, 0] - 30) < seen.factor
+    assert abs(cols[0, 0] - 40) < seen.factor
+    assert rows.max() < 90
+    assert cols.max() < 120
+    assert max(rows.shape) <= most
+    assert max(rows.shape) > most / 2 or seen.factor == 1
+
+
+@pytest.mark.parametrize(
+    ("nodata", "profile"),
+    [(None, {"nodata": 5}), (5.0, {}), ("none", {"nodata": 5}), ("collar", {})],
+)
+@pytest.mark.parametrize("most", [200, 40])
+def test_nodata_is_what_training_takes_for_it(
+    write_raster: Write, most: int, nodata: float | str | None, profile: dict[str, object]
+) -> None:
+    rng = np.random.default_rng(1)
+    values = rng.integers(6, 99, (2, *SIZE)).astype(np.uint16)
+    hole = np.zeros(SIZE, bool)
+    hole[:40, 50:] = True
+    values[:, hole] = 0 if nodata == "collar" else 5
+    seen = thumbnail(write_raster("image.tif", values, **profile), most, nodata=nodata)
+    shown = (seen.pixels.values[0] != (0 if nodata == "collar" else 5)) | (nodata == "none")
+    assert np.array_equal(seen.pixels.valid, shown)
+    assert seen.pixels.valid.all() == (nodata == "none")
+
+
+def test_labels_on_another_grid_and_polygons_lie_there_too(
+    write_raster: Write, tmp_path: Path
+) -> None:
+    image = an_image(write_raster)
+    moved = Affine(1, 0, 5e5 - 7, 0, -1, 4e6 + 9)  # finer, and begun elsewhere
+    x = (np.arange(300) + 0.5 - 7) // 2
+    y = (np.arange(230) + 0.5 - 9) // 2
+    fine = np.where((y[:, None] // 8 + x[None] // 12) % 2 == 1, 1, 0).astype(np.uint8)
+    other = LabelFile(write_raster("other.tif", fine, transform=moved), 255)
+    seen = thumbnail(image, 44, labels=other)
+    middle = np.indices(seen.labels.shape) * 3 + 1  # of three by three pixels
+    assert np.array_equal(seen.labels, (middle[0] // 8 + middle[1] // 12) % 2)
+    ring = [[5e5 + 2 * c, 4e6 - 2 * r] for r, c in [(9, 30), (9, 90), (60, 90), (60, 30), (9, 30)]]
+    collection = {
+        "type": "FeatureCollection",
+        "crs": {"type": "name", "properties": {"name": "urn:ogc:def:crs:EPSG::32630"}},
+        "features": [
+            {
+                "type": "Feature",
+                "properties": {},
+                "geometry": {"type": "Polygon", "coordinates": [ring]},
+            }
+        ],
+    }
+    path = tmp_path / "polygons.geojson"
+    path.write_text(json.dumps(collection))
+    seen = thumbnail(image, 44, labels=LabelFile(str(path), 255))
+    inside = (middle[0] >= 9) & (middle[0] < 60) & (middle[1] >= 30) & (middle[1] < 90)
+    assert np.array_equal(seen.labels, inside.astype(int))

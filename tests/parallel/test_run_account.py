@@ -1,0 +1,184 @@
+"""What a run says of its time and memory, on any number of ranks, and that this costs nothing."""
+
+import csv
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from test_same_as_whole_image import run_file
+from whole_image import random_scene
+
+from tilenet.parallel.exchange_clock import EXCHANGING, ExchangeClock
+from tilenet.report import write
+from tilenet.run_file import RunFile, read_run_file
+from tilenet.run_keys import NetworkKeys, TileKeys
+from tilenet.step import Step
+from tilenet.train import train
+
+INSTANCE = NetworkKeys(poolings=2, base=4, norm="instance")
+PLAIN = NetworkKeys(poolings=2, base=4)
+PARTS = ["read_seconds", "exchange_seconds", "reduce_seconds", "swap_wait_seconds"]
+
+
+def a_run(comm: MPI.Intracomm, path: Path, network: NetworkKeys, **more: Any) -> RunFile:
+    scene = random_scene(path, (97, 131), 1, write=comm.rank == 0)
+    comm.Barrier()
+    return run_file(path, [scene], network, **more)
+
+
+def rows(run: RunFile) -> list[dict[str, str]]:
+    with (Path(run.output) / "history.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def timings(run: RunFile) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(run.output) / "timings.json").read_text())
+    return found
+
+
+def spoilt(clock: ExchangeClock) -> None:
+    """Have it hold what must not be counted."""
+    with clock:
+        time.sleep(0.05)
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.parametrize(("network", "halo_mode"), [(INSTANCE, "overlap"), (PLAIN, "exchange")])
+def test_each_rank_accounts_for_its_steps(
+    comm: MPI.Intracomm, shared_path: Path, network: NetworkKeys, halo_mode: str
+) -> None:
+    run = a_run(comm, shared_path, network, halo_mode=halo_mode)
+    spoilt(EXCHANGING)  # as by a validation between steps
+    assert train(run, comm=comm) == 0
+    found, steps = timings(run), rows(run)
+    assert (found["first_step"], found["last_step"]) == (1, 3)
+    assert len(found["ranks"]) == comm.size
+    names = {"seconds", "compute_seconds", "peak_bytes", *PARTS}
+    for entry in (*found["ranks"], found["least"], found["mean"], found["most"]):
+        assert set(entry) == names
+    for name in names:
+        values = [rank[name] for rank in found["ranks"]]
+        assert found["least"][name] == min(values)
+        assert found["most"][name] == max(values)
+        assert found["mean"][name] == pytest.approx(np.mean(values), rel=1e-14)
+    for rank in found["ranks"]:
+        parts = sum(rank[name] for name in PARTS)
+        assert rank["compute_seconds"] == pytest.approx(rank["seconds"] - parts, rel=1e-9)
+        assert rank["compute_seconds"] > 0
+        # Sums of norms go over all ranks of an image, rims to neighbours.
+        assert (rank["exchange_seconds"] > 0) == (comm.size > 1)
+    first = found["ranks"][0]
+    for name in ("seconds", *PARTS):
+        assert first[name] == pytest.approx(sum(float(row[name]) for row in steps), rel=1e-12)
+    peaks = [int(float(row["peak_bytes"])) for row in steps]
+    assert peaks == sorted(peaks)
+    assert peaks[-1] == first["peak_bytes"] > 50 << 20
+
+
+@pytest.mark.ranks(2, 4)
+def test_what_is_resumed_accounts_for_its_own_steps(comm: MPI.Intracomm, shared_path: Path) -> None:
+    run = a_run(comm, shared_path, PLAIN)
+    assert train(run, comm=comm) == 0
+    longer = replace(run, steps=5)
+    assert train(longer, resume=True, comm=comm) == 0
+    assert (timings(run)["first_step"], timings(run)["last_step"]) == (4, 5)
+    kept = timings(run)
+    assert train(longer, resume=True, comm=comm) == 0  # with nothing left to do
+    assert timings(run) == kept
+    again, _ = read_run_file(["-c", str(Path(run.output) / "run.yaml")])
+    assert again == longer
+
+
+@pytest.mark.ranks(2)
+def test_ranks_and_clocks_do_not_change_losses(comm: MPI.Intracomm, shared_path: Path) -> None:
+    run = a_run(comm, shared_path, INSTANCE, halo_mode="exchange")
+    assert train(run, comm=comm) == 0
+    losses = [float(row["loss"]) for row in rows(run)]
+    alone = replace(run, output=str(shared_path / "alone"))
+    if comm.rank == 0:
+        assert train(alone, comm=MPI.COMM_SELF) == 0
+        assert losses == pytest.approx([float(row["loss"]) for row in rows(alone)], rel=1e-12)
+        assert len(set(losses)) == 3
+
+
+@pytest.mark.ranks(1)
+def test_threads_that_exchange_at_once_are_counted_once() -> None:
+    clock, inside = ExchangeClock(), threading.Barrier(4)
+
+    def exchange() -> None:
+        with clock:
+            inside.wait()
+            time.sleep(0.1)
+            inside.wait()
+
+    threads = [threading.Thread(target=exchange) for _ in range(4)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    passed = time.perf_counter() - began
+    assert 0.1 <= clock.take() <= passed
+    assert clock.take() == 0
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.report
+def test_a_run_ends_with_a_report(comm: MPI.Intracomm, shared_path: Path) -> None:
+    run = a_run(comm, shared_path, PLAIN, tiles=TileKeys(2, 2))
+    assert train(run, comm=comm) == 0
+    # There for every rank, as soon as it returns.
+    text = (Path(run.output) / "report.html").read_text()
+    assert "labelled pixels are wrong" in text
+    assert train(replace(run, steps=1), overwrite=True, comm=comm) == 0
+    comm.Barrier()
+    assert len(rows(run)) == 1
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.report
+def test_a_report_that_fails_is_said_and_fails_nothing(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*given: object, **more: object) -> None:
+        raise ZeroDivisionError("no\npage")
+
+    monkeypatch.setattr(write, "page", fail)
+    run = a_run(comm, shared_path, PLAIN)
+    assert train(run, comm=comm) == 0
+    said = capsys.readouterr().err
+    assert ("no report was written (no page); tilenet report" in said) == (comm.rank == 0)
+    assert not (Path(run.output) / "report.html").exists()
+    assert len(rows(run)) == 3
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.report
+def test_a_run_that_is_stopped_leaves_a_report_without_maps(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Step.take
+
+    def stopping(self: Step, step: int, *given: Any) -> Any:
+        if step == 1 and comm.rank == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return take(self, step, *given)
+
+    monkeypatch.setattr(Step, "take", stopping)
+    run = a_run(comm, shared_path, PLAIN)
+    assert train(run, comm=comm) == 75
+    assert timings(run)["last_step"] == 2
+    text = (Path(run.output) / "report.html").read_text()
+    assert "since the run was stopped" in text
+    assert "labelled pixels are wrong" not in text

@@ -1,0 +1,314 @@
+"""The page of a run: all parts are there, and say what the run's files say."""
+
+import base64
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+from pages import EVIL, Page, Write
+from rasterio.io import MemoryFile
+
+from tilenet.__main__ import main
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.report.write import write_report
+
+SECTIONS = [
+    "Learning", "Validation", "Classes", "Time", "Memory", "Tiles", "Places", "Run file",
+]  # fmt: skip
+HISTORY = ["step", "loss", "learning_rate", "seconds", "read_seconds", "exchange_seconds",
+           "reduce_seconds", "swap_wait_seconds", "peak_bytes"]  # fmt: skip
+
+
+def report(folder: Path) -> Page:
+    return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+def picture(uri: str) -> np.ndarray:
+    kind, _, data = uri.partition(",")
+    assert kind == "data:image/png;base64"
+    with MemoryFile(base64.b64decode(data)) as memory, memory.open() as file:
+        return file.read()
+
+
+def test_a_run_leaves_a_whole_page(a_run: Path) -> None:
+    text = (a_run / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert [section.all("h2")[0].text for section in page.all("section")] == SECTIONS
+    assert page.all("h1")[0].text.startswith("run <b>")
+    # Nothing is loaded, nothing runs.
+    assert page.all("script") == page.all("link") == page.all("iframe") == []
+    outside = [v for e in every(page) for n, v in e.attributes.items() if n in ("src", "href")]
+    assert outside
+    assert all(value.startswith("data:image/png;base64,") for value in outside)
+    assert not [n for e in every(page) for n in e.attributes if n.startswith("on")]
+    assert not re.search(r"url\(|@import", text)
+    assert "<script" not in text
+    for image in page.all("img"):
+        assert len(image.attributes["alt"]) > 5
+    for svg in page.all("svg"):
+        assert svg.attributes["role"] == "img"
+        assert svg.attributes["aria-label"] == svg.all("title")[0].text != ""
+    for table in page.all("table"):
+        assert table.all("caption")[0].text
+        heads = table.all("thead")[0].all("th")
+        assert {head.attributes["scope"] for head in heads} == {"col"}
+        for row in table.all("tbody")[0].all("tr"):
+            assert len(row.inside) == len(heads)
+            assert row.inside[0].attributes["scope"] == "row"
+
+
+def every(page: Page) -> list:
+    def walk(element) -> list:
+        return [element, *(one for child in element.inside for one in walk(child))]
+
+    return walk(page.root)
+
+
+def test_it_holds_what_the_run_was(a_run: Path) -> None:
+    page = report(a_run)
+    facts = {dt.text: dd.text for dt, dd in zip(page.all("dt"), page.all("dd"), strict=True)}
+    assert facts["steps made"].startswith("6 in ")
+    assert "torch" in facts["versions"]
+    assert "rank 0" in facts["machine"]
+    assert facts["ranks"].startswith("1 × 1 × 1")
+    kept = page.section("Run file").all("pre")[0].text
+    assert kept == (a_run / "run.yaml").read_text().strip()
+    assert "tiles:\n  rows: 2\n  columns: 3" in kept
+
+
+def test_names_are_text_and_not_markup(a_run: Path) -> None:
+    page = report(a_run)
+    assert EVIL in page.section("Places").text
+    assert page.all("script") == []
+    assert page.all("b") == []
+
+
+def test_tiles_are_drawn_where_they_lie(a_run: Path) -> None:
+    tiles = report(a_run).section("Tiles")
+    (svg,) = tiles.all("svg")
+    white = svg.all("g")[1]
+    lines = [line.attributes for line in white.all("line")]
+    rows = sorted({float(line["y1"]) for line in lines if line["y1"] == line["y2"]})
+    cols = sorted({float(line["x1"]) for line in lines if line["x1"] == line["x2"]})
+    assert rows == [0, 44, 90]  # multiples of the alignment, 4 px
+    assert cols == [0, 40, 80, 120]
+    (read,) = svg.all("rect")
+    size = [float(read.attributes[name]) for name in ("x", "y", "width", "height")]
+    options = UNetOptions(poolings=2, base=4, bands=3, classes=2)
+    halo = context_of(unet_layers(options)).halo_px
+    assert (size[2], size[3]) == (40 + 2 * halo, min(48 + 2 * halo, 92))
+    shown = picture(svg.all("image")[0].attributes["href"])
+    assert shown.shape == (4, 90, 120)
+    assert (shown[3] == 0).sum() == 10 * 20  # nodata
+
+
+def test_places_show_image_label_map_and_errors(a_run: Path, tmp_path: Path) -> None:
+    """With a finished map, whose errors are known."""
+    scene = a_run.parent
+    with rasterio.open(scene / "labels.tif") as file:
+        labels, profile = file.read(1), file.profile
+    rng = np.random.default_rng(1)
+    wrong = (rng.random(labels.shape) < 0.2) & (labels < 2)
+    found = np.where(wrong, 1 - labels, labels)
+    with rasterio.open(tmp_path / "map.tif", "w", **profile) as file:
+        file.write(found, 1)
+    out = tmp_path / "page.html"
+    assert main(["report", str(a_run), "--map", str(tmp_path / "map.tif"), "-o", str(out)]) == 0
+    places = Page(out.read_text()).section("Places")
+    counted = int((labels < 2).sum())
+    told = f"{wrong.sum():,} of {counted:,} labelled pixels are wrong"
+    assert told in places.all("h3")[0].text
+    image, label, mapped, errors = (picture(i.attributes["src"]) for i in places.all("img"))
+    assert image.shape == (4, *labels.shape)
+    assert label.shape == mapped.shape == errors.shape == (3, *labels.shape)
+    for one, values in ((label, labels), (mapped, found)):
+        colours = [set(map(tuple, one[:, values == n].T.tolist())) for n in (0, 1, 255)]
+        assert [len(colour) for colour in colours] == [1, 1, 1]
+        assert len(set.union(*colours)) == 3
+    red = set(map(tuple, errors[:, wrong].T.tolist()))
+    assert len(red) == 1
+    assert not red & set(map(tuple, errors[:, ~wrong].T.tolist()))
+    (colour,) = red
+    assert colour[0] > 2 * max(colour[1:])
+
+
+def test_places_are_mapped_as_predict_maps(a_run: Path, tmp_path: Path) -> None:
+    image, mapped = a_run.parent / "image.tif", tmp_path / "map.tif"
+    assert main(["predict", str(a_run), str(image), str(mapped)]) == 0
+    out = tmp_path / "page.html"
+    assert main(["report", str(a_run), "--map", str(mapped), "-o", str(out)]) == 0
+    ours, theirs = report(a_run).section("Places"), Page(out.read_text()).section("Places")
+    assert [h.text for h in ours.all("h3")] == [h.text for h in theirs.all("h3")] != []
+    assert [i.attributes for i in ours.all("img")] == [i.attributes for i in theirs.all("img")]
+
+
+def test_places_lie_in_held_out_blocks_where_there_are_some(scene: Path, tmp_path: Path) -> None:
+    given = ["--output", str(tmp_path / "run"), "--validation.share=0.3", "--steps=1"]
+    held = ["--validation.block_px=30", "--crop_px=16", "--network.norm=none"]
+    keys = ["--images", str(scene / "image.tif"), "--labels", str(scene / "labels.tif")]
+    small = ["--classes=2", "--network.poolings=1", "--network.convolutions=1", "--network.base=4"]
+    assert main(["train", *keys, *small, *given, *held, "--device=cpu"]) == 0
+    page = report(tmp_path / "run")
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    blocks = [tuple(one) for one in facts["held_out"]["windows"]]
+    assert 0 < len(blocks) < 12
+    places = [
+        [int(n) for n in re.findall(r"\d+", h3.text)[:4]] for h3 in page.section("Places").all("h3")
+    ]
+    assert places
+    for top, bottom, left, right in places:
+        assert (top, left, bottom - top + 1, right - left + 1) in blocks
+    assert "held out" in page.section("Places").text
+
+
+def test_a_map_of_another_image_is_refused(
+    a_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.tif"
+    with rasterio.open(a_run.parent / "labels.tif") as file:
+        profile = {**file.profile, "height": 30}
+    with rasterio.open(other, "w", **profile) as file:
+        file.write(np.ones((30, 120), np.uint8), 1)
+    out = tmp_path / "page.html"
+    assert main(["report", str(a_run), "--map", str(other), "-o", str(out)]) == 1
+    assert "on the grid of one of the run's images" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "how"),
+    [
+        ("history.csv", "broken"),
+        ("run.yaml", "gone"),
+        ("run.yaml", "broken"),
+        ("run.json", "broken"),
+        ("timings.json", "broken"),
+        ("last", "gone"),
+    ],
+)
+def test_what_is_missing_or_broken_is_said(
+    a_run: Path, tmp_path: Path, missing: str, how: str
+) -> None:
+    import shutil
+
+    copy = shutil.copytree(a_run, tmp_path / "copy", symlinks=True)
+    (copy / missing).unlink()
+    if how == "broken":
+        (copy / missing).write_bytes(b"\x00\xff{[step\n1,2,\n")
+    page = report(copy)
+    assert [section.all("h2")[0].text for section in page.all("section")] == SECTIONS
+    expected = {
+        "history.csv": ("Learning", "no history.csv"),
+        "run.yaml": ("Places", "no run.yaml"),
+        "run.json": ("Tiles", "run.json"),
+        "timings.json": ("Time", "no timings.json"),
+        "last": ("Places", "no checkpoint"),
+    }
+    title, said = expected[missing]
+    assert said in page.section(title).text
+
+
+def test_a_folder_without_a_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(tmp_path)]) == 1
+    assert "made of the folder of a run" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert main(["report"]) == 2
+
+
+def test_a_page_that_cannot_be_written_is_said(
+    a_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(a_run), "-o", "/nowhere/page.html"]) == 1
+    assert "must be written to a place" in capsys.readouterr().err
+
+
+def test_images_that_are_gone_are_said(a_run: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = shutil.copytree(a_run, tmp_path / "copy", symlinks=True)
+    text = (copy / "run.yaml").read_text().replace("image.tif", "gone.tif")
+    (copy / "run.yaml").write_text(text)
+    page = report(copy)
+    assert "cannot be shown" in page.section("Tiles").text
+    assert "No place is shown" in page.section("Places").text
+
+
+def test_scores_are_those_of_the_best_and_the_last_validation(
+    folder: Path, write_table: Write
+) -> None:
+    rng = np.random.default_rng(2)
+    names = ["0", "1", "2"]
+    (folder / "run.yaml").write_text(
+        "images: a.tif\nlabels: b.tif\nclasses: 3\noutput: x\nsteps: 9\n"
+    )
+    scored = ["step", "loss", "num_pixels", "accuracy", "mean_iou", "mean_f1", "seconds"]
+    scored += [f"{kind}_{name}" for kind in ("iou", "f1") for name in names]
+    values = rng.random((3, 12))
+    values[:, 3] = 0.3, 0.9, 0.5  # mean_iou
+    rows = [[step, *row] for step, row in zip((3, 6, 9), values.tolist(), strict=True)]
+    rows[1][8] = ""  # a class that does not occur
+    write_table("validation.csv", scored, rows)
+    pixels = rng.integers(1, 10**6, (3, 3, 3))
+    confusion = [
+        [step, label, found, pixels[n, label, found]]
+        for n, step in enumerate((3, 6, 9))
+        for label in range(3)
+        for found in range(3)
+    ]
+    write_table("confusion.csv", ["step", "label", "predicted", "pixels"], confusion)
+    page = report(folder)
+    heads = [h3.text for h3 in page.section("Classes").all("h3")]
+    assert heads == ["Best validation, step 6", "Last validation, step 9"]
+    matrices = [t for t in page.all("table") if "Confusion" in t.text]
+    for table, n in zip(matrices, (1, 2), strict=True):
+        for label, row in enumerate(table.all("tbody")[0].all("tr")):
+            titles = [cell.attributes["title"] for cell in row.inside[1:4]]
+            assert [int(t.split()[0].replace(",", "")) for t in titles] == pixels[n, label].tolist()
+            shares = pixels[n, label] / pixels[n, label].sum()
+            assert [cell.text for cell in row.inside[1:4]] == [f"{s:.1%}" for s in shares]
+    table = page.table("Scores per class")
+    assert table[2][1] == "–"
+    assert table[1][1] == f"{values[1, 6]:.4f}"
+    assert table[3][2] == f"{values[1, 11]:.4f}"
+    assert table[3][3] == f"{pixels[1, 2].sum():,}"
+    assert table[3][4] == f"{pixels[1, :, 2].sum():,}"
+    (svg,) = page.section("Validation").all("svg")
+    assert "best 0.9, step 6" in svg.text
+
+
+def test_shares_of_time_add_up(folder: Path, write_table: Write) -> None:
+    rng = np.random.default_rng(4)
+    parts = rng.random((50, 4))
+    seconds = parts.sum(axis=1) + rng.random(50)
+    rows = [[n + 1, rng.random(), 0.1, seconds[n], *parts[n], 2**30 + n] for n in range(50)]
+    write_table("history.csv", HISTORY, rows)
+    page = report(folder)
+    table = page.table("Rank 0")
+    found = {row[0]: float(row[1].replace(",", "")) for row in table[1:]}
+    wanted = dict(zip(["read", "exchange", "reduce", "wait"], parts.sum(axis=0), strict=True))
+    wanted |= {"all": seconds.sum(), "compute": seconds.sum() - parts.sum()}
+    assert found == {name: pytest.approx(value, abs=0.006) for name, value in wanted.items()}
+    shares = [float(row[2].rstrip("%")) for row in table[1:-1]]
+    assert sum(shares) == pytest.approx(100, abs=0.3)
+    assert "1.00 GiB" in page.section("Memory").text
+    assert "no timings.json" in page.section("Time").text
+
+
+def test_a_huge_run_makes_a_small_page(folder: Path, write_table: Write) -> None:
+    rng = np.random.default_rng(5)
+    count = 100_000
+    loss = np.exp(-np.arange(count) / 30_000) + rng.normal(0, 0.05, count)
+    loss[54_321] = -3.0  # a spike that a curve may not lose
+    loss[700] = np.nan
+    rows = [[n + 1, loss[n], 1e-3, 1.0, 0.1, 0.2, 0.1, 0.0, 2**30] for n in range(count)]
+    write_table("history.csv", HISTORY, rows)
+    path = write_report(folder)
+    assert path.stat().st_size < 200_000
+    learning = Page(path.read_text()).section("Learning")
+    assert "lowest -3, step 54,322" in learning.text

@@ -1,0 +1,217 @@
+"""`tilenet preview`: the picture shows the image's pixels, and its labels where they lie."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+from affine import Affine
+
+from tilenet.__main__ import main
+from tilenet.files.maps import class_colours
+
+Write = Callable[..., str]
+SIZE = 61, 83
+
+
+def picture(path: Path) -> np.ndarray:
+    with rasterio.open(path) as file:
+        assert file.driver == "PNG"
+        return file.read()
+
+
+def an_image(count: int = 3, size: tuple[int, int] = SIZE) -> np.ndarray:
+    return np.random.default_rng(1).integers(1, 4000, (count, *size)).astype(np.uint16)
+
+
+def stretched(band: np.ndarray, valid: np.ndarray, low: float, high: float) -> np.ndarray:
+    bottom, top = np.percentile(band[valid].astype(float), [low, high])
+    return np.round(np.clip((band - bottom) / (top - bottom), 0, 1) * 255)
+
+
+@pytest.mark.parametrize("bands", [None, "3,1,2", "2"])
+@pytest.mark.parametrize(("low", "high"), [(2, 98), (0, 100), (10, 60)])
+def test_bands_are_stretched_and_nodata_is_transparent(
+    write_raster: Write, tmp_path: Path, bands: str | None, low: int, high: int
+) -> None:
+    image = an_image()
+    image[:, 10:30, 20:44] = 0
+    valid = image.any(axis=0)
+    out = tmp_path / "out.png"
+    given = [write_raster("image.tif", image, nodata=0), str(out), f"--stretch={low},{high}"]
+    assert main(["preview", *given, *([f"--bands={bands}"] if bands else [])]) == 0
+    found = picture(out)
+    numbers = [int(b) - 1 for b in (bands or "1,2,3").split(",")]
+    for plane, number in zip(found, numbers * (3 // len(numbers)), strict=False):
+        wanted = stretched(image[number], valid, low, high)
+        assert np.array_equal(plane[valid], wanted[valid])
+    assert np.array_equal(found[3], np.where(valid, 255, 0))
+
+
+def test_colours_are_found_by_what_the_file_says(write_raster: Write, tmp_path: Path) -> None:
+    image = an_image(4)
+    path = write_raster("image.tif", image, photometric="rgb", alpha="unspecified")
+    with rasterio.open(path, "r+") as file:
+        file.colorinterp = [rasterio.enums.ColorInterp[n] for n in ("blue", "nir", "red", "green")]
+    out = tmp_path / "out.png"
+    assert main(["preview", path, str(out)]) == 0
+    assert main(["preview", path, str(tmp_path / "named.png"), "--bands", "3,4,1"]) == 0
+    assert np.array_equal(picture(out), picture(tmp_path / "named.png"))
+    assert not np.array_equal(picture(out)[0], picture(out)[1])
+
+
+@pytest.mark.parametrize(("most", "factor"), [(83, 1), (42, 2), (41, 3), (20, 5)])
+def test_large_images_are_seen_coarsely(
+    write_raster: Write, tmp_path: Path, most: int, factor: int
+) -> None:
+    out = tmp_path / "out.png"
+    assert main(["preview", write_raster("image.tif", an_image()), str(out), f"--size={most}"]) == 0
+    assert picture(out).shape == (4, *(side // factor for side in SIZE))
+
+
+def test_labels_lie_on_the_image_in_the_colours_of_maps(
+    write_raster: Write, tmp_path: Path
+) -> None:
+    image = an_image()
+    labels = np.full(SIZE, 255, np.uint8)
+    labels[5:30, 8:40] = 1
+    labels[5:30, 40:60] = 2
+    paths = [write_raster("image.tif", image), write_raster("labels.tif", labels)]
+    plain, over = tmp_path / "plain.png", tmp_path / "over.png"
+    assert main(["preview", paths[0], str(plain)]) == 0
+    assert main(["preview", *paths, str(over)]) == 0
+    below, above = picture(plain).astype(float), picture(over).astype(float)
+    assert np.array_equal(below[:, labels == 255], above[:, labels == 255])
+    colours = class_colours(3)
+    inside = np.zeros(SIZE, bool)
+    inside[6:29, 9:39] = True
+    mixed = np.round(below[:3] / 2 + np.array(colours[1][:3])[:, None, None] / 2)
+    assert np.array_equal(above[:3, inside], mixed[:, inside])
+    edge = above[:3, 5, 8:40]  # one colour, whatever lies below
+    assert (edge == edge[:, :1]).all()
+    assert (above[:3, 5:30, 39] != above[:3, 5:30, 40]).any()
+    other = tmp_path / "other.png"
+    assert main(["preview", *paths, str(other), "--ignore-index", "1"]) == 0
+    assert np.array_equal(picture(other)[:, inside], picture(plain)[:, inside])
+
+
+def test_polygons_are_burned_as_in_training(write_raster: Write, tmp_path: Path) -> None:
+    transform = Affine(2, 0, 5e5, 0, -2, 4e6)
+    image = write_raster("image.tif", an_image(), transform=transform)
+    corners = [(10, 10), (10, 40), (30, 40), (30, 10), (10, 10)]  # row, column
+    ring = [[5e5 + 2 * col, 4e6 - 2 * row] for row, col in corners]
+    crs = {"type": "name", "properties": {"name": "urn:ogc:def:crs:EPSG::32630"}}
+    feature = {
+        "type": "Feature",
+        "properties": {"kind": "road"},
+        "geometry": {"type": "Polygon", "coordinates": [ring]},
+    }
+    collection = {"type": "FeatureCollection", "crs": crs, "features": [feature]}
+    (tmp_path / "roads.geojson").write_text(json.dumps(collection))
+    burned = np.full(SIZE, 255, np.uint8)
+    burned[10:30, 10:40] = 3
+    raster = write_raster("labels.tif", burned, transform=transform)
+    outs = [tmp_path / f"{name}.png" for name in ("polygons", "raster", "plain")]
+    keys = ["--field", "kind", "--classes", "road=3"]
+    roads = str(tmp_path / "roads.geojson")
+    assert main(["preview", image, roads, str(outs[0]), *keys]) == 0
+    assert main(["preview", image, raster, str(outs[1])]) == 0
+    assert main(["preview", image, str(outs[2])]) == 0
+    assert np.array_equal(picture(outs[0]), picture(outs[1]))
+    assert not np.array_equal(picture(outs[0]), picture(outs[2]))
+
+
+def test_a_window_is_a_part_of_the_image(write_raster: Write, tmp_path: Path) -> None:
+    image = an_image()
+    path, out = write_raster("image.tif", image), tmp_path / "out.png"
+    given = ["--window", "7,11,20,30", "--stretch", "0,100"]
+    assert main(["preview", path, str(out), *given]) == 0
+    part = image[0, 7:27, 11:41]
+    assert np.array_equal(picture(out)[0], stretched(part, part > 0, 0, 100))
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        (["IMAGE", "out.jpg"], 1, "a preview is a PNG"),
+        (["IMAGE", "there.png"], 1, r"not overwritten unasked \(.*there.png exists\)"),
+        (["there.png", "there.png", "--overwrite"], 1, "may not replace what it shows"),
+        (["IMAGE", "no/out.png"], 1, "needs an existing directory"),
+        (["gone.tif", "out.png"], 1, "must be a file that GDAL can open"),
+        (["IMAGE", "gone.tif", "out.png"], 1, "must be a raster or a vector file"),
+        (["IMAGE", "SMALL", "out.png"], 1, "must overlap|image's size"),
+        (["IMAGE", "NEGATIVE", "out.png"], 1, r"classes from 0 to 65535 \(.*: -4\)"),
+        (["IMAGE", "out.png", "--bands", "1,2"], 2, "three bands make colours"),
+        (["IMAGE", "out.png", "--bands", "1,2,9"], 1, r"leave out \[9\]"),
+        (["IMAGE", "out.png", "--bands", "1,2,red"], 1, "red"),
+        (["IMAGE", "out.png", "--window", "1,2,3"], 2, "ROW,COL,HEIGHT,WIDTH"),
+        (["IMAGE", "out.png", "--window", "50,0,20,20"], 1, "lies within its image"),
+        (["IMAGE", "out.png", "--window", "0,0,0,20"], 1, "lies within its image"),
+        (["IMAGE", "out.png", "--stretch", "98,2"], 2, "two percentiles"),
+        (["IMAGE", "out.png", "--stretch", "nan,2"], 2, "two percentiles"),
+        (["IMAGE", "out.png", "--size", "0"], 2, "from 1 to"),
+        (["IMAGE", "out.png", "--classes", "a=1"], 2, "name it with --field"),
+        (["IMAGE"], 2, "required"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_shown_is_said(
+    write_raster: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: list[str],
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    image = write_raster("image.tif", an_image())
+    negative = np.random.default_rng(1).integers(-4, 3, SIZE).astype(np.int16)
+    elsewhere = Affine(2, 0, 7e5, 0, -2, 4e6)
+    names = {
+        "IMAGE": image,
+        "SMALL": write_raster("small.tif", negative[:5, :5].clip(0), transform=elsewhere),
+        "NEGATIVE": write_raster("negative.tif", negative),
+    }
+    rgb = np.random.default_rng(2).integers(0, 255, (3, 9, 9)).astype(np.uint8)
+    write_raster("there.png", rgb, driver="PNG", crs=None, transform=None)
+    before = sorted(tmp_path.iterdir())
+    assert main(["preview", *(names.get(one, one) for one in given)]) == code
+    assert re.search(said, capsys.readouterr().err)
+    assert [p for p in sorted(tmp_path.iterdir()) if p not in before and p.suffix != ".xml"] == []
+
+
+def test_a_nan_or_an_empty_image_is_shown(write_raster: Write, tmp_path: Path) -> None:
+    image = an_image().astype(np.float32)
+    image[0, 3:9] = np.nan
+    out = tmp_path / "out.png"
+    assert main(["preview", write_raster("nan.tif", image), str(out)]) == 0
+    assert (picture(out)[3] == 0).sum() == 6 * SIZE[1]
+    nothing = write_raster("empty.tif", np.zeros((3, *SIZE), np.uint8), nodata=0)
+    assert main(["preview", nothing, str(out), "--overwrite"]) == 0
+    assert not picture(out)[3].any()
+
+
+def test_memory_does_not_grow_with_the_image(tmp_path: Path) -> None:
+    """A sparse file of 60 000 × 60 000 pixels: 10.8 GB of values, most of them zeros."""
+    path = tmp_path / "huge.tif"
+    profile = {"driver": "GTiff", "height": 60_000, "width": 60_000, "count": 3, "dtype": "uint8"}
+    profile |= {"tiled": True, "SPARSE_OK": True, "BIGTIFF": "YES", "crs": "EPSG:32630"}
+    profile["transform"] = Affine(1, 0, 5e5, 0, -1, 4e6)
+    with rasterio.open(path, "w", **profile) as file:
+        block = np.random.default_rng(1).integers(1, 255, (3, 256, 256)).astype(np.uint8)
+        file.write(block, window=rasterio.windows.Window(25600, 25600, 256, 256))
+    out = tmp_path / "out.png"
+    code = (
+        "import resource, sys; from tilenet.__main__ import main\n"
+        f"code = main(['preview', {str(path)!r}, {str(out)!r}, '--size', '300'])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert picture(out).shape == (4, 300, 300)
+    assert int(done.stdout.split()[-1]) < 1 << 20  # kB

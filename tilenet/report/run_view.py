@@ -1,0 +1,122 @@
+"""What a run's folder holds, read for its report; whatever is missing or broken is None."""
+
+import json
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tilenet.errors import TilenetError, UsageError
+from tilenet.files.network_record import NetworkRecord
+from tilenet.files.run_tables import RunTable, read_run_table
+from tilenet.files.stack import stacked_paths
+from tilenet.files.weights import find_checkpoint, load_json
+from tilenet.parallel.rank_times import TIMINGS
+from tilenet.run_file import RunFile, read_run_file
+from tilenet.run_folder import FACTS, KEPT_RUN_FILE
+
+__all__ = ["RunView"]
+
+CONFUSION = "step", "label", "predicted", "pixels"
+
+
+@dataclass(frozen=True)
+class RunView:
+    """The folder of a run.
+
+    Attributes:
+        folder: Its path.
+    """
+
+    folder: Path
+
+    @cached_property
+    def run(self) -> RunFile | None:
+        """The run file that the run kept."""
+        path = self.folder / KEPT_RUN_FILE
+        if not path.is_file():
+            return None
+        try:
+            return read_run_file(["-c", str(path)])[0]
+        except (TilenetError, UsageError):  # of another version
+            return None
+
+    @cached_property
+    def run_text(self) -> str | None:
+        """The same as text."""
+        try:
+            return (self.folder / KEPT_RUN_FILE).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """`run.json`; empty: there is none."""
+        return _json(self.folder / FACTS)
+
+    @cached_property
+    def timings(self) -> dict[str, Any]:
+        """`timings.json`; empty: there is none."""
+        return _json(self.folder / TIMINGS)
+
+    @cached_property
+    def checkpoint(self) -> Path | None:
+        """The newest checkpoint."""
+        try:
+            return find_checkpoint(self.folder)
+        except TilenetError:
+            return None
+
+    @cached_property
+    def record(self) -> NetworkRecord | None:
+        """The network of the newest checkpoint."""
+        if self.checkpoint is None:
+            return None
+        try:
+            return NetworkRecord.from_json(load_json(self.checkpoint / "network.json"))
+        except TilenetError:
+            return None
+
+    @cached_property
+    def history(self) -> RunTable | None:
+        """A row per step."""
+        return read_run_table(self.folder / "history.csv")
+
+    @cached_property
+    def validation(self) -> RunTable | None:
+        """A row per validation."""
+        return read_run_table(self.folder / "validation.csv")
+
+    @cached_property
+    def confusion(self) -> RunTable | None:
+        """Rows of step, label, predicted class and pixels."""
+        found = read_run_table(self.folder / "confusion.csv")
+        return found if found and all(name in found.columns for name in CONFUSION) else None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names."""
+        if self.record is not None:
+            return self.record.classes
+        return () if self.run is None else self.run.class_names
+
+    @property
+    def score(self) -> str:
+        """By which the best validation is chosen."""
+        return "mean_iou" if self.run is None else self.run.validation.score
+
+    def path_of(self, path: str) -> str:
+        """A file of the run, also where the report is made in another directory."""
+        where = self.facts.get("working_directory")
+        if os.path.exists(path) or not isinstance(where, str):
+            return path
+        return "+".join(os.path.join(where, part) for part in stacked_paths(path))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
