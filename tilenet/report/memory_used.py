@@ -3,7 +3,7 @@
 from tilenet.report.curves import Curve, curves
 from tilenet.report.markup import Markup, tag
 from tilenet.report.run_view import RunView
-from tilenet.report.tables import note, section, size, table
+from tilenet.report.tables import note, section, size, table, words
 
 __all__ = ["memory_used"]
 
@@ -34,7 +34,7 @@ def memory_used(view: RunView) -> Markup:
         drawn = curves([line], alt, "MiB", from_zero=True, log=False)
     if not rows:
         return section("Memory", note("Neither a plan nor a measurement of memory is there."))
-    found = table("Bytes", ("", "most", "of"), rows)
+    found = table("Bytes", ("", "most", ""), [(a, b, words(c)) for a, b, c in rows])
     absent = None
     if not isinstance(planned, dict):
         absent = note("The run had no plan (key plan), so nothing was predicted.")

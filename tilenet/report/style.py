@@ -41,7 +41,8 @@ th, td { padding: 4px 12px; border-bottom: 1px solid var(--line); text-align: ri
 th { font-weight: 600; background: var(--pale) }
 th[scope=row] { text-align: left; overflow-wrap: break-word; max-width: 360px }
 th[scope=col] { overflow-wrap: break-word; max-width: 160px }
-td:last-child, th:last-child { text-align: left }
+td { white-space: nowrap }
+td.words { text-align: left; white-space: normal }
 .wide { overflow-x: auto }
 .bar { display: flex; width: 260px; height: 14px }
 .bar i { display: block; height: 14px }

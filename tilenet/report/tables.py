@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from tilenet.report.markup import Markup, tag
 
-__all__ = ["cell", "note", "number", "section", "size", "table"]
+__all__ = ["cell", "note", "number", "section", "size", "table", "words"]
 
 
 def section(title: str, *parts: object) -> Markup:
@@ -42,6 +42,11 @@ def cell(*children: object, colour: str | None = None, title: str | None = None)
     """A cell with a background."""
     style = None if colour is None else f"background:{colour}"
     return tag("td", *children, style=style, title=title)
+
+
+def words(text: str) -> Markup:
+    """A cell of text, which is read from the left."""
+    return tag("td", text, class_="words")
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -10,7 +10,7 @@ from tilenet.report.axes import Axes, chart, path_of
 from tilenet.report.curves import COLOURS, legend
 from tilenet.report.markup import Markup, tag
 from tilenet.report.run_view import RunView
-from tilenet.report.tables import note, number, section, table
+from tilenet.report.tables import note, number, section, table, words
 
 __all__ = ["parts_of_time", "time_spent"]
 
@@ -50,10 +50,12 @@ def time_spent(view: RunView) -> Markup:
     whole = sum(totals.values())
     step = history.seconds("seconds")
     rows = [
-        (name, number(totals[name], 2), f"{totals[name] / whole:.1%}", MEANS[name])
+        (name, number(totals[name], 2), f"{totals[name] / whole:.1%}", words(MEANS[name]))
         for name in NAMES
     ]
-    rows.append(("all", number(whole, 2), "100%", f"{len(step):,} steps, median {_per_step(step)}"))
+    rows.append(
+        ("all", number(whole, 2), "100%", words(f"{len(step):,} steps, median {_per_step(step)}"))
+    )
     shares = _shares(history.columns["step"], parts)
     drawn: list[object] = [
         tag("div", shares, table("Rank 0, all steps", ("", "s", "share", ""), rows), class_="pair"),
