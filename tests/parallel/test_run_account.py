@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 from test_same_as_whole_image import run_file
 from whole_image import random_scene
 
+from tilenet.parallel.exchange import Line
 from tilenet.parallel.exchange_clock import EXCHANGING, ExchangeClock
 from tilenet.report import write
 from tilenet.run_file import RunFile, read_run_file
@@ -107,6 +109,19 @@ def test_ranks_and_clocks_do_not_change_losses(comm: MPI.Intracomm, shared_path:
         assert train(alone, comm=MPI.COMM_SELF) == 0
         assert losses == pytest.approx([float(row["loss"]) for row in rows(alone)], rel=1e-12)
         assert len(set(losses)) == 3
+
+
+@pytest.mark.ranks(2)
+def test_waiting_for_a_rim_is_counted(comm: MPI.Intracomm) -> None:
+    other, part = 1 - comm.rank, torch.full((5,), float(comm.rank))
+    EXCHANGING.take()
+    pending = Line(comm).start([], [(other, (5,))], part, 1) if comm.rank == 0 else None
+    if pending is None:
+        time.sleep(0.2)
+        Line(comm).start([(other, part)], [], part, 1).wait()
+    else:
+        assert pending.wait()[0].tolist() == [1.0] * 5
+        assert EXCHANGING.take() > 0.1
 
 
 @pytest.mark.ranks(1)

@@ -12,8 +12,11 @@ from pages import EVIL, Page, Write
 from rasterio.io import MemoryFile
 
 from tilenet.__main__ import main
+from tilenet.files.raster import Raster
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.report import small_maps
+from tilenet.report.run_view import RunView
 from tilenet.report.write import write_report
 
 SECTIONS = [
@@ -114,6 +117,7 @@ def test_places_show_image_label_map_and_errors(a_run: Path, tmp_path: Path) -> 
     rng = np.random.default_rng(1)
     wrong = (rng.random(labels.shape) < 0.2) & (labels < 2)
     found = np.where(wrong, 1 - labels, labels)
+    found[:10, :30] = 1  # where nothing is labelled
     with rasterio.open(tmp_path / "map.tif", "w", **profile) as file:
         file.write(found, 1)
     out = tmp_path / "page.html"
@@ -144,6 +148,21 @@ def test_places_are_mapped_as_predict_maps(a_run: Path, tmp_path: Path) -> None:
     ours, theirs = report(a_run).section("Places"), Page(out.read_text()).section("Places")
     assert [h.text for h in ours.all("h3")] == [h.text for h in theirs.all("h3")] != []
     assert [i.attributes for i in ours.all("img")] == [i.attributes for i in theirs.all("img")]
+
+
+def test_windows_of_tiles_are_those_of_the_whole_map(
+    a_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped, image = tmp_path / "map.tif", str(a_run.parent / "image.tif")
+    assert main(["predict", str(a_run), image, str(mapped)]) == 0
+    monkeypatch.setattr(small_maps, "MOST_PX", 24)
+    with Raster(image) as opened, rasterio.open(mapped) as file:
+        whole = np.where(file.dataset_mask() > 0, file.read(1).astype(int), -1)
+        computed = small_maps.ComputedMap(RunView(a_run), opened)
+        assert len(computed.windows) == 4 * 5
+        for w in computed.windows:
+            part = whole[w.row : w.row + w.height, w.col : w.col + w.width]
+            assert np.array_equal(computed.read(w), part)
 
 
 def test_places_lie_in_held_out_blocks_where_there_are_some(scene: Path, tmp_path: Path) -> None:
