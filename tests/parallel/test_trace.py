@@ -57,6 +57,7 @@ def figures(run: RunFile) -> dict[str, Any]:
 def left(run: RunFile) -> list[str]:
     """What a run left but what every run leaves."""
     every = {"history.csv", "checkpoints", "last", "run.yaml", "run.json", "timings.json"}
+    every |= {"survey.safetensors"}
     return sorted({*os.listdir(run.output)} - every)
 
 
