@@ -43,6 +43,11 @@ def values_of(kind: MapKind, size: tuple[int, int], seed: int = 2) -> np.ndarray
     return values
 
 
+def written(kind: MapKind) -> list[str]:
+    """The files of a map: GDAL keeps names of values in a file beside it."""
+    return ["map.tif"] + ["map.tif.aux.xml"] * (kind.bands == 1)
+
+
 def write_in_tiles(writer: MapWriter, values: np.ndarray, side: int) -> None:
     """As prediction does: own windows of tiles, the last ones beyond the raster's edge."""
     height, width = values.shape[1:]
@@ -66,7 +71,7 @@ def test_what_is_written_is_read_back(
     with rasterio.open(path) as file:
         assert file.dtypes == (kind.dtype,) * kind.bands
         assert np.array_equal(file.read(), values, equal_nan=kind.dtype[0] == "f")
-    assert os.listdir(path.parent) == ["map.tif"]
+    assert sorted(os.listdir(path.parent)) == written(kind)
 
 
 @pytest.mark.parametrize("kind", [CLASSES, SCORES])
@@ -176,7 +181,7 @@ def test_what_a_killed_run_left_is_overwritten(tmp_path: Path, write_raster: Wri
         writer.finish()
     with rasterio.open(folder / "map.tif") as file:
         assert np.array_equal(file.read(), values)
-    assert os.listdir(folder) == ["map.tif"]
+    assert sorted(os.listdir(folder)) == written(CLASSES)
 
 
 GDALS_OWN = CPLE_AppDefinedError(3, 1, "TIFFAppendToStrip:Write error\nat scanline 0")
@@ -276,7 +281,7 @@ def test_a_full_disk_gives_a_whole_map_or_one_sentence_and_nothing(
                 assert "writable to its end" in said
                 assert os.listdir(path.parent) == []
                 continue
-            assert os.listdir(path.parent) == ["map.tif"]
+            assert sorted(os.listdir(path.parent)) == written(kind)
             with rasterio.open(path) as file:
                 assert np.array_equal(file.read(), values, equal_nan=kind is SCORES)
                 assert file.read(1, out_shape=(350, 550)).shape == (350, 550)
