@@ -66,9 +66,6 @@ class MapSink(Protocol):
     def take(self, rank: int, window: Window, computed: Computed | None) -> None:
         """Take up a piece; `computed` is None if another rank has it."""
 
-    def round_done(self, tiles: Sequence[Tile], *, last: bool) -> None:
-        """All ranks have handed over their tiles of a round; what it raises on all ends the map."""
-
 
 @dataclass(frozen=True)
 class MapJob:
@@ -111,16 +108,28 @@ class MapJob:
         )
         return finder.run(self.network, self.plan.passes, comm, self.watchdog, kept)
 
-    def map(self, network: Network, comm: "MPI.Intracomm", sink: MapSink) -> None:
+    def map(
+        self,
+        network: Network,
+        comm: "MPI.Intracomm",
+        sink: MapSink,
+        resume: MapResume | None = None,
+    ) -> None:
         """Compute the map and hand it to the sink.
 
         Tiles that no rank's sink wants are not computed. Nothing is sent here after a sink was
         first handed a piece, other than by the sink.
+
+        Args:
+            resume: Hears of each round of tiles.
+
+        Raises:
+            StopAgreed: On all ranks, if `resume` had any of them asked to stop.
         """
         if self.plan.method == "exchange":
             self._share_out(network, comm, sink)
         else:
-            self._tile_by_tile(self._pipe(network), comm, sink)
+            self._tile_by_tile(self._pipe(network), comm, sink, resume)
 
     def _pipe(self, network: Network) -> Pipe:
         return Pipe(network, self.balance, self.devices, precision=self.precision, inline=True)
@@ -130,7 +139,9 @@ class MapJob:
         # Whoever computes a tile wants it, so that all ranks make the same list.
         return [tile for tile in self.plan.tiling.tiles if sink.wants(comm.rank, tile.own)]
 
-    def _tile_by_tile(self, pipe: Pipe, comm: "MPI.Intracomm", sink: MapSink) -> None:
+    def _tile_by_tile(
+        self, pipe: Pipe, comm: "MPI.Intracomm", sink: MapSink, resume: MapResume | None
+    ) -> None:
         """Compute the tiles in rounds, as many per rank as are in the pipeline at a time."""
         tiles = self.wanted(comm, sink)
         progress = progress_bar(comm, len(tiles), "tile", brief=self.brief, what=self.what)
@@ -152,7 +163,8 @@ class MapJob:
             speed = pixels / 1e6 / (time.monotonic() - began)
             progress.set_postfix_str(f"{speed:.2g} Mpx/s", refresh=False)
             progress.update(len(turn))
-            sink.round_done(turn, last=start + each >= len(tiles))
+            if resume:
+                resume.tiles_done(turn, last=start + each >= len(tiles))
         progress.close()
 
     def _share_out(self, network: Network, comm: "MPI.Intracomm", sink: MapSink) -> None:
@@ -194,7 +206,7 @@ class WritingSink:
     Args:
         writer: On rank 0.
         window: What the map shows of the image.
-        resume: Knows tiles that are done, and keeps new ones.
+        resume: Knows tiles that are done.
     """
 
     def __init__(
@@ -226,11 +238,6 @@ class WritingSink:
             self.comm.Send(values, dest=0, tag=0)
         else:
             self.writer.write(window, values)
-
-    def round_done(self, tiles: Sequence[Tile], *, last: bool) -> None:
-        """Keep what is done of a map that may be interrupted."""
-        if self.resume is not None:
-            self.resume.tiles_done(tiles, last=last)
 
 
 class Mapper:

@@ -30,15 +30,15 @@ SHARE = 0.05
 class MapResume:
     """Keeps what is done while it is entered, and catches signals that ask to stop. Collective.
 
+    Once the ranks have agreed to stop, signals stay caught: the process is about to end.
+
     Args:
         comm: All ranks that map.
         tiling: Of the map.
         writer: On rank 0, opened to go on; None on the others.
     """
 
-    def __init__(
-        self, comm: "MPI.Intracomm", tiling: Tiling, writer: MapWriter | None
-    ) -> None:
+    def __init__(self, comm: "MPI.Intracomm", tiling: Tiling, writer: MapWriter | None) -> None:
         self.comm, self.writer = comm, writer
         self._numbers = {tile.own: number for number, tile in enumerate(tiling.tiles)}
         done: Done = comm.bcast(writer.done if writer else None)
@@ -61,7 +61,9 @@ class MapResume:
         # After another error the ranks do not come here together.
         if error is None or isinstance(error, StopAgreed):
             self._rounds.close()
-        self._requests.__exit__(kind, error, traceback)
+        # Job scripts ask every second: who dies of it while it ends looks like a crash.
+        if not isinstance(error, StopAgreed):
+            self._requests.__exit__(kind, error, traceback)
 
     def is_done(self, own: Window) -> bool:
         """Whether the tile that owns this window was done before."""

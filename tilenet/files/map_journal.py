@@ -55,7 +55,7 @@ class MapJournal:
             return None, ""
         entries = list(_entries(text))
         if not entries:
-            return None, "its journal cannot be read"
+            return None, "not said any more: its journal cannot be read"
         before = entries[0]
         other = [
             name
@@ -63,7 +63,7 @@ class MapJournal:
             if self.made_of.get(name) != before.get(name)
         ]
         if other:
-            return None, f"made of something else: {', '.join(other)}"
+            return None, f"of something else: {', '.join(other)}"
         done = Done()
         for entry in entries[1:]:
             done.tiles.update(entry.get("tiles", ()))

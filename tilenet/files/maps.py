@@ -27,6 +27,7 @@ from tilenet.geometry.tiles import Window
 
 __all__ = ["BLOCK_PX", "MapKind", "MapWriter", "check_target", "class_colours"]
 
+
 @dataclass(frozen=True)
 class MapKind:
     """What a map holds.
@@ -151,7 +152,7 @@ class MapWriter:
     def _go_on(self) -> None:
         done, self.why_anew = self._journal.read()
         if done is not None and not self._raw_is_whole():
-            done, self.why_anew = None, "its pixels are gone"
+            done, self.why_anew = None, "gone"
         if done is None:
             self._create()
             # Closing writes the blocks that nobody wrote. From then on each has its place in the

@@ -42,5 +42,3 @@ class StopRounds:
     def _ask(self) -> "MPI.Request":
         self._asked[0] = self.requests.requested
         return self.comm.Iallreduce(self._asked, self._found)
-
-
