@@ -6,8 +6,8 @@ PYTHON is one with monai beside torch, rasterio and what else tilenet needs. The
 the same image (2048², 4 bands of uint16; quick: 640²), without norm and with batch norm: tilenet,
 which reads a halo around own windows and writes a cloud-optimised GeoTIFF, and MONAI's
 `sliding_window_inference` with windows as large as our own ones, overlapping by a quarter, blended
-by constant and by Gaussian weights. In turns, each in a process of its own with one thread of torch;
-what is compared is CPU time, since others may use the machine.
+by constant and by Gaussian weights. In turns, each in a process of its own with one thread of
+torch; what is compared is CPU time, since others may use the machine.
 """
 
 import argparse

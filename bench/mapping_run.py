@@ -4,7 +4,8 @@
 
 `ours` is `tilenet predict` on one rank; `constant` and `gaussian` are MONAI's sliding windows over
 the same network on the image in memory; `untiled` is the network on the whole image at once. OUT is
-a GeoTIFF for ours, else an array of numpy. Prints seconds without imports, of the clock and of the CPU, and the peak memory.
+a GeoTIFF for ours, else an array of numpy. Prints seconds without imports, of the clock and of the
+CPU, and the peak memory.
 """
 
 import json
