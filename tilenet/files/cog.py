@@ -6,14 +6,10 @@ from xml.sax.saxutils import escape
 
 import rasterio
 import rasterio.shutil
-from rasterio.windows import Window as FileWindow
 
 __all__ = ["BLOCK_PX", "copy_to_cog", "put_map"]
 
 BLOCK_PX = 512
-
-# Read at once to compare: whole rows of blocks, so that threads have several to decompress.
-STRIP_PX = 8 * BLOCK_PX
 
 
 def copy_to_cog(raw: str, cog: str, *, classes: bool) -> None:
@@ -30,7 +26,6 @@ def copy_to_cog(raw: str, cog: str, *, classes: bool) -> None:
         OSError: What is read back is not what was written.
         rasterio's errors: GDAL cannot write, or cannot read back.
     """
-    threads = str(len(os.sched_getaffinity(0)))
     options = {
         "driver": "COG",
         "compress": "DEFLATE",
@@ -38,27 +33,18 @@ def copy_to_cog(raw: str, cog: str, *, classes: bool) -> None:
         "BIGTIFF": "IF_SAFER",
         "overview_resampling": "MODE" if classes else "AVERAGE",
         "blocksize": BLOCK_PX,
-        "NUM_THREADS": threads,
+        "NUM_THREADS": str(len(os.sched_getaffinity(0))),  # a launcher may give a rank few cores
     }
     rasterio.shutil.copy(raw, cog, **options)
-    with rasterio.open(raw) as source, rasterio.open(cog, NUM_THREADS=threads) as copy:
-        for place in _strips(copy):
+    with rasterio.open(raw) as source, rasterio.open(cog) as copy:
+        for _, place in copy.block_windows(1):
             if source.read(window=place).tobytes() != copy.read(window=place).tobytes():
                 raise OSError(errno.EIO, "what was written is not what is read back")
         overviews = len(copy.overviews(1))
     for level in range(overviews):
-        with rasterio.open(cog, OVERVIEW_LEVEL=level, NUM_THREADS=threads) as copy:
-            for place in _strips(copy):
+        with rasterio.open(cog, OVERVIEW_LEVEL=level) as copy:
+            for _, place in copy.block_windows(1):
                 copy.read(window=place)
-
-
-def _strips(file: "rasterio.DatasetReader") -> list[FileWindow]:
-    """Windows of whole blocks that partition a file."""
-    return [
-        FileWindow(col, row, min(STRIP_PX, file.width - col), min(BLOCK_PX, file.height - row))
-        for row in range(0, file.height, BLOCK_PX)
-        for col in range(0, file.width, STRIP_PX)
-    ]
 
 
 def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
