@@ -58,6 +58,8 @@ def test_what_lies_beside_the_image_is_cut_off() -> None:
     assert found == Window(15, 50, 55, 40)
     tiny = window_of_bbox((5e5 + 1, 4e6 - 3, 5e5 + 1 + 1e-7, 4e6 - 3 + 1e-7), UPRIGHT, SIZE)
     assert tiny == Window(1, 0, 1, 1)
+    tiny = window_of_bbox((5e5 + 4, 4e6 - 6 - 1e-7, 5e5 + 4 + 1e-7, 4e6 - 6), UPRIGHT, SIZE)
+    assert tiny == Window(3, 2, 1, 1)
 
 
 NAN, INF = float("nan"), float("inf")
