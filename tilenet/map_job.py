@@ -149,7 +149,7 @@ class MapJob:
         each = comm.size * self.at_once
         place = (comm.rank - self.first_rank) % comm.size
         for start in range(0, len(tiles), each):
-            # A rank that is ahead waits in its next Send for rank 0, at most a round.
+            # A rank that is ahead waits for rank 0 when it hands on its next tile but one.
             self.watchdog.arm(f"the round of tile {start}", 1.0 if start else SLOW)
             turn = tiles[start : start + each]
             found = self.mapper.tiles(pipe, turn[place :: comm.size])
@@ -219,6 +219,7 @@ class WritingSink:
     ) -> None:
         self.mapper, self.comm, self.writer = mapper, comm, writer
         self.window, self.resume = window, resume
+        self._sent: tuple[MPI.Request, NDArray[Any]] | None = None
 
     def wants(self, rank: int, window: Window) -> bool:
         """Rank 0 has to do with all pieces that the map shows, the others with their own."""
@@ -235,9 +236,17 @@ class WritingSink:
         else:
             values = self.mapper.values(computed)
         if self.writer is None:
-            self.comm.Send(values, dest=0, tag=0)
+            # While rank 0 still computes or writes, this rank goes on with its next piece.
+            self.close()
+            self._sent = self.comm.Isend(values, dest=0, tag=0), values
         else:
             self.writer.write(window, values)
+
+    def close(self) -> None:
+        """Return when rank 0 has all that this rank sent."""
+        if self._sent is not None:
+            self._sent[0].Wait()
+            self._sent = None
 
 
 class Mapper:

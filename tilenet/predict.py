@@ -246,8 +246,11 @@ def _work(job: MapJob, comm: "MPI.Intracomm", sink: WritingSink, resume: MapResu
         with resume or nullcontext():
             job.map(job.fix_statistics(comm, resume), comm, sink, resume)
     except StopAgreed:
-        return True
-    return False
+        stopped = True
+    else:
+        stopped = False
+    sink.close()
+    return stopped
 
 
 def _announce_part(plan: MapPlan, window: Window, image: Raster) -> None:
