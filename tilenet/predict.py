@@ -246,11 +246,10 @@ def _work(job: MapJob, comm: "MPI.Intracomm", sink: WritingSink, resume: MapResu
         with resume or nullcontext():
             job.map(job.fix_statistics(comm, resume), comm, sink, resume)
     except StopAgreed:
-        stopped = True
-    else:
-        stopped = False
-    sink.close()
-    return stopped
+        return True
+    finally:
+        sink.close()
+    return False
 
 
 def _announce_part(plan: MapPlan, window: Window, image: Raster) -> None:
