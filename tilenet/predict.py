@@ -159,7 +159,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             devices,
             precision,
             watchdog,
-            what=os.path.basename(image.paths[0]),
+            what=os.path.basename(image.files[0]),
         )
         # One pass over windows that ranks hold at once has nothing to go on with.
         resumes = wanted.resume and plan.method != "exchange"
@@ -228,7 +228,7 @@ def _made_of(wanted: Prediction, job: MapJob, folder: Path, window: Window) -> d
         "the version of torch": torch.__version__,
         "the network": hash_of(folder / "network.json"),
         "the weights": hash_of(folder / "weights.safetensors"),
-        "the image": file_facts(image.paths),
+        "the image": file_facts(image.files),
         "bands": image.bands,
         "nodata": image.nodata,
         "output": [wanted.output, wanted.scaled],

@@ -130,11 +130,6 @@ class Raster:
         return self._files.files
 
     @property
-    def paths(self) -> tuple[str, ...]:
-        """All files that GDAL reads for it: those beside, and those inside a virtual raster."""
-        return self._files.paths
-
-    @property
     def size(self) -> tuple[int, int]:
         """Height and width in pixels at the resolution that is read."""
         return self.height, self.width

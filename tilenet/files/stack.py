@@ -97,11 +97,6 @@ class FileStack:
         """rasterio's first open file."""
         return self._datasets[0]
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """All files that GDAL reads for it: those beside, and those inside a virtual raster."""
-        return tuple(str(path) for dataset in self._datasets for path in dataset.files)
-
     def read(self, bands: Sequence[int], window: Window) -> NDArray[Any]:
         """Values (C, H, W) of a window, in a dtype that holds those of all the bands.
 
