@@ -71,7 +71,7 @@ def _lines(placed: Placement, job: Job) -> list[str]:
         )
     if job.image:
         map_file = f"{job.output}/map.tif"
-        steps.append(["predict", job.output, job.image, map_file, "--plan", job.plan])
+        steps.append(["predict", job.output, job.image, map_file, "--plan", job.plan, "--resume"])
     program = placed.machine.launch.program
     return lines + [shlex.join(command(placed, [*program, *step])) for step in steps]
 

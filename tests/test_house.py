@@ -55,7 +55,7 @@ def test_every_file_that_the_readme_links_to_exists() -> None:
 
 
 def test_the_table_of_failures_is_the_one_that_was_measured() -> None:
-    text = (ROOT / "docs" / "failures.md").read_text()
+    text = (ROOT / "docs" / "failures.md").read_text().split("\n## ")[0]
     table = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|")]
     launchers = [cell.split()[0] for cell in table[0][1:]]
     shown = {

@@ -3,6 +3,7 @@
 What becomes of it is a sink's business: `tilenet predict` has rank 0 write it, validation counts.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -15,8 +16,10 @@ from torch import Tensor
 from tilenet.files.maps import BLOCK_PX, MapKind, MapWriter
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.raster import Raster
+from tilenet.geometry.bbox import overlap
 from tilenet.geometry.pieces import own_pieces
 from tilenet.geometry.tiles import Tile, Tiling, Window, owned
+from tilenet.map_resume import MapResume
 from tilenet.model.inputs import standardise
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
@@ -24,7 +27,7 @@ from tilenet.parallel.mesh import agreed
 from tilenet.parallel.pipeline import Pipe
 from tilenet.parallel.progress import progress_bar
 from tilenet.parallel.spatial_network import spatial_network
-from tilenet.parallel.statistic_passes import StatisticPasses
+from tilenet.parallel.statistic_passes import KeptSums, StatisticPasses
 from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.planning.map_plan import MapPlan
 
@@ -37,6 +40,8 @@ Output = Literal["classes", "logits", "probabilities"]
 
 # What rank 0 takes of another rank's window at once, if the image is shared out over the ranks.
 PIECE_PX = BLOCK_PX, 4 * BLOCK_PX
+
+LEVELS = 250  # of a probability in a byte: 255 is nodata
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,7 @@ class MapJob:
         at_once: Tiles that a rank has in the pipeline at a time.
         first_rank: That computes the first tile, and so on around.
         brief: Whether progress shows only while it takes long.
+        what: Is said before it.
     """
 
     plan: MapPlan
@@ -82,9 +88,14 @@ class MapJob:
     at_once: int = 1
     first_rank: int = 0
     brief: bool = False
+    what: str | None = None
 
-    def fix_statistics(self, comm: "MPI.Intracomm") -> Network:
-        """The network whose norms have the image's statistics, where passes are to find them."""
+    def fix_statistics(self, comm: "MPI.Intracomm", kept: KeptSums | None = None) -> Network:
+        """The network whose norms have the image's statistics, where passes are to find them.
+
+        Args:
+            kept: As in `StatisticPasses.run`.
+        """
         if not self.plan.passes:
             return self.network
         finder = StatisticPasses(
@@ -95,18 +106,30 @@ class MapJob:
             lambda w: self.mapper.input(w)[0],
             brief=self.brief,
         )
-        return finder.run(self.network, self.plan.passes, comm, self.watchdog)
+        return finder.run(self.network, self.plan.passes, comm, self.watchdog, kept)
 
-    def map(self, network: Network, comm: "MPI.Intracomm", sink: MapSink) -> None:
+    def map(
+        self,
+        network: Network,
+        comm: "MPI.Intracomm",
+        sink: MapSink,
+        resume: MapResume | None = None,
+    ) -> None:
         """Compute the map and hand it to the sink.
 
         Tiles that no rank's sink wants are not computed. Nothing is sent here after a sink was
         first handed a piece, other than by the sink.
+
+        Args:
+            resume: Hears of each round of tiles.
+
+        Raises:
+            StopAgreed: On all ranks, if `resume` had any of them asked to stop.
         """
         if self.plan.method == "exchange":
             self._share_out(network, comm, sink)
         else:
-            self._tile_by_tile(self._pipe(network), comm, sink)
+            self._tile_by_tile(self._pipe(network), comm, sink, resume)
 
     def _pipe(self, network: Network) -> Pipe:
         return Pipe(network, self.balance, self.devices, precision=self.precision, inline=True)
@@ -116,14 +139,17 @@ class MapJob:
         # Whoever computes a tile wants it, so that all ranks make the same list.
         return [tile for tile in self.plan.tiling.tiles if sink.wants(comm.rank, tile.own)]
 
-    def _tile_by_tile(self, pipe: Pipe, comm: "MPI.Intracomm", sink: MapSink) -> None:
+    def _tile_by_tile(
+        self, pipe: Pipe, comm: "MPI.Intracomm", sink: MapSink, resume: MapResume | None
+    ) -> None:
         """Compute the tiles in rounds, as many per rank as are in the pipeline at a time."""
         tiles = self.wanted(comm, sink)
-        progress = progress_bar(comm, len(tiles), "tile", brief=self.brief)
+        progress = progress_bar(comm, len(tiles), "tile", brief=self.brief, what=self.what)
+        began, pixels = time.monotonic(), 0
         each = comm.size * self.at_once
         place = (comm.rank - self.first_rank) % comm.size
         for start in range(0, len(tiles), each):
-            # A rank that is ahead waits in its next Send for rank 0, at most a round.
+            # A rank that is ahead waits for rank 0 when it hands on its next tile but one.
             self.watchdog.arm(f"the round of tile {start}", 1.0 if start else SLOW)
             turn = tiles[start : start + each]
             found = self.mapper.tiles(pipe, turn[place :: comm.size])
@@ -133,7 +159,12 @@ class MapJob:
                     # Taken off the list, so that logits go as soon as they are taken up.
                     computed = found.pop(0) if rank == comm.rank else None
                     sink.take(rank, tile.own, computed)
+            pixels += sum(tile.own.height * tile.own.width for tile in turn)
+            speed = pixels / 1e6 / (time.monotonic() - began)
+            progress.set_postfix_str(f"{speed:.2g} Mpx/s", refresh=False)
             progress.update(len(turn))
+            if resume:
+                resume.tiles_done(turn, last=start + each >= len(tiles))
         progress.close()
 
     def _share_out(self, network: Network, comm: "MPI.Intracomm", sink: MapSink) -> None:
@@ -151,7 +182,7 @@ class MapJob:
         del image
         spatial.close()
         pieces = list(own_pieces(tiling, *PIECE_PX))
-        progress = progress_bar(comm, len(pieces), "piece", brief=self.brief)
+        progress = progress_bar(comm, len(pieces), "piece", brief=self.brief, what=self.what)
         last = 0
         for number, (rank, window) in enumerate(pieces):
             if not sink.wants(rank, window):
@@ -174,14 +205,27 @@ class WritingSink:
 
     Args:
         writer: On rank 0.
+        window: What the map shows of the image.
+        resume: Knows tiles that are done.
     """
 
-    def __init__(self, mapper: "Mapper", comm: "MPI.Intracomm", writer: MapWriter | None) -> None:
+    def __init__(
+        self,
+        mapper: "Mapper",
+        comm: "MPI.Intracomm",
+        writer: MapWriter | None,
+        window: Window,
+        resume: MapResume | None = None,
+    ) -> None:
         self.mapper, self.comm, self.writer = mapper, comm, writer
+        self.window, self.resume = window, resume
+        self._sent: tuple[MPI.Request, NDArray[Any]] | None = None
 
     def wants(self, rank: int, window: Window) -> bool:
-        """Rank 0 has to do with all pieces, the others with their own."""
-        return self.comm.rank in (0, rank)
+        """Rank 0 has to do with all pieces that the map shows, the others with their own."""
+        if self.comm.rank not in (0, rank) or overlap(window, self.window) is None:
+            return False
+        return self.resume is None or not self.resume.is_done(window)
 
     def take(self, rank: int, window: Window, computed: Computed | None) -> None:
         """Write a piece, or send it."""
@@ -192,9 +236,17 @@ class WritingSink:
         else:
             values = self.mapper.values(computed)
         if self.writer is None:
-            self.comm.Send(values, dest=0, tag=0)
+            # While rank 0 still computes or writes, this rank goes on with its next piece.
+            self.close()
+            self._sent = self.comm.Isend(values, dest=0, tag=0), values
         else:
             self.writer.write(window, values)
+
+    def close(self) -> None:
+        """Return when rank 0 has all that this rank sent."""
+        if self._sent is not None:
+            self._sent[0].Wait()
+            self._sent = None
 
 
 class Mapper:
@@ -207,8 +259,11 @@ class Mapper:
         image: Raster,
         tiling: Tiling,
         dtype: torch.dtype,
+        *,
+        scaled: bool = False,
     ) -> None:
         self.output, self.record, self.image = output, record, image
+        self.scaled = scaled
         self.dtype = dtype
         self.offset_px = tiling.rule.offset_px
         count = len(record.classes)
@@ -217,6 +272,8 @@ class Mapper:
             most = np.iinfo(kind).max
             nodata = record.ignore_index if count <= record.ignore_index <= most else int(most)
             self.kind = MapKind(1, kind, nodata, record.classes)
+        elif scaled:
+            self.kind = MapKind(count, "uint8", 255, record.classes, 1 / LEVELS)
         else:
             kind = "float64" if dtype == torch.float64 else "float32"
             self.kind = MapKind(count, kind, float("nan"), record.classes)
@@ -247,6 +304,10 @@ class Mapper:
             values = logits.argmax(dim=0, keepdim=True).cpu().numpy()
         elif self.output == "logits":
             values = logits.cpu().numpy()
+        elif self.scaled:
+            # In float64, which holds the products: the nearest level, whatever the precision.
+            levels = logits.softmax(dim=0).double().mul_(LEVELS).round_()
+            values = levels.nan_to_num_(nan=self.kind.nodata).cpu().numpy()
         else:
             values = logits.softmax(dim=0).cpu().numpy()
         values = values.astype(self.kind.dtype)

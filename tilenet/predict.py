@@ -3,28 +3,34 @@
 Norms over the whole image need more than a tile: `planning.map_plan` chooses how they get it.
 """
 
+import os
 import resource
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tilenet.errors import TilenetError
+from tilenet.files.map_journal import file_facts, hash_of
 from tilenet.files.maps import MapWriter, check_target
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.raster import Raster
 from tilenet.files.weights import find_checkpoint, load_json, load_tensors
+from tilenet.geometry.bbox import checked_window, overlap, window_of_bbox
 from tilenet.geometry.layers import Norm
-from tilenet.geometry.tiles import halo_rule
+from tilenet.geometry.tiles import Window, halo_rule
 from tilenet.map_decision import decide_map
 from tilenet.map_job import MapJob, Mapper, Output, WritingSink
+from tilenet.map_resume import MapResume
 from tilenet.model.network import build_network, load_weights
 from tilenet.parallel.collars import share_collars
 from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.progress import say
+from tilenet.parallel.quiet import wait_quietly
+from tilenet.parallel.stop_rounds import StopAgreed
 from tilenet.parallel.watchdog import Watchdog
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.map_plan import MapPlan
@@ -53,6 +59,10 @@ class Prediction:
         balance: Layers per partition; None: the fastest by the roofline.
         nodata: As in run files; None: as in training.
         bands: As in run files; None: as in training, those asked for by name found by name.
+        scaled: Probabilities as bytes: the nearest of 0, 1/250 … 1, which GDAL unscales.
+        bbox: xmin, ymin, xmax, ymax in the image's CRS: map the pixels under it; None: all.
+        window: Row, column, height and width of the pixels to map, instead of `bbox`.
+        resume: Go on with what an interrupted map left, and leave what is done when interrupted.
         overwrite: Whether an existing map may be replaced.
         hang_seconds: End the job when a round of tiles takes longer; 0: never.
     """
@@ -69,6 +79,10 @@ class Prediction:
     balance: tuple[int, ...] | None = None
     nodata: float | str | None = None
     bands: tuple[int | str, ...] | None = None
+    scaled: bool = False
+    bbox: tuple[float, ...] | None = None
+    window: tuple[int, ...] | None = None
+    resume: bool = False
     overwrite: bool = False
     hang_seconds: float = 1800.0
 
@@ -77,7 +91,8 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
     """Make a map of an image. Collective: all ranks of `comm`, None: of the job, call it.
 
     Returns:
-        What was done: tiles, their sizes, and the peak resident memory of each rank in bytes.
+        What was done: tiles, their sizes, the peak resident memory of each rank in bytes, and
+        whether the ranks stopped before the map was done, because one was asked to.
 
     Raises:
         AgreedError: On all ranks, for what any rank found wrong before the first tile.
@@ -87,6 +102,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
     place = node_place(comm, wanted.device)
     with ExitStack() as stack:
         with agreed(comm):
+            _check_choices(wanted)
             if comm.rank == 0:
                 check_target(wanted.out, overwrite=wanted.overwrite, image=wanted.image)
             folder = find_checkpoint(Path(wanted.checkpoint))
@@ -112,6 +128,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             network = build_network(record.layers, dtype=dtype)
             load_weights(network, load_tensors(folder / "weights.safetensors"), str(folder))
             rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
+            window = _window(wanted, image)
         share_collars([image], comm)
         plan = decide_map(
             record,
@@ -132,28 +149,117 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         say_layout(comm, place, devices)
         if comm.rank == 0:
             _announce(plan, record, wanted)
-        mapper = Mapper(wanted.output, record, image, plan.tiling, dtype)
-        job = MapJob(plan, mapper, network.eval(), tuple(balance), devices, precision, watchdog)
+            _announce_part(plan, window, image)
+        mapper = Mapper(wanted.output, record, image, plan.tiling, dtype, scaled=wanted.scaled)
+        job = MapJob(
+            plan,
+            mapper,
+            network.eval(),
+            tuple(balance),
+            devices,
+            precision,
+            watchdog,
+            what=os.path.basename(image.files[0]),
+        )
+        # One pass over windows that ranks hold at once has nothing to go on with.
+        resumes = wanted.resume and plan.method != "exchange"
+        if wanted.resume and not resumes and comm.rank == 0:
+            say("a map in one pass over shares of the ranks is not interrupted: it begins anew")
+        with agreed(comm):
+            made_of = None
+            if resumes and comm.rank == 0:
+                made_of = _made_of(wanted, job, folder, window)
         # Opened before the work: what cannot be written is known before hours have passed.
-        target = MapWriter(wanted.out, image, mapper.kind) if comm.rank == 0 else nullcontext()
+        target = (
+            MapWriter(wanted.out, image, mapper.kind, window, made_of)
+            if comm.rank == 0
+            else nullcontext()
+        )
         with target as writer:
+            if writer is not None and writer.why_anew:
+                say(f"the map begins anew, since what was done of it is {writer.why_anew}")
+            resume = MapResume(comm, plan.tiling, writer) if resumes else None
+            sink = WritingSink(mapper, comm, writer, window, resume)
             with watchdog:
-                job.map(job.fix_statistics(comm), comm, WritingSink(mapper, comm, writer))
-            if writer is not None:
+                stopped = _work(job, comm, sink, resume)
+            if writer is not None and not stopped:
                 writer.finish()
+        wait_quietly(comm)
         # Also a barrier: no rank says that it is done before the map stands in its place.
         peaks = comm.allgather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     return {
         "map": wanted.out,
-        "size": list(image.size),
+        "size": [window.height, window.width],
         "method": plan.method,
         "passes": len(plan.passes) + 1,
         "grid": list(plan.tiling.grid),
         "tile_own_px": max(span.own for span in (*plan.tiling.rows, *plan.tiling.cols)),
         "halo_px": plan.tiling.rule.halo_px,
         "work_ratio": plan.tiling.work_ratio,
+        "stopped": stopped,
         "peak_bytes": peaks,
     }
+
+
+def _check_choices(wanted: Prediction) -> None:
+    if wanted.scaled and wanted.output != "probabilities":
+        raise TilenetError(
+            f"only probabilities are scaled to bytes (output: {wanted.output}); leave --scaled out "
+            "or add --output probabilities"
+        )
+    if wanted.bbox is not None and wanted.window is not None:
+        raise TilenetError(
+            "a part of an image is named once, by --bbox or by --window; leave one of them out"
+        )
+
+
+def _window(wanted: Prediction, image: Raster) -> Window:
+    if wanted.bbox is not None:
+        return window_of_bbox(wanted.bbox, tuple(image.transform), image.size)
+    if wanted.window is not None:
+        return checked_window(wanted.window, image.size)
+    return image.whole
+
+
+def _made_of(wanted: Prediction, job: MapJob, folder: Path, window: Window) -> dict[str, Any]:
+    """All that the pixels of a map depend on, by names for people."""
+    tiling, image = job.plan.tiling, job.mapper.image
+    return {
+        "the version of torch": torch.__version__,
+        "the network": hash_of(folder / "network.json"),
+        "the weights": hash_of(folder / "weights.safetensors"),
+        "the image": file_facts(image.files),
+        "bands": image.bands,
+        "nodata": image.nodata,
+        "output": [wanted.output, wanted.scaled],
+        "precision": job.precision,
+        "the device": job.devices[0].type,
+        "the method": job.plan.method,
+        "the tiles": [[astuple(span) for span in spans] for spans in (tiling.rows, tiling.cols)],
+        "the part of the image": astuple(window),
+    }
+
+
+def _work(job: MapJob, comm: "MPI.Intracomm", sink: WritingSink, resume: MapResume | None) -> bool:
+    """Compute the map; whether the ranks stopped before it was done."""
+    try:
+        with resume or nullcontext():
+            job.map(job.fix_statistics(comm, resume), comm, sink, resume)
+    except StopAgreed:
+        return True
+    finally:
+        sink.close()
+    return False
+
+
+def _announce_part(plan: MapPlan, window: Window, image: Raster) -> None:
+    if window == image.whole:
+        return
+    touched = sum(overlap(tile.own, window) is not None for tile in plan.tiling.tiles)
+    say(
+        f"rows {window.row} to {window.row + window.height - 1}, columns {window.col} to "
+        f"{window.col + window.width - 1} of the image: {touched} of its tiles"
+    )
 
 
 def _announce(plan: MapPlan, record: NetworkRecord, wanted: Prediction) -> None:

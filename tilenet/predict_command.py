@@ -2,7 +2,9 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from tilenet.command_line import Arguments
 from tilenet.errors import UsageError
@@ -11,6 +13,8 @@ from tilenet.planning.plan import read_plan
 from tilenet.predict import Prediction, predict
 
 __all__ = ["main"]
+
+Number = TypeVar("Number", int, float)
 
 
 def main(arguments: list[str]) -> int:
@@ -21,7 +25,7 @@ def main(arguments: list[str]) -> int:
 def _predict(arguments: list[str]) -> int:
     first = {"-h", "--help"} & set(arguments) or world().rank == 0
     try:
-        given = vars(_parser().parse_args(arguments))
+        given = vars(_parser().parse_args(_with_values(arguments)))
     except UsageError as error:
         if first:
             print(f"tilenet predict: {error}", file=sys.stderr)
@@ -32,9 +36,33 @@ def _predict(arguments: list[str]) -> int:
             keys = read_plan(Path(plan)).keys
         given |= {"partitions": keys["partitions"], "balance": tuple(keys["balance"])}
     done = predict(Prediction(**given))
+    if done["stopped"]:
+        if world().rank == 0:
+            print("tilenet: stopped before the map was done: run again to go on", file=sys.stderr)
+        return 75
     if wants_json and world().rank == 0:
         print(json.dumps(done))
     return 0
+
+
+def _with_values(arguments: list[str]) -> list[str]:
+    """argparse takes `-5.2,41,-5.1,42` for an option, unless it is joined to the one before it."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1] in ("--bbox", "--window", "--nodata") and argument[:1] == "-":
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
+def _numbers(kind: Callable[[str], Number]) -> Callable[[str], tuple[Number, ...]]:
+    """What reads numbers joined by commas; how many they must be, the map says."""
+
+    def numbers(text: str) -> tuple[Number, ...]:
+        return tuple(kind(part) for part in text.split(","))
+
+    return numbers
 
 
 def _parser() -> Arguments:
@@ -54,6 +82,24 @@ def _parser() -> Arguments:
         choices=["classes", "logits", "probabilities"],
         default="classes",
         help="what the map holds (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--scaled",
+        action="store_true",
+        help="probabilities as bytes: 0 to 250, which GDAL and QGIS show as 0 to 1; 255: no data",
+    )
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument(
+        "--bbox",
+        type=_numbers(float),
+        metavar="XMIN,YMIN,XMAX,YMAX",
+        help="map the pixels under this box in the image's CRS, as they are in the whole map",
+    )
+    part.add_argument(
+        "--window",
+        type=_numbers(int),
+        metavar="ROW,COL,HEIGHT,WIDTH",
+        help="map these pixels, counted from 0",
     )
     parser.add_argument(
         "--tile",
@@ -99,6 +145,12 @@ def _parser() -> Arguments:
         default=1800.0,
         metavar="S",
         help="end the job, with each rank's stacks, when a round of tiles takes longer; 0: never",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with what an interrupted map left, and leave what is done when interrupted; "
+        "SIGTERM and SIGUSR1 then end it with exit code 75",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing map")
     parser.add_argument(

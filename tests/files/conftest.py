@@ -1,7 +1,10 @@
-"""Vector files written on the spot."""
+"""Vector files written on the spot; small disks."""
 
+import os
+import shutil
+import subprocess
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +42,25 @@ def write_vector(tmp_path: Path) -> Callable[..., str]:
         return str(tmp_path / name)
 
     return write
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """A disk of so many kB; needs root."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(kilobytes: int) -> Path:
+        options = ["-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+        unmount()
+        command = ["mount", *options]
+        if not shutil.which("mount") or subprocess.run(command, check=False).returncode:
+            pytest.skip("a small disk cannot be mounted here: that needs root")
+        return folder
+
+    def unmount() -> None:
+        if os.path.ismount(folder):
+            subprocess.run(["umount", str(folder)], check=True)
+
+    yield mount
+    unmount()

@@ -2,16 +2,26 @@
 
 import contextlib
 import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import rasterio
 import rasterio.shutil
 from affine import Affine
+from maps_of_tests import (
+    CLASSES,
+    MANY_CLASSES,
+    SCALED,
+    SCORES,
+    Write,
+    like,
+    values_of,
+    write_in_tiles,
+    written,
+)
 from rasterio._err import CPLE_AppDefinedError
 from rasterio.errors import RasterioIOError
 from rio_cogeo.cogeo import cog_validate
@@ -21,36 +31,7 @@ from tilenet.files.maps import MapKind, MapWriter, check_target, class_colours
 from tilenet.files.raster import Raster
 from tilenet.geometry.tiles import Window
 
-Write = Callable[..., str]
-CLASSES = MapKind(1, "uint8", 255, ("water", "forest", "town"))
-MANY_CLASSES = MapKind(1, "uint16", 65535, ("water", "forest", "town"))
-SCORES = MapKind(2, "float32", float("nan"), ("water", "forest"))
 AWKWARD = [(1, 1), (7, 513), (511, 3), (700, 1101), (1025, 640)]
-
-
-def like(write_raster: Write, size: tuple[int, int]) -> Raster:
-    values = np.random.default_rng(1).integers(0, 9, size).astype("uint8")
-    return Raster(write_raster("like.tif", values))
-
-
-def values_of(kind: MapKind, size: tuple[int, int], seed: int = 2) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    if kind.dtype[0] == "u":
-        values = rng.integers(0, len(kind.classes), (kind.bands, *size)).astype(kind.dtype)
-    else:
-        values = rng.normal(size=(kind.bands, *size)).astype(kind.dtype)
-    values[:, rng.random(size) < 0.1] = kind.nodata
-    return values
-
-
-def write_in_tiles(writer: MapWriter, values: np.ndarray, side: int) -> None:
-    """As prediction does: own windows of tiles, the last ones beyond the raster's edge."""
-    height, width = values.shape[1:]
-    padded = np.pad(values, ((0, 0), (0, side), (0, side)), constant_values=1)
-    for row in range(0, height + side - 1, side):
-        for col in range(0, width + side - 1, side):
-            window = Window(row, col, side, side)
-            writer.write(window, padded[:, row : row + side, col : col + side])
 
 
 @pytest.mark.parametrize("kind", [CLASSES, SCORES, MANY_CLASSES])
@@ -66,7 +47,7 @@ def test_what_is_written_is_read_back(
     with rasterio.open(path) as file:
         assert file.dtypes == (kind.dtype,) * kind.bands
         assert np.array_equal(file.read(), values, equal_nan=kind.dtype[0] == "f")
-    assert os.listdir(path.parent) == ["map.tif"]
+    assert sorted(os.listdir(path.parent)) == written(kind)
 
 
 @pytest.mark.parametrize("kind", [CLASSES, SCORES])
@@ -127,6 +108,79 @@ def test_overviews_of_classes_are_modes_and_those_of_scores_means(
         assert np.array_equal(found[means != 1], np.round(means / 2)[means != 1] * 2)
 
 
+def test_overviews_of_scaled_scores_are_means_of_pixels_with_data(
+    tmp_path: Path, write_raster: Write
+) -> None:
+    """255 says that there is no data; as a value it would pull the mean up."""
+    size, path = (700, 1100), str(tmp_path / "map.tif")
+    rng = np.random.default_rng(3)
+    values = rng.integers(0, 251, (2, *size)).astype("uint8")
+    values[:, rng.random(size) < 0.4] = 255
+    with like(write_raster, size) as source, MapWriter(path, source, SCALED) as writer:
+        writer.write(source.whole, values)
+        writer.finish()
+    with rasterio.open(path) as file:
+        assert (file.dtypes, file.nodata) == (("uint8", "uint8"), 255)
+        assert (file.scales, file.offsets) == ((1 / 250, 1 / 250), (0, 0))
+        assert file.descriptions == ("water", "forest")
+    with rasterio.open(path, overview_level=0) as file:
+        found = file.read()
+        assert file.nodata == 255
+    fours = np.where(values == 255, np.nan, values).reshape(2, 350, 2, 550, 2)
+    counts = np.isfinite(fours).sum(axis=(2, 4))
+    means = np.nansum(fours, axis=(2, 4)) / np.maximum(counts, 1)
+    assert np.array_equal(found == 255, counts == 0)
+    assert (counts == 0).any()
+    # Half a level is rounded up or down.
+    assert np.abs(found - means)[counts > 0].max() <= 0.5
+
+
+def test_names_of_classes_lie_beside_the_map_and_go_with_it(
+    tmp_path: Path, write_raster: Write
+) -> None:
+    """What an older map left would be taken for this one's."""
+    path, beside = tmp_path / "map.tif", tmp_path / "map.tif.aux.xml"
+    names = ('wet & "deep"', "<forest>", "Straße")
+    kinds = {names: MapKind(1, "uint8", 255, names), ("water", "forest"): SCORES}
+    beside.write_text("<PAMDataset><PAMRasterBand band='1'/></PAMDataset>")
+    for classes, kind in kinds.items():
+        with (
+            like(write_raster, (70, 90)) as source,
+            MapWriter(str(path), source, kind) as writer,
+        ):
+            writer.write(source.whole, values_of(kind, source.size))
+            writer.finish()
+        assert beside.exists() == (kind.bands == 1)
+        if beside.exists():
+            told = ElementTree.parse(beside).findall("PAMRasterBand/CategoryNames/Category")
+            assert tuple(one.text for one in told) == classes
+            copy = tmp_path / "copy.vrt"  # GDAL has read them if it hands them on
+            rasterio.shutil.copy(str(path), str(copy), driver="VRT")
+            told = ElementTree.parse(copy).findall("VRTRasterBand/CategoryNames/Category")
+            assert tuple(one.text for one in told) == classes
+
+
+@pytest.mark.parametrize("kind", [CLASSES, SCORES])
+def test_a_map_of_a_part_lies_where_the_part_does(
+    tmp_path: Path, write_raster: Write, kind: MapKind
+) -> None:
+    size, path = (700, 1101), str(tmp_path / "map.tif")
+    values, part = values_of(kind, size), Window(131, 77, 402, 703)
+    with (
+        like(write_raster, size) as source,
+        MapWriter(path, source, kind, part) as writer,
+    ):
+        write_in_tiles(writer, values, 176)
+        writer.finish()
+        corner = source.transform @ (77, 131)
+    with rasterio.open(path) as file:
+        cut_out = values[:, 131 : 131 + 402, 77 : 77 + 703]
+        assert np.array_equal(file.read(), cut_out, equal_nan=kind is SCORES)
+        assert (file.transform.c, file.transform.f) == pytest.approx(corner, rel=1e-15)
+        a, b, d, e = (getattr(file.transform, name) for name in "abde")
+        assert (a, b, d, e) == (2, 0.1, 0.1, -2)
+
+
 def test_classes_have_distinct_colours() -> None:
     for count in (2, 21, 255):
         colours = class_colours(count)
@@ -176,7 +230,7 @@ def test_what_a_killed_run_left_is_overwritten(tmp_path: Path, write_raster: Wri
         writer.finish()
     with rasterio.open(folder / "map.tif") as file:
         assert np.array_equal(file.read(), values)
-    assert os.listdir(folder) == ["map.tif"]
+    assert sorted(os.listdir(folder)) == written(CLASSES)
 
 
 GDALS_OWN = CPLE_AppDefinedError(3, 1, "TIFFAppendToStrip:Write error\nat scanline 0")
@@ -230,28 +284,6 @@ def test_a_map_in_a_directory_that_is_not_there_is_refused(
         MapWriter(str(tmp_path / "nowhere" / "map.tif"), source, CLASSES)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """A disk of so many kB; needs root."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-
-    def mount(kilobytes: int) -> Path:
-        options = ["-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
-        unmount()
-        command = ["mount", *options]
-        if not shutil.which("mount") or subprocess.run(command, check=False).returncode:
-            pytest.skip("a small disk cannot be mounted here: that needs root")
-        return folder
-
-    def unmount() -> None:
-        if os.path.ismount(folder):
-            subprocess.run(["umount", str(folder)], check=True)
-
-    yield mount
-    unmount()
-
-
 @pytest.mark.parametrize(("kind", "sizes"), [(CLASSES, (1400, 2000)), (SCORES, (11000, 22000))])
 def test_a_full_disk_gives_a_whole_map_or_one_sentence_and_nothing(
     write_raster: Write,
@@ -276,7 +308,7 @@ def test_a_full_disk_gives_a_whole_map_or_one_sentence_and_nothing(
                 assert "writable to its end" in said
                 assert os.listdir(path.parent) == []
                 continue
-            assert os.listdir(path.parent) == ["map.tif"]
+            assert sorted(os.listdir(path.parent)) == written(kind)
             with rasterio.open(path) as file:
                 assert np.array_equal(file.read(), values, equal_nan=kind is SCORES)
                 assert file.read(1, out_shape=(350, 550)).shape == (350, 550)

@@ -40,7 +40,7 @@ def test_it_prints_the_layout_and_the_lines(
         "",
         "export OMP_NUM_THREADS=64",
         f"{srun} train -c 'my run.yaml' --plan plan.json --output out --resume",
-        f"{srun} predict out scene.tif out/map.tif --plan plan.json",
+        f"{srun} predict out scene.tif out/map.tif --plan plan.json --resume",
     ]
     assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "sbatch"]
 

@@ -262,6 +262,17 @@ def test_a_map_that_is_cut_off_comes_again_once(start: Start, tmp_path: Path) ->
         assert said in output
 
 
+def test_a_map_that_gets_on_comes_again_until_it_does_not(start: Start, tmp_path: Path) -> None:
+    adds = "open('out/.map.tif.journal.part', 'a').write(rank)\ncatch()\nnote('listens')\n"
+    for predict, wanted in ((adds, 75), (adds, 75), ("catch()\nnote('listens')\n", 1)):
+        job = start("", predict=predict + WAIT)
+        log(tmp_path, 6)
+        os.kill(job.pid, signal.SIGUSR1)
+        code, output = ends(job)
+        assert code == wanted
+        assert ("more time than the job has" in output) == (wanted == 1)
+
+
 def test_a_signal_to_training_that_finishes_is_not_lost(start: Start, tmp_path: Path) -> None:
     """The map does not begin in what is left of the time."""
     job = start("signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))\nnote('listens')\n" + WAIT)

@@ -1,27 +1,31 @@
-"""Write maps by windows: one writer, a file aside, then a cloud-optimised GeoTIFF in its place."""
+"""Write maps by windows: one writer, a file aside, then a cloud-optimised GeoTIFF in its place.
+
+A map that may be interrupted keeps the file aside and a journal of the tiles in it.
+"""
 
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import rasterio
-import rasterio.shutil
+from affine import Affine
 from numpy.typing import NDArray
 from rasterio.windows import Window as FileWindow
 
 from tilenet.errors import TilenetError
+from tilenet.files.cog import BLOCK_PX, copy_to_cog, put_map
+from tilenet.files.map_journal import Done, MapJournal
 from tilenet.files.raster import GDAL_ERRORS, Raster
 from tilenet.files.stack import stacked_paths
+from tilenet.geometry.bbox import overlap
 from tilenet.geometry.tiles import Window
 
-__all__ = ["MapKind", "MapWriter", "check_target", "class_colours"]
-
-BLOCK_PX = 512
+__all__ = ["BLOCK_PX", "MapKind", "MapWriter", "check_target", "class_colours"]
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,14 @@ class MapKind:
         nodata: Value of pixels without data.
         classes: Names of the classes: the bands' names, or the meanings of the values of a class
             map of one band, which then has a colour table.
+        scale: What values count in: GDAL shows them multiplied by it.
     """
 
     bands: int
     dtype: str
     nodata: float
     classes: tuple[str, ...]
+    scale: float = 1.0
 
 
 def check_target(path: str, *, overwrite: bool, image: str | None = None) -> None:
@@ -80,29 +86,50 @@ def check_target(path: str, *, overwrite: bool, image: str | None = None) -> Non
 class MapWriter:
     """A map being written; a context manager that leaves either the whole map or nothing.
 
+    With `made_of` it leaves what is done, and goes on with what it left.
+
     Args:
         path: Of the finished map.
         like: Gives size, transform and CRS; copied, so that rotated grids survive.
         kind: What the map holds.
+        window: The pixels of `like` that the map shows; None: all.
+        made_of: What the journal compares; None: the map cannot be interrupted.
+
+    Attributes:
+        done: What an interrupted map had.
+        why_anew: Why that of an interrupted map cannot be used; "": it can, or there was none.
     """
 
-    def __init__(self, path: str, like: Raster, kind: MapKind) -> None:
+    def __init__(
+        self,
+        path: str,
+        like: Raster,
+        kind: MapKind,
+        window: Window | None = None,
+        made_of: dict[str, Any] | None = None,
+    ) -> None:
         self.path = path
         self.kind = kind
-        self._size = like.size
+        self.window = window or like.whole
         folder, name = os.path.split(os.path.abspath(path))
         # One name per map: what a killed run leaves, the next one overwrites.
         self._raw = os.path.join(folder, f".{name}.raw.part")
         self._cog = os.path.join(folder, f".{name}.cog.part")
-        profile = {
+        self._journal = MapJournal(os.path.join(folder, f".{name}.journal.part"), made_of or {})
+        self._keeps = False
+        self.done, self.why_anew = Done(), ""
+        t, row, col = like.transform, self.window.row, self.window.col
+        self._profile = {
             "driver": "GTiff",
-            "height": like.height,
-            "width": like.width,
+            "height": self.window.height,
+            "width": self.window.width,
             "count": kind.bands,
             "dtype": kind.dtype,
             "nodata": kind.nodata,
             "crs": like.crs,
-            "transform": like.transform,
+            "transform": Affine(
+                t.a, t.b, t.a * col + t.b * row + t.c, t.d, t.e, t.d * col + t.e * row + t.f
+            ),
             "tiled": True,
             "blockxsize": BLOCK_PX,
             "blockysize": BLOCK_PX,
@@ -111,11 +138,60 @@ class MapWriter:
             "BIGTIFF": "IF_SAFER",
             "interleave": "band",
         }
-        self._dataset = self._guarded(lambda: rasterio.open(self._raw, "w", **profile))
-        self._guarded(self._describe)
+        if made_of is None:
+            self._guarded(self._create)
+        else:
+            self._guarded(self._go_on)
+
+    def _create(self) -> None:
+        # First: it would speak of the pixels that are overwritten now.
+        self._journal.remove()
+        self._dataset = rasterio.open(self._raw, "w", **self._profile)
+        self._describe()
+
+    def _go_on(self) -> None:
+        done, self.why_anew = self._journal.read()
+        if done is not None and not self._raw_is_whole():
+            done, self.why_anew = None, "gone"
+        if done is None:
+            self._create()
+            # Closing writes the blocks that nobody wrote. From then on each has its place in the
+            # file, and whatever kills a rank, the file's structure is never half changed.
+            self._dataset.close()
+            self._check_raw()
+            _sync(self._raw)
+            self._journal.begin()
+        else:
+            self.done = done
+            self._journal.mend()
+        self._dataset = rasterio.open(self._raw, "r+")
+        self._keeps = True
+
+    def _raw_is_whole(self) -> bool:
+        with contextlib.suppress(*GDAL_ERRORS):
+            self._check_raw()
+            return True
+        return False
+
+    def keep(self, tiles: Sequence[int]) -> None:
+        """Have the disk hold what was written, then the journal say that these tiles are done."""
+
+        def flush() -> None:
+            self._dataset.close()
+            _sync(self._raw)
+            self._dataset = rasterio.open(self._raw, "r+")
+            self._journal.add_tiles(tiles)
+
+        self._guarded(flush)
+
+    def keep_sums(self, name: str, sums: dict[str, Any]) -> None:
+        """Have the journal hold sums."""
+        self._guarded(lambda: self._journal.add_sums(name, sums))
 
     def _describe(self) -> None:
         dataset, kind = self._dataset, self.kind
+        if kind.scale != 1:
+            dataset.scales = (kind.scale,) * kind.bands
         if kind.bands > 1:
             for band, name in enumerate(kind.classes, start=1):
                 dataset.set_band_description(band, name)
@@ -126,50 +202,32 @@ class MapWriter:
             dataset.write_colormap(1, {**colours, int(kind.nodata): (0, 0, 0, 0)})
 
     def write(self, window: Window, values: NDArray[Any]) -> None:
-        """Write `values` (bands, H, W) to a window; what lies beyond the raster is cut off."""
-        height = min(window.height, self._size[0] - window.row)
-        width = min(window.width, self._size[1] - window.col)
-        if height <= 0 or width <= 0:
+        """Write `values` (bands, H, W) to a window of the image; what the map lacks is cut off."""
+        part = overlap(window, self.window)
+        if part is None:
             return
-        place = FileWindow(window.col, window.row, width, height)
-        inside = np.ascontiguousarray(values[:, :height, :width])
-        self._guarded(lambda: self._dataset.write(inside, window=place))
+        top, left = part.row - window.row, part.col - window.col
+        inside = values[:, top : top + part.height, left : left + part.width]
+        row, col = part.row - self.window.row, part.col - self.window.col
+        place = FileWindow(col, row, part.width, part.height)
+        self._guarded(lambda: self._dataset.write(np.ascontiguousarray(inside), window=place))
 
     def finish(self) -> None:
         """Close the file, make it cloud-optimised, and put it in its place."""
+        classes = self.kind.bands == 1
         self._guarded(self._dataset.close)
         self._guarded(self._check_raw)
-        classes = self.kind.bands == 1
-        options = {
-            "driver": "COG",
-            "compress": "DEFLATE",
-            "predictor": "NO" if classes else "YES",
-            "BIGTIFF": "IF_SAFER",
-            "overview_resampling": "MODE" if classes else "AVERAGE",
-            "blocksize": BLOCK_PX,
-        }
-        self._guarded(lambda: rasterio.shutil.copy(self._raw, self._cog, **options))
-        self._guarded(self._check_cog)
-        self._guarded(lambda: _put(self._cog, self.path))
+        self._guarded(lambda: copy_to_cog(self._raw, self._cog, classes=classes))
+        names = self.kind.classes if classes else ()
+        self._guarded(lambda: put_map(self._cog, self.path, names))
+        self._keeps = False
         self._remove()
 
     def _check_raw(self) -> None:
         """Closing says nothing of blocks that no longer fitted on the disk."""
-        pixels = self._size[0] * self._size[1] * self.kind.bands
+        pixels = self.window.height * self.window.width * self.kind.bands
         if os.path.getsize(self._raw) < pixels * np.dtype(self.kind.dtype).itemsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def _check_cog(self) -> None:
-        """Neither does copying: read every block back, of the overviews too, before it counts."""
-        with rasterio.open(self._raw) as raw, rasterio.open(self._cog) as cog:
-            for _, place in cog.block_windows(1):
-                if raw.read(window=place).tobytes() != cog.read(window=place).tobytes():
-                    raise OSError(errno.EIO, "what was written is not what is read back")
-            overviews = len(cog.overviews(1))
-        for level in range(overviews):
-            with rasterio.open(self._cog, OVERVIEW_LEVEL=level) as cog:
-                for _, place in cog.block_windows(1):
-                    cog.read(window=place)
 
     def __enter__(self) -> "MapWriter":
         return self
@@ -185,7 +243,8 @@ class MapWriter:
         self._remove()
 
     def _remove(self) -> None:
-        for path in (self._raw, self._cog):
+        """All that is aside; of a map that goes on later what is done stays."""
+        for path in (self._cog,) if self._keeps else (self._cog, self._raw, self._journal.path):
             with contextlib.suppress(OSError):
                 os.remove(path)
 
@@ -195,16 +254,16 @@ class MapWriter:
         except GDAL_ERRORS as error:
             self._remove()
             reason = " ".join(str(error.__cause__ or error).split())
+            kept = " and go on with --resume," if self._keeps else ""
             raise TilenetError(
-                f"a map must be writable to its end ({self.path}: {reason}); make room there or "
-                "choose another directory"
+                f"a map must be writable to its end ({self.path}: {reason}); make room there{kept} "
+                "or choose another directory"
             ) from error
 
 
-def _put(aside: str, path: str) -> None:
-    with open(aside, "rb+") as file:
+def _sync(path: str) -> None:
+    with open(path, "rb+") as file:
         os.fsync(file.fileno())
-    os.replace(aside, path)
 
 
 def class_colours(classes: int) -> list[tuple[int, int, int, int]]:

@@ -7,7 +7,7 @@ so that statistics are the same to the last bit on every rank and for any number
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -28,7 +28,17 @@ from tilenet.parallel.watchdog import SLOW, Watchdog
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["StatisticPasses"]
+__all__ = ["KeptSums", "StatisticPasses"]
+
+
+class KeptSums(Protocol):
+    """Where moments are kept for a run that goes on later. Collective."""
+
+    def sums(self, norm: int) -> tuple[int, Moments | None]:
+        """Tiles whose moments are known, from the first on, and the moments."""
+
+    def sums_done(self, norm: int, tiles: int, moments: Moments, *, last: bool) -> None:
+        """After a round: the moments of the tiles so far; raises what ends the run, if asked to."""
 
 
 class StatisticPasses:
@@ -62,6 +72,7 @@ class StatisticPasses:
         passes: Sequence[tuple[int, Tiling]],
         comm: "MPI.Intracomm",
         watchdog: Watchdog,
+        kept: KeptSums | None = None,
     ) -> Network:
         """The same network with fixed statistics.
 
@@ -69,6 +80,7 @@ class StatisticPasses:
             network: In evaluation mode.
             passes: Numbers of the norms in the order in which they run, and for each the tiles,
                 with a halo that suffices for the layers before it.
+            kept: Knows moments of an interrupted run and keeps new ones.
 
         Raises:
             AgreedError: On all ranks, for a file that one of them cannot read.
@@ -81,8 +93,9 @@ class StatisticPasses:
             assert isinstance(layer, Norm)
             pipe = self._prefix(fixed, index)
             windows = _own_windows(self.layers, index, tiling)
-            moments: Moments | None = None
-            for start in range(0, len(tiling.tiles), comm.size):
+            first, moments = kept.sums(index) if kept else (0, None)
+            progress.update(first)
+            for start in range(first, len(tiling.tiles), comm.size):
                 doing = f"statistics of norm {number + 1} of {len(passes)}, round of tile {start}"
                 watchdog.arm(doing, 1.0 if number or start else SLOW)
                 stop = min(start + comm.size, len(tiling.tiles))
@@ -95,6 +108,9 @@ class StatisticPasses:
                 for one in _everybodys(found, layer.in_channels, comm):
                     moments = one if moments is None else moments.merged(one)
                 progress.update(stop - start)
+                assert moments is not None
+                if kept:
+                    kept.sums_done(index, stop, moments, last=stop == len(tiling.tiles))
             assert moments is not None
             fixed[index] = FixedNorm(network[index], layer, moments).eval()
         progress.close()

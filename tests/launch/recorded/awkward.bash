@@ -176,7 +176,7 @@ stopped() {
 if [ ${#STAGE[@]} -gt 0 ]; then
     WORK=$STORAGE/${USER:-$(id -un)}/tilenet
     # shellcheck disable=SC2016 # expands on the nodes
-    "${ONCE_PER_NODE[@]}" bash -c 'mkdir -p "$1" && cp -r --parents "${@:2}" "$1"' copy "$WORK" "${STAGE[@]}"
+    "${ONCE_PER_NODE[@]}" bash -c 'mkdir -p "$1" && cp -rp --parents "${@:2}" "$1"' copy "$WORK" "${STAGE[@]}"
 fi
 
 if [ -n "$RUN" ]; then
@@ -189,17 +189,19 @@ fi
 
 if [ -n "$IMAGE" ]; then
     read -ra MORE <<<"$PREDICT"
-    MAP=(predict "$OUTPUT" "$IMAGE" "$OUTPUT/map.tif" --plan "$PLAN" --overwrite "${MORE[@]}")
+    MAP=(predict "$OUTPUT" "$IMAGE" "$OUTPUT/map.tif" --plan "$PLAN" --overwrite --resume "${MORE[@]}")
     step predict take "${TILENET[@]}" "${MAP[@]}"
     if [ "$RESULT" = failed ]; then exit 1; fi
     if [ "$RESULT" != finished ] && [ -n "$ASKED" ]; then
-        # A map begins anew each time: once is bad luck, twice means that the job's time is too short.
-        if [ -e "$OUTPUT/map.again" ]; then
+        # Its journal grows with what is done. If nothing was, once is bad luck, twice means that
+        # the job's time is too short.
+        DONE=$(stat -c %s "$OUTPUT/.map.tif.journal.part" 2>/dev/null || echo 0)
+        if [ -e "$OUTPUT/map.again" ] && [ "$(<"$OUTPUT/map.again")" = "$DONE" ]; then
             rm "$OUTPUT/map.again"
             echo "the map needs more time than the job has"
             exit 1
         fi
-        touch "$OUTPUT/map.again"
+        echo "$DONE" >"$OUTPUT/map.again"
     fi
     if [ "$RESULT" != finished ]; then stopped; fi
     rm -f "$OUTPUT/map.again"

@@ -1,0 +1,95 @@
+"""`tilenet predict` whose ranks are killed: the map goes on with what was done, to the last bit."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+
+from tilenet.__main__ import main
+
+# A rank ends itself after so many rounds.
+PROGRAM = """
+import os, signal, sys
+import tilenet.map_resume as resume
+from tilenet.__main__ import main
+
+rank, rounds, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+done, seen = resume.MapResume.tiles_done, []
+
+def tiles_done(self, tiles, *, last):
+    done(self, tiles, last=last)
+    seen.append(tiles)
+    if self.comm.rank == rank and len(seen) == rounds:
+        os.kill(os.getpid(), getattr(signal, how))
+
+resume.MapResume.tiles_done = tiles_done
+sys.exit(main(sys.argv[4:]))
+"""
+LIMIT_S = 120  # matters only on failure
+
+
+def start(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["mpiexec", "-n", str(ranks), sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> list[str]:
+    """A trained network and what to map with it, in 20 tiles."""
+    rng = np.random.default_rng(4)
+    grid = {"driver": "GTiff", "height": 157, "width": 211, "crs": "EPSG:32630"}
+    grid["transform"] = rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)
+    with rasterio.open(tmp_path / "image.tif", "w", count=2, dtype="uint16", **grid) as file:
+        file.write(rng.integers(1, 4000, (2, 157, 211)).astype(np.uint16))
+    with rasterio.open(tmp_path / "labels.tif", "w", count=1, dtype="uint8", **grid) as file:
+        file.write(rng.integers(0, 3, (157, 211)).astype(np.uint8), 1)
+    run = ["--classes", "3", "--steps", "2", "--network.poolings", "1", "--network.base", "4"]
+    files = {"images": "image.tif", "labels": "labels.tif", "output": "run"}
+    run += [word for key, name in files.items() for word in (f"--{key}", str(tmp_path / name))]
+    assert main(["train", "--device", "cpu", *run]) == 0
+    return ["predict", str(tmp_path / "run"), str(tmp_path / "image.tif"), "--tile", "44"]
+
+
+def test_a_map_goes_on_after_kills_and_a_stop(tmp_path: Path, job: list[str]) -> None:
+    """Rank 0, which writes, is killed; then the other; then one is asked to stop."""
+    program, out = tmp_path / "program.py", tmp_path / "map.tif"
+    program.write_text(PROGRAM)
+    more = ["--output", "probabilities", "--device", "cpu"]
+    mapping = [*job[:3], str(out), *job[3:], *more, "--resume"]
+    done: list[int] = []
+    for rank, rounds, how, code in [
+        (0, 2, "SIGKILL", None),
+        (1, 2, "SIGKILL", None),
+        (1, 2, "SIGTERM", 75),
+    ]:
+        ended = start(2, str(program), str(rank), str(rounds), how, *mapping)
+        if code is None:
+            assert ended.returncode not in (0, 75)
+        else:
+            assert ended.returncode == 75, ended.stderr
+            assert ended.stderr.count("run again to go on") == 1
+        assert not out.exists()
+        lines = (tmp_path / ".map.tif.journal.part").read_text().splitlines()
+        tiles = [tile for line in lines[1:] for tile in json.loads(line)["tiles"]]
+        assert len(tiles) == len(set(tiles))
+        assert len(tiles) > len(done)
+        done = tiles
+    assert len(done) < 20
+    ended = start(3, "-m", "tilenet", *mapping, "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1])["grid"] == [4, 5]
+    whole = tmp_path / "whole.tif"
+    assert main([*job[:3], str(whole), *job[3:], *more]) == 0
+    with rasterio.open(out) as file, rasterio.open(whole) as other:
+        np.testing.assert_array_equal(file.read(), other.read())
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]

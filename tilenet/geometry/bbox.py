@@ -1,0 +1,95 @@
+"""A part of an image: from coordinates to the window of pixels under them."""
+
+from math import ceil, floor
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.tiles import Window
+
+__all__ = ["checked_window", "overlap", "window_of_bbox"]
+
+# A corner this close to a pixel's edge, in pixels, lies on it: coordinates have been rounded.
+ON_EDGE_PX = 1e-6
+
+FAR = 1e30  # beyond it is no coordinate, and products would overflow
+
+
+def window_of_bbox(
+    bbox: tuple[float, ...], transform: tuple[float, ...], size: tuple[int, int]
+) -> Window:
+    """The smallest window of an image that covers the part of a box which lies on it.
+
+    Args:
+        bbox: xmin, ymin, xmax, ymax, in the image's coordinates.
+        transform: a, b, c, d, e, f: x = a·col + b·row + c, y = d·col + e·row + f; rotated grids
+            have b and d. The box stays upright in coordinates and so is turned on their pixels.
+        size: Height and width of the image.
+
+    Raises:
+        TilenetError: The box is empty, not finite, or lies beside the image.
+    """
+    said = ",".join(f"{value:.10g}" for value in bbox)
+    if len(bbox) != 4 or not all(abs(value) < FAR for value in bbox):
+        raise TilenetError(
+            f"a bbox is four finite numbers, XMIN,YMIN,XMAX,YMAX (bbox: {said}); give all four in "
+            "the image's CRS"
+        )
+    xmin, ymin, xmax, ymax = bbox
+    if not (xmin < xmax and ymin < ymax):
+        raise TilenetError(
+            f"a bbox needs XMIN below XMAX and YMIN below YMAX (bbox: {said}); put the smaller "
+            "number of each axis first"
+        )
+    a, b, c, d, e, f = transform[:6]
+    cols, rows = [], []
+    for x in (xmin - c, xmax - c):
+        for y in (ymin - f, ymax - f):
+            cols.append((e * x - b * y) / (a * e - b * d))
+            rows.append((a * y - d * x) / (a * e - b * d))
+    top, bottom = _edges(rows)
+    left, right = _edges(cols)
+    window = overlap(Window(top, left, bottom - top, right - left), Window(0, 0, *size))
+    if window is None:
+        height, width = size
+        xs = [a * col + b * row + c for col in (0, width) for row in (0, height)]
+        ys = [d * col + e * row + f for col in (0, width) for row in (0, height)]
+        raise TilenetError(
+            f"a bbox must touch the image (bbox: {said}, image: {min(xs):.10g},{min(ys):.10g},"
+            f"{max(xs):.10g},{max(ys):.10g}); give coordinates in the image's own CRS"
+        )
+    return window
+
+
+def _edges(places: list[float]) -> tuple[int, int]:
+    """First pixel and the one after the last."""
+    first = floor(min(places) + ON_EDGE_PX)
+    return first, max(first + 1, ceil(max(places) - ON_EDGE_PX))
+
+
+def checked_window(numbers: tuple[int, ...], size: tuple[int, int]) -> Window:
+    """The window of row, column, height and width.
+
+    Raises:
+        TilenetError: It is empty or reaches over the image's edges.
+    """
+    said = ",".join(str(number) for number in numbers)
+    if len(numbers) != 4:
+        raise TilenetError(
+            f"a window is four whole numbers, ROW,COL,HEIGHT,WIDTH (window: {said}); give all four"
+        )
+    window = Window(*numbers)
+    if window != overlap(window, Window(0, 0, *size)):
+        raise TilenetError(
+            f"a window has pixels and lies inside the image (window: {said}, image: {size[0]} × "
+            f"{size[1]} px); rows and columns are counted from 0"
+        )
+    return window
+
+
+def overlap(one: Window, other: Window) -> Window | None:
+    """The pixels of both; None: there are none."""
+    top, left = max(one.row, other.row), max(one.col, other.col)
+    bottom = min(one.row + one.height, other.row + other.height)
+    right = min(one.col + one.width, other.col + other.width)
+    if bottom <= top or right <= left:
+        return None
+    return Window(top, left, bottom - top, right - left)
