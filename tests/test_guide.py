@@ -36,9 +36,10 @@ MOST_NOT_RUN = 8  # of all pages
 LIMIT_S = 300  # matters only on failure
 MASKS = [
     (r"^node .*?:.*", "node"),  # its name, cores and devices
-    (r"\b\d+\.\d{3,}\b", "x"),  # losses, scores, weights
+    (r"\b(\d+)\.(\d{10})\d{3,}\b", r"\1·\2"),  # float64: to ten digits
+    (r"\b\d+\.\d{3,}\b", "x"),  # losses and scores of float32
+    (r"\b\d+\.\d+e-1\d\b", "tiny"),
     (r"^ *(\w+ +[x–] +[x–]) .*", r"\1"),  # a row of scores: pixels mapped
-    (r"\b(step|swapped) .* s\b.*", r"\1"),
     (r"\d+(\.\d+)? s\b", "s"),
 ]
 
@@ -83,9 +84,9 @@ def first_difference(shown: list[str], printed: str) -> str | None:
         shown: `…` stands for any lines.
         printed: Progress bars are left out.
     """
-    rest = [line.rpartition("\r")[2] for line in printed.splitlines()]
-    rest = [masked(line) for line in rest if line.strip() and "?, ?" not in line]
-    rest = [line for line in rest if not re.search(r"\|.*\|.*/s\b|^\d+step ", line)]
+    bar = re.compile(r"\| \d+/\d+ \[|^\d+\w+ \[")
+    rest = [line for line in printed.splitlines() if line.strip() and not bar.search(line)]
+    rest = [masked(line) for line in rest]
     skipping = False
     for line in (masked(line) for line in shown if line.strip()):
         if line == "…":
