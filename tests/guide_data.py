@@ -15,21 +15,31 @@ __all__ = ["scene", "towns"]
 BANDS = ("blue", "green", "red", "nir")
 NORTH = Affine(2, 0, 600_000, 0, -2, 5_400_000)
 SOUTH = Affine(2, 0, 620_000, 0, -2, 5_390_000)
+EAST = Affine(2, 0, 640_000, 0, -2, 5_400_000)
 UTM = "EPSG:32632"
+LIST = """image,label,split
+north.tif,north.gpkg,train
+south.tif,south.geojson,train
+east.tif,east_labels.tif,validation
+"""
 
 
 def towns(folder: Path) -> None:
-    """Two images: north with polygons in its CRS, south with polygons in degrees, as stack too."""
+    """Polygons for north, in degrees for south, labels of another CRS for east; and their list."""
     pixels = _pixels(1, 96, 128)
     _raster(folder / "north.tif", pixels, NORTH, BANDS)
     _polygons(folder / "north.gpkg", UTM, forest=(60, 40, 220, 140), lake=(0, 120, 80, 192))
-    _grid(folder / "north_labels.tif", (96, 128), NORTH)
     pixels = _pixels(2, 100, 90)
     _raster(folder / "south.tif", pixels[::-1], SOUTH, BANDS[::-1])
     for band, name in zip(pixels, ("B02", "B03", "B04", "B08"), strict=True):
         _raster(folder / f"T32_{name}.tif", band[None], SOUTH, ())
     _polygons(folder / "south.geojson", "EPSG:4326", forest=(20, 30, 120, 150))
-    (folder / "broken.tif").write_bytes((folder / "north.tif").read_bytes()[:3000])
+    _raster(folder / "east.tif", _pixels(5, 80, 100), EAST, BANDS)
+    left, _, _, top = transform_bounds(
+        UTM, "EPSG:32633", EAST.c, EAST.f - 160, EAST.c + 200, EAST.f
+    )
+    _grid(folder / "east_labels.tif", (50, 60), Affine(5, 0, left, 0, -5, top), "EPSG:32633")
+    (folder / "list.csv").write_text(LIST)
 
 
 def scene(folder: Path) -> None:
@@ -43,17 +53,21 @@ def _pixels(seed: int, height: int, width: int) -> NDArray[np.uint16]:
     return random.integers(200, 900, (len(BANDS), height, width)).astype(np.uint16)
 
 
-def _grid(path: Path, size: tuple[int, int], transform: Affine) -> None:
+def _grid(path: Path, size: tuple[int, int], transform: Affine, crs: str = UTM) -> None:
     labels = np.random.default_rng(4).integers(0, 3, size).astype(np.uint8)
-    _raster(path, labels[None], transform, ())
+    _raster(path, labels[None], transform, (), crs)
 
 
 def _raster(
-    path: Path, values: NDArray[np.integer], transform: Affine, names: tuple[str, ...]
+    path: Path,
+    values: NDArray[np.integer],
+    transform: Affine,
+    names: tuple[str, ...],
+    crs: str = UTM,
 ) -> None:
     count, height, width = values.shape
     size = {"count": count, "height": height, "width": width, "dtype": values.dtype.name}
-    with rasterio.open(path, "w", driver="GTiff", crs=UTM, transform=transform, **size) as file:
+    with rasterio.open(path, "w", driver="GTiff", crs=crs, transform=transform, **size) as file:
         file.write(values)
         for band, name in enumerate(names, start=1):
             file.set_band_description(band, name)
