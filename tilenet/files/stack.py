@@ -231,7 +231,8 @@ def _open(path: str) -> Any:
             return rasterio.open(path)
     except GDAL_ERRORS as error:
         raise TilenetError(
-            f"a raster must be a file that GDAL can open ({path}: {reason(error)}); check the path"
+            "a raster must be a file that GDAL can open "
+            f"({path}: {reason(error).removeprefix(f'{path}: ')}); check the path"
         ) from error
 
 
