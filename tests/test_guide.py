@@ -82,10 +82,10 @@ def first_difference(shown: list[str], printed: str) -> str | None:
 
     Args:
         shown: `…` stands for any lines.
-        printed: Progress bars are left out.
+        printed: Progress bars are left out, and what is said where cores are few.
     """
-    bar = re.compile(r"\| \d+/\d+ \[|^\d+\w+ \[")
-    rest = [line for line in printed.splitlines() if line.strip() and not bar.search(line)]
+    of_hour = re.compile(r"\| \d+/\d+ \[|^\d+\w+ \[|^more threads than cores")
+    rest = [line for line in printed.splitlines() if line.strip() and not of_hour.search(line)]
     rest = [masked(line) for line in rest]
     skipping = False
     for line in (masked(line) for line in shown if line.strip()):
