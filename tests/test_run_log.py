@@ -38,7 +38,7 @@ def found(seed: int) -> Validated:
 
 
 def result(loss: float) -> StepResult:
-    return StepResult(loss, 70.0, 0.5, 0.1, 0.2, SwapCounts(), False)
+    return StepResult(loss, 70.0, 0.5, 0.1, 0.2, SwapCounts(), 0.3, 4096, stop=False)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tilenet.errors import TilenetError
+from tilenet.files.label_classes import check_classes
 from tilenet.files.validation_image import ValidationImage
 from tilenet.geometry.tiles import Window
 from tilenet.map_job import Computed, Mapper
@@ -56,14 +56,10 @@ class CountingSink:
         """
         assert computed is not None, "ranks take up what they computed"
         labels, ignored = self.held.labels.read(window), self.held.labels.ignore_index
+        count = len(self.weights)
+        check_classes(self.held.labels, labels, window, count)
         counted = labels != ignored
-        truth, count = labels[counted], len(self.weights)
-        if truth.size and not (0 <= truth.min() <= truth.max() < count):
-            raise TilenetError(
-                f"labels must be 0 to classes − 1, or ignore_index ({self.held.labels.path}: "
-                f"{truth.min()} to {truth.max()}, classes: {count}, ignore_index: {ignored}); "
-                "raise classes or relabel"
-            )
+        truth = labels[counted]
         found = self.mapper.values(computed)[0].astype(np.int64)
         found[~computed.valid] = count
         pairs = truth * (count + 1) + found[counted]

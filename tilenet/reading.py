@@ -13,7 +13,7 @@ from tilenet.files.turned import read_turned
 from tilenet.geometry.tiles import Tile, Tiling, owned
 from tilenet.model.inputs import standardise
 from tilenet.model.radiometry import Radiometry
-from tilenet.planning.composition import whole_norm
+from tilenet.planning.composition import needs_all_tiles
 from tilenet.planning.schedule import Sample
 from tilenet.run_file import RunFile
 
@@ -68,8 +68,7 @@ class TileReader:
         self.images, self.labels = files
         augment = run.augment
         self.radiometry = Radiometry(augment.brightness, augment.contrast, augment.noise)
-        # Layers that reach over ranks need each of them, labelled pixels or not.
-        self.together = run.halo_mode == "exchange" or whole_norm(record.layers) is not None
+        self.together = needs_all_tiles(record.layers, run.halo_mode)
 
     def read(self, stack: tuple[int, Sequence[Work]]) -> list[Part]:
         """Pixels and labels of a step's micro-batch; nothing where no own pixel is labelled.

@@ -6,6 +6,7 @@ Each key is documented in docs/run-file.md.
 import difflib
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -195,6 +196,12 @@ def _check(run: RunFile) -> None:
     if len(run.class_names) < 2:
         raise TilenetError(
             f"a map needs at least two classes (classes: {run.classes}); name the background too"
+        )
+    name, times = Counter(run.class_names).most_common(1)[0]
+    if times > 1:
+        raise TilenetError(
+            f"each class has a name of its own, by which scores are told apart (classes: {name!r} "
+            f"stands there {times} times); name them apart, or give only their number"
         )
     if 0 <= run.ignore_index < len(run.class_names):
         raise TilenetError(

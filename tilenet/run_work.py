@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tilenet.files.survey_record import Survey
 from tilenet.geometry.tiles import Window
-from tilenet.planning.composition import stacks, whole_norm
+from tilenet.planning.composition import needs_all_tiles, stacks
 from tilenet.planning.label_cells import classes_in_crops, holds_labels
 from tilenet.planning.ranks import tiles_of
 from tilenet.planning.schedule import CropSchedule, ImageSchedule, Sample, crop_places
@@ -90,8 +90,7 @@ class RankWork:
         self._layers = plan.record.layers
         self._place = plan.mesh.place(rank)
         self._tiling = lru_cache(maxsize=64)(plan.tiling)
-        # Layers that reach over ranks need all tiles, labelled pixels or not.
-        self._all = run.halo_mode == "exchange" or whole_norm(self._layers) is not None
+        self._all = needs_all_tiles(self._layers, run.halo_mode)
 
     def samples(self, step: int) -> tuple[Sample, ...]:
         """Those that this rank's replica computes; steps count from 0."""

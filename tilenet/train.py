@@ -31,7 +31,7 @@ from tilenet.parallel.trace import TraceRecorder
 from tilenet.parallel.transport_choice import exchange_from
 from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.planning.class_weights import balanced_weights
-from tilenet.planning.composition import whole_norm
+from tilenet.planning.composition import needs_all_tiles
 from tilenet.reading import Part, TileReader, Work
 from tilenet.run_account import RunAccount
 from tilenet.run_file import RunFile
@@ -125,7 +125,7 @@ class _Job:
         self.network: Network = build_network(self.record.layers, run.seed, self.dtype)
         # Ranks of the same image, row by row of the grid.
         self.image_comm = comm.Create_group(comm.group.Incl(plan.mesh.same_image(comm.rank)))
-        if run.halo_mode == "exchange" or whole_norm(self.record.layers) is not None:
+        if needs_all_tiles(self.record.layers, run.halo_mode):
             self.network = spatial_network(
                 self.network,
                 self.record.layers,
@@ -204,9 +204,10 @@ class _Job:
         except AgreedError:
             self._close(take)  # is collective, and all ranks are here
             raise
+        finally:
+            if log:
+                log.close()
         self._close(take)
-        if log:
-            log.close()
         self.account.end(first, finished=finished)
         return 0 if finished else STOPPED
 

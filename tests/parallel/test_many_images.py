@@ -406,6 +406,8 @@ def test_images_that_do_not_go_together_are_refused(comm: MPI.Intracomm, shared_
     with rasterio.open(scenes[0].image) as file:
         grid = {"crs": file.crs, "transform": file.transform, "driver": "GTiff"}
         write(red, file.read([1]), **grid)
+        green = shared_path / "green.tif"
+        write(green, file.read([2]), **grid)
     one_band = ValidationKeys(str(red), str(scenes[0].labels))
     for change, said in (
         (
@@ -430,6 +432,14 @@ def test_images_that_do_not_go_together_are_refused(comm: MPI.Intracomm, shared_
                 "validation": KEYS,
             },
             r"image once \(.*image0\.tif: several",
+        ),
+        (
+            {
+                "images": [f"{red}+{green}", f"{green}+{red}"],
+                "labels": [labels[0]] * 2,
+                "validation": KEYS,
+            },
+            r"image once \(.*/red\.tif: several",
         ),
         (
             {

@@ -17,11 +17,13 @@ from mpi4py import MPI
 from test_same_as_whole_image import run_file
 from whole_image import random_scene
 
+from tilenet.errors import AgreedError
 from tilenet.parallel.exchange import Line
 from tilenet.parallel.exchange_clock import EXCHANGING, ExchangeClock
 from tilenet.report import write
 from tilenet.run_file import RunFile, read_run_file
-from tilenet.run_keys import NetworkKeys, TileKeys
+from tilenet.run_keys import NetworkKeys, OptimizerKeys, TileKeys
+from tilenet.run_log import RunLog
 from tilenet.step import Step
 from tilenet.train import train
 
@@ -109,6 +111,20 @@ def test_ranks_and_clocks_do_not_change_losses(comm: MPI.Intracomm, shared_path:
         assert train(alone, comm=MPI.COMM_SELF) == 0
         assert losses == pytest.approx([float(row["loss"]) for row in rows(alone)], rel=1e-12)
         assert len(set(losses)) == 3
+
+
+@pytest.mark.ranks(2)
+def test_what_waits_to_be_written_is_written_where_a_run_fails(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scalars wait in a thread of TensorBoard, which nobody waits for at the end of a process."""
+    closed: list[Path] = []
+    monkeypatch.setattr(RunLog, "close", lambda log: closed.append(log.folder))
+    far = OptimizerKeys(name="sgd", lr=1e200)
+    run = replace(a_run(comm, shared_path, PLAIN), optimizer=far)
+    with pytest.raises(AgreedError, match="must stay finite"):
+        train(run, comm=comm)
+    assert closed == [Path(run.output)] * (comm.rank == 0)
 
 
 @pytest.mark.ranks(2)

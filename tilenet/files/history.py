@@ -3,6 +3,7 @@
 import csv
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tilenet.errors import TilenetError
@@ -85,7 +86,8 @@ class History:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with suppress(OSError):  # `add` has said what could not be written
+            self._file.close()
 
 
 def _rows(path: Path, steps_done: int, columns: Sequence[str]) -> list[list[str]]:

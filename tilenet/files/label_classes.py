@@ -1,4 +1,4 @@
-"""Check that labels are classes, wherever they are looked at before training."""
+"""Check that labels are classes, wherever they are looked at before training, and where they are scored."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -72,8 +72,8 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
     """Refuse images that are both trained on and scored on.
 
     Args:
-        once: Whether no image may stand twice among those that are trained on either: where blocks
-            of it are held out, those of the other one would not be.
+        once: Whether no image, and no file of a stack, may stand twice among those that are
+            trained on either: where blocks of it are held out, those of the other one would not be.
 
     Raises:
         TilenetError: With the first of them.
@@ -82,7 +82,7 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
     for file in files:
         if file.role != "image":
             continue
-        for part in dict.fromkeys(os.path.realpath(part) for part in stacked_paths(file.path)):
+        for part in _real_paths(file.path):
             before = split_of.setdefault(part, file.split)
             if before != file.split:
                 raise TilenetError(
@@ -92,9 +92,10 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
             split_of[part] = file.split
     if once:
         paths = [
-            os.path.realpath(file.path)
+            part
             for file in files
             if file.role == "image" and file.split == "train"
+            for part in _real_paths(file.path)
         ]
         twice = next((path for path, count in Counter(paths).items() if count > 1), None)
         if twice is not None:
@@ -102,6 +103,11 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
                 f"where blocks are held out, images stands for each image once ({twice}: several "
                 "times); list it once, or leave validation.share out"
             )
+
+
+def _real_paths(path: str) -> tuple[str, ...]:
+    """The files of an image, each once, whatever links lead there."""
+    return tuple(dict.fromkeys(os.path.realpath(part) for part in stacked_paths(path)))
 
 
 def _bytes(path: str) -> tuple[int | None, ...]:

@@ -35,7 +35,6 @@ class ReadAhead(Generic[Item, Result]):
         read: Callable[[Item], Result],
         items: Iterable[Item],
         ahead: int,
-        name: str = "reader",
     ) -> None:
         self._read, self._items = read, iter(items)
         self._room = threading.Semaphore(ahead)

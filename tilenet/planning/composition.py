@@ -11,9 +11,11 @@ from typing import Literal, TypeVar
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Layer, Norm
 
-__all__ = ["batch_obstacle", "obstacle", "stacks", "whole_norm"]
+__all__ = ["batch_obstacle", "needs_all_tiles", "obstacle", "stacks", "whole_norm"]
 
 T = TypeVar("T")
+
+HaloMode = Literal["overlap", "exchange"]
 
 
 def whole_norm(layers: tuple[Layer, ...]) -> str | None:
@@ -22,11 +24,19 @@ def whole_norm(layers: tuple[Layer, ...]) -> str | None:
     return kinds[0] if kinds else None
 
 
+def needs_all_tiles(layers: tuple[Layer, ...], halo_mode: HaloMode) -> bool:
+    """Whether some layer takes something of the other tiles, which must be computed for it then.
+
+    A tile without labels may be left out of a step only where this is not so.
+    """
+    return halo_mode == "exchange" or whole_norm(layers) is not None
+
+
 def obstacle(
     layers: tuple[Layer, ...],
     grid: tuple[int, int],
     mesh: tuple[int, int, int],
-    halo_mode: Literal["overlap", "exchange"] = "overlap",
+    halo_mode: HaloMode = "overlap",
 ) -> str | None:
     """Why a network cannot be trained exactly on these tiles; None where it can.
 
