@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from tilenet.errors import TilenetError
@@ -11,6 +12,7 @@ from tilenet.files.label_facts import label_facts
 from tilenet.files.label_files import open_labels
 from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Nodata, Raster
+from tilenet.files.stack import stacked_paths
 from tilenet.files.survey_record import PERCENTS, Survey
 from tilenet.files.vector_keys import VectorKeys
 from tilenet.parallel.collars import share_collars
@@ -141,7 +143,7 @@ def _header_notes(path: str, header: Header) -> list[str]:
         notes.append(
             f"a window of 1024 px decodes up to {header.times:.1f} times its pixels from blocks of "
             f"{rows} × {cols} px; tile the file: gdal_translate -co TILED=YES -co COMPRESS=DEFLATE "
-            f"-co BIGTIFF=IF_SAFER {path.split('+')[0]} tiled.tif"
+            f"-co BIGTIFF=IF_SAFER {quote(stacked_paths(path)[0])} tiled.tif"
         )
     height, width = header.read_size
     num_bands = sum(band.read for band in header.bands)

@@ -11,6 +11,7 @@ from tilenet.info import Asked, describe
 from tilenet.info_text import block_of
 from tilenet.label_arguments import add_labels, vectors_of
 from tilenet.parallel.mesh import launched, run_as_rank, world
+from tilenet.raster_arguments import band_names, nodata_value
 
 __all__ = ["main"]
 
@@ -88,13 +89,13 @@ def _parser() -> Arguments:
     )
     parser.add_argument(
         "--bands",
-        type=lambda text: tuple(int(b) if b.isdigit() else b for b in text.split(",")),
+        type=band_names,
         metavar="BAND,…",
         help="names or numbers of the bands to read (all but alpha)",
     )
     parser.add_argument(
         "--nodata",
-        type=lambda text: text if text in ("none", "collar") else float(text),
+        type=nodata_value,
         help="value without data, none, or collar (default: what the file says)",
     )
     parser.add_argument(

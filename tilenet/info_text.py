@@ -17,7 +17,12 @@ def block_of(found: dict[str, Any]) -> str:
     if "class_pixels" in found.get("labels", {}):
         lines += _classes(found["labels"])
     lines += [_line("note", note) for note in found.get("notes", [])]
-    return "\n".join(lines)
+    return "\n".join(map(_printable, lines))
+
+
+def _printable(line: str) -> str:
+    """Without what a terminal would obey: names of bands, layers and fields come from files."""
+    return "".join(sign if sign.isprintable() else "\ufffd" for sign in line)
 
 
 def _line(name: str, text: str) -> str:
@@ -140,6 +145,6 @@ def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
 def _bytes(number: int) -> str:
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
-            return f"{number:.3g} {unit}"
+            return f"{number:.4g} {unit}"
         number = number / 1024  # type: ignore[assignment]
     return f"{number:,.2f} GiB"

@@ -49,4 +49,9 @@ def vectors_of(given: argparse.Namespace) -> VectorKeys:
 def _mapping(text: str) -> dict[str | int | float | bool | None, int | None]:
     """`road=1,water=ignore` as `VectorKeys.classes`."""
     pairs = [pair.rpartition("=") for pair in text.split(",")]
-    return {value: None if label == "ignore" else int(label) for value, _, label in pairs}
+    try:
+        return {value: None if label == "ignore" else int(label) for value, _, label in pairs}
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"a class is a whole number or ignore ({text}); write for instance road=1,ruin=ignore"
+        ) from None

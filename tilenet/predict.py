@@ -202,6 +202,11 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
 
 
 def _check_choices(wanted: Prediction) -> None:
+    if wanted.partitions < 1:
+        raise TilenetError(
+            f"a network has at least one partition (partitions: {wanted.partitions}); leave "
+            "--partitions out for one"
+        )
     if wanted.scaled and wanted.output != "probabilities":
         raise TilenetError(
             f"only probabilities are scaled to bytes (output: {wanted.output}); leave --scaled out "

@@ -2,19 +2,18 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from tilenet.command_line import Arguments
 from tilenet.errors import UsageError
 from tilenet.parallel.mesh import agreed, run_as_rank, world
 from tilenet.planning.plan import read_plan
 from tilenet.predict import Prediction, predict
+from tilenet.raster_arguments import band_names, nodata_value, numbers
 
 __all__ = ["main"]
 
-Number = TypeVar("Number", int, float)
+BBOX, WINDOW = "XMIN,YMIN,XMAX,YMAX", "ROW,COL,HEIGHT,WIDTH"
 
 
 def main(arguments: list[str]) -> int:
@@ -56,15 +55,6 @@ def _with_values(arguments: list[str]) -> list[str]:
     return joined
 
 
-def _numbers(kind: Callable[[str], Number]) -> Callable[[str], tuple[Number, ...]]:
-    """What reads numbers joined by commas; how many they must be, the map says."""
-
-    def numbers(text: str) -> tuple[Number, ...]:
-        return tuple(kind(part) for part in text.split(","))
-
-    return numbers
-
-
 def _parser() -> Arguments:
     parser = Arguments(
         prog="tilenet predict",
@@ -91,14 +81,14 @@ def _parser() -> Arguments:
     part = parser.add_mutually_exclusive_group()
     part.add_argument(
         "--bbox",
-        type=_numbers(float),
-        metavar="XMIN,YMIN,XMAX,YMAX",
+        type=numbers(float, BBOX),
+        metavar=BBOX,
         help="map the pixels under this box in the image's CRS, as they are in the whole map",
     )
     part.add_argument(
         "--window",
-        type=_numbers(int),
-        metavar="ROW,COL,HEIGHT,WIDTH",
+        type=numbers(int, WINDOW),
+        metavar=WINDOW,
         help="map these pixels, counted from 0",
     )
     parser.add_argument(
@@ -130,12 +120,12 @@ def _parser() -> Arguments:
     )
     parser.add_argument(
         "--nodata",
-        type=lambda text: text if text in ("none", "collar") else float(text),
+        type=nodata_value,
         help="value without data, none, or collar (default: as in training)",
     )
     parser.add_argument(
         "--bands",
-        type=lambda text: tuple(int(b) if b.isdigit() else b for b in text.split(",")),
+        type=band_names,
         metavar="BAND,…",
         help="names or numbers of the bands that the network reads (default: as in training)",
     )

@@ -16,14 +16,16 @@ from tilenet.files.png import write_png
 from tilenet.files.raster import Raster
 from tilenet.files.stack import stacked_paths
 from tilenet.files.thumbnail import LabelFile, thumbnail
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.bbox import checked_window
 from tilenet.label_arguments import add_labels, vectors_of
+from tilenet.raster_arguments import band_names, numbers
 from tilenet.report.pictures import overlaid, rgba, stretched
 
 __all__ = ["main"]
 
 MOST_PX = 16384  # of a picture's side: 1 GiB of memory
 MOST_CLASS = 65535
+WINDOW = "ROW,COL,HEIGHT,WIDTH"
 
 
 def main(arguments: list[str]) -> int:
@@ -56,7 +58,7 @@ def _parser() -> Arguments:
         "--size", type=int, default=1024, metavar="PX", help="largest side (%(default)s)"
     )
     parser.add_argument(
-        "--window", type=_window, metavar="ROW,COL,H,W", help="pixels to show (default: all)"
+        "--window", type=numbers(int, WINDOW), metavar=WINDOW, help="pixels to show (default: all)"
     )
     parser.add_argument(
         "--stretch",
@@ -80,12 +82,11 @@ def _preview(arguments: list[str]) -> None:
     _check_target(out, given.image, given.labels, overwrite=given.overwrite)
     with Raster(given.image, given.bands) as image:
         bands = given.bands or _colour_bands(image)
-        if given.window is not None:
-            _check_window(given.window, image)
+        window = None if given.window is None else checked_window(given.window, image.size)
     labels = None
     if given.labels is not None:
         labels = LabelFile(given.labels, given.ignore_index, vectors)
-    seen = thumbnail(given.image, given.size, bands, window=given.window, labels=labels)
+    seen = thumbnail(given.image, given.size, bands, window=window, labels=labels)
     picture = stretched(seen.pixels, *given.stretch)
     if seen.labels is not None:
         _check_labels(seen.labels, given.labels, given.ignore_index)
@@ -94,23 +95,15 @@ def _preview(arguments: list[str]) -> None:
     height, width = picture.shape[1:]
     print(
         f"{out}: {height} × {width} px, "
-        + (f"every {seen.factor}. pixel" if seen.factor > 1 else "every pixel")
+        + (f"one of {seen.factor} × {seen.factor} pixels" if seen.factor > 1 else "all pixels")
     )
 
 
 def _bands(text: str) -> tuple[int | str, ...]:
-    bands = tuple(int(band) if band.isdigit() else band for band in text.split(","))
+    bands = band_names(text)
     if len(bands) not in (1, 3):
         raise ArgumentTypeError(f"three bands make colours and one makes grey ({text})")
     return bands
-
-
-def _window(text: str) -> Window:
-    try:
-        row, col, height, width = (int(part) for part in text.split(","))
-    except ValueError:
-        raise ArgumentTypeError(f"a window is ROW,COL,HEIGHT,WIDTH in pixels ({text})") from None
-    return Window(row, col, height, width)
 
 
 def _stretch(text: str) -> tuple[float, float]:
@@ -145,16 +138,6 @@ def _check_target(out: Path, image: str, labels: str | None, *, overwrite: bool)
         raise TilenetError(
             f"a picture needs an existing directory ({out.absolute().parent} is none); make it "
             "first"
-        )
-
-
-def _check_window(window: Window, image: Raster) -> None:
-    bottom, right = window.row + window.height, window.col + window.width
-    inside = window.row >= 0 and window.col >= 0 and window.height > 0 and window.width > 0
-    if not inside or bottom > image.height or right > image.width:
-        raise TilenetError(
-            f"a window lies within its image (--window {window.row},{window.col},{window.height},"
-            f"{window.width}; {image.path}: {image.height} × {image.width} px)"
         )
 
 

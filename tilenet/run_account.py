@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tilenet.files.validation_image import ValidationImage
 from tilenet.parallel.pipeline import Pipe
+from tilenet.parallel.quiet import wait_quietly
 from tilenet.parallel.rank_times import RankTimes, keep_times
 from tilenet.planning.schedule import Sample
 from tilenet.report.write import try_report
@@ -80,4 +81,5 @@ class RunAccount:
         if self._comm.rank == 0:
             # A job that was told to end has no time for maps.
             try_report(self._folder, maps=finished)
-        self._comm.Barrier()  # what a run leaves is there when any rank returns
+        # What a run leaves is there when any rank returns; until then rank 0 has the cores.
+        wait_quietly(self._comm)

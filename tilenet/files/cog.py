@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape
 import rasterio
 import rasterio.shutil
 
-__all__ = ["BLOCK_PX", "copy_to_cog", "put_map"]
+__all__ = ["BLOCK_PX", "copy_to_cog", "put_map", "sync_file"]
 
 BLOCK_PX = 512
 
@@ -60,7 +60,7 @@ def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
         path: Its place.
         categories: Meanings of the values 0, 1, …; empty: they have none.
     """
-    _sync(aside)
+    sync_file(aside)
     beside, names = f"{path}.aux.xml", f"{aside}.names"
     try:
         if categories:
@@ -70,7 +70,7 @@ def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
                     '<PAMDataset><PAMRasterBand band="1"><CategoryNames>'
                     f"{named}</CategoryNames></PAMRasterBand></PAMDataset>\n"
                 )
-            _sync(names)
+            sync_file(names)
         if os.path.exists(beside):
             os.remove(beside)
         os.replace(aside, path)
@@ -81,6 +81,7 @@ def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
             os.remove(names)
 
 
-def _sync(path: str) -> None:
+def sync_file(path: str) -> None:
+    """Have the disk hold what was written to a file."""
     with open(path, "rb+") as file:
         os.fsync(file.fileno())

@@ -57,10 +57,11 @@ class MapJournal:
         if not entries:
             return None, "not said any more: its journal cannot be read"
         before = entries[0]
+        # As text: nodata may be NaN, which equals nothing.
         other = [
             name
             for name in {**self.made_of, **before}
-            if self.made_of.get(name) != before.get(name)
+            if json.dumps(self.made_of.get(name)) != json.dumps(before.get(name))
         ]
         if other:
             return None, f"of something else: {', '.join(other)}"

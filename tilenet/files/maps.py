@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rasterio.windows import Window as FileWindow
 
 from tilenet.errors import TilenetError
-from tilenet.files.cog import BLOCK_PX, copy_to_cog, put_map
+from tilenet.files.cog import BLOCK_PX, copy_to_cog, put_map, sync_file
 from tilenet.files.map_journal import Done, MapJournal
 from tilenet.files.raster import GDAL_ERRORS, Raster
 from tilenet.files.stack import stacked_paths
@@ -159,7 +159,7 @@ class MapWriter:
             # file, and whatever kills a rank, the file's structure is never half changed.
             self._dataset.close()
             self._check_raw()
-            _sync(self._raw)
+            sync_file(self._raw)
             self._journal.begin()
         else:
             self.done = done
@@ -178,7 +178,7 @@ class MapWriter:
 
         def flush() -> None:
             self._dataset.close()
-            _sync(self._raw)
+            sync_file(self._raw)
             self._dataset = rasterio.open(self._raw, "r+")
             self._journal.add_tiles(tiles)
 
@@ -259,11 +259,6 @@ class MapWriter:
                 f"a map must be writable to its end ({self.path}: {reason}); make room there{kept} "
                 "or choose another directory"
             ) from error
-
-
-def _sync(path: str) -> None:
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
 
 
 def class_colours(classes: int) -> list[tuple[int, int, int, int]]:

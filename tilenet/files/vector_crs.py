@@ -35,14 +35,14 @@ def crs_of_layer(
         if given is None:
             raise TilenetError(
                 f"GeoJSON without a CRS is in degrees (RFC 7946; {path}: {bounds}); name the CRS "
-                "that it is in with vectors.crs (EPSG:…, or image: the image's)"
+                "that it is in with vectors.crs or --label-crs (EPSG:…, or image: the image's)"
             )
         own = None
     if given is None:
         if own is None and image.crs is not None:
             raise TilenetError(
                 f"vector labels need a CRS ({path}, layer {info['layer_name']}: none); name it "
-                "with vectors.crs (EPSG:…, or image: the image's)"
+                "with vectors.crs or --label-crs (EPSG:…, or image: the image's)"
             )
         if own is not None and image.crs is None:
             raise TilenetError(

@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import ceil
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.bbox import overlap
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Conv, Grid, Layer, Pop, Stash
 from tilenet.geometry.tiles import Span, Tiling, Window
@@ -208,8 +209,8 @@ def rim_of(rows: AxisShares, cols: AxisShares, place: tuple[int, int]) -> Rim:
             if (other_row, other_col) == place:
                 continue
             number = other_row * num_cols + other_col
-            taken = _overlap(need, _own(rows, cols, other_row, other_col))
-            given = _overlap(_need(rows, cols, other_row, other_col), own)
+            taken = overlap(need, _own(rows, cols, other_row, other_col))
+            given = overlap(_need(rows, cols, other_row, other_col), own)
             takes += [(number, taken)] if taken else []
             gives += [(number, given)] if given else []
     (top, bottom), (left, right) = _border(rows, row), _border(cols, col)
@@ -235,10 +236,3 @@ def _own(rows: AxisShares, cols: AxisShares, row: int, col: int) -> Window:
 def _need(rows: AxisShares, cols: AxisShares, row: int, col: int) -> Window:
     (top, bottom), (left, right) = rows.inside(row), cols.inside(col)
     return Window(top, left, max(bottom - top, 0), max(right - left, 0))
-
-
-def _overlap(a: Window, b: Window) -> Window | None:
-    top, left = max(a.row, b.row), max(a.col, b.col)
-    bottom = min(a.row + a.height, b.row + b.height)
-    right = min(a.col + a.width, b.col + b.width)
-    return Window(top, left, bottom - top, right - left) if bottom > top and right > left else None

@@ -34,7 +34,7 @@ def memory_used(view: RunView) -> Markup:
         drawn = curves([line], alt, "MiB", from_zero=True, log=False)
     if not rows:
         return section("Memory", note("Neither a plan nor a measurement of memory is there."))
-    found = table("Bytes", ("", "most", ""), [(a, b, words(c)) for a, b, c in rows])
+    found = table("Bytes", ("", "peak", ""), [(a, b, words(c)) for a, b, c in rows])
     absent = None
     if not isinstance(planned, dict):
         absent = note("The run had no plan (key plan), so nothing was predicted.")

@@ -97,7 +97,7 @@ def places(view: RunView, map_path: str | None = None, *, compute: bool = True) 
                 found = _with_most_classes(mapped, labels)
             side = max((max(place.labels.shape) for place in found), default=1)
             drawn = [_drawn(image, place, run, side) for place in found]
-        except TilenetError as error:
+        except (TilenetError, RuntimeError) as error:  # torch's, of a device that is full
             if map_path is not None:
                 raise
             return section(title, note(f"No place is shown: {error}."))
@@ -111,7 +111,10 @@ def places(view: RunView, map_path: str | None = None, *, compute: bool = True) 
             (f"rgb({r},{g},{b})", name)
             for (r, g, b), name in zip(colours[:MOST_KEYS].tolist(), names, strict=False)
         ]
-        told = f"{len(drawn)} places {whence} {image.path}, those with the most errors first."
+        by = ""
+        if map_path is None and view.checkpoint is not None:
+            by = f", as the checkpoint {view.checkpoint.resolve().name} maps them"
+        told = f"{len(drawn)} places {whence} {image.path}{by}, those with the most errors first."
         return section(title, note(told), legend(keys_shown), *drawn)
 
 

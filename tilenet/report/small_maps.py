@@ -10,6 +10,7 @@ from tilenet.errors import TilenetError
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.raster import Raster
 from tilenet.files.weights import load_tensors
+from tilenet.geometry.bbox import overlap
 from tilenet.geometry.tiles import Tile, Window, halo_rule
 from tilenet.map_job import Mapper
 from tilenet.model.network import build_network, load_weights
@@ -59,7 +60,7 @@ class FinishedMap:
                 f"{mapped.height} × {mapped.width} px, {len(mapped.bands)} of {mapped.dtype}; "
                 f"{image.path}: {image.height} × {image.width} px); make it with tilenet predict"
             )
-        self.windows = windows_of(Window(0, 0, *image.size))
+        self.windows = windows_of(image.whole)
 
     def read(self, window: Window) -> NDArray[np.int64]:
         pixels = self._raster.read(window)
@@ -107,9 +108,8 @@ class ComputedMap:
         self._mapper = Mapper("classes", record, image, plan.tiling, dtype)
         self._pipe = _pipe(view, record, (self._tiles[0].read.height, self._tiles[0].read.width))
         self._computed: tuple[Tile, NDArray[np.int64]] | None = None
-        within = Window(0, 0, *image.size)
-        own = [tile.own for tile in self._tiles]
-        self.windows = [part for one in own for part in windows_of(_common(one, within))]
+        inside = [overlap(tile.own, image.whole) for tile in self._tiles]
+        self.windows = [part for own in inside if own is not None for part in windows_of(own)]
 
     def read(self, window: Window) -> NDArray[np.int64]:
         tile = next(tile for tile in self._tiles if _holds(tile.own, window))
@@ -139,7 +139,8 @@ def overlaps(windows: list[Window], blocks: list[Window]) -> list[Window]:
     Of many windows and blocks only some blocks, spread over the image.
     """
     every = max(1, len(windows) * len(blocks) // MOST_PAIRS)
-    parts = [_common(window, block) for window in windows for block in blocks[::every]]
+    met = [overlap(window, block) for window in windows for block in blocks[::every]]
+    parts = [part for part in met if part is not None]
     most = max((part.height * part.width for part in parts), default=0)
     return [part for part in parts if part.height * part.width > most / 4]
 
@@ -158,13 +159,6 @@ def _pipe(view: RunView, record: NetworkRecord, read: tuple[int, int]) -> Pipe:
     balance = likely_balance(record.layers, read, len(devices))
     precision = record.precision
     return Pipe(network.eval(), balance, devices, precision=precision, inline=True)
-
-
-def _common(a: Window, b: Window) -> Window:
-    top, left = max(a.row, b.row), max(a.col, b.col)
-    bottom = min(a.row + a.height, b.row + b.height)
-    right = min(a.col + a.width, b.col + b.width)
-    return Window(top, left, max(bottom - top, 0), max(right - left, 0))
 
 
 def _holds(own: Window, part: Window) -> bool:

@@ -39,8 +39,9 @@ caption { text-align: left; font-weight: 600; padding-bottom: 4px }
 th, td { padding: 4px 12px; border-bottom: 1px solid var(--line); text-align: right;
   vertical-align: middle }
 th { font-weight: 600; background: var(--pale) }
-th[scope=row] { text-align: left; overflow-wrap: break-word; max-width: 360px }
 th[scope=col] { overflow-wrap: break-word; max-width: 160px }
+th[scope=row], thead th:first-child { text-align: left; overflow-wrap: break-word;
+  max-width: 360px }
 td { white-space: nowrap }
 td.words { text-align: left; white-space: normal }
 .wide { overflow-x: auto }

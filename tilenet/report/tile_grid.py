@@ -91,7 +91,7 @@ def _drawn(path: str, seen: Thumbnail, facts: dict[str, Any]) -> list[Markup]:
         class_="tiles",
     )
     words = (
-        f"{path}: {height:,} × {width:,} px, every {seen.factor}. pixel shown"
+        f"{path}: {height:,} × {width:,} px, one of {seen.factor} × {seen.factor} pixels shown"
         if seen.factor > 1
         else f"{path}: {height:,} × {width:,} px"
     )

@@ -31,6 +31,7 @@ MEANS = {
 }
 MOST_COLUMNS = 120
 MOST_RANKS = 48  # that have a bar each
+ENDS = ("least", "most")
 
 
 def parts_of_time(history: RunTable) -> dict[str, NDArray[np.float64]]:
@@ -63,6 +64,9 @@ def time_spent(view: RunView) -> Markup:
     ]
     if history.column("exchange_seconds") is None:
         drawn.append(note("This run did not count exchanges; they are in compute."))
+    if view.validation is not None:
+        beside = view.validation.seconds("seconds")
+        drawn.append(note(f"Beside the steps: {len(beside):,} validations, {beside.sum():,.1f} s."))
     return section("Time", *drawn)
 
 
@@ -106,7 +110,8 @@ def _ranks(view: RunView) -> Markup | None:
     except (KeyError, TypeError, ValueError):
         return note("There is no timings.json: the run has not ended, or is older than these.")
     rows = [
-        (who, *(number(value, 2) for value in values), _stack(values, longest))
+        # The least and the most of each part are of several ranks: together they are no time.
+        (who, *(number(v, 2) for v in values), "" if who in ENDS else _stack(values, longest))
         for who, values in bars
     ]
     caption = f"All {len(ranks):,} ranks, steps {first:,} to {last:,}: seconds"

@@ -40,9 +40,10 @@ def write_report(
             written.
     """
     view = RunView(folder)
-    if view.history is None and view.checkpoint is None and view.run_text is None:
+    # A run.yaml alone may be one that somebody is about to start.
+    if view.history is None and view.checkpoint is None and not view.facts:
         raise TilenetError(
-            f"a report is made of the folder of a run ({folder} holds no history.csv, run.yaml or "
+            f"a report is made of the folder of a run ({folder} holds no history.csv, run.json or "
             "checkpoint); name the run file's output"
         )
     target = folder / REPORT if out is None else out

@@ -1,0 +1,41 @@
+"""What options say of rasters: bands, what counts as data, numbers of windows and boxes."""
+
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ["band_names", "nodata_value", "numbers"]
+
+Number = TypeVar("Number", int, float)
+
+
+def band_names(text: str) -> tuple[int | str, ...]:
+    """Names or numbers of bands."""
+    return tuple(int(band) if band.isdigit() else band for band in text.split(","))
+
+
+def nodata_value(text: str) -> float | str:
+    """A value without data, or a word for it."""
+    if text in ("none", "collar"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(
+            f"nodata is a number, nan, none or collar (nodata: {text}); give one of these"
+        ) from None
+
+
+def numbers(kind: Callable[[str], Number], metavar: str) -> Callable[[str], tuple[Number, ...]]:
+    """What reads numbers joined by commas; how many they must be, their user says."""
+
+    def read(text: str) -> tuple[Number, ...]:
+        try:
+            return tuple(kind(part) for part in text.split(","))
+        except ValueError:
+            which = "whole numbers" if kind is int else "numbers"
+            raise ArgumentTypeError(
+                f"it takes {which} joined by commas ({text}); write {metavar}"
+            ) from None
+
+    return read
