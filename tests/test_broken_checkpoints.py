@@ -255,6 +255,15 @@ def begun_with(scene: Path, run: Path, output: Path) -> list[str]:
     return [f"--{name}={value}" for name, value in keys.items()]
 
 
+def test_as_many_stay_as_the_run_file_says(scene: Path, whole: Path, tmp_path: Path) -> None:
+    assert [one.name for one in saved_checkpoints(whole)] == [f"step-{n:08d}" for n in (2, 4, 6)]
+    keys = {"checkpoints.keep": 2, "checkpoint_every": 1, "validation.every": 99}
+    assert train(scene, tmp_path / "run", steps=5, **keys) == 0
+    assert train(scene, tmp_path / "run", "--resume", steps=6, **keys) == 0
+    kept = [one.name for one in saved_checkpoints(tmp_path / "run")]
+    assert kept == [f"step-{n:08d}" for n in (5, 6)]
+
+
 # --- killed between any two calls
 
 
@@ -367,8 +376,7 @@ def test_a_save_that_is_killed_at_any_call_leaves_last_and_best_whole(
         assert all(wrong_file(one, FILES) is None for one in saved_checkpoints(run))
         save(run, 40)
         assert wrong_file(run / "last", FILES) is None
-        left = {one.name for one in (run / "checkpoints").iterdir()} | set(os.listdir(run))
-        assert not [name for name in left if name.endswith(".part")]
+        assert not [name for name in os.listdir(run / "checkpoints") if name.endswith(".part")]
         shutil.rmtree(run)
     assert ended == 0
     assert found == sorted(found)  # once it is the last one it stays
