@@ -179,10 +179,10 @@ def test_a_save_that_fails_in_the_background_is_raised_by_all(
             raise TilenetError(f"a checkpoint must be writable to its end (step {step})")
         return real(folder, step, *rest, **more)
 
-    def noted(self, step, work, images, stop):  # type: ignore[no-untyped-def]
+    def noted(self, *arguments):  # type: ignore[no-untyped-def]
         for one in folders:  # so that it is known when the step asks
             one._saving.finish()
-        return take(self, step, work, images, stop)
+        return take(self, *arguments)
 
     original = tilenet.run_folder.RunFolder.__init__
 
