@@ -10,6 +10,7 @@ from tilenet.errors import TilenetError, UsageError
 from tilenet.run_file import read_run_file
 from tilenet.run_keys import (
     AugmentKeys,
+    CheckpointKeys,
     GradientKeys,
     OptimizerKeys,
     ProfileKeys,
@@ -145,6 +146,10 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"checkpoint_every": 0}, "checkpoint_every must be at least 1"),
+        (
+            {"checkpoints": CheckpointKeys(keep=0)},
+            r"newest checkpoints that stay, at least 1 \(checkpoints.keep: 0\)",
+        ),
         ({"crop_px": 0}, "crop_px must be at least 1"),
         ({"classes": 1}, "at least two classes"),
         ({"classes": ["sea"]}, "at least two classes"),
@@ -237,6 +242,7 @@ def test_a_contradiction_has_its_sentence(change: dict[str, Any], said: str) -> 
         {"schedule": ScheduleKeys(warmup_steps=9), "steps": 0},
         {"augment": AugmentKeys(contrast=1.0, brightness=5.0)},
         {"seed": 0, "batch_size": 1, "crop_px": 1, "checkpoint_every": 1},
+        {"checkpoints": CheckpointKeys(keep=1)},
         {"tiles": TileKeys(size_px=64)},
         {"tiles": TileKeys(1, 1)},
         {"partitions": 1, "micro_batches": 1, "checkpointing": "never", "swap": "off"},

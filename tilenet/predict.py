@@ -18,6 +18,7 @@ from tilenet.files.maps import MapWriter, check_target
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.raster import Raster
 from tilenet.files.weights import find_checkpoint, load_json, load_tensors
+from tilenet.files.whole_checkpoint import checked_checkpoint
 from tilenet.geometry.bbox import checked_window, overlap, window_of_bbox
 from tilenet.geometry.layers import Norm
 from tilenet.geometry.tiles import Window, halo_rule
@@ -105,7 +106,9 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             _check_choices(wanted)
             if comm.rank == 0:
                 check_target(wanted.out, overwrite=wanted.overwrite, image=wanted.image)
-            folder = find_checkpoint(Path(wanted.checkpoint))
+            # One rank reads all bytes and compares them; no rank goes on where it finds them wrong.
+            find = checked_checkpoint if comm.rank == 0 else find_checkpoint
+            folder = find(Path(wanted.checkpoint))
             record = NetworkRecord.from_json(load_json(folder / "network.json"))
             nodata = record.nodata if wanted.nodata is None else wanted.nodata
             image = stack.enter_context(

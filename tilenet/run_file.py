@@ -21,6 +21,7 @@ from tilenet.planning.host_memory import READ_AHEAD
 from tilenet.planning.plan import read_plan
 from tilenet.run_keys import (
     AugmentKeys,
+    CheckpointKeys,
     GradientKeys,
     MeshKeys,
     NetworkKeys,
@@ -85,6 +86,7 @@ class RunFile:
     gradients: GradientKeys = field(default_factory=GradientKeys)
     init: str | None = None
     checkpoint_every: int = 100
+    checkpoints: CheckpointKeys = field(default_factory=CheckpointKeys)
     hang_seconds: float = 1800.0
     profile: ProfileKeys = field(default_factory=ProfileKeys)
     tensorboard: bool = False
@@ -232,6 +234,7 @@ def _check(run: RunFile) -> None:
     run.optimizer.check()
     run.schedule.check(run.optimizer.lr, run.steps)
     run.augment.check()
+    run.checkpoints.check()
     run.validation.check()
     if run.tiles.size_px is not None and (run.tiles.rows or run.tiles.columns):
         raise TilenetError(

@@ -1,14 +1,19 @@
 """A run's folder: history, checkpoints, and what is needed to go on from them."""
 
+import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tilenet.errors import TilenetError
 from tilenet.files import tensorboard
+from tilenet.files.background_save import BackgroundSave
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.weights import (
     checkpoint_of_step,
@@ -17,7 +22,9 @@ from tilenet.files.weights import (
     load_tensors,
     mark_best,
     save_checkpoint,
+    set_aside,
 )
+from tilenet.files.whole_checkpoint import Broken, checked_checkpoint, newest_whole
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, load_weights
 from tilenet.parallel import trace
@@ -39,28 +46,43 @@ class RunFolder:
         path: Of the folder.
         write: Whether this rank writes; the others only read.
         terms: What must not change when the run goes on, by its name in the run file.
+        keep: Newest checkpoints that stay.
     """
 
-    def __init__(self, path: Path, *, write: bool, terms: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        write: bool,
+        terms: dict[str, Any] | None = None,
+        keep: int = 2,
+    ) -> None:
         self.path = path
-        self._terms = terms or {}
+        self._terms, self._keep = terms or {}, keep
         self.history = path / TABLES[0]
         self._write = write
         self._resumed: Path | None = None
+        self._broken: tuple[Broken, ...] = ()
+        self._saving = BackgroundSave()
 
     @property
     def has_checkpoint(self) -> bool:
         """Whether the run goes on from a checkpoint."""
         return self._resumed is not None
 
-    def prepare(self, *, resume: bool, overwrite: bool) -> None:
+    def prepare(self, *, resume: bool, overwrite: bool) -> Path | None:
         """Make the folder, and decide whether to begin or to go on. Nothing is deleted yet.
 
+        Returns:
+            On the rank that writes, the checkpoint to go on from, which all `go_on_from`: that
+            rank alone reads and compares them.
+
         Raises:
-            TilenetError: It holds a run and neither was asked for, or it cannot be written.
+            TilenetError: It holds a run and neither was asked for, or it cannot be written, or no
+                checkpoint is whole.
         """
         try:
-            holds_run = self.history.exists() or (self.path / "last").exists()
+            holds_run = self.history.exists() or os.path.lexists(self.path / "last")
             if self._write:
                 self.path.mkdir(parents=True, exist_ok=True)
                 probe = self.path / ".writable.part"
@@ -76,12 +98,30 @@ class RunFolder:
                 f"a run is not overwritten unasked ({self.path} holds one); add --resume to go on "
                 "with it, --overwrite to begin anew, or name another output"
             )
-        if resume and (self.path / "last").exists():
-            self._resumed = find_checkpoint(self.path / "last")
+        if not (resume and self._write):
+            return None
+        going_on = newest_whole(self.path)
+        self._broken = going_on.broken
+        return going_on.checkpoint
+
+    def go_on_from(self, checkpoint: Path | None) -> list[str]:
+        """Go on from that checkpoint, None: begin; return what to say of broken ones."""
+        self._resumed = checkpoint
+        named = f"the run goes on from {checkpoint}"
+        return [f"{one.named} is broken ({one.wrong}): {named}" for one in self._broken]
 
     def begin(self) -> None:
-        """Delete what an earlier run left, now that nothing stands in the new one's way."""
-        if not self._write or self._resumed:
+        """Delete what an earlier run left, now that nothing stands in the new one's way.
+
+        Broken checkpoints stay, under other names.
+
+        Raises:
+            TilenetError: The folder cannot be written.
+        """
+        if not self._write:
+            return
+        if self._resumed is not None:
+            set_aside(self.path, [one.folder for one in self._broken], self._resumed)
             return
         try:
             for name in ("last", "best", *LEFT):
@@ -125,7 +165,9 @@ class RunFolder:
         if self._resumed is None:
             if init is not None:
                 path = Path(init)
-                path = find_checkpoint(path) / "weights.safetensors" if path.is_dir() else path
+                if path.is_dir():
+                    find = checked_checkpoint if self._write else find_checkpoint
+                    path = find(path) / "weights.safetensors"
                 load_weights(network, load_tensors(path), str(path))
             return 0
         progress = load_json(self._resumed / "progress.json")
@@ -173,9 +215,18 @@ class RunFolder:
         *,
         best: bool = False,
     ) -> None:
-        """Write a checkpoint, on the rank that writes; `best`: of the best validation so far."""
+        """Write a checkpoint, on the rank that writes; `best`: of the best validation so far.
+
+        Of a network on GPUs, which compute without this process's threads, only a copy is made
+        here, and a thread writes it; what goes wrong there is raised by the next save or `wait`. On
+        CPUs, writing and comparing would take the time from the steps that it saves.
+
+        Raises:
+            TilenetError: This one, or the one before, could not be written.
+        """
         if not self._write:
             return
+        self.wait()
         names: dict[torch.Tensor, str] = {p: name for name, p in network.named_parameters()}
         state = {
             f"{names[parameter]}.{key}": value
@@ -186,11 +237,44 @@ class RunFolder:
         progress = {"step": step, **self._terms}
         if scale.most > 1:
             progress |= {"loss_scale": scale.value, "calm_steps": scale.calm_steps}
-        saved = network.state_dict(), record.to_json(), state, progress
-        save_checkpoint(self.path, step, *saved, best=best)
+        save = partial(save_checkpoint, self.path, step, keep=self._keep, best=best)
+        weights = network.state_dict()
+        if any(in_background(parameter) for parameter in network.parameters()):
+            weights, state = _copies(weights), _copies(state)
+            self._saving.start(partial(save, weights, record.to_json(), state, progress))
+        else:
+            save(weights, record.to_json(), state, progress)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a save in the background failed, which `wait` raises."""
+        return self._saving.failed
+
+    def wait(self) -> None:
+        """Wait for a save in the background.
+
+        Raises:
+            TilenetError: It failed.
+        """
+        self._saving.wait()
+
+    def close(self) -> None:
+        """Wait as well, for a run that ends because of another error."""
+        self._saving.finish()
 
     def mark_best(self, step: int) -> None:
         """Have `best` name the checkpoint of a step, on the rank that writes."""
+        self.wait()
         checkpoint = checkpoint_of_step(self.path, step)
         if self._write and checkpoint is not None:
-            mark_best(self.path, checkpoint)
+            mark_best(self.path, checkpoint, self._keep)
+
+
+def in_background(parameter: Tensor) -> bool:
+    """Whether a network with that parameter is saved while training goes on."""
+    return parameter.is_cuda
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the host, and none shares memory with what the next step changes."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -14,6 +14,7 @@ from tilenet.planning.learning_rate import LearningRate, ScheduleName
 
 __all__ = [
     "AugmentKeys",
+    "CheckpointKeys",
     "GradientKeys",
     "MeshKeys",
     "NetworkKeys",
@@ -202,6 +203,25 @@ class AugmentKeys:
                     f"augment.{name} must be a number {most} (augment.{name}: {value}); 0.2 is "
                     "usual"
                 )
+
+
+@dataclass(frozen=True)
+class CheckpointKeys:
+    """Which checkpoints stay, beside the last and the best one."""
+
+    keep: int = 2
+
+    def check(self) -> None:
+        """Refuse to keep none.
+
+        Raises:
+            TilenetError: With the number.
+        """
+        if self.keep < 1:
+            raise TilenetError(
+                f"checkpoints.keep is the number of newest checkpoints that stay, at least 1 "
+                f"(checkpoints.keep: {self.keep}); 2 is usual"
+            )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,8 +82,11 @@ def train(
         terms = run.terms | {"files": check_same_files(opened.files, comm)}
         share_collars(opened.all_images, comm)
         with agreed(comm):
-            folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms)
-            folder.prepare(resume=resume, overwrite=overwrite)
+            keep = run.checkpoints.keep
+            folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms, keep=keep)
+            found = folder.prepare(resume=resume, overwrite=overwrite)
+        for warning in folder.go_on_from(comm.bcast(found)):
+            say(warning)
         if run.cache_dir is not None:
             files = opened.all_images, opened.all_labels
             stack.enter_context(staged_on_node(run.cache_dir, *files, comm))
@@ -199,7 +203,10 @@ class _Job:
             announce(self.plan, self.pipe, sample, left, transport, comm.size)
         try:
             with nullcontext() if self.swaps is None else self.swaps.acting(self.pipe):
-                finished = self._steps(take, first, last, optimizer, log)
+                try:
+                    finished = self._steps(take, first, last, optimizer, log)
+                finally:
+                    self.folder.close()
             say_swaps(comm, self.swapped, self.account.seconds)
         except AgreedError:
             self._close(take)  # is collective, and all ranks are here
@@ -248,7 +255,8 @@ class _Job:
                 images = [one.number for one in self.work.samples(step)]
                 num_reads = len(self.work.micro_batches(step))
                 with self.trace.step(step + 1):
-                    done = take.take(step, reads, num_reads, images, lambda: stop.requested)
+                    ends = partial(self._ends, stop)
+                    done = take.take(step, reads, num_reads, images, ends)
                     self.trace.add(done.seconds, done.read_seconds, done.reduce_seconds, done.swaps)
                 stop.agreed = done.stop
                 self.swapped += done.swaps
@@ -272,6 +280,9 @@ class _Job:
                     saved = step
             if saved != step:
                 self._save(step, optimizer)
+            self.watchdog.arm("the last checkpoint", SLOW)
+            with agreed(self.comm):
+                self.folder.wait()
         progress.close()
         return step == last and scored
 
@@ -281,6 +292,10 @@ class _Job:
         steps = range(first, last)
         ahead = ((step, one) for step in steps for one in self.work.micro_batches(step))
         return ReadAhead(reader.read, ahead, self.run.read_ahead)
+
+    def _ends(self, stop: StopRequests) -> bool:
+        """Whether this rank asks to stop: on a signal, or as it could not write a checkpoint."""
+        return stop.requested or self.folder.failed
 
     def _save(self, step: int, optimizer: torch.optim.Optimizer, *, best: bool = False) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)

@@ -1,8 +1,10 @@
 """Checkpoints: whole or not there at all."""
 
 import contextlib
+import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ import torch
 
 from tilenet.errors import TilenetError
 from tilenet.files import weights as module
+from tilenet.files.checksums import wrong_file
 from tilenet.files.weights import (
+    FILES,
     checkpoint_of_step,
     find_checkpoint,
     load_json,
@@ -64,7 +68,8 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = save(tmp_path, 123)
     assert folder == tmp_path / "checkpoints" / "step-00000123"
     assert sorted(os.listdir(folder)) == [
-        *("network.json", "progress.json", "state.safetensors", "weights.safetensors")
+        *("checksums.json", "network.json", "progress.json"),
+        *("state.safetensors", "weights.safetensors"),
     ]
     assert_whole(folder, 123)
     assert_whole(tmp_path / "last", 123)
@@ -126,6 +131,7 @@ FAULTS = [
     (module.os, "fsync", 1),
     (module.os, "fsync", 3),
     (module.os, "fsync", 5),
+    (module.os, "fsync", 7),
     (Path, "mkdir", 1),
     (Path, "write_text", 2),
     (Path, "rename", 1),
@@ -164,10 +170,115 @@ def test_an_interrupted_save_leaves_last_as_it_was(
     assert_whole(find_checkpoint(tmp_path), 20)
 
 
+def test_checksums_are_those_of_the_files(tmp_path: Path) -> None:
+    folder = save(tmp_path, 3)
+    sums = load_json(folder / "checksums.json")
+    assert sorted(sums) == sorted({*os.listdir(folder)} - {"checksums.json"})
+    for name, said in sums.items():
+        content = (folder / name).read_bytes()
+        assert said == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+
+
+def shortened(content: bytes) -> bytes:
+    return content[:-1]
+
+
+def flipped(content: bytes) -> bytes:
+    """A bit of the last value is another one."""
+    place = len(content) - 3
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+def emptied(content: bytes) -> bytes:
+    return b""
+
+
+@pytest.mark.parametrize("name", [*FILES, "checksums.json"])
+@pytest.mark.parametrize("change", [shortened, flipped, emptied])
+def test_a_disk_that_lies_is_found_out_before_last_is_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[bytes], bytes]
+) -> None:
+    save(tmp_path, 10)
+    real = module._sync
+
+    def sync(path: Path) -> None:
+        real(path)
+        if path.name == name:  # it said that it has it
+            path.write_bytes(change(path.read_bytes()))
+
+    monkeypatch.setattr(module, "_sync", sync)
+    with pytest.raises(TilenetError, match=rf"read back as it was written .*{name} differs") as one:
+        save(tmp_path, 20)
+    assert "\n" not in str(one.value)
+    assert_whole(tmp_path / "last", 10)
+    assert os.listdir(tmp_path / "checkpoints") == ["step-00000010"]
+
+
+def test_values_that_are_no_numbers_are_read_back_as_well(tmp_path: Path) -> None:
+    values = {"0.weight": torch.tensor([float("nan"), -0.0, float("inf")]), "1.a": torch.empty(0)}
+    folder = save_checkpoint(tmp_path, 1, values, NETWORK, {}, {"step": 1})
+    assert torch.equal(
+        load_tensors(folder / "weights.safetensors")["0.weight"].isnan(),
+        torch.tensor([True, False, False]),
+    )
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("change", [shortened, flipped, emptied])
+def test_what_is_wrong_is_said_of_the_file(
+    tmp_path: Path, name: str, change: Callable[[bytes], bytes]
+) -> None:
+    folder = save(tmp_path, 1)
+    assert wrong_file(folder, FILES) is None
+    before = (folder / name).read_bytes()
+    (folder / name).write_bytes(change(before))
+    size = len(change(before))
+    differs = f"{name} has {size} bytes of {len(before)}"
+    if size == len(before):
+        differs = f"{name} is not what checksums.json says: its SHA-256 differs"
+    assert wrong_file(folder, FILES) == differs
+    (folder / name).unlink()
+    assert wrong_file(folder, FILES) == f"{name} is missing"
+    assert wrong_file(folder, [one for one in FILES if one != name]) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"weights', "checksums.json cannot be read: "),
+        (b"[1]", "weights.safetensors has no SHA-256 in checksums.json"),
+        (b'{"weights.safetensors": {"bytes": 3}}', "weights.safetensors has no SHA-256"),
+    ],
+)
+def test_checksums_that_are_none_make_a_checkpoint_broken(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    folder = save(tmp_path, 1)
+    (folder / "checksums.json").write_bytes(content)
+    assert (wrong_file(folder, FILES) or "").startswith(said)
+
+
+def test_a_checkpoint_of_an_older_version_is_looked_at_for_its_form(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    (folder / "checksums.json").unlink()
+    file = folder / "weights.safetensors"
+    before = file.read_bytes()
+    file.write_bytes(flipped(before))
+    assert wrong_file(folder, FILES) is None
+    file.write_bytes(shortened(before))
+    assert (wrong_file(folder, FILES) or "").startswith("weights.safetensors is broken: ")
+    file.write_bytes(before)
+    (folder / "progress.json").write_text("{")
+    assert (wrong_file(folder, FILES) or "").startswith("progress.json is broken: ")
+    (folder / "state.safetensors").unlink()
+    assert wrong_file(folder, FILES) == "state.safetensors is missing"
+
+
 def test_what_a_killed_run_left_is_no_obstacle(tmp_path: Path) -> None:
     aside = tmp_path / "checkpoints" / ".step-00000003.part"
     aside.mkdir(parents=True)
     (aside / "weights.safetensors").write_bytes(b"half")
+    (tmp_path / "checkpoints" / ".step-00000001.part").mkdir()
     (tmp_path / ".last.part").symlink_to("nowhere")
     save(tmp_path, 3)
     assert_whole(tmp_path / "last", 3)

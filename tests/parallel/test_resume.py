@@ -14,15 +14,22 @@ from safetensors.torch import load_file
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
-from tilenet.errors import AgreedError
+import tilenet.run_folder
+from tilenet.errors import AgreedError, TilenetError
 from tilenet.run_file import RunFile
-from tilenet.run_keys import NetworkKeys, OptimizerKeys, TileKeys
+from tilenet.run_keys import (
+    MeshKeys,
+    NetworkKeys,
+    OptimizerKeys,
+    TileKeys,
+    ValidationKeys,
+)
 from tilenet.step import Step
 from tilenet.train import train
 
 
-def rows(run: RunFile) -> list[dict[str, str]]:
-    with (Path(run.output) / "history.csv").open() as file:
+def rows(run: RunFile, name: str = "history.csv") -> list[dict[str, str]]:
+    with (Path(run.output) / name).open() as file:
         return list(csv.DictReader(file))
 
 
@@ -85,6 +92,113 @@ def test_a_checkpoint_moves_between_balances_and_ranks(
         assert train(second, resume=True, comm=alone) == 0
     alone.Free()
     comm.Barrier()
+    check_same(run, whole)
+
+
+@pytest.mark.ranks(2, 4)
+def test_every_checkpoint_is_continued_in_another_way(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    """Ranks, grid, halo mode, partitions and balance change each time; scores stay as well."""
+    run = a_run(comm, shared_path, NETWORKS["same-bilinear"], OptimizerKeys("adamw", 0.01))
+    held = random_scene(shared_path, (53, 70), 2, write=comm.rank == 0)
+    comm.Barrier()
+    keys = ValidationKeys(images=str(held.image), labels=str(held.labels), every=1)
+    run = replace(run, validation=keys)
+    whole = replace(run, output=str(shared_path / "whole"))
+    assert train(whole, comm=comm) == 0
+    exchange = {"tiles": TileKeys(), "halo_mode": "exchange"}
+    ways: list[tuple[bool, dict[str, Any]]] = [
+        (True, {"tiles": TileKeys(3, 2)}),
+        (False, exchange | {"mesh": MeshKeys(1, comm.size, 1)}),
+        (True, {"partitions": 3, "micro_batches": 2, "checkpointing": "always"}),
+        (False, exchange | {"mesh": MeshKeys(1, 1, comm.size), "balance": [9, 30]}),
+        (False, {"tiles": TileKeys(size_px=24), "balance": [30, 5, 4], "micro_batches": 4}),
+    ]
+    for steps, (one_rank, way) in enumerate(ways, start=1):
+        alone = comm.Split(0 if comm.rank == 0 else 1, comm.rank)
+        if comm.rank == 0 or not one_rank:
+            ranks = alone if one_rank else comm
+            assert train(replace(run, steps=steps, **way), resume=True, comm=ranks) == 0
+        alone.Free()
+        comm.Barrier()
+    check_same(run, whole)
+    assert rows(run, "confusion.csv") == rows(whole, "confusion.csv")
+    scored = [rows(one, "validation.csv") for one in (run, whole)]
+    assert [row["step"] for row in scored[0]] == [str(step) for step in range(1, 6)]
+    for ours, theirs in zip(*scored, strict=True):
+        assert abs(float(ours["loss"]) - float(theirs["loss"])) <= 1e-12
+        assert ours["mean_iou"] == theirs["mean_iou"]
+
+
+@pytest.mark.ranks(2, 3)
+def test_all_ranks_go_on_from_the_checkpoint_before_a_broken_one(
+    comm: MPI.Intracomm, shared_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("adamw", 0.01))
+    whole = replace(run, output=str(shared_path / "whole"))
+    for one in (whole, run):
+        assert train(one, comm=comm) == 0
+    comm.Barrier()
+    last = Path(run.output) / "last"
+    if comm.rank == 0:
+        content = bytearray((last / "state.safetensors").read_bytes())
+        content[-9] ^= 1  # only its checksum tells
+        (last / "state.safetensors").write_bytes(content)
+    comm.Barrier()
+    capfd.readouterr()
+    assert train(run, resume=True, comm=comm) == 0
+    said = comm.gather(capfd.readouterr().err)
+    if said is not None:
+        warnings = [line for one in said for line in one.splitlines() if "broken" in line]
+        assert len(warnings) == 1
+        assert "state.safetensors is not what checksums.json says" in warnings[0]
+        assert warnings[0].endswith(f"goes on from {run.output}/checkpoints/step-00000004")
+    check_same(run, whole)
+    if comm.rank == 0:
+        for one in last.parent.glob("checkpoints/step-*"):
+            (one / "network.json").unlink()
+    comm.Barrier()
+    with pytest.raises(AgreedError, match=r"from a whole checkpoint \(.*network.json is missing"):
+        train(run, resume=True, comm=comm)
+
+
+@pytest.mark.ranks(1, 3)
+@pytest.mark.parametrize("fails", [2, 5], ids=["first", "last"])
+def test_a_save_that_fails_in_the_background_is_raised_by_all(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("adamw", 0.01))
+    whole = replace(run, output=str(shared_path / "whole"))
+    assert train(whole, comm=comm) == 0
+    real, take = tilenet.run_folder.save_checkpoint, Step.take
+    folders: list[Any] = []
+
+    def full(folder: Path, step: int, *rest: Any, **more: Any) -> Path:
+        if step == fails:
+            raise TilenetError(f"a checkpoint must be writable to its end (step {step})")
+        return real(folder, step, *rest, **more)
+
+    def noted(self, *arguments):  # type: ignore[no-untyped-def]
+        for one in folders:  # so that it is known when the step asks
+            one._saving.finish()
+        return take(self, *arguments)
+
+    original = tilenet.run_folder.RunFolder.__init__
+
+    def made(self, *arguments, **options):  # type: ignore[no-untyped-def]
+        original(self, *arguments, **options)
+        folders.append(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tilenet.run_folder, "in_background", lambda parameter: True)
+        patch.setattr(tilenet.run_folder, "save_checkpoint", full)
+        patch.setattr(tilenet.run_folder.RunFolder, "__init__", made)
+        patch.setattr(Step, "take", noted)
+        with pytest.raises(AgreedError, match=rf"writable to its end \(step {fails}\)"):
+            train(run, comm=comm)
+    assert len(rows(run)) == min(fails + 1, 5)  # at the next step's agreement, and not later
+    assert train(run, resume=True, comm=comm) == 0
     check_same(run, whole)
 
 

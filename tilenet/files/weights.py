@@ -5,12 +5,14 @@ and `best` to that with the best validation. A checkpoint is a folder:
 
 - `weights.safetensors`: keys `<i>.weight`, `<i>.bias`, i the layer's place in the sequence;
 - `network.json`: the layers, bands, classes and statistics: all that is needed to make maps;
-- `state.safetensors` and `progress.json`: the optimizer's tensors and everything else to resume.
+- `state.safetensors` and `progress.json`: the optimizer's tensors and everything else to resume;
+- `checksums.json`: SHA-256 and bytes of these files.
 """
 
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,17 +23,30 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tilenet.errors import TilenetError
+from tilenet.files.checksums import CHECKSUMS, checksums_text, differing_files, forget_cached
 
 __all__ = [
+    "FILES",
+    "NETWORK",
+    "WEIGHTS",
     "checkpoint_of_step",
     "find_checkpoint",
+    "link",
     "load_json",
     "load_tensors",
     "mark_best",
     "save_checkpoint",
+    "saved_checkpoints",
+    "set_aside",
+    "step_order",
 ]
 
 T = TypeVar("T")
+
+WEIGHTS, STATE = "weights.safetensors", "state.safetensors"
+NETWORK, PROGRESS = "network.json", "progress.json"
+FILES = WEIGHTS, STATE, NETWORK, PROGRESS
+STEP = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
 
 def save_checkpoint(
@@ -48,34 +63,60 @@ def save_checkpoint(
     """Write a checkpoint of a run and make it the `last` one, and the `best` one if it is.
 
     All but the newest `keep` and the `best` one are deleted. At every moment `last` and `best`,
-    where they exist, are whole checkpoints.
+    where they exist, are whole checkpoints: what was written is read back from the disk and
+    compared with the tensors before it is named.
 
     Raises:
-        TilenetError: The disk is full, or the folder cannot be written.
+        TilenetError: The disk is full, the folder cannot be written, or the disk gives back
+            something else than it was given.
     """
     folder = run / "checkpoints"
     final = folder / f"step-{step:08d}"
     aside = folder / f".step-{step:08d}.part"
+    tensors = {
+        name: {k: v.detach().cpu().contiguous() for k, v in values.items()}
+        for name, values in ((WEIGHTS, weights), (STATE, state))
+    }
+    texts = {
+        name: json.dumps(value, indent=1) + "\n"
+        for name, value in ((NETWORK, network), (PROGRESS, progress))
+    }
     try:
-        shutil.rmtree(aside, ignore_errors=True)  # a killed run's
+        for left in folder.glob(".step-*.part"):  # by a killed run
+            shutil.rmtree(left, ignore_errors=True)
         aside.mkdir(parents=True)
-        save_file({k: v.detach().cpu().contiguous() for k, v in weights.items()}, aside / WEIGHTS)
-        save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, aside / STATE)
-        (aside / NETWORK).write_text(json.dumps(network, indent=1) + "\n")
-        (aside / PROGRESS).write_text(json.dumps(progress, indent=1) + "\n")
-        for file in aside.iterdir():
+        for name, values in tensors.items():
+            save_file(values, aside / name)
+        for name, text in texts.items():
+            (aside / name).write_text(text)
+        files = [aside / name for name in FILES]
+        for file in files:
             # safetensors keeps its files to the owner; the run's other files follow the umask
             file.chmod((aside / NETWORK).stat().st_mode)
             _sync(file)
+            forget_cached(file)
+        # First the sums, which fail in a sentence where the disk does: reading a mapped file kills.
+        texts[CHECKSUMS] = checksums_text(files)
+        (aside / CHECKSUMS).write_text(texts[CHECKSUMS])
+        _sync(aside / CHECKSUMS)
+        forget_cached(aside / CHECKSUMS)
+        _sync(aside)
+        wrong = differing_files(aside, tensors, texts)
+        if wrong:
+            raise TilenetError(
+                f"a checkpoint must read back as it was written ({aside}: {', '.join(wrong)} "
+                "differs); the disk may be full or broken: mend that, and run again with --resume: "
+                "the checkpoint before it is whole"
+            )
         again = 0
         while final.exists():  # the step was saved before, and `last` may be that checkpoint
             again += 1
             final = folder / f"step-{step:08d}.{again}"
         aside.rename(final)
         _sync(folder)
-        _link(run, "last", final)
+        link(run, "last", final)
         if best:
-            _link(run, "best", final)
+            link(run, "best", final)
         _delete_old(run, keep)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
@@ -83,6 +124,9 @@ def save_checkpoint(
             f"a checkpoint must be writable to its end ({final}: {error}); make room there and run "
             "again with --resume: the checkpoint before it is whole"
         ) from error
+    except TilenetError:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     return final
 
 
@@ -93,8 +137,8 @@ def mark_best(run: Path, checkpoint: Path, keep: int = 2) -> None:
         TilenetError: The run's folder cannot be written.
     """
     try:
-        if (run / "best").resolve() != checkpoint.resolve():
-            _link(run, "best", checkpoint)
+        if not _same(run / "best", checkpoint):
+            link(run, "best", checkpoint)
             _delete_old(run, keep)
     except OSError as error:
         raise TilenetError(
@@ -103,29 +147,77 @@ def mark_best(run: Path, checkpoint: Path, keep: int = 2) -> None:
         ) from error
 
 
+def saved_checkpoints(run: Path) -> list[Path]:
+    """Folders of a run's checkpoints, the newest last; a step that was saved again has several."""
+    found = [(order, one) for one in (run / "checkpoints").glob("*") if (order := step_order(one))]
+    return [one for _, one in sorted(found)]
+
+
+def step_order(checkpoint: Path) -> tuple[int, int] | None:
+    """Where a checkpoint stands among a run's, by its name; None: it has no checkpoint's name."""
+    name = STEP.fullmatch(checkpoint.name)
+    return (int(name[1]), int(name[2] or 0)) if name else None
+
+
 def checkpoint_of_step(run: Path, step: int) -> Path | None:
     """A run's checkpoint of a step; the newest, where it was saved again."""
-    folder, name = run / "checkpoints", f"step-{step:08d}"
-    found = [*folder.glob(name), *sorted(folder.glob(f"{name}.*"))]
+    name = f"step-{step:08d}"
+    found = [one for one in saved_checkpoints(run) if one.name.split(".")[0] == name]
     return found[-1] if found else None
 
 
-def _link(run: Path, name: str, checkpoint: Path) -> None:
-    link = run / f".{name}.part"
-    link.unlink(missing_ok=True)
-    link.symlink_to(checkpoint.relative_to(run))
-    link.replace(run / name)
+def link(run: Path, name: str, checkpoint: Path) -> None:
+    """Have a link of a run name a checkpoint; at every moment it names the old or the new one.
+
+    Raises:
+        OSError: The run's folder cannot be written.
+    """
+    part = run / f".{name}.part"
+    part.unlink(missing_ok=True)
+    part.symlink_to(checkpoint.relative_to(run))
+    part.replace(run / name)
+    _sync(run)  # before what it named is deleted
+
+
+def set_aside(run: Path, broken: list[Path], whole: Path) -> None:
+    """Give broken checkpoints other names, after `last` names the whole one. Nothing is deleted.
+
+    So they neither count among the newest that are kept nor stand in the way of a step's next save.
+
+    Raises:
+        TilenetError: The run's folder cannot be written.
+    """
+    try:
+        if not _same(run / "last", whole):
+            link(run, "last", whole)
+        for folder in broken:
+            if _same(run / "best", folder):
+                (run / "best").unlink(missing_ok=True)  # the best of what is left is found again
+            if folder.is_dir() and _same(folder.parent, run / "checkpoints"):
+                name, again = f"broken-{folder.name}", 0
+                while (folder.parent / name).exists():
+                    again += 1
+                    name = f"broken-{folder.name}.{again}"
+                folder.rename(folder.with_name(name))
+    except OSError as error:
+        raise TilenetError(
+            f"a run's folder must be writable ({run}: {error.strerror}); make room there and run "
+            "again with --resume"
+        ) from error
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths lead to the same place, which need not be there."""
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _delete_old(run: Path, keep: int) -> None:
-    linked = [(run / name).resolve() for name in ("last", "best")]
-    for old in sorted((run / "checkpoints").glob("step-*"))[:-keep]:
-        if old.resolve() not in linked:
-            shutil.rmtree(old, ignore_errors=True)  # an NFS client may still hold its files
-
-
-WEIGHTS, STATE = "weights.safetensors", "state.safetensors"
-NETWORK, PROGRESS = "network.json", "progress.json"
+    links = run / "last", run / "best"
+    for old in saved_checkpoints(run)[:-keep]:
+        if not any(_same(old, name) for name in links):
+            part = old.with_name(f".{old.name}.part")  # half of one is never called a checkpoint
+            old.rename(part)
+            shutil.rmtree(part, ignore_errors=True)  # an NFS client may still hold its files
 
 
 def find_checkpoint(path: Path) -> Path:

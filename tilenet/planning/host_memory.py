@@ -20,8 +20,9 @@ class HostBytes:
         cache: GDAL's.
         pixels: Tiles of a mini-batch, with their labels.
         ahead: Tiles that wait to be taken, with their labels.
-        weights: As they are drawn or loaded before they go to the devices, and as a checkpoint
-            gathers them with the optimizer's states.
+        weights: As they are drawn or loaded before they go to the devices, and the copy of them
+            and of the optimizer's states that a checkpoint is written from while training goes on;
+            there is one at a time, and what is read back is compared tensor by tensor.
         pieces: Gradients on their way between ranks.
     """
 
