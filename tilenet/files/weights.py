@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tilenet.errors import TilenetError
+from tilenet.files.plain_file import read_plain, refuse_special
 
 __all__ = [
     "checkpoint_of_step",
@@ -32,6 +33,10 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+MOST_JSON_BYTES = 64 << 20
+# What Python's and torch's readers raise for numbers and nests that no checkpoint has.
+NONSENSE = (ValueError, TypeError, OverflowError, RecursionError, RuntimeError)
 
 
 def save_checkpoint(
@@ -160,7 +165,7 @@ def load_json(path: Path) -> dict[str, Any]:
     Raises:
         TilenetError: It is missing, broken or no object.
     """
-    value = _read(path, lambda: json.loads(path.read_text()))
+    value = _read(path, lambda: json.loads(read_plain(path, MOST_JSON_BYTES)))
     if not isinstance(value, dict):
         raise TilenetError(f"{path} must hold a JSON object (got {type(value).__name__})")
     return value
@@ -168,8 +173,9 @@ def load_json(path: Path) -> dict[str, Any]:
 
 def _read(path: Path, read: Callable[[], T]) -> T:
     try:
+        refuse_special(path)
         return read()
-    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+    except (OSError, SafetensorError, *NONSENSE) as error:
         raise TilenetError(
             f"a checkpoint's files must be whole ({path}: {error}); use another checkpoint"
         ) from error
