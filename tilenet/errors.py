@@ -33,9 +33,12 @@ def one_line(text: str) -> str:
     Names and values come from files of strangers. What cannot be printed is written as Python
     writes it (\n, \x1b); of long texts the beginning and the end stay, where rule and remedy are.
     """
-    if len(text) > MOST_LETTERS:
-        text = f"{text[: MOST_LETTERS * 2 // 3]} … {text[-MOST_LETTERS // 4 :]}"
-    return "".join(
+    shown = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text
+        for letter in _cut(text, 2 * MOST_LETTERS)
     )
+    return _cut(shown, MOST_LETTERS)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most * 2 // 3]} … {text[-most // 4 :]}"

@@ -94,17 +94,19 @@ def _rows(path: Path, steps_done: int, columns: Sequence[str]) -> list[list[str]
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file))
-        for row in rows:
-            if 1 <= _step(row) <= steps_done:
-                [float(cell or 0) for cell in row]
+        names = columns if not rows or _step(rows[0]) >= 0 else rows[0]
+        values = [
+            dict(zip(names, row, strict=False)) for row in rows if 1 <= _step(row) <= steps_done
+        ]
+        kept = [[one.get(name, "") for name in columns] for one in values]
+        for row in kept:
+            [float(cell or 0) for cell in row]
     except (ValueError, csv.Error) as error:
         raise TilenetError(
             f"a table of a run must hold numbers ({path}: {error}); mend or remove it, and run "
             "again with --resume"
         ) from error
-    names = columns if not rows or _step(rows[0]) >= 0 else rows[0]
-    values = [dict(zip(names, row, strict=False)) for row in rows if 1 <= _step(row) <= steps_done]
-    return [[one.get(name, "") for name in columns] for one in values]
+    return kept
 
 
 def _step(row: list[str]) -> int:

@@ -21,7 +21,7 @@ __all__ = ["ImageList", "read_image_list"]
 
 MOST_BYTES = 256 << 20
 MOST_LETTERS = 4096  # of a path, as on Linux
-MOST_LINE = 1 << 16
+MOST_LINE = 1 << 20
 
 SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
@@ -78,9 +78,8 @@ def _csv_rows(path: str) -> list[Mapping[str, Any]]:
         delimiter = max(",;\t", key=header.count)
         names = next(csv.reader([header], delimiter=delimiter), [])
         rows = []
-        for number, cells in enumerate(
-            csv.reader(_lines(file), delimiter=delimiter, strict=True), 2
-        ):
+        reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
+        for number, cells in enumerate(reader, start=2):
             if not any(cell.strip() for cell in cells):
                 continue
             if len(cells) != len(names):

@@ -188,9 +188,8 @@ def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
     """
     parts, found = path.split("+"), []
     while parts:
-        tries = (
-            "+".join(parts[:count]) for count in range(1, min(len(parts), MOST_PLUS_SIGNS + 1) + 1)
-        )
+        most = min(len(parts), MOST_PLUS_SIGNS + 1)
+        tries = ("+".join(parts[:count]) for count in range(1, most + 1))
         name = next((n for n in tries if os.path.isfile(os.path.join(folder, n))), parts[0])
         found.append(name)
         del parts[: name.count("+") + 1]
@@ -249,7 +248,8 @@ def _check_header(dataset: Any) -> None:
         )
     rows, cols = dataset.block_shapes[0]
     joined = dataset.count if dataset.interleaving == Interleaving.pixel else 1
-    num_bytes = rows * cols * joined * np.dtype(dataset.dtypes[0]).itemsize
+    name = str(dataset.dtypes[0])
+    num_bytes = rows * cols * joined * (16 if "complex" in name else np.dtype(name).itemsize)
     if num_bytes > MOST_BLOCK_BYTES:
         raise TilenetError(
             f"a raster is read block by block, each of at most {MOST_BLOCK_BYTES >> 20} MiB "
