@@ -83,7 +83,7 @@ HISTORY = b"step,loss,weight_sum,seconds\n1,0.5,100,1\n2,0.25,100,1.5\n3,nan,,2\
 # Folders and files are the same for all examples of a test.
 few = settings(
     suppress_health_check=list(HealthCheck),
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "25")),
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "10")),
 )
 
 
