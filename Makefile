@@ -1,11 +1,14 @@
 # make demo: train on a synthetic scene over 4 ranks and write its map.   make test: all tests.
 # make jobs: of these, job scripts, hanging ranks, and a real Slurm of virtual nodes (root, Debian).
+# make fuzz: spoilt files for as long as EXAMPLES says, with a SEED that is printed.
 # make check: ruff, mypy, the import contract, shellcheck.
 PYTHON ?= python3
 BIN := .venv/bin
 SIZE ?= 2048
+EXAMPLES ?= 500
+SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: install demo test jobs check clean
+.PHONY: install demo test jobs fuzz check clean
 install: .venv/installed
 
 .venv/installed: setup.py constraints.txt
@@ -21,6 +24,11 @@ test: install
 
 jobs: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/run.sh jobs
+
+fuzz: install
+	@echo "seed $(SEED): make fuzz SEED=$(SEED) EXAMPLES=$(EXAMPLES) repeats this"
+	FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q tests/fuzz --hypothesis-profile=fuzz \
+	    --hypothesis-seed=$(SEED) --hypothesis-show-statistics
 
 check: install
 	$(BIN)/ruff check .

@@ -13,6 +13,13 @@ from hypothesis import settings
 GRID = {"driver": "GTiff", "crs": "EPSG:32630"}
 GRID["transform"] = rasterio.Affine(2, 0.1, 5e5, 0.1, -2, 4e6)
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
+settings.register_profile(
+    "fuzz",  # make fuzz
+    derandomize=False,
+    deadline=None,
+    database=None,
+    print_blob=True,
+)
 settings.load_profile("fixed")
 
 

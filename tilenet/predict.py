@@ -25,7 +25,7 @@ from tilenet.geometry.tiles import Window, halo_rule
 from tilenet.map_decision import decide_map
 from tilenet.map_job import MapJob, Mapper, Output, WritingSink
 from tilenet.map_resume import MapResume
-from tilenet.model.network import build_network, load_weights
+from tilenet.model.network import build_network, check_weight_count, load_weights
 from tilenet.parallel.collars import share_collars
 from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
@@ -128,8 +128,11 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             watchdog = Watchdog(wanted.hang_seconds, f"rank {comm.rank} of {comm.size}")
             precision = wanted.precision or record.precision
             dtype = torch.float64 if precision == "float64" else torch.float32
+            weights = load_tensors(folder / "weights.safetensors")
+            check_weight_count(record.layers, weights, str(folder))
             network = build_network(record.layers, dtype=dtype)
-            load_weights(network, load_tensors(folder / "weights.safetensors"), str(folder))
+            load_weights(network, weights, str(folder))
+            del weights
             rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
             window = _window(wanted, image)
         share_collars([image], comm)

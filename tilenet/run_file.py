@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +34,7 @@ from tilenet.run_keys import (
     VectorKeys,
     check_pairs,
 )
+from tilenet.run_text import check_config
 
 __all__ = ["Halo", "RunFile", "network_options", "paper_epsilon_px", "read_run_file"]
 
@@ -143,6 +144,7 @@ class RunFile:
 
 
 def _check(run: RunFile) -> None:
+    _check_numbers(run)
     if run.swap is True:
         raise TilenetError("swap is off, auto or all (swap: true); auto swaps no more than it must")
     if not 0 <= run.swapping.min_mib < 2**20:
@@ -194,6 +196,10 @@ def _check(run: RunFile) -> None:
         raise TilenetError(
             f"profile.steps must begin within the run (profile.steps: {run.profile.steps}, steps: "
             f"{run.steps}); choose earlier ones, or leave profile out"
+        )
+    if isinstance(run.classes, int) and run.classes > MOST_CLASSES:
+        raise TilenetError(
+            f"a run has at most {MOST_CLASSES} classes (classes: {run.classes}); join some"
         )
     if len(run.class_names) < 2:
         raise TilenetError(
@@ -248,7 +254,34 @@ def _check(run: RunFile) -> None:
         )
 
 
+def _check_numbers(run: RunFile) -> None:
+    """Refuse numbers that no machine counts to; first, since some have no digits to be shown."""
+    waiting: list[tuple[str, Any]] = list(asdict(run).items())
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(name, key) for key in value if not isinstance(key, str)]
+            waiting += [
+                (f"{name}.{key}" if isinstance(key, str) else name, inner)
+                for key, inner in value.items()
+            ]
+        elif isinstance(value, list):
+            waiting += [(name, inner) for inner in value]
+        elif isinstance(value, int) and value.bit_length() > 63:
+            raise TilenetError(
+                f"whole numbers lie within ±2⁶³ ({name}: one of {value.bit_length()} bits); write "
+                "a smaller one"
+            )
+    if run.batch_size > MOST_BATCH_SIZE:
+        raise TilenetError(
+            f"a step covers at most {MOST_BATCH_SIZE} images or crops (batch_size: "
+            f"{run.batch_size}); write a smaller number"
+        )
+
+
 MOST_MICRO_BATCHES = 1024
+MOST_CLASSES = 4096  # tilenet evaluate's; their confusion matrix is a square
+MOST_BATCH_SIZE = 2**20
 
 LEAST = {
     "steps": 0,
@@ -318,7 +351,7 @@ def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
         keys = json.dumps(read_plan(Path(namespace.plan)).keys)
         namespace = _parse(made, ["--config", keys, *arguments])
     for part in fields(RunFile):
-        if is_dataclass(part.default_factory) and not isinstance(namespace[part.name], Namespace):
+        if _is_group(part) and not isinstance(namespace[part.name], Namespace):
             raise UsageError(
                 f"{part.name} is a group of keys ({part.name}: {namespace[part.name]}); write keys "
                 "under it, or leave it out"
@@ -328,10 +361,15 @@ def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
 
 
 def _parse(made: ArgumentParser, arguments: list[str]) -> Namespace:
+    check_config(arguments, [part.name for part in fields(RunFile) if _is_group(part)])
     try:
         return made.parse_args(arguments)
     except Exception as error:  # jsonargparse raises several kinds; all speak of the user's input
         raise UsageError(_explain(" ".join(str(error).split()))) from None
+
+
+def _is_group(part: "Field[Any]") -> bool:
+    return is_dataclass(part.default_factory)
 
 
 def _explain(message: str) -> str:

@@ -27,6 +27,7 @@ from tilenet.files.weights import (
 from tilenet.files.whole_checkpoint import Broken, checked_checkpoint, newest_whole
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, load_weights
+from tilenet.model.optimizer_state import check_state
 from tilenet.parallel import trace
 from tilenet.parallel.rank_times import TIMINGS
 
@@ -190,13 +191,14 @@ class RunFolder:
                 if key.startswith(f"{name}.")
             }
             if kept:
+                check_state(name, parameter, kept, optimizer, str(self._resumed))
                 optimizer.state[parameter] = {
                     # AdamW counts its steps in a CPU tensor, also for parameters on a GPU
                     key: value if key == "step" else value.to(parameter.device)
                     for key, value in kept.items()
                 }
         step = progress.get("step")
-        if not isinstance(step, int) or step < 0:
+        if type(step) is not int or not 0 <= step < 2**53:
             raise TilenetError(
                 f"progress.json must hold the number of steps (step: {step!r}); use another "
                 "checkpoint"

@@ -239,7 +239,7 @@ class ProfileKeys:
         """
         if self.steps is None:
             return range(0)
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", str(self.steps))
+        found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", str(self.steps))
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not 1 <= first <= last < first + MOST_PROFILED:
             raise TilenetError(

@@ -19,7 +19,7 @@ from tilenet.geometry.tiles import (
 )
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.composition import batch_obstacle, obstacle, whole_norm
-from tilenet.planning.layer_bytes import check_map_sizes
+from tilenet.planning.layer_bytes import check_map_sizes, check_weight_bytes
 from tilenet.planning.plan import read_plan
 from tilenet.planning.ranks import MeshShape, choose_mesh, most_tiles
 from tilenet.run_file import RunFile, network_options, paper_epsilon_px
@@ -273,3 +273,4 @@ def _check_tiles(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> None:
     of = (height, width) if whole_norm(layers) is None else tiling.extended
     check_norms(layers, Window(0, 0, *of))
     check_map_sizes(layers, height, width)
+    check_weight_bytes(layers)

@@ -11,9 +11,9 @@ from tilenet.files.network_record import NetworkRecord
 from tilenet.geometry.networks import UNetOptions, unet_layers
 
 OPTIONS = [
-    UNetOptions(poolings=2, base=6, bands=3, classes=5, norm="batch", dropout=0.2),
-    UNetOptions(poolings=1, base=4, norm="group", groups=3, upsampling="bilinear"),
-    UNetOptions(poolings=3, convolutions=1, kernel=5, padding="valid", upsampling="transposed"),
+    UNetOptions(poolings=2, base=6, bands=3, classes=3, norm="batch", dropout=0.2),
+    UNetOptions(1, 2, 4, 3, 3, norm="group", groups=3, upsampling="bilinear"),
+    UNetOptions(3, 1, 64, 3, 3, kernel=5, padding="valid", upsampling="transposed"),
 ]
 
 

@@ -2,11 +2,13 @@
 
 import csv
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from tilenet.errors import TilenetError
+from tilenet.files.plain_file import refuse_special
 
 __all__ = ["COLUMNS", "History"]
 
@@ -92,12 +94,24 @@ class History:
 
 def _rows(path: Path, steps_done: int, columns: Sequence[str]) -> list[list[str]]:
     """Rows of the steps up to `steps_done`, each value under its own name in `columns`."""
-    with path.open(newline="") as file:
-        rows = list(csv.reader(file))
-    names = columns if not rows or _step(rows[0]) >= 0 else rows[0]
-    values = [dict(zip(names, row, strict=False)) for row in rows if 1 <= _step(row) <= steps_done]
-    return [[one.get(name, "") for name in columns] for one in values]
+    refuse_special(path)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+        names = columns if not rows or _step(rows[0]) >= 0 else rows[0]
+        values = [
+            dict(zip(names, row, strict=False)) for row in rows if 1 <= _step(row) <= steps_done
+        ]
+        kept = [[one.get(name, "") for name in columns] for one in values]
+        for row in kept:
+            [float(cell or 0) for cell in row]
+    except (ValueError, csv.Error) as error:
+        raise TilenetError(
+            f"a table of a run must hold numbers ({path}: {error}); mend or remove it, and run "
+            "again with --resume"
+        ) from error
+    return kept
 
 
 def _step(row: list[str]) -> int:
-    return int(row[0]) if row and row[0].isdigit() else -1
+    return int(row[0]) if row and re.fullmatch(r"[0-9]{1,18}", row[0]) else -1

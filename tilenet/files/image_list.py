@@ -6,19 +6,22 @@ A CSV file, or any vector file that GDAL reads (GeoJSON, GeoPackage …), with t
 
 import csv
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tilenet.errors import TilenetError
 from tilenet.files.image_patterns import MOST_IMAGES
+from tilenet.files.plain_file import refuse_special
 from tilenet.files.stack import stacked_paths
 
 __all__ = ["ImageList", "read_image_list"]
 
 MOST_BYTES = 256 << 20
 MOST_LETTERS = 4096  # of a path, as on Linux
+MOST_LINE = 1 << 20
 
 SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
@@ -50,6 +53,7 @@ def read_image_list(path: str) -> ImageList:
             an unknown split or names an image for the second time.
     """
     try:
+        refuse_special(path)
         size = os.path.getsize(path)
         if size > MOST_BYTES:
             raise TilenetError(
@@ -69,12 +73,13 @@ def read_image_list(path: str) -> ImageList:
 def _csv_rows(path: str) -> list[Mapping[str, Any]]:
     """Rows by the names of their columns; a number of cells that is not the header's is refused."""
     with open(path, encoding="utf-8-sig", newline="") as file:
-        header = file.readline()
+        header = next(_lines(file), "")
         # Spreadsheets write semicolons where the comma is a decimal sign.
         delimiter = max(",;\t", key=header.count)
         names = next(csv.reader([header], delimiter=delimiter), [])
         rows = []
-        for number, cells in enumerate(csv.reader(file, delimiter=delimiter, strict=True), start=2):
+        reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
+        for number, cells in enumerate(reader, start=2):
             if not any(cell.strip() for cell in cells):
                 continue
             if len(cells) != len(names):
@@ -85,6 +90,14 @@ def _csv_rows(path: str) -> list[Mapping[str, Any]]:
             rows.append(cells)
             _check_length(path, len(rows))
     return _by_name(path, names, rows)
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """Lines; one without end is refused before it fills the memory."""
+    while line := file.readline(MOST_LINE):
+        if len(line) == MOST_LINE:
+            raise ValueError(f"a line has {MOST_LINE} letters or more")
+        yield line
 
 
 def _vector_rows(path: str) -> list[Mapping[str, Any]]:
@@ -169,7 +182,8 @@ def _listed(path: str, rows: list[Mapping[str, Any]]) -> ImageList:
 
 def _text(cell: Any) -> str:
     """A cell's text; empty for None and for the NaN of an empty column of numbers."""
-    return "" if cell is None or cell != cell else str(cell).strip()
+    empty = cell is None or (isinstance(cell, float) and isnan(cell))
+    return "" if empty else str(cell).strip()
 
 
 def _from(path: str, name: str) -> str:

@@ -6,6 +6,7 @@ Nothing is opened here.
 import glob
 import os
 import re
+from contextlib import suppress
 from itertools import islice
 from pathlib import PurePath
 
@@ -14,6 +15,8 @@ from tilenet.errors import TilenetError
 __all__ = ["MOST_IMAGES", "is_list_file", "is_pattern", "matched"]
 
 MOST_IMAGES = 100_000
+MOST_WILDCARDS = 8  # each doubles the ways in which a name may meet them
+MOST_FOLDERS = 20_000
 
 # GeoPackages may hold rasters too; whoever gives labels beside one means the raster.
 LISTS = (".csv", ".geojson", ".json", ".gpkg", ".shp", ".fgb")
@@ -51,6 +54,12 @@ def matched(images: str, labels: str) -> list[tuple[str, str]]:
             file or too many, or an image or label is left alone.
     """
     kinds = [_wildcards(pattern) for pattern in (images, labels)]
+    for pattern, kind in zip((images, labels), kinds, strict=True):
+        if len(kind) > MOST_WILDCARDS or sum(word.startswith("**") for word in kind) > 1:
+            raise TilenetError(
+                f"a pattern has at most {MOST_WILDCARDS} wildcards, and ** once ({pattern}: "
+                f"{len(kind)}); list the pairs in a CSV file"
+            )
     if kinds[0] != kinds[1] or not is_pattern(labels):
         raise TilenetError(
             f"patterns of images and labels need the same wildcards in the same order, since what "
@@ -78,6 +87,7 @@ def _wildcards(pattern: str) -> list[str]:
 def _files(pattern: str) -> dict[tuple[str, ...], str]:
     """Files that a pattern is met by, by what its wildcards stand for there."""
     pattern = re.sub("/+", "/", pattern)  # as glob writes paths
+    _check_folders(pattern)
     met = list(islice(filter(os.path.isfile, glob.iglob(pattern, recursive=True)), MOST_IMAGES + 1))
     if not met:
         raise TilenetError(
@@ -100,6 +110,28 @@ def _files(pattern: str) -> dict[tuple[str, ...], str]:
             )
         found[fits.groups()] = path
     return found
+
+
+def _check_folders(pattern: str) -> None:
+    """Refuse to search for ever: links may lead around in circles, twice as many at each turn.
+
+    Raises:
+        TilenetError: Below the folder of `**` lie too many.
+    """
+    if "**" not in pattern:
+        return
+    start = os.path.dirname(pattern[: WILDCARD.search(pattern).start()]) or "."  # type: ignore[union-attr]
+    waiting, seen = [start], 0
+    while waiting:
+        seen += 1
+        if seen > MOST_FOLDERS:
+            raise TilenetError(
+                f"a pattern with ** searches at most {MOST_FOLDERS:,} folders, links to folders "
+                f"counted as often as they are met ({pattern}: more); give a narrower pattern, or "
+                "list the pairs in a CSV file"
+            )
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+            waiting += [e.path for e in entries if not e.name.startswith(".") and e.is_dir()]
 
 
 def _expression(pattern: str) -> str:

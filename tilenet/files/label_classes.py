@@ -1,4 +1,4 @@
-"""Check that labels are classes, wherever they are looked at before training, and where they are scored."""
+"""Check that labels are classes, wherever they are read before training or scored."""
 
 import numpy as np
 from numpy.typing import NDArray

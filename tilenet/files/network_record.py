@@ -1,15 +1,20 @@
 """`network.json`: all that is needed, beside the weights, to make maps."""
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context, context_of
 from tilenet.geometry.layers import Layer, layer_from_json, layer_to_json
+from tilenet.geometry.sound_layers import check_layers
 
 __all__ = ["NetworkRecord"]
 
 FORMAT = "tilenet-network-1"
+PRECISIONS = ("float32", "float64", "bfloat16", "float16")
+MOST_ALIGNMENT_PX = 2**15  # that of 10 poolings is 2¹⁰
+MOST_HALO_PX = 2**20
 
 
 @dataclass(frozen=True)
@@ -98,13 +103,13 @@ class NetworkRecord:
                 ignore_index=int(entry["ignore_index"]),
                 mean=tuple(float(x) for x in entry["statistics"]["mean"]),
                 std=tuple(float(x) for x in entry["statistics"]["std"]),
-                resolution=entry["resolution"],
-                nodata=entry["nodata"],
-                precision=str(entry["precision"]),
+                resolution=_number(entry["resolution"]),
+                nodata=nodata if isinstance(nodata := entry["nodata"], str) else _number(nodata),
+                precision=_known(entry["precision"]),
                 epsilon_px=int(entry["epsilon_px"]),
                 band_names=_names(entry.get("band_names")),  # older files have none
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise TilenetError(
                 f"network.json must hold every key with its type ({error!r}); use another "
                 "checkpoint"
@@ -119,7 +124,40 @@ class NetworkRecord:
                 f"network.json must hold one name per band, or null (bands: {len(record.bands)}, "
                 f"band_names: {len(record.band_names)}); use another checkpoint"
             )
+        numbers = (record.ignore_index, record.epsilon_px, *record.bands)
+        if not all(map(isfinite, (*record.mean, *record.std))) or not all(
+            abs(number) < 2**31 for number in numbers
+        ):
+            raise TilenetError(
+                "network.json must hold finite statistics, and numbers below 2³¹ (statistics, "
+                "bands, ignore_index or epsilon_px); use another checkpoint"
+            )
+        check_layers(record.layers, len(record.bands), len(record.classes))
+        context = record.context()
+        if context.alignment_px > MOST_ALIGNMENT_PX or context.halo_px > MOST_HALO_PX:
+            raise TilenetError(
+                f"a network's tiles are multiples of {MOST_ALIGNMENT_PX} px at the most, with a "
+                f"halo of {MOST_HALO_PX} px (network.json: {context.alignment_px} and "
+                f"{context.halo_px} px); use another checkpoint"
+            )
         return record
+
+
+def _number(value: Any) -> float | None:
+    """A number as it is, or None.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if value is not None and type(value) not in (int, float):
+        raise TypeError(f"{value!r} is no number")
+    return None if value is None else value + 0.0
+
+
+def _known(precision: str) -> str:
+    if precision not in PRECISIONS:
+        raise ValueError(f"{precision!r} is no precision")
+    return precision
 
 
 def _names(entry: list[str | None] | None) -> tuple[str | None, ...] | None:

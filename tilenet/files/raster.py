@@ -30,11 +30,14 @@ __all__ = ["GDAL_ERRORS", "READING", "Nodata", "Pixels", "Raster", "reason", "wh
 # twice the memory. 64 MB hold the blocks that neighbouring tiles share; set GDAL_CACHEMAX higher
 # for huge rasters in strips, of which every tile needs whole rows.
 os.environ.setdefault("GDAL_CACHEMAX", "64")
+# GDAL's remarks on files would stand on the terminal as they are; what matters comes as an error.
+os.environ.setdefault("CPL_LOG", os.devnull)
 
 # GDAL's handles serve one thread at a time, and labels share a cache: who reads takes turns.
 READING = threading.RLock()
 
 STRIP_BYTES = 64 << 20  # of the file's pixels that are averaged, or looked at, at once
+MOST_FACTOR = 4096  # a pixel that is read is the mean of its square
 LEAST_ROWS = 64  # that are looked at at once for a collar, in files whose blocks have fewer
 
 # None: what the file says. "none": every pixel is valid. A number: that value is no data. "collar":
@@ -347,8 +350,8 @@ class Raster:
         own = float(np.hypot(transform.a, transform.d))
         usable = resolution > 0 and np.isfinite(resolution)
         factor = max(1, round(resolution / own)) if usable else 0
-        if not factor or abs(factor * own / resolution - 1) > 0.05:
-            below = int(resolution / own) if usable else 0
+        if not 0 < factor <= MOST_FACTOR or abs(factor * own / resolution - 1) > 0.05:
+            below = min(int(resolution / own), MOST_FACTOR - 1) if usable else 0
             factors = sorted({max(1, below), max(1, below + 1)})
             legal = " or ".join(f"{f * own:.6g}" for f in factors)
             raise TilenetError(

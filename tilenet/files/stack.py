@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from math import isfinite
 from pathlib import PurePath
 from typing import Any
 
@@ -18,19 +19,25 @@ import numpy as np
 import rasterio
 from numpy.typing import NDArray
 from rasterio._err import CPLE_BaseError
-from rasterio.enums import ColorInterp, MaskFlags
+from rasterio.enums import ColorInterp, Interleaving, MaskFlags
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 from rasterio.windows import Window as FileWindow
 
 from tilenet.errors import TilenetError
 from tilenet.files.bands import Band
 from tilenet.files.grids import same_grid
+from tilenet.files.plain_file import refuse_special
 from tilenet.geometry.tiles import Window
 
 __all__ = ["GDAL_ERRORS", "FileStack", "reason", "stacked_paths", "why_no_raster"]
 
 # What rasterio raises for GDAL's errors; some reach the caller as the private kind.
-GDAL_ERRORS = (RasterioError, OSError, CPLE_BaseError)
+# Where a broken file's words are no UTF-8, rasterio cannot say them.
+GDAL_ERRORS = (RasterioError, OSError, CPLE_BaseError, UnicodeDecodeError)
+
+MOST_BLOCK_BYTES = 1 << 30
+MOST_BANDS = 4096
+MOST_PLUS_SIGNS = 8  # in the name of one file
 
 
 class FileStack:
@@ -59,15 +66,32 @@ class FileStack:
         except TilenetError:
             self.close()
             raise
+        try:
+            self._look()
+        except (TilenetError, *GDAL_ERRORS) as error:
+            self.close()
+            if isinstance(error, TilenetError):
+                raise
+            raise _cannot_open(path, error) from error
+
+    def _look(self) -> None:
+        """Note what the files say of themselves."""
         first = self._datasets[0]
         self.height, self.width = int(first.height), int(first.width)
         self.crs: Any = first.crs
         self.transform: Any = first.transform
+        for dataset in self._datasets:
+            _check_header(dataset)
         # The file and the number there of each band.
         self._places = [(d, b) for d in self._datasets for b in range(1, d.count + 1)]
-        self.dtypes = tuple(str(d.dtypes[b - 1]) for d, b in self._places)
-        self.bands = tuple(_band(d, b, len(self._datasets) > 1) for d, b in self._places)
-        colours = [d.colorinterp[b - 1] for d, b in self._places]
+        # Of each file once: rasterio asks GDAL for all bands each time.
+        self.dtypes = tuple(str(name) for d in self._datasets for name in d.dtypes)
+        colours = [colour for d in self._datasets for colour in d.colorinterp]
+        texts = [text for d in self._datasets for text in d.descriptions]
+        self.bands = tuple(
+            _band(d, colour, text, len(self._datasets) > 1)
+            for (d, _), colour, text in zip(self._places, colours, texts, strict=True)
+        )
         self.alpha = tuple(n for n, c in enumerate(colours, start=1) if c == ColorInterp.alpha)
         self._tags = [_plain_tag(d) for d in self._datasets]
         self.block_rows = max(int(d.block_shapes[0][0]) for d in self._datasets)
@@ -203,7 +227,8 @@ def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
     """
     parts, found = path.split("+"), []
     while parts:
-        tries = ("+".join(parts[:count]) for count in range(1, len(parts) + 1))
+        most = min(len(parts), MOST_PLUS_SIGNS + 1)
+        tries = ("+".join(parts[:count]) for count in range(1, most + 1))
         name = next((n for n in tries if os.path.isfile(os.path.join(folder, n))), parts[0])
         found.append(name)
         del parts[: name.count("+") + 1]
@@ -228,12 +253,49 @@ def _open(path: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)
-            return rasterio.open(path)
+            return _opened(path)
     except GDAL_ERRORS as error:
+        raise _cannot_open(path, error) from error
+
+
+def _cannot_open(path: str, error: Exception) -> TilenetError:
+    return TilenetError(
+        "a raster must be a file that GDAL can open "
+        f"({path}: {reason(error).removeprefix(f'{path}: ')}); check the path"
+    )
+
+
+def _check_header(dataset: Any) -> None:
+    """Refuse rasters that cannot be read window by window, or that lie nowhere.
+
+    Raises:
+        TilenetError: A block takes more memory than a rank may give to it, a coordinate is no
+            number, or there are too many bands.
+        OSError: A virtual raster names a pipe or a device.
+    """
+    if dataset.driver == "VRT":
+        for source in dataset.files:
+            refuse_special(source)
+    if dataset.count > MOST_BANDS:
         raise TilenetError(
-            "a raster must be a file that GDAL can open "
-            f"({path}: {reason(error).removeprefix(f'{path}: ')}); check the path"
-        ) from error
+            f"a raster has at most {MOST_BANDS} bands ({dataset.name}: {dataset.count}); write "
+            "those that are needed to a file of their own with gdal_translate -b"
+        )
+    if not all(map(isfinite, tuple(dataset.transform)[:6])) or not dataset.transform.determinant:
+        raise TilenetError(
+            f"a raster's transform must give pixels a place and a size ({dataset.name}: "
+            f"{_numbers(dataset)}); correct it with gdal_edit -a_ullr"
+        )
+    rows, cols = dataset.block_shapes[0]
+    joined = dataset.count if dataset.interleaving == Interleaving.pixel else 1
+    name = str(dataset.dtypes[0])
+    num_bytes = rows * cols * joined * (16 if "complex" in name else np.dtype(name).itemsize)
+    if num_bytes > MOST_BLOCK_BYTES:
+        raise TilenetError(
+            f"a raster is read block by block, each of at most {MOST_BLOCK_BYTES >> 20} MiB "
+            f"({dataset.name}: blocks of {rows} × {cols} px, {num_bytes >> 20} MiB); cut it into "
+            "tiles with gdal_translate -co TILED=YES"
+        )
 
 
 def _read(dataset: Any, window: Window, read: Callable[[FileWindow], Any]) -> Any:
@@ -253,12 +315,17 @@ def _read_mask(dataset: Any, window: Window, size: tuple[int, int] | None) -> An
     return _read(dataset, window, lambda place: dataset.dataset_mask(window=place, out_shape=size))
 
 
+def _opened(path: str) -> Any:
+    refuse_special(path)
+    return rasterio.open(path)
+
+
 def why_no_raster(path: str) -> str | None:
     """GDAL's reason why it cannot open a raster; None: it can."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)
-            rasterio.open(path).close()
+            _opened(path).close()
     except GDAL_ERRORS as error:
         return reason(error)
     return None
@@ -269,15 +336,14 @@ def reason(error: Exception) -> str:
     return " ".join(str(error.__cause__ or error).split())
 
 
-def _band(dataset: Any, number: int, stacked: bool) -> Band:
-    colour = dataset.colorinterp[number - 1]
+def _band(dataset: Any, colour: Any, description: str | None, stacked: bool) -> Band:
     parts: tuple[str, ...] = ()
     if stacked and dataset.count == 1:
         stem = PurePath(dataset.name).stem
         parts = tuple(dict.fromkeys((stem, *filter(None, re.split(r"[-_. ]+", stem)))))
     # Grey is what GDAL says of the first of bands of which it knows nothing.
     name = "" if colour in (ColorInterp.undefined, ColorInterp.gray) else str(colour.name)
-    return Band((dataset.descriptions[number - 1] or "").strip(), name, parts)
+    return Band((description or "").strip(), name, parts)
 
 
 def _any_differs(values: NDArray[Any], rows: Sequence[int], number: int) -> NDArray[np.bool_]:

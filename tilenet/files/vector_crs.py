@@ -51,6 +51,8 @@ def crs_of_layer(
             )
         return own
     try:
+        if "://" in given:
+            raise CRSError("it is fetched from nowhere")
         wanted = image.crs if given == "image" else CRS.from_user_input(given)
     except CRSError as error:
         raise TilenetError(

@@ -93,4 +93,5 @@ def _text(value: Any) -> str:
 
 
 def _is_whole(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()
+    digits = text.removeprefix("-")
+    return digits.isdecimal() and len(digits) <= 18

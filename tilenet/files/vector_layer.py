@@ -132,7 +132,9 @@ class VectorLayer:
                 f"corners of polygons must be numbers ({self.path}, layer {self.name}: not those "
                 f"of feature {fids[order][endless[0]]}); draw it again or delete it"
             )
-        flat = parts[shapely.get_dimensions(parts) < 2]
+        # Collections that hold collections again are burned by nobody.
+        nested = shapely.get_type_id(parts) == shapely.GeometryType.GEOMETRYCOLLECTION
+        flat = parts[(shapely.get_dimensions(parts) < 2) | nested]
         if len(flat):
             raise _no_polygons(self.path, self.name, flat[0].geom_type)
         shapes = shapes_on_image(shapes, self.crs, self._image, self.path)

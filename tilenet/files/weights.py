@@ -24,6 +24,7 @@ from torch import Tensor
 
 from tilenet.errors import TilenetError
 from tilenet.files.checksums import CHECKSUMS, checksums_text, differing_files, forget_cached
+from tilenet.files.plain_file import read_plain, refuse_special
 
 __all__ = [
     "FILES",
@@ -47,6 +48,9 @@ WEIGHTS, STATE = "weights.safetensors", "state.safetensors"
 NETWORK, PROGRESS = "network.json", "progress.json"
 FILES = WEIGHTS, STATE, NETWORK, PROGRESS
 STEP = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+MOST_JSON_BYTES = 64 << 20
+# What Python's and torch's readers raise for numbers and nests that no checkpoint has.
+NONSENSE = (ValueError, TypeError, OverflowError, RecursionError, RuntimeError)
 
 
 def save_checkpoint(
@@ -252,7 +256,7 @@ def load_json(path: Path) -> dict[str, Any]:
     Raises:
         TilenetError: It is missing, broken or no object.
     """
-    value = _read(path, lambda: json.loads(path.read_text()))
+    value = _read(path, lambda: json.loads(read_plain(path, MOST_JSON_BYTES)))
     if not isinstance(value, dict):
         raise TilenetError(f"{path} must hold a JSON object (got {type(value).__name__})")
     return value
@@ -260,8 +264,9 @@ def load_json(path: Path) -> dict[str, Any]:
 
 def _read(path: Path, read: Callable[[], T]) -> T:
     try:
+        refuse_special(path)
         return read()
-    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+    except (OSError, SafetensorError, *NONSENSE) as error:
         raise TilenetError(
             f"a checkpoint's files must be whole ({path}: {error}); use another checkpoint"
         ) from error

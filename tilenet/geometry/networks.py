@@ -29,6 +29,8 @@ Upsampling = Literal["nearest", "bilinear", "transposed"]
 NormKind = Literal["none", "instance", "group", "batch"]
 NormScope = Literal["image", "tile"]
 
+MOST_CONVOLUTIONS = 100
+
 
 @dataclass(frozen=True)
 class UNetOptions:
@@ -71,6 +73,11 @@ class UNetOptions:
             raise TilenetError(
                 f"a network has at most 10 poolings (poolings: {self.poolings}): with 10 its "
                 "tiles are already multiples of 1024 px; nearest: 10"
+            )
+        if self.convolutions > MOST_CONVOLUTIONS:
+            raise TilenetError(
+                f"a level has at most {MOST_CONVOLUTIONS} convolutions (convolutions: "
+                f"{self.convolutions}); two are usual"
             )
         if self.base < 2 or self.base % 2:
             raise TilenetError(
@@ -164,7 +171,7 @@ def _cell(options: UNetOptions, channels: int, wide: int, bias: bool) -> list[La
 
 
 def _norm(options: UNetOptions, norm: Literal["instance", "group", "batch"], channels: int) -> Norm:
-    groups = options.groups
+    groups = min(options.groups, channels)
     while channels % groups:
         groups -= 1
     return Norm(

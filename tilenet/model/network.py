@@ -29,7 +29,14 @@ from tilenet.model.dropout import ChannelDropout, MaskKey
 from tilenet.model.norms import BatchNorm
 from tilenet.model.skips import pop_layer, stash_layer
 
-__all__ = ["Network", "build_layer", "build_network", "load_weights", "network_to_score"]
+__all__ = [
+    "Network",
+    "build_layer",
+    "build_network",
+    "check_weight_count",
+    "load_weights",
+    "network_to_score",
+]
 
 
 class Network(nn.Sequential):
@@ -141,6 +148,21 @@ def _draw_weights(module: nn.Module, seed: int) -> None:
                 module.bias.zero_()
 
 
+def check_weight_count(layers: tuple[Layer, ...], found: dict[str, Tensor], source: str) -> None:
+    """Refuse layers that need more weights than there are, before anything is allocated for them.
+
+    Raises:
+        TilenetError: With both numbers.
+    """
+    needed = sum(layer.num_parameters for layer in layers)
+    held = sum(tensor.numel() for tensor in found.values())
+    if needed > held:
+        raise TilenetError(
+            f"weights must fit the network ({source}: {held:,} values, network.json: {needed:,}); "
+            "use another checkpoint"
+        )
+
+
 def load_weights(network: Network, found: dict[str, Tensor], source: str) -> None:
     """Fill in a network's weights, which come from `source`.
 
@@ -148,6 +170,17 @@ def load_weights(network: Network, found: dict[str, Tensor], source: str) -> Non
         TilenetError: Names or shapes differ.
     """
     wanted = network.state_dict()
+    endless = [
+        name
+        for name, tensor in found.items()
+        if not tensor.is_floating_point() or not tensor.double().isfinite().all()
+        if name in wanted and wanted[name].is_floating_point()
+    ]
+    if endless:
+        raise TilenetError(
+            f"weights must be finite real numbers ({source}: {endless[0]} and {len(endless) - 1} "
+            "more are not); use another checkpoint"
+        )
     wrong = sorted(set(found) ^ set(wanted)) or [
         name for name, tensor in wanted.items() if found[name].shape != tensor.shape
     ]

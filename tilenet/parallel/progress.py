@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from tilenet.errors import one_line
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -44,4 +46,4 @@ def progress_bar(
 
 def say(sentence: str) -> None:
     """Print a sentence to stderr, above the bar."""
-    tqdm.write(sentence, file=sys.stderr)
+    tqdm.write(one_line(sentence), file=sys.stderr)

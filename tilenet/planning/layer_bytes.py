@@ -8,6 +8,7 @@ Norms count as the plain modules that `build_layer` makes; whole-image statistic
 few bytes a channel. Autocast is the CPU's, whose lists differ from CUDA's for a few layers.
 """
 
+import os
 from dataclasses import replace
 from typing import Literal
 
@@ -19,7 +20,14 @@ from tilenet.geometry.shapes import map_shapes
 from tilenet.geometry.shares import takes_copy
 from tilenet.planning.one_layer import Case, LayerBytes, measure, parameter_dtype
 
-__all__ = ["LARGEST_MAP", "LayerBytes", "check_map_sizes", "largest_map", "layer_bytes"]
+__all__ = [
+    "LARGEST_MAP",
+    "LayerBytes",
+    "check_map_sizes",
+    "check_weight_bytes",
+    "largest_map",
+    "layer_bytes",
+]
 
 HaloMode = Literal["overlap", "exchange"]
 LARGEST_MAP = 2**31
@@ -96,6 +104,21 @@ def check_map_sizes(layers: tuple[Layer, ...], height: int, width: int, batch: i
             f"(layer {index}, {layers[index].kind}: {elements} elements for {batch} × {height} × "
             f"{width} px); use smaller tiles"
             + (", or fewer samples per micro-batch" if batch > 1 else "")
+        )
+
+
+def check_weight_bytes(layers: tuple[Layer, ...]) -> None:
+    """Refuse networks whose weights alone, in float32, are more than this machine's memory.
+
+    Raises:
+        TilenetError: With both sizes.
+    """
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed = 4 * sum(layer.num_parameters for layer in layers)
+    if needed > there:
+        raise TilenetError(
+            f"a rank holds all weights of the network (weights alone: {needed / 2**30:.1f} GiB, "
+            f"memory: {there / 2**30:.1f} GiB); lower network.base or network.kernel"
         )
 
 

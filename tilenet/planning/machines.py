@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilenet.errors import TilenetError
+from tilenet.files.plain_file import read_plain
 from tilenet.planning.launch_facts import LaunchFacts, launch_facts
 
 if sys.version_info >= (3, 11):
@@ -20,6 +21,7 @@ __all__ = ["PRECISIONS", "Machine", "known_machines", "machine", "user_file"]
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 LARGEST = 1e30  # beyond any machine; products of whole numbers stay within floats
+MOST_BYTES = 1 << 20
 PACKAGED = Path(__file__).with_name("machines.toml")
 
 
@@ -135,7 +137,7 @@ def _tables() -> dict[str, dict[str, Any]]:
 
 def _user_tables(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        read: dict[str, Any] = tomllib.loads(path.read_bytes().decode("utf-8"))
+        read: dict[str, Any] = tomllib.loads(read_plain(path, MOST_BYTES).decode("utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

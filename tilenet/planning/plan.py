@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from tilenet.errors import TilenetError
 from tilenet.files.aside import write_aside
+from tilenet.files.plain_file import read_plain
 from tilenet.geometry.networks import UNetOptions
 from tilenet.planning.machines import Machine
 from tilenet.planning.profile import Profile
@@ -25,6 +26,7 @@ __all__ = [
 
 Checkpointing = Literal["always", "except_last", "never"]
 VERSION = 1
+MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ def read_plan(path: Path) -> PlannedRun:
         TilenetError: It is no plan, or not one that this version understands.
     """
     try:
-        entry = json.loads(path.read_bytes().decode("utf-8"))
+        entry = json.loads(read_plain(path, MOST_BYTES).decode("utf-8"))
     except OSError as error:
         raise TilenetError(
             f"the plan must be a readable file ({path}: {error.strerror}); write one with tilenet "

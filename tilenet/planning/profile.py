@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilenet.errors import TilenetError
+from tilenet.files.plain_file import read_plain
 from tilenet.geometry.layers import KINDS, Layer
 from tilenet.planning.machines import PRECISIONS
 from tilenet.planning.roofline import LayerTime
@@ -15,6 +16,7 @@ from tilenet.planning.roofline import LayerTime
 __all__ = ["Profile", "ProfiledLayer", "layer_times_of_profile", "read_profile"]
 
 VERSION = 1
+MOST_BYTES = 64 << 20
 LARGEST_PX = 2**20  # per side; far beyond any tile, and small enough that products stay exact
 
 
@@ -65,7 +67,7 @@ def read_profile(path: Path) -> Profile:
         TilenetError: It is no profile, or not one that this version understands.
     """
     try:
-        entry = json.loads(path.read_bytes().decode("utf-8"))
+        entry = json.loads(read_plain(path, MOST_BYTES).decode("utf-8"))
     except OSError as error:
         raise TilenetError(
             f"the profile must be a readable file ({error}); write one with tilenet profile"

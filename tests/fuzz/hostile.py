@@ -1,0 +1,121 @@
+"""Broken input: values that no file should hold, and ways to put them into good files."""
+
+import copy
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tilenet.errors import TilenetError, UsageError
+
+MOST_SECONDS = 30
+MOST_MORE_BYTES = 3 << 30
+
+VALUES: list[Any] = [
+    *(None, True, False, "", "x", [], {}, [[]], [None], {"a": 1}, 0, -1, 1, 0.5, -0.0, 1e308),
+    *(2**31, 2**60, 10**30, 10**400, float("nan"), float("inf"), float("-inf"), "\0", "\x1b[31m"),
+    *(
+        "a\nb",
+        "../../x",
+        "/dev/zero",
+        "/etc/passwd",
+        "\ud800",
+        "é" * 3000,
+        "9" * 5000,
+        "²",
+        "1e999",
+    ),
+    *([0] * 3000, {"class_path": "os.system"}, "${x}", "*", "<VRTDataset/>", [[[[[[[[1]]]]]]]]),
+]
+values = st.sampled_from(VALUES) | st.integers() | st.floats() | st.text(max_size=9)
+
+
+def places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """All holders of a tree of lists and dictionaries, with each of their keys."""
+    keys = tree.keys() if isinstance(tree, dict) else range(len(tree))
+    for key in list(keys):
+        yield tree, key
+        if isinstance(tree[key], dict | list):
+            yield from places(tree[key])
+
+
+@st.composite
+def spoilt(draw: st.DrawFn, good: Any) -> Any:
+    """A tree of which one to three values are replaced, lost, repeated or moved."""
+    tree = copy.deepcopy(good)
+    for _ in range(draw(st.integers(1, 3))):
+        found = list(places(tree))
+        if not found:
+            return tree
+        holder, key = draw(st.sampled_from(found))
+        match draw(st.sampled_from(["replace", "replace", "lose", "repeat", "move", "add"])):
+            case "replace":
+                holder[key] = copy.deepcopy(draw(values))
+            case "lose":
+                del holder[key]
+            case "repeat":
+                holder[key] = [copy.deepcopy(holder[key])] * draw(st.sampled_from([2, 500]))
+            case "move":
+                other, place = draw(st.sampled_from(found))
+                holder[key] = copy.deepcopy(other.get(place) if isinstance(other, dict) else None)
+            case "add" if isinstance(holder, dict):
+                holder[draw(st.text(max_size=9))] = copy.deepcopy(draw(values))
+    return tree
+
+
+@st.composite
+def noisy(draw: st.DrawFn, good: bytes) -> bytes:
+    """Bytes of which some are changed, cut off, lost or repeated; the first ones more often."""
+    data = bytearray(good)
+    for _ in range(draw(st.integers(1, 6))):
+        last = max(0, len(data) - 1)
+        place = draw(st.integers(0, last) | st.integers(0, min(last, 600)))
+        match draw(st.sampled_from(["byte", "byte", "word", "cut", "lose", "repeat"])):
+            case "byte" if data:
+                data[place] = draw(st.integers(0, 255))
+            case "word":
+                word = draw(st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**32 - 1, 65535]))
+                data[place : place + 4] = word.to_bytes(4, "little")
+            case "cut":
+                del data[place:]
+            case "lose":
+                del data[place : place + draw(st.integers(1, 40))]
+            case "repeat":
+                data[place:place] = data[place : place + 40] * draw(st.sampled_from([1, 30]))
+    return bytes(data)
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Fails where it takes too long, or more memory than small files can be worth."""
+
+    def late(signum: int, frame: Any) -> None:
+        raise TimeoutError(f"took more than {MOST_SECONDS} s")
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    old = signal.signal(signal.SIGALRM, late)
+    signal.alarm(MOST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, old)
+    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert more < MOST_MORE_BYTES, f"took {more >> 20} MiB"
+
+
+def said(action: Callable[[], Any]) -> str | None:
+    """The sentence with which input is refused; None: it passed. Anything else is raised."""
+    with bounded():
+        try:
+            action()
+        except (TilenetError, UsageError) as error:
+            sentence = str(error)
+        else:
+            return None
+    assert sentence.isprintable()
+    assert 0 < len(sentence) < 2000
+    return sentence
