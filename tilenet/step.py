@@ -104,6 +104,7 @@ class Step:
         piece_bytes = int(run.gradients.piece_mb * 2**20)
         self.gradients = GradientSum(parameters, comm, piece_bytes, run.gradients.transport)
         self.running = RunningStatistics(self.network, comm)
+        self._peak_bytes = 0
 
     def take(
         self,
@@ -159,6 +160,7 @@ class Step:
                 )
             loss /= weight
             self._update(weight, step)
+        self._peak_bytes = max(self._peak_bytes, peak_bytes(self.pipe.devices))
         return StepResult(
             loss=loss,
             weight=weight,
@@ -167,7 +169,7 @@ class Step:
             reduce_seconds=self.gradients.wait_seconds,
             swaps=SwapCounts() if self.statistics is None else self.statistics.take(),
             exchange_seconds=EXCHANGING.take(),
-            peak_bytes=peak_bytes(self.pipe.devices),
+            peak_bytes=self._peak_bytes,
             stop=bool(sums[2]),
         )
 

@@ -13,7 +13,7 @@ from test_resume import rows, weights
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import IGNORE, random_scene
 
-from tilenet import train as module
+from tilenet import run_work as module
 from tilenet.files.raster import Raster
 from tilenet.run_file import RunFile
 from tilenet.run_keys import AugmentKeys, TileKeys

@@ -15,7 +15,7 @@ STATUS = Path("/proc/self/status")
 def peak_bytes(devices: Sequence[torch.device]) -> int:
     """Bytes at the highest: of tensors on the fullest GPU, or of resident memory on CPUs.
 
-    Since the process began, so over the steps of a run it never falls.
+    Since the process began. It may fall by some pages, which Linux counts roughly.
     """
     cuda = {device for device in devices if device.type == "cuda"}
     if cuda:
