@@ -13,6 +13,7 @@ import rasterio
 import shapely
 from affine import Affine
 
+from tilenet import info_command
 from tilenet.__main__ import main
 from tilenet.files import header as header_module
 from tilenet.info_text import _bytes
@@ -368,6 +369,20 @@ def test_what_cannot_be_understood_is_one_line(
     assert text == ""
     assert said in errors
     assert errors.count("\n") == 1
+
+
+def test_help_is_shown_before_mpi_starts(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def started() -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(info_command, "launched", lambda: True)
+    monkeypatch.setattr(info_command, "world", started)
+    with pytest.raises(SystemExit) as ended:
+        main(["info", "--pixels", "--help"])
+    assert ended.value.code == 0
+    assert capfd.readouterr().out.startswith("usage: tilenet info")
 
 
 # --- real files
