@@ -13,8 +13,10 @@ import rasterio
 import shapely
 from affine import Affine
 
+from tilenet import info_command
 from tilenet.__main__ import main
 from tilenet.files import header as header_module
+from tilenet.info_text import _bytes
 from tilenet.planning.class_weights import balanced_weights
 
 Write = Callable[..., str]
@@ -152,7 +154,7 @@ def test_wide_strips_are_to_be_tiled_where_the_file_is_large(
     write_raster: Write, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wide = np.random.default_rng(1).integers(0, 99, (8, 6000)).astype("uint8")
-    strips = write_raster("strips.tif", wide, blockysize=1)
+    strips = write_raster("strips $(of) rows+.tif", wide, blockysize=1)
     tiles = write_raster("tiles.tif", wide, tiled=True, blockxsize=256, blockysize=256)
     (found,) = asked(capfd, strips)
     assert found["times"] == 6000 / 1024  # whole rows for a window of 1024 columns
@@ -161,7 +163,7 @@ def test_wide_strips_are_to_be_tiled_where_the_file_is_large(
     monkeypatch.setattr(header_module, "SMALL_BYTES", wide.size - 1)
     text, _ = shown(capfd, strips, tiles)
     assert text.count("gdal_translate -co TILED=YES") == 1
-    assert f"{strips} tiled.tif" in text
+    assert f"'{strips}' tiled.tif" in text  # as a shell takes it for one name
     assert "decodes up to 5.9 times its pixels" in text
     assert "strips of 1 × 6,000 px do not suit window reads" in text
     assert "tiles of 256 × 256 px suit window reads" in text
@@ -332,13 +334,30 @@ def test_wrong_labels_leave_the_image_to_be_seen(
     assert len(lines) == 2
 
 
+def test_names_in_files_cannot_steer_a_terminal(
+    write_raster: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_raster("image.tif", pixels(1))
+    with rasterio.open(path, "r+") as file:
+        file.set_band_description(1, "red\n  data     none\x9b2J")
+    text, _ = shown(capfd, path)
+    assert "1 red\ufffd  data     none\ufffd2J: uint16" in text
+
+
+def test_bytes_below_the_next_unit_are_whole_numbers() -> None:
+    assert [_bytes(number) for number in (1000, 1023 * 1024, 1023 << 20, 5 << 30)] == [
+        "1000 B", "1023 KiB", "1023 MiB", "5.00 GiB",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ([], "required: IMAGE"),
         (["a.tif", "b.tif", "--labels", "c.tif"], "each image needs one label file"),
         (["a.tif", "--classes", "a=1"], "name it with --field"),
-        (["a.tif", "--nodata", "black"], "--nodata"),
+        (["a.tif", "--nodata", "black"], "nodata is a number, nan, none or collar"),
+        (["a.tif", "--classes", "a=b", "--field", "x"], "a class is a whole number or ignore"),
         (["a.tif", "--pix"], "--pix"),
     ],
     ids=str,
@@ -350,6 +369,20 @@ def test_what_cannot_be_understood_is_one_line(
     assert text == ""
     assert said in errors
     assert errors.count("\n") == 1
+
+
+def test_help_is_shown_before_mpi_starts(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def started() -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(info_command, "launched", lambda: True)
+    monkeypatch.setattr(info_command, "world", started)
+    with pytest.raises(SystemExit) as ended:
+        main(["info", "--pixels", "--help"])
+    assert ended.value.code == 0
+    assert capfd.readouterr().out.startswith("usage: tilenet info")
 
 
 # --- real files

@@ -22,8 +22,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _info(arguments: list[str]) -> int:
-    # A header is read on login nodes too, where MPI may not start.
-    comm = world() if launched() or "--pixels" in arguments else None
+    # A header is read on login nodes too, where MPI may not start. Who exits after its help while
+    # MPI runs would end the job.
+    alone = {"-h", "--help"} & set(arguments) or not (launched() or "--pixels" in arguments)
+    comm = None if alone else world()
     first = comm is None or comm.rank == 0
     try:
         given = _parser().parse_args(arguments)

@@ -131,6 +131,15 @@ def test_a_map_made_of_something_else_is_begun_anew(tmp_path: Path, write_raster
             assert writer.done.tiles == set()
 
 
+def test_nodata_that_is_nan_is_the_same_nodata(tmp_path: Path, write_raster: Write) -> None:
+    path = tmp_path / "map.tif"
+    with like(write_raster, (70, 90)) as source:
+        for done in (set(), {0}):
+            with going_on(path, source, nodata=float("nan")) as writer:
+                assert (writer.done.tiles, writer.why_anew) == (done, "")
+                writer.keep([0])
+
+
 def test_a_line_that_was_cut_off_is_as_if_it_were_not_there(
     tmp_path: Path, write_raster: Write
 ) -> None:

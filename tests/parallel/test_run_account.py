@@ -18,6 +18,7 @@ from test_same_as_whole_image import run_file
 from whole_image import random_scene
 
 from tilenet.errors import AgreedError
+from tilenet.parallel import peak_memory
 from tilenet.parallel.exchange import Line
 from tilenet.parallel.exchange_clock import EXCHANGING, ExchangeClock
 from tilenet.report import write
@@ -85,6 +86,18 @@ def test_each_rank_accounts_for_its_steps(
     peaks = [int(float(row["peak_bytes"])) for row in steps]
     assert peaks == sorted(peaks)
     assert peaks[-1] == first["peak_bytes"] > 50 << 20
+
+
+@pytest.mark.ranks(1)
+def test_the_peak_never_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = tmp_path / "status"
+    monkeypatch.setattr(peak_memory, "STATUS", status)
+    monkeypatch.setattr(peak_memory, "highest", [0])
+    peaks = []
+    for kilobytes in (432856, 432852, 432860):
+        status.write_text(f"Name:\tx\nVmHWM:\t {kilobytes} kB\n")
+        peaks.append(peak_memory.peak_bytes([torch.device("cpu")]) // 1024)
+    assert peaks == [432856, 432856, 432860]
 
 
 @pytest.mark.ranks(2, 4)

@@ -1,12 +1,13 @@
 """A headless Chromium: the machine's, or Debian's package unpacked beside the tests.
 
-Nothing is installed: the packages that apt would install are fetched and unpacked in a folder.
+Nothing is installed: the packages that apt would install are fetched once and unpacked in a folder.
 """
 
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
@@ -34,6 +35,20 @@ def find_browser(folder: Path) -> tuple[str, dict[str, str]]:
 
 
 def _unpacked(folder: Path) -> tuple[str, dict[str, str]]:
+    root = folder / "root"
+    if not root.is_dir():  # else kept from another day
+        with tempfile.TemporaryDirectory(dir=folder) as aside:
+            _fetch(Path(aside)).replace(root)
+    programs = sorted(root.glob(f"usr/lib/chromium*/{PACKAGE}"))
+    if not programs:
+        raise NoBrowserError(f"Debian's {PACKAGE} holds no program of that name")
+    libraries = [root / "usr" / "lib", *root.glob("usr/lib/*-linux-gnu*"),
+                 *root.glob("usr/lib/*-linux-gnu*/pulseaudio")]  # fmt: skip
+    path = ":".join(map(str, libraries))
+    return str(programs[0]), {**os.environ, "LD_LIBRARY_PATH": path}
+
+
+def _fetch(folder: Path) -> Path:
     simulated = _run(["apt-get", "install", "-s", "--no-install-recommends", PACKAGE], folder)
     wanted = [
         name for name in re.findall(r"^Inst (\S+)", simulated, re.MULTILINE) if name != "xdg-utils"
@@ -43,13 +58,7 @@ def _unpacked(folder: Path) -> tuple[str, dict[str, str]]:
     for package in folder.glob("*.deb"):
         _run(["dpkg", "-x", str(package), str(root)], folder)
         package.unlink()
-    programs = sorted(root.glob(f"usr/lib/chromium*/{PACKAGE}"))
-    if not programs:
-        raise NoBrowserError(f"Debian's {PACKAGE} holds no program of that name")
-    libraries = [root / "usr" / "lib", *root.glob("usr/lib/*-linux-gnu*"),
-                 *root.glob("usr/lib/*-linux-gnu*/pulseaudio")]  # fmt: skip
-    path = ":".join(map(str, libraries))
-    return str(programs[0]), {**os.environ, "LD_LIBRARY_PATH": path}
+    return root
 
 
 def _run(command: list[str], folder: Path) -> str:

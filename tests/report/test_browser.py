@@ -15,10 +15,11 @@ Browse = Callable[[Path], tuple[Page, list[dict[str, Any]]]]
 
 
 @pytest.fixture(scope="session")
-def browse(tmp_path_factory: pytest.TempPathFactory) -> Browse:
+def browse(pytestconfig: pytest.Config) -> Browse:
     """Open a page: the DOM that becomes of it, and the browser's log of what it did."""
     try:
-        program, environment = find_browser(tmp_path_factory.mktemp("browser"))
+        # Kept for the next time: to fetch it takes longer than all tests of the page.
+        program, environment = find_browser(pytestconfig.cache.mkdir("browser"))
     except NoBrowserError as error:
         pytest.skip(f"needs a browser: {error}")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rasterio
+import torch
 from pages import EVIL, Page, Write
 from rasterio.io import MemoryFile
 
@@ -15,6 +16,7 @@ from tilenet.__main__ import main
 from tilenet.files.raster import Raster
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.map_job import Mapper
 from tilenet.report import small_maps
 from tilenet.report.run_view import RunView
 from tilenet.report.write import write_report
@@ -237,6 +239,8 @@ def test_a_folder_without_a_run_is_refused(
     assert main(["report", str(tmp_path)]) == 1
     assert "made of the folder of a run" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "run.yaml").write_text("output: run\n")  # of a run that is yet to be started
+    assert main(["report", str(tmp_path)]) == 1
     assert main(["report"]) == 2
 
 
@@ -299,6 +303,46 @@ def test_scores_are_those_of_the_best_and_the_last_validation(
     assert table[3][4] == f"{pixels[1, :, 2].sum():,}"
     (svg,) = page.section("Validation").all("svg")
     assert "best 0.9, step 6" in svg.text
+
+
+def test_bars_are_of_ranks_and_no_mixture_of_them(folder: Path, write_table: Write) -> None:
+    rng = np.random.default_rng(6)
+    write_table("history.csv", HISTORY, [[1, 0.5, 0.1, 9.0, 1.0, 1.0, 1.0, 1.0, 2**30]])
+    names = ["compute", "read", "exchange", "reduce", "swap_wait"]
+    ranks = rng.random((3, 5)) + 0.1
+    sums = {"least": ranks.min(0), "mean": ranks.mean(0), "most": ranks.max(0)}
+
+    def timed(parts: np.ndarray) -> dict[str, float]:
+        return {f"{name}_seconds": float(s) for name, s in zip(names, parts, strict=True)}
+
+    found = {"ranks": [timed(one) for one in ranks], "first_step": 1, "last_step": 1}
+    found |= {name: timed(parts) for name, parts in sums.items()}
+    found["most"]["seconds"] = float(ranks.sum(1).max())
+    (folder / "timings.json").write_text(json.dumps(found))
+    rows = next(t for t in report(folder).all("table") if "All 3 ranks" in t.text).all("tr")[1:]
+    widths = {
+        row.inside[0].text: sum(
+            float(re.match(r"width:([\d.]+)%", bar.attributes["style"])[1]) for bar in row.all("i")
+        )
+        for row in rows
+    }
+    wanted = dict(zip(["rank 0", "rank 1", "rank 2"], ranks.sum(1), strict=True))
+    wanted |= {"mean": ranks.mean(0).sum()}
+    shares = {name: 100 * s / ranks.sum(1).max() for name, s in wanted.items()}
+    assert widths == pytest.approx({**shares, "least": 0, "most": 0}, abs=0.03)
+
+
+def test_a_device_without_room_for_a_map_costs_the_places_alone(
+    a_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert "as the checkpoint step-00000006 maps them" in report(a_run).section("Places").text
+    monkeypatch.setattr(Mapper, "tiles", full)
+    page = Page(write_report(a_run, tmp_path / "page.html").read_text())
+    assert "No place is shown: CUDA out of memory" in page.section("Places").text
+    assert page.section("Learning").all("svg")
 
 
 def test_shares_of_time_add_up(folder: Path, write_table: Write) -> None:

@@ -41,7 +41,7 @@ def write_report(
     """
     view = RunView(folder)
     # A run.yaml alone may be one that somebody is about to start.
-    if view.history is None and view.checkpoint is None and not view.facts:
+    if not any((view.history, view.validation, view.checkpoint, view.facts)):
         raise TilenetError(
             f"a report is made of the folder of a run ({folder} holds no history.csv, run.json or "
             "checkpoint); name the run file's output"
