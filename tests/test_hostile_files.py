@@ -162,6 +162,8 @@ def test_run_files_read_no_other_files(tmp_path: Path, text: str, options: tuple
     [
         ("seed", "0x" + "f" * 20_000, "bits"),
         ("seed", "9" * 4000, "bits"),
+        ("seed", "null", "has a value .seed: null"),
+        ("optimizer", "{lr: null}", "has a value .optimizer.lr: null"),
         ("steps", "-0x" + "f" * 20_000, "bits"),
         ("vectors", "{field: a, classes: {? 0x" + "f" * 20_000 + " : 1}}", "bits"),
         ("classes", "1000000000", "at most 4096 classes"),

@@ -144,6 +144,10 @@ class RunFile:
 
 
 def _check(run: RunFile) -> None:
+    _check_values(run)
+    for group in fields(run):
+        if _is_group(group):
+            _check_values(getattr(run, group.name), f"{group.name}.")
     _check_numbers(run)
     if run.swap is True:
         raise TilenetError("swap is off, auto or all (swap: true); auto swaps no more than it must")
@@ -252,6 +256,16 @@ def _check(run: RunFile) -> None:
             f"a grid of tiles has rows and columns (rows: {run.tiles.rows}, columns: "
             f"{run.tiles.columns}); set both"
         )
+
+
+def _check_values(keys: Any, group: str = "") -> None:
+    """Refuse `seed: null` and its like, which the parser lets pass where a default is a value."""
+    for part in fields(keys):
+        if getattr(keys, part.name) is None and part.default is not None:
+            raise TilenetError(
+                f"a key that stands in a run file has a value ({group}{part.name}: null); give it "
+                "one, or leave it out"
+            )
 
 
 def _check_numbers(run: RunFile) -> None:
