@@ -287,7 +287,7 @@ def test_a_table_of_other_things_is_refused(tmp_path: Path, text: bytes) -> None
 
 def test_steps_that_are_no_numbers_are_no_rows(tmp_path: Path) -> None:
     path = tmp_path / "history.csv"
-    path.write_text(f"step,loss\n²,2\n{'1' * 9999},2\n1,3\n")
+    path.write_text(f"\0tep,loss\n²,2\n{'1' * 9999},2\n1,3\n")
     history = History(path, 3)
     assert [row["step"] for row in history.rows()] == ["1"]
     history.close()

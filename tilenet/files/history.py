@@ -102,7 +102,11 @@ def _rows(path: Path, steps_done: int, columns: Sequence[str]) -> list[list[str]
         values = [
             dict(zip(names, row, strict=False)) for row in rows if 1 <= _step(row) <= steps_done
         ]
-        kept = [[one.get(name, "") for name in columns] for one in values]
+        steps = [row[0] for row in rows if 1 <= _step(row) <= steps_done]
+        kept = [
+            [step, *(one.get(name, "") for name in columns[1:])]
+            for step, one in zip(steps, values, strict=True)
+        ]
         for row in kept:
             [float(cell or 0) for cell in row]
     except (ValueError, csv.Error) as error:
