@@ -20,7 +20,7 @@ from launch.placement import place
 from launch.planned_job import read_job
 from tilenet.__main__ import main as tilenet
 from tilenet.planning.machines import machine
-from tilenet.run_file import read_run_file
+from tilenet.run_arguments import read_run_file
 from tilenet.run_plan import plan_run
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tilenet.__main__ import main
-from tilenet.run_file import read_run_file
+from tilenet.run_arguments import read_run_file
 from tilenet.run_keys import AugmentKeys, OptimizerKeys, ScheduleKeys
 
 RECIPE = Path(__file__).resolve().parent.parent / "docs" / "gscnn.yaml"

@@ -8,7 +8,8 @@ import pytest
 
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.networks import PRESETS, UNetOptions
-from tilenet.run_file import RunFile, network_options, paper_epsilon_px, read_run_file
+from tilenet.run_arguments import read_run_file
+from tilenet.run_file import RunFile, network_options, paper_epsilon_px
 from tilenet.run_keys import (
     AugmentKeys,
     MeshKeys,

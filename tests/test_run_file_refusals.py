@@ -7,7 +7,7 @@ import pytest
 from test_run_file import LEAST, a_run, read
 
 from tilenet.errors import TilenetError, UsageError
-from tilenet.run_file import read_run_file
+from tilenet.run_arguments import read_run_file
 from tilenet.run_keys import (
     AugmentKeys,
     CheckpointKeys,

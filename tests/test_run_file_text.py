@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tilenet.run_file import RunFile, read_run_file
+from tilenet.run_arguments import read_run_file
+from tilenet.run_file import RunFile
 from tilenet.run_file_text import run_file_text
 from tilenet.run_keys import (
     AugmentKeys,

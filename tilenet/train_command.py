@@ -5,7 +5,8 @@ import sys
 from tilenet.errors import AgreedError, TilenetError, UsageError
 from tilenet.parallel.mesh import run_as_rank, world
 from tilenet.parallel.progress import say
-from tilenet.run_file import RunFile, read_run_file
+from tilenet.run_arguments import read_run_file
+from tilenet.run_file import RunFile
 from tilenet.run_lists import with_listed_images
 from tilenet.train import train
 

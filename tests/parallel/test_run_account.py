@@ -22,7 +22,8 @@ from tilenet.parallel import peak_memory
 from tilenet.parallel.exchange import Line
 from tilenet.parallel.exchange_clock import EXCHANGING, ExchangeClock
 from tilenet.report import write
-from tilenet.run_file import RunFile, read_run_file
+from tilenet.run_arguments import read_run_file
+from tilenet.run_file import RunFile
 from tilenet.run_keys import NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.run_log import RunLog
 from tilenet.step import Step
