@@ -4,7 +4,6 @@ Norms over the whole image need more than a tile: `planning.map_plan` chooses ho
 """
 
 import os
-import resource
 from contextlib import ExitStack, nullcontext
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from tilenet.model.network import build_network, check_weight_count, load_weight
 from tilenet.parallel.collars import share_collars
 from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
+from tilenet.parallel.peak_memory import peak_bytes
 from tilenet.parallel.progress import say
 from tilenet.parallel.quiet import wait_quietly
 from tilenet.parallel.stop_rounds import StopAgreed
@@ -192,7 +192,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
                 writer.finish()
         wait_quietly(comm)
         # Also a barrier: no rank says that it is done before the map stands in its place.
-        peaks = comm.allgather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        peaks = comm.allgather(peak_bytes([]))
     return {
         "map": wanted.out,
         "size": [window.height, window.width],
