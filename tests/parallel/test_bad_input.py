@@ -58,7 +58,7 @@ def training(folder: Path, image: str, labels: str, *more: str) -> list[str]:
 def test_missing_file(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
     labels = make("labels.tif", LABELS)
     words = said(comm, capfd, training(shared_path, "/nowhere.tif", labels), 1)
-    assert words.count("/nowhere.tif") == 1  # once ours, once GDAL's
+    assert words.count("/nowhere.tif") == 1
     assert words.count("tilenet: ") == 1
 
 
