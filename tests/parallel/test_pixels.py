@@ -136,7 +136,7 @@ def test_the_dtype_of_the_same_numbers_changes_no_bit(
 ) -> None:
     scene = random_scene(shared_path, (44, 52), 4, write=comm.rank == 0)
     pixels = np.where(scene.valid, scene.pixels % 250 + 1, 0)
-    paths = {name: shared_path / f"{name}.tif" for name in {dtype, "int32"}}
+    paths = {name: shared_path / f"{name}.tif" for name in sorted({dtype, "int32"})}
     if comm.rank == 0:
         for name, path in paths.items():
             write(path, pixels.astype(name), nodata=0)

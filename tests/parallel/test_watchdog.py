@@ -124,6 +124,7 @@ def test_training_and_prediction_arm_it_around_all_that_may_hang(
         ("the checkpoint of step 2", SLOW),
         ("step 3", 1.0),
         ("the checkpoint of step 3", SLOW),
+        ("the last checkpoint", SLOW),
     ]
     armed.clear()
     out = str(shared_path / "map.tif")
