@@ -19,13 +19,13 @@ import rasterio
 import torch
 from safetensors.torch import load_file, save_file
 
-import tilenet.run_folder
+import tilenet.run.folder
 from tilenet.__main__ import main
 from tilenet.files import weights as module
 from tilenet.files.checksums import wrong_file
 from tilenet.files.weights import FILES, save_checkpoint, saved_checkpoints
 from tilenet.files.whole_checkpoint import newest_whole
-from tilenet.step import Step
+from tilenet.run.step import Step
 
 TABLES = "history.csv", "validation.csv", "confusion.csv"
 
@@ -404,7 +404,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_to_the_same_numbers(
     name: str,
     which: int,
 ) -> None:
-    run, real = tmp_path / "run", tilenet.run_folder.save_checkpoint
+    run, real = tmp_path / "run", tilenet.run.folder.save_checkpoint
 
     def killed(number: int, event: str) -> None:
         if event == name and counted.names.count(name) == which:
@@ -417,7 +417,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_to_the_same_numbers(
             return real(folder, step, *rest, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tilenet.run_folder, "save_checkpoint", saved)
+        patch.setattr(tilenet.run.folder, "save_checkpoint", saved)
         assert train(scene, run, **{"checkpoints.keep": 1}) == 1
     assert "Killed" in capsys.readouterr().err
     step = json.loads((run / "last" / "progress.json").read_text())["step"]
@@ -433,7 +433,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     scene: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each save but the last waits for the step after it, and the next save for it."""
-    run, real, take = tmp_path / "run", tilenet.run_folder.save_checkpoint, Step.take
+    run, real, take = tmp_path / "run", tilenet.run.folder.save_checkpoint, Step.take
     made = [threading.Event() for _ in range(7)]
     under_way, most = [], []
 
@@ -454,10 +454,10 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         assert under_way == []  # one copy at a time is what memory is planned for
         return copies(values)
 
-    copies = tilenet.run_folder._copies
-    monkeypatch.setattr(tilenet.run_folder, "_copies", copied)
-    monkeypatch.setattr(tilenet.run_folder, "in_background", lambda parameter: True)
-    monkeypatch.setattr(tilenet.run_folder, "save_checkpoint", slow)
+    copies = tilenet.run.folder._copies
+    monkeypatch.setattr(tilenet.run.folder, "_copies", copied)
+    monkeypatch.setattr(tilenet.run.folder, "in_background", lambda parameter: True)
+    monkeypatch.setattr(tilenet.run.folder, "save_checkpoint", slow)
     monkeypatch.setattr(Step, "take", noted)
     assert train(scene, run) == 0
     assert (under_way, most) == ([], [1, 1, 1])
@@ -471,7 +471,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 def test_a_run_that_ends_early_waits_for_its_checkpoint(
     scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, real, take = tmp_path / "run", tilenet.run_folder.save_checkpoint, Step.take
+    run, real, take = tmp_path / "run", tilenet.run.folder.save_checkpoint, Step.take
     fails = threading.Event()
 
     def slow(*arguments: Any, **more: Any) -> Path:
@@ -481,11 +481,11 @@ def test_a_run_that_ends_early_waits_for_its_checkpoint(
     def failing(self: Step, step: int, *rest: Any) -> Any:
         if step == 2:
             fails.set()
-            raise tilenet.run_folder.TilenetError("a raster broke")
+            raise tilenet.run.folder.TilenetError("a raster broke")
         return take(self, step, *rest)
 
-    monkeypatch.setattr(tilenet.run_folder, "in_background", lambda parameter: True)
-    monkeypatch.setattr(tilenet.run_folder, "save_checkpoint", slow)
+    monkeypatch.setattr(tilenet.run.folder, "in_background", lambda parameter: True)
+    monkeypatch.setattr(tilenet.run.folder, "save_checkpoint", slow)
     monkeypatch.setattr(Step, "take", failing)
     assert train(scene, run) == 1
     assert wrong_file(run / "last", FILES) is None

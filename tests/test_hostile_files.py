@@ -31,7 +31,7 @@ from tilenet.model.network import build_network, check_weight_count, load_weight
 from tilenet.model.optimizer_state import check_state
 from tilenet.planning.layer_bytes import check_weight_bytes
 from tilenet.planning.plan import read_plan
-from tilenet.run_arguments import read_run_file
+from tilenet.run.arguments import read_run_file
 
 LEAST = "images: a.tif\nlabels: b.tif\nclasses: 2\noutput: out\nsteps: 1\n"
 LAYERS = unet_layers(UNetOptions(poolings=1, base=2, bands=1, classes=2, norm="batch"))

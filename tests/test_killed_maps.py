@@ -15,7 +15,7 @@ from tilenet.__main__ import main
 # A rank ends itself after so many rounds.
 PROGRAM = """
 import os, signal, sys
-import tilenet.map_resume as resume
+import tilenet.maps.resume as resume
 from tilenet.__main__ import main
 
 rank, rounds, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

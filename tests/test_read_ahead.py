@@ -154,7 +154,7 @@ def test_threads_take_turns_in_reading_files(
 PROGRAM = """
 import os, sys
 from tilenet.__main__ import main
-from tilenet.step import Step
+from tilenet.run.step import Step
 
 original = Step.take
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tilenet import plan_command
+from tilenet.commands import plan as plan_command
 from tilenet.errors import TilenetError
-from tilenet.run_file import RunFile
-from tilenet.run_keys import AugmentKeys, MeshKeys, NetworkKeys, TileKeys
-from tilenet.run_plan import plan_run
+from tilenet.run.file import RunFile
+from tilenet.run.keys import AugmentKeys, MeshKeys, NetworkKeys, TileKeys
+from tilenet.run.plan import plan_run
 
 SIZE = 40, 200
 BANDS = (1, 2, 3)

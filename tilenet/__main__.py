@@ -2,6 +2,19 @@
 
 import os
 import sys
+from importlib import import_module
+
+COMMANDS = (
+    "info",
+    "halo",
+    "plan",
+    "profile",
+    "train",
+    "predict",
+    "evaluate",
+    "report",
+    "preview",
+)
 
 USAGE = """usage: tilenet COMMAND [options]
 
@@ -30,43 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(command: str, rest: list[str]) -> int:
-    # Imported by command: the halo calculator answers at once, and MPI starts where it is used.
-    if command == "info":
-        from tilenet import info_command
-
-        return info_command.main(rest)
-    if command == "halo":
-        from tilenet import halo_command
-
-        return halo_command.main(rest)
-    if command == "plan":
-        from tilenet import plan_command
-
-        return plan_command.main(rest)
-    if command == "profile":
-        from tilenet import profile_command
-
-        return profile_command.main(rest)
-    if command == "train":
-        from tilenet import train_command
-
-        return train_command.main(rest)
-    if command == "predict":
-        from tilenet import predict_command
-
-        return predict_command.main(rest)
-    if command == "evaluate":
-        from tilenet import evaluate
-
-        return evaluate.main(rest)
-    if command == "report":
-        from tilenet import report_command
-
-        return report_command.main(rest)
-    if command == "preview":
-        from tilenet import preview_command
-
-        return preview_command.main(rest)
+    if command in COMMANDS:
+        # Imported by name: the halo calculator answers at once, and MPI starts where it is used.
+        module = import_module(f"tilenet.commands.{command}")
+        return int(module.main(rest))
     if command in ("-h", "--help"):
         print(USAGE)
         return 0

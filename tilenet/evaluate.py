@@ -1,22 +1,17 @@
 """Compare a class map with labels: one confusion matrix over all pixels, by windows."""
 
-import json
 import sys
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.command_line import Arguments
-from tilenet.confusion import scores
-from tilenet.errors import TilenetError, UsageError
+from tilenet.errors import TilenetError
 from tilenet.files.label_files import open_labels, resampling_note
 from tilenet.files.raster import Raster
 from tilenet.files.vector_keys import VectorKeys
 from tilenet.geometry.tiles import Window
-from tilenet.label_arguments import add_labels, vectors_of
 
-__all__ = ["confusion_matrix", "main"]
+__all__ = ["confusion_matrix"]
 
 BLOCK_PX = 2048
 MOST_CLASSES = 4096
@@ -84,42 +79,3 @@ def confusion_matrix(
     for (label, guess), count in pairs.items():
         matrix[label, guess] += count  # -1, no class, is the last column
     return matrix
-
-
-def main(arguments: list[str]) -> int:
-    """Run `tilenet evaluate`; returns its exit code."""
-    parser = Arguments(
-        prog="tilenet evaluate",
-        description="Compare a class map with labels: a raster or polygons.",
-    )
-    parser.add_argument("map", help="class map made by tilenet predict")
-    parser.add_argument("labels", help="label raster, or a file of polygons")
-    add_labels(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    try:
-        given = parser.parse_args(arguments)
-        vectors = vectors_of(given)
-        found = scores(confusion_matrix(given.map, given.labels, given.ignore_index, vectors))
-    except UsageError as error:
-        print(f"tilenet evaluate: {error}", file=sys.stderr)
-        return 2
-    except TilenetError as error:
-        print(f"tilenet: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(found) if given.json else _table(found))
-    return 0
-
-
-def _table(found: dict[str, Any]) -> str:
-    lines = ["class      IoU       F1    labelled      mapped"]
-    for index, (iou, f1) in enumerate(zip(found["iou"], found["f1"], strict=True)):
-        score = f"{iou:8.4f} {f1:8.4f}" if iou is not None else f"{'–':>8} {'–':>8}"
-        labelled, mapped = found["label_pixels"][index], found["map_pixels"][index]
-        lines.append(f"{index:5} {score} {labelled:11,} {mapped:11,}")
-    lines.append(f" mean {found['mean_iou']:8.4f} {found['mean_f1']:8.4f}")
-    lines.append(f"accuracy {found['accuracy']:.4f} of {found['num_pixels']:,} labelled pixels")
-    if found["num_unmapped"]:
-        lines.append(
-            f"{found['num_unmapped']:,} labelled pixels are nodata in the map and do not count"
-        )
-    return "\n".join(lines)

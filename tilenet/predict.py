@@ -21,9 +21,9 @@ from tilenet.files.whole_checkpoint import checked_checkpoint
 from tilenet.geometry.bbox import checked_window, overlap, window_of_bbox
 from tilenet.geometry.layers import Norm
 from tilenet.geometry.tiles import Window, halo_rule
-from tilenet.map_decision import decide_map
-from tilenet.map_job import MapJob, Mapper, Output, WritingSink
-from tilenet.map_resume import MapResume
+from tilenet.maps.decision import decide_map
+from tilenet.maps.job import MapJob, Mapper, Output, WritingSink
+from tilenet.maps.resume import MapResume
 from tilenet.model.network import build_network, check_weight_count, load_weights
 from tilenet.parallel.collars import share_collars
 from tilenet.parallel.job_layout import say_layout

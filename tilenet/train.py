@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tilenet.announcement import announce
+from tilenet.account import RunAccount
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.label_files import resampling_note
 from tilenet.files.survey_record import Survey
@@ -33,19 +33,19 @@ from tilenet.parallel.transport_choice import exchange_from
 from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.planning.class_weights import balanced_weights
 from tilenet.planning.composition import needs_all_tiles
-from tilenet.reading import Part, TileReader, Work
-from tilenet.run_account import RunAccount
-from tilenet.run_file import RunFile
-from tilenet.run_folder import RunFolder
-from tilenet.run_images import RunImages, held_out_note, hold_out, open_images
-from tilenet.run_log import RunLog
-from tilenet.run_plan import RunPlan, plan_run
-from tilenet.run_survey import run_survey
-from tilenet.run_swap import RunSwaps, decide_swaps
-from tilenet.run_validation import RunValidation
-from tilenet.run_work import Cells, RankWork, schedule_of
-from tilenet.step import Step
-from tilenet.validation import Validation
+from tilenet.run.announcement import announce
+from tilenet.run.file import RunFile
+from tilenet.run.folder import RunFolder
+from tilenet.run.images import RunImages, held_out_note, hold_out, open_images
+from tilenet.run.log import RunLog
+from tilenet.run.plan import RunPlan, plan_run
+from tilenet.run.reading import Part, TileReader, Work
+from tilenet.run.scoring import Validation
+from tilenet.run.step import Step
+from tilenet.run.survey import run_survey
+from tilenet.run.swap import RunSwaps, decide_swaps
+from tilenet.run.validation import RunValidation
+from tilenet.run.work import Cells, RankWork, schedule_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI

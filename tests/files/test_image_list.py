@@ -13,9 +13,9 @@ from tilenet.errors import TilenetError
 from tilenet.files import image_list, image_patterns
 from tilenet.files.image_list import read_image_list
 from tilenet.files.image_patterns import is_list_file, is_pattern, matched
-from tilenet.run_file import RunFile
-from tilenet.run_keys import ValidationKeys
-from tilenet.run_lists import with_listed_images
+from tilenet.run.file import RunFile
+from tilenet.run.keys import ValidationKeys
+from tilenet.run.lists import with_listed_images
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from tilenet.geometry.tiles import Window
 from tilenet.model.network import build_network, check_weight_count, load_weights
 from tilenet.model.optimizer_state import check_state
 from tilenet.planning.plan import read_plan
-from tilenet.run_arguments import read_run_file
+from tilenet.run.arguments import read_run_file
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

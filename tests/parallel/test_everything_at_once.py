@@ -18,8 +18,8 @@ from test_vector_training import drawn_scene
 from whole_image import Outcome, Scene
 from whole_recipe import train_recipe
 
-from tilenet.run_file import RunFile
-from tilenet.run_keys import MeshKeys, VectorKeys
+from tilenet.run.file import RunFile
+from tilenet.run.keys import MeshKeys, VectorKeys
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 

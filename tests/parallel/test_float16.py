@@ -16,9 +16,9 @@ from whole_image import random_scene
 from tilenet.errors import AgreedError
 from tilenet.model import loss_scale
 from tilenet.model.loss_scale import LossScale
-from tilenet.run_file import RunFile
-from tilenet.run_keys import NetworkKeys, OptimizerKeys, TileKeys
-from tilenet.step import Step
+from tilenet.run.file import RunFile
+from tilenet.run.keys import NetworkKeys, OptimizerKeys, TileKeys
+from tilenet.run.step import Step
 from tilenet.train import train
 
 FIRST = 2.0**18  # gradients of these images overflow until it is halved some ten times

@@ -23,9 +23,9 @@ from tilenet.geometry.halo import context_of
 from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.parallel import survey as module
 from tilenet.planning.held_out import HeldOut
-from tilenet.run_file import RunFile
-from tilenet.run_keys import NetworkKeys, ValidationKeys, VectorKeys
-from tilenet.run_survey import SURVEY, survey_key
+from tilenet.run.file import RunFile
+from tilenet.run.keys import NetworkKeys, ValidationKeys, VectorKeys
+from tilenet.run.survey import SURVEY, survey_key
 from tilenet.train import train
 
 USED, ANEW = "statistics and labelled places are those of", "all pixels are looked at anew"

@@ -18,17 +18,17 @@ from safetensors.torch import load_file
 from test_same_as_whole_image import LR, SEED, STEPS, options_of, run_file
 from whole_image import IGNORE, Scene, random_scene, train_whole
 
-from tilenet import run_images
 from tilenet.__main__ import main
 from tilenet.errors import AgreedError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.networks import unet_layers
 from tilenet.parallel import labelled_blocks
 from tilenet.planning.held_out import HeldOut, choose_held_out
-from tilenet.run_file import RunFile
-from tilenet.run_images import hold_out, open_images
-from tilenet.run_keys import AugmentKeys, MeshKeys, NetworkKeys, ValidationKeys
-from tilenet.run_lists import with_listed_images
+from tilenet.run import images as run_images
+from tilenet.run.file import RunFile
+from tilenet.run.images import hold_out, open_images
+from tilenet.run.keys import AugmentKeys, MeshKeys, NetworkKeys, ValidationKeys
+from tilenet.run.lists import with_listed_images
 from tilenet.train import train
 
 NETWORK = NetworkKeys(poolings=2, convolutions=1, base=4, dropout=0.2)

@@ -14,11 +14,11 @@ from mpi4py import MPI
 from test_predict_norms import OPTIONS, Trained, scene_of, trained
 from whole_image import Scene
 
-import tilenet.map_resume
+import tilenet.maps.resume
 from tilenet.__main__ import main
 from tilenet.errors import AgreedError
-from tilenet.map_job import Mapper
-from tilenet.map_resume import MapResume
+from tilenet.maps.job import Mapper
+from tilenet.maps.resume import MapResume
 from tilenet.predict import Prediction, predict
 
 SIZE = 157, 211
@@ -148,7 +148,7 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(Mapper, "input", count)
     # What is done is kept after each round.
-    monkeypatch.setattr(tilenet.map_resume, "SHARE", 1e9)
+    monkeypatch.setattr(tilenet.maps.resume, "SHARE", 1e9)
     return seen
 
 

@@ -9,8 +9,8 @@ from test_resume import rows, weights
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
-from tilenet import run_work as module
-from tilenet.run_keys import AugmentKeys, MeshKeys
+from tilenet.run import work as module
+from tilenet.run.keys import AugmentKeys, MeshKeys
 from tilenet.train import train
 
 

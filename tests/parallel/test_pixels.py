@@ -18,7 +18,7 @@ from tilenet.files import collar as collar_module
 from tilenet.files.raster import Raster
 from tilenet.parallel.collars import share_collars
 from tilenet.predict import Prediction, predict
-from tilenet.run_keys import NetworkKeys
+from tilenet.run.keys import NetworkKeys
 from tilenet.train import train
 
 NETWORK = NetworkKeys(poolings=2, base=4)

@@ -17,8 +17,8 @@ from test_same_as_whole_image import LR, NETWORKS, SEED, STEPS, Outcome, differe
 from test_same_over_partitions import close
 from whole_image import Scene, random_scene, train_whole
 
-from tilenet import plan_command
 from tilenet.__main__ import main
+from tilenet.commands import plan as plan_command
 
 SIZE = 157, 211
 Capture = pytest.CaptureFixture[str]

@@ -14,8 +14,8 @@ from mpi4py import MPI
 from safetensors.torch import save_file
 from whole_image import Scene, random_scene, whole_input
 
-import tilenet.map_decision
-import tilenet.map_job
+import tilenet.maps.decision
+import tilenet.maps.job
 import tilenet.planning.map_plan
 from tilenet.errors import AgreedError
 from tilenet.files.network_record import NetworkRecord
@@ -178,7 +178,7 @@ def test_exchange_gives_what_one_rank_gives(comm: MPI.Intracomm, shared_path: Pa
 def test_pieces_of_other_outputs(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, output: Any
 ) -> None:
-    monkeypatch.setattr(tilenet.map_job, "PIECE_PX", (16, 48))
+    monkeypatch.setattr(tilenet.maps.job, "PIECE_PX", (16, 48))
     scene = scene_of(comm, shared_path, (157, 211))
     made = trained(comm, shared_path, scene, OPTIONS)
     out = shared_path / "map.tif"
@@ -204,8 +204,8 @@ def test_memory_decides_and_rank_0_says_so(
     made = trained(comm, shared_path, scene, OPTIONS)
     wanted = wanted_map(made, scene)
     # 160 × 212 px take 160 · 212 · 8 · (8 + 4 + 4) bytes where most lives
-    monkeypatch.setattr(tilenet.map_decision, "CPU_BYTES", 300_000)
-    monkeypatch.setattr(tilenet.map_decision, "CPU_TILE_PX", 64)
+    monkeypatch.setattr(tilenet.maps.decision, "CPU_BYTES", 300_000)
+    monkeypatch.setattr(tilenet.maps.decision, "CPU_TILE_PX", 64)
     capfd.readouterr()
     found, done = mapped(made, scene, comm)
     words = "".join(comm.allgather(capfd.readouterr().err))

@@ -17,9 +17,9 @@ from tilenet.files import staged
 from tilenet.files.raster import Raster
 from tilenet.files.staging_folder import StagingFolder
 from tilenet.parallel.read_ahead import ReadAhead
-from tilenet.run_file import RunFile
-from tilenet.run_keys import AugmentKeys, OptimizerKeys, TileKeys
-from tilenet.step import Step
+from tilenet.run.file import RunFile
+from tilenet.run.keys import AugmentKeys, OptimizerKeys, TileKeys
+from tilenet.run.step import Step
 from tilenet.train import train
 
 

@@ -14,17 +14,17 @@ from safetensors.torch import load_file
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
-import tilenet.run_folder
+import tilenet.run.folder
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.run_file import RunFile
-from tilenet.run_keys import (
+from tilenet.run.file import RunFile
+from tilenet.run.keys import (
     MeshKeys,
     NetworkKeys,
     OptimizerKeys,
     TileKeys,
     ValidationKeys,
 )
-from tilenet.step import Step
+from tilenet.run.step import Step
 from tilenet.train import train
 
 
@@ -171,7 +171,7 @@ def test_a_save_that_fails_in_the_background_is_raised_by_all(
     run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("adamw", 0.01))
     whole = replace(run, output=str(shared_path / "whole"))
     assert train(whole, comm=comm) == 0
-    real, take = tilenet.run_folder.save_checkpoint, Step.take
+    real, take = tilenet.run.folder.save_checkpoint, Step.take
     folders: list[Any] = []
 
     def full(folder: Path, step: int, *rest: Any, **more: Any) -> Path:
@@ -184,16 +184,16 @@ def test_a_save_that_fails_in_the_background_is_raised_by_all(
             one._saving.finish()
         return take(self, *arguments)
 
-    original = tilenet.run_folder.RunFolder.__init__
+    original = tilenet.run.folder.RunFolder.__init__
 
     def made(self, *arguments, **options):  # type: ignore[no-untyped-def]
         original(self, *arguments, **options)
         folders.append(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tilenet.run_folder, "in_background", lambda parameter: True)
-        patch.setattr(tilenet.run_folder, "save_checkpoint", full)
-        patch.setattr(tilenet.run_folder.RunFolder, "__init__", made)
+        patch.setattr(tilenet.run.folder, "in_background", lambda parameter: True)
+        patch.setattr(tilenet.run.folder, "save_checkpoint", full)
+        patch.setattr(tilenet.run.folder.RunFolder, "__init__", made)
         patch.setattr(Step, "take", noted)
         with pytest.raises(AgreedError, match=rf"writable to its end \(step {fails}\)"):
             train(run, comm=comm)

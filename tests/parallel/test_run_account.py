@@ -22,11 +22,11 @@ from tilenet.parallel import peak_memory
 from tilenet.parallel.exchange import Line
 from tilenet.parallel.exchange_clock import EXCHANGING, ExchangeClock
 from tilenet.report import write
-from tilenet.run_arguments import read_run_file
-from tilenet.run_file import RunFile
-from tilenet.run_keys import NetworkKeys, OptimizerKeys, TileKeys
-from tilenet.run_log import RunLog
-from tilenet.step import Step
+from tilenet.run.arguments import read_run_file
+from tilenet.run.file import RunFile
+from tilenet.run.keys import NetworkKeys, OptimizerKeys, TileKeys
+from tilenet.run.log import RunLog
+from tilenet.run.step import Step
 from tilenet.train import train
 
 INSTANCE = NetworkKeys(poolings=2, base=4, norm="instance")

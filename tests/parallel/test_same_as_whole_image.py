@@ -15,8 +15,8 @@ from whole_image import Outcome, Scene, random_scene, train_whole
 
 from tilenet.geometry.networks import UNetOptions
 from tilenet.predict import Prediction, predict
-from tilenet.run_file import RunFile
-from tilenet.run_keys import MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
+from tilenet.run.file import RunFile
+from tilenet.run.keys import MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.train import train
 
 SEED, STEPS, LR = 5, 3, 0.05

@@ -27,8 +27,8 @@ from tilenet.errors import AgreedError
 from tilenet.geometry.networks import unet_layers
 from tilenet.model import loss_scale
 from tilenet.model.network import build_network
-from tilenet.run_file import RunFile
-from tilenet.run_keys import (
+from tilenet.run.file import RunFile
+from tilenet.run.keys import (
     AugmentKeys,
     MeshKeys,
     NetworkKeys,

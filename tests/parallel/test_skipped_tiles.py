@@ -13,10 +13,10 @@ from test_resume import rows, weights
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import IGNORE, random_scene
 
-from tilenet import run_work as module
 from tilenet.files.raster import Raster
-from tilenet.run_file import RunFile
-from tilenet.run_keys import AugmentKeys, TileKeys
+from tilenet.run import work as module
+from tilenet.run.file import RunFile
+from tilenet.run.keys import AugmentKeys, TileKeys
 from tilenet.train import train
 
 TURNED = AugmentKeys(flips=True, rotations=True)

@@ -14,8 +14,8 @@ from whole_image import random_scene
 import tilenet.train as module
 from tilenet.parallel.swap_statistics import SwapCounts, SwapStatistics
 from tilenet.parallel.swap_summary import say_swaps
-from tilenet.run_file import RunFile
-from tilenet.run_keys import ProfileKeys, SwappingKeys, TileKeys
+from tilenet.run.file import RunFile
+from tilenet.run.keys import ProfileKeys, SwappingKeys, TileKeys
 from tilenet.train import train
 
 pytestmark = pytest.mark.ranks(1, 3)

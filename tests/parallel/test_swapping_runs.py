@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
-from tilenet import run_swap
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.planning.machines import machine
-from tilenet.run_file import RunFile
-from tilenet.run_keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
+from tilenet.run import swap as run_swap
+from tilenet.run.file import RunFile
+from tilenet.run.keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
 from tilenet.train import train
 
 pytestmark = pytest.mark.ranks(1, 3)
@@ -146,7 +146,7 @@ def test_the_rank_with_least_room_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = a_run(comm, shared_path, NETWORKS["valid"], swap="auto")
-    monkeypatch.setattr("tilenet.run_swap._limit_bytes", lambda *_: (9 - comm.rank) << 30)
+    monkeypatch.setattr("tilenet.run.swap._limit_bytes", lambda *_: (9 - comm.rank) << 30)
     assert train(replace(run, steps=1), comm=comm) == 0
     said = comm.bcast(capfd.readouterr().err)
     assert f"there is {10 - comm.size}.00 GiB" in said
@@ -159,7 +159,7 @@ def test_ranks_share_a_nodes_memory_and_momentum_takes_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = replace(machine("local"), memory_bytes=10 << 30)
-    monkeypatch.setattr("tilenet.run_swap.machine", lambda _: node)
+    monkeypatch.setattr("tilenet.run.swap.machine", lambda _: node)
     run = replace(a_run(comm, shared_path, NetworkKeys(poolings=2, base=64), swap="auto"), steps=0)
     needed = []
     for momentum in (0.0, 0.9):

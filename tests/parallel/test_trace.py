@@ -19,9 +19,9 @@ from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
 from tilenet.parallel import trace as module
-from tilenet.run_file import RunFile
-from tilenet.run_keys import ProfileKeys, TileKeys
-from tilenet.step import Step
+from tilenet.run.file import RunFile
+from tilenet.run.keys import ProfileKeys, TileKeys
+from tilenet.run.step import Step
 from tilenet.train import train
 
 pytestmark = pytest.mark.ranks(1, 2)

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from test_same_as_whole_image import run_file
 from whole_image import IGNORE, Scene, random_scene
 
-import tilenet.map_counts
-import tilenet.map_decision
+import tilenet.maps.counts
+import tilenet.maps.decision
 import tilenet.train
 from tilenet.confusion import scores
 from tilenet.errors import AgreedError, TilenetError
@@ -27,16 +27,16 @@ from tilenet.evaluate import confusion_matrix
 from tilenet.files.labels import Labels
 from tilenet.files.raster import Raster
 from tilenet.geometry.tiles import Window
-from tilenet.map_job import Mapper
+from tilenet.maps.job import Mapper
 from tilenet.parallel.watchdog import Watchdog
 from tilenet.predict import Prediction, predict
-from tilenet.run_file import RunFile
-from tilenet.run_images import RunImages, hold_out, open_images
-from tilenet.run_keys import NetworkKeys, OptimizerKeys, ScheduleKeys, SwappingKeys, ValidationKeys
-from tilenet.run_validation import RunValidation
-from tilenet.step import Step
+from tilenet.run.file import RunFile
+from tilenet.run.images import RunImages, hold_out, open_images
+from tilenet.run.keys import NetworkKeys, OptimizerKeys, ScheduleKeys, SwappingKeys, ValidationKeys
+from tilenet.run.scoring import Validation
+from tilenet.run.step import Step
+from tilenet.run.validation import RunValidation
 from tilenet.train import train
-from tilenet.validation import Validation
 
 NETWORK = NetworkKeys(poolings=2, convolutions=1, base=4, dropout=0.2)
 LAYERS = 24
@@ -88,8 +88,8 @@ def table(run: RunFile, name: str = "validation.csv") -> list[dict[str, str]]:
 
 def small_tiles(monkeypatch: pytest.MonkeyPatch, num_bytes: int = 1 << 20) -> None:
     """So that images have several tiles, and with few bytes norms of images several passes."""
-    monkeypatch.setattr(tilenet.map_decision, "CPU_BYTES", num_bytes)
-    monkeypatch.setattr(tilenet.map_decision, "CPU_TILE_PX", 32)
+    monkeypatch.setattr(tilenet.maps.decision, "CPU_BYTES", num_bytes)
+    monkeypatch.setattr(tilenet.maps.decision, "CPU_TILE_PX", 32)
 
 
 def wanted_row(checkpoint: Path, held: list[Scene], comm: MPI.Intracomm) -> dict[str, Any]:
@@ -201,13 +201,13 @@ def test_any_number_of_ranks_gives_the_same_bits(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_tiles(monkeypatch, 1)
-    right = tilenet.map_counts.cross_entropy
+    right = tilenet.maps.counts.cross_entropy
 
     def apart(logits: Any, target: Any, *rest: Any) -> Any:
         """Losses of tiles that are orders apart, so that the order of their sum would show."""
         return right(logits, target, *rest) * 10.0 ** (int(target.sum()) % 13)
 
-    monkeypatch.setattr(tilenet.map_counts, "cross_entropy", apart)
+    monkeypatch.setattr(tilenet.maps.counts, "cross_entropy", apart)
     run, _ = a_run(comm, shared_path, steps=1, optimizer=OptimizerKeys("sgd", 0.0))
     alone = replace(run, output=str(shared_path / f"alone{comm.rank}"))
     assert train(alone, comm=MPI.COMM_SELF) == 0

@@ -17,7 +17,7 @@ from tilenet.errors import TilenetError
 from tilenet.parallel import watchdog as module
 from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.predict import Prediction, predict
-from tilenet.run_keys import TileKeys
+from tilenet.run.keys import TileKeys
 from tilenet.train import train
 
 

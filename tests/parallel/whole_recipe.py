@@ -19,8 +19,8 @@ from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.keys import key, uniform
 from tilenet.model.network import build_network
 from tilenet.planning.schedule import CropSchedule, crop_places
-from tilenet.run_file import RunFile
-from tilenet.run_keys import AugmentKeys
+from tilenet.run.file import RunFile
+from tilenet.run.keys import AugmentKeys
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 NORMAL = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])

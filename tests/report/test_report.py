@@ -16,7 +16,7 @@ from tilenet.__main__ import main
 from tilenet.files.raster import Raster
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.map_job import Mapper
+from tilenet.maps.job import Mapper
 from tilenet.report import small_maps
 from tilenet.report.run_view import RunView
 from tilenet.report.write import write_report

@@ -25,7 +25,7 @@ from tilenet.report.small_maps import (
     overlaps,
 )
 from tilenet.report.tables import note, section
-from tilenet.run_file import RunFile
+from tilenet.run.file import RunFile
 
 __all__ = ["places"]
 

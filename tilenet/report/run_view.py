@@ -13,9 +13,9 @@ from tilenet.files.run_tables import RunTable, read_run_table
 from tilenet.files.stack import stacked_paths
 from tilenet.files.weights import find_checkpoint, load_json
 from tilenet.parallel.rank_times import TIMINGS
-from tilenet.run_arguments import read_run_file
-from tilenet.run_file import RunFile
-from tilenet.run_folder import FACTS, KEPT_RUN_FILE
+from tilenet.run.arguments import read_run_file
+from tilenet.run.file import RunFile
+from tilenet.run.folder import FACTS, KEPT_RUN_FILE
 
 __all__ = ["RunView"]
 

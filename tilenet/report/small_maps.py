@@ -12,7 +12,7 @@ from tilenet.files.raster import Raster
 from tilenet.files.weights import load_tensors
 from tilenet.geometry.bbox import overlap
 from tilenet.geometry.tiles import Tile, Window, halo_rule
-from tilenet.map_job import Mapper
+from tilenet.maps.job import Mapper
 from tilenet.model.network import build_network, load_weights
 from tilenet.parallel.pipeline import Pipe
 from tilenet.planning.balance import likely_balance

@@ -16,7 +16,7 @@ from tilenet.report.run_view import RunView
 from tilenet.report.style import STYLE
 from tilenet.report.tile_grid import tile_grid
 from tilenet.report.time_spent import time_spent
-from tilenet.run_folder import REPORT
+from tilenet.run.folder import REPORT
 
 __all__ = ["page", "try_report", "write_report"]
 

@@ -1,0 +1,235 @@
+"""Scores of a map, against loops over its pixels."""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyogrio
+import pytest
+import shapely
+from affine import Affine
+
+from tilenet import evaluate
+from tilenet.commands.evaluate import main
+from tilenet.confusion import scores
+from tilenet.errors import TilenetError
+from tilenet.evaluate import confusion_matrix
+
+Write = Callable[..., str]
+SIZE = 37, 53
+IGNORE = 255
+GRID = Affine(2, 0.1, 5e5, 0.1, -2, 4e6)
+
+
+def a_pair(seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """A map and labels; class 3 is in neither, 1 only in the labels, 4 only in the map."""
+    rng = np.random.default_rng(seed)
+    truth = rng.choice([0, 1, 2, 5, IGNORE], SIZE, p=[0.3, 0.1, 0.3, 0.2, 0.1]).astype("uint8")
+    mapped = np.where(rng.random(SIZE) < 0.6, truth, rng.choice([0, 2, 4, 5], SIZE))
+    mapped[(mapped == 1) | (mapped == IGNORE)] = 4
+    mapped[rng.random(SIZE) < 0.05] = 200  # nodata
+    return mapped.astype("uint8"), truth
+
+
+def by_hand(mapped: np.ndarray, truth: np.ndarray) -> dict[str, object]:
+    labelled_pixels = [
+        (int(label), int(guess))
+        for label, guess in zip(truth.ravel(), mapped.ravel(), strict=True)
+        if label != IGNORE
+    ]
+    pairs = [(label, guess) for label, guess in labelled_pixels if guess != 200]
+    iou: list[float | None] = []
+    f1: list[float | None] = []
+    for c in range(6):
+        hits = sum(pair == (c, c) for pair in pairs)
+        labelled = sum(label == c for label, _ in pairs)
+        found = sum(guess == c for _, guess in pairs)
+        union = labelled + found - hits
+        iou.append(hits / union if union else None)
+        f1.append(2 * hits / (labelled + found) if union else None)
+    there = [(i, f) for i, f in zip(iou, f1, strict=True) if i is not None and f is not None]
+    return {
+        "accuracy": sum(label == guess for label, guess in pairs) / len(pairs),
+        "mean_iou": sum(i for i, _ in there) / len(there),
+        "mean_f1": sum(f for _, f in there) / len(there),
+        "iou": iou,
+        "f1": f1,
+        "label_pixels": [sum(label == c for label, _ in pairs) for c in range(6)],
+        "map_pixels": [sum(guess == c for _, guess in pairs) for c in range(6)],
+        "num_pixels": len(pairs),
+        "num_unmapped": len(labelled_pixels) - len(pairs),
+        "confusion": [[pairs.count((row, col)) for col in range(6)] for row in range(6)],
+    }
+
+
+@pytest.mark.parametrize("block_px", [7, 16, 2048])
+def test_scores_are_those_of_a_loop_over_all_pixels(
+    write_raster: Write, monkeypatch: pytest.MonkeyPatch, block_px: int
+) -> None:
+    monkeypatch.setattr(evaluate, "BLOCK_PX", block_px)
+    mapped, truth = a_pair()
+    paths = write_raster("map.tif", mapped, nodata=200), write_raster("labels.tif", truth)
+    matrix = confusion_matrix(*paths, IGNORE)
+    assert matrix.shape == (6, 7)
+    found, wanted = scores(matrix), by_hand(mapped, truth)
+    assert found.keys() == wanted.keys()
+    assert wanted["iou"][3] is None
+    assert wanted["iou"][1] == wanted["iou"][4] == 0
+    assert wanted["num_unmapped"] > 20
+    for name in ("mean_iou", "mean_f1"):  # numpy adds in another order
+        assert found.pop(name) == pytest.approx(wanted.pop(name), rel=1e-14)
+    assert found == wanted
+
+
+def test_another_label_may_be_the_one_that_does_not_count(write_raster: Write) -> None:
+    mapped, truth = a_pair()
+    path = write_raster("map.tif", mapped, nodata=200)
+    other = write_raster("labels.tif", np.where(truth == IGNORE, 77, truth).astype("uint8"))
+    first = confusion_matrix(path, write_raster("same.tif", truth), IGNORE)
+    assert np.array_equal(confusion_matrix(path, other, 77), first)
+    with_nodata = write_raster("nodata.tif", truth, nodata=IGNORE)
+    assert np.array_equal(confusion_matrix(path, with_nodata, 9), first)
+
+
+def test_a_perfect_map_scores_1(write_raster: Write) -> None:
+    truth = np.random.default_rng(1).integers(0, 4, SIZE).astype("uint8")
+    found = scores(confusion_matrix(*[write_raster(f"{n}.tif", truth) for n in "ab"], IGNORE))
+    assert found["iou"] == found["f1"] == [1.0] * 4
+    assert (found["accuracy"], found["mean_iou"], found["num_unmapped"]) == (1.0, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("mapped", "labels", "said"),
+    [
+        ({"dtype": "float32"}, {}, "one band of whole numbers .*1 of float32.*--output classes"),
+        ({"bands": 2}, {}, "one band of whole numbers .*2 of uint8"),
+        ({}, {"fill": IGNORE}, "at least one pixel must be labelled"),
+        ({}, {"dtype": "int16", "fill": -3}, r"counted from 0 \(.*: -3\)"),
+        ({}, {"dtype": "int32", "fill": 70000}, r"at most 4096 classes .*: 70000\)"),
+        ({}, {"size": (37, 52), "crs": None}, "must have the image's size"),
+        ({}, {"transform": Affine(2, 0, 6e5, 0, -2, 4e6)}, "labels must overlap their image"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_compared_is_refused(
+    write_raster: Write, mapped: dict[str, object], labels: dict[str, object], said: str
+) -> None:
+    def write(name: str, change: dict[str, object]) -> str:
+        rng = np.random.default_rng(1)
+        shape = (change.pop("bands", 1), *change.pop("size", SIZE))
+        values = rng.integers(0, 3, shape).astype(change.pop("dtype", "uint8"))
+        values[:] = change.pop("fill", values)
+        return write_raster(name, values, **change)
+
+    paths = write("map.tif", dict(mapped)), write("labels.tif", dict(labels))
+    with pytest.raises(TilenetError, match=said):
+        confusion_matrix(*paths, IGNORE)
+
+
+def test_a_map_without_data_where_there_are_labels_is_refused(write_raster: Write) -> None:
+    mapped, truth = a_pair()
+    mapped[truth != IGNORE] = 200
+    paths = write_raster("map.tif", mapped, nodata=200), write_raster("labels.tif", truth)
+    with pytest.raises(TilenetError, match="at least one labelled pixel must have data in the map"):
+        confusion_matrix(*paths, IGNORE)
+
+
+# --- the command
+
+
+def test_the_command_prints_json_or_a_table(
+    write_raster: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mapped, truth = a_pair()
+    paths = [write_raster("map.tif", mapped, nodata=200), write_raster("labels.tif", truth)]
+    assert main([*paths, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == scores(confusion_matrix(*paths, IGNORE))
+    assert main(paths) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:7]] == list("012345")
+    assert lines[4].split()[1:3] == ["–", "–"]
+    assert lines[1].split()[1] == f"{found['iou'][0]:.4f}"
+    assert lines[7].split() == ["mean", f"{found['mean_iou']:.4f}", f"{found['mean_f1']:.4f}"]
+    assert f"{found['num_unmapped']} labelled pixels are nodata in" in lines[-1]
+
+
+def test_labels_on_another_grid_are_resampled_and_that_is_said(
+    write_raster: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mapped, truth = a_pair()
+    moved = GRID @ Affine.translation(-3, -2)
+    paths = [
+        write_raster("map.tif", mapped, nodata=200),
+        write_raster("labels.tif", np.pad(truth, ((2, 5), (3, 1))), transform=moved),
+    ]
+    assert main([*paths, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == by_hand(mapped, truth) | {
+        name: pytest.approx(by_hand(mapped, truth)[name], rel=1e-14)
+        for name in ("mean_iou", "mean_f1")
+    }
+    assert "labels.tif lie on another grid" in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_labels_may_be_polygons(
+    write_raster: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def box(top: int, left: int, bottom: int, right: int) -> shapely.Polygon:
+        places = shapely.box(left + 0.3, top + 0.3, right + 0.3, bottom + 0.3).exterior.coords
+        return shapely.Polygon([GRID @ place for place in places])
+
+    truth = np.zeros(SIZE, np.int64)
+    truth[3:9, 5:20], truth[20:31, 30:50], truth[1:3, 1:53] = 2, 5, IGNORE
+    labels = tmp_path / "labels.gpkg"
+    shapes = [box(3, 5, 9, 20), box(20, 30, 31, 50), box(1, 1, 3, 53)]
+    for layer in ("a", "b"):  # two layers, neither of which says where it lies
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "'crs' was not provided")
+            pyogrio.raw.write(
+                labels,
+                shapely.to_wkb(np.array(shapes if layer == "b" else shapes[:1])),
+                [np.array(["field", "road", "fog"][: 3 if layer == "b" else 1], object)],
+                ["kind"],
+                layer=layer,
+                append=layer == "b",
+                geometry_type="Polygon",
+            )
+    mapped = a_pair()[0]
+    paths = [write_raster("map.tif", mapped, nodata=200), str(labels)]
+    options = ["--field", "kind", "--classes", "field=2,road=5,fog=ignore", "--layer", "b"]
+    assert main([*paths, *options, "--label-crs", "EPSG:32630", "--json"]) == 0
+    wanted = by_hand(mapped, truth)
+    found = json.loads(capsys.readouterr().out)
+    assert {name: found[name] for name in ("confusion", "num_pixels", "num_unmapped")} == {
+        name: wanted[name] for name in ("confusion", "num_pixels", "num_unmapped")
+    }
+    touched = [*paths, "--layer", "b", "--label-crs", "image", "--all-touched", "--json"]
+    assert main(touched) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["label_pixels"][1] > (truth > 0).sum()
+    for wrong, code, said in (
+        ([], 1, "labels come from one layer"),
+        (["--layer", "b"], 1, "need a CRS"),
+        (["--classes", "a=1"], 2, "name it with --field"),
+        (["--field", "kind", "--classes", "a=one"], 2, "argument --classes"),
+    ):
+        assert main([*paths, *wrong]) == code
+        assert said in capsys.readouterr().err
+
+
+def test_errors_are_one_line(write_raster: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = write_raster("labels.tif", a_pair()[1])
+    for arguments, code in (
+        (["/nowhere.tif", labels], 1),
+        ([labels, "/nowhere.tif"], 1),
+        ([labels], 2),
+        ([labels, labels, "--ignore-index", "none"], 2),
+    ):
+        assert main(arguments) == code
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.count("\n") == 1

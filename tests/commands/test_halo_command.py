@@ -1,0 +1,215 @@
+"""`tilenet halo`: what it prints, what it refuses, and what it does not load."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tilenet.commands.halo import main
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+
+Capture = pytest.CaptureFixture[str]
+
+
+def answer(capsys: Capture, *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    found: dict[str, Any] = json.loads(printed.out)
+    return found
+
+
+def refusal(capsys: Capture, *arguments: str) -> tuple[int, str]:
+    code = main(list(arguments))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    return code, printed.err
+
+
+def test_the_papers_large_model_in_json(capsys: Capture) -> None:
+    found = answer(capsys, "--preset", "large", "--image", "10000", "--grid", "8x8")
+    own = [9 * 128, 10 * 128]  # 10 000 px are 78.125 units of 128, so 79 over 8 tiles
+    read = 10 * 128 + 2 * 768
+    wanted = {
+        "epsilon_px": 380,
+        "context_formula_px": 764,
+        "context_aligned_px": 766,
+        "context_any_pixel_px": 891,
+        "halo_px": 768,
+        "alignment_px": 128,
+        "num_layers": 149,
+        "num_parameters": 1157578016,
+        "norm_context": "image",
+        "grid": [8, 8],
+        "tile_own_px": own,
+        "tile_read_px": read,
+        "num_tiles": 64,
+        "extended_px": [79 * 128, 79 * 128],
+    }
+    assert {name: found[name] for name in wanted} == wanted
+    assert found["work_ratio"] == pytest.approx(64 * read**2 / 10000**2, rel=1e-15)
+    assert found["work_ratio_tile"] == pytest.approx((read / own[1]) ** 2, rel=1e-15)
+
+
+def test_people_are_told_both_widths_and_which_one_is_exact(capsys: Capture) -> None:
+    assert main(["--preset", "large", "--image", "10000", "--grid", "8x8"]) == 0
+    out = capsys.readouterr().out
+    note = next(line for line in out.splitlines() if line.startswith("Two widths"))
+    for number in ("380 px", "764 px", "768 px", "(halo: epsilon)", "exact"):
+        assert number in note
+    assert "Each pixel is computed 5.1 times" in out  # 64 · 2816² / 10⁸
+    for name in ("epsilon_px", "num_parameters", "work_ratio_tile", "grid"):
+        assert any(line.startswith(name) for line in out.splitlines())
+
+
+def test_epsilon_gives_the_papers_tiles_and_says_that_they_are_approximate(capsys: Capture) -> None:
+    arguments = ["--preset", "small", "--image", "10000", "--grid", "8x8", "--halo", "epsilon"]
+    found = answer(capsys, *arguments)
+    assert found["tile_own_px"] == [1250, 1250]
+    assert found["tile_read_px"] == 1434
+    assert found["work_ratio_tile"] == (1434 / 1250) ** 2
+    assert main(arguments) == 0
+    assert "approximate" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "epsilon"),
+    [(["--levels", "5"], 92), (["--poolings", "4"], 92), (["--levels", "5", "--convs", "5"], 230)],
+)
+def test_levels_are_poolings_and_one_more(
+    capsys: Capture, arguments: list[str], epsilon: int
+) -> None:
+    found = answer(capsys, *arguments)
+    assert found["poolings"] == 4
+    assert found["epsilon_px"] == found["context_formula_px"] == epsilon
+    assert "grid" not in found
+
+
+def test_every_option_reaches_the_network(capsys: Capture) -> None:
+    options = UNetOptions(
+        3, 1, base=6, bands=2, classes=7, kernel=5, padding="valid", upsampling="bilinear"
+    )
+    options = replace(options, norm="group", norm_scope="tile")
+    found = answer(
+        capsys,
+        *("--poolings", "3", "--convs", "1", "--base", "6", "--bands", "2", "--classes", "7"),
+        *("--kernel", "5", "--padding", "valid", "--upsampling", "bilinear"),
+        *("--norm", "group", "--norm-scope", "tile", "--image", "300x1000", "--tile", "200"),
+    )
+    layers, context = unet_layers(options), context_of(unet_layers(options))
+    assert found["num_layers"] == len(layers)
+    assert found["num_parameters"] == sum(layer.num_parameters for layer in layers)
+    assert found["context_aligned_px"] == context.context_aligned_px
+    assert found["halo_px"] == context.halo_px
+    assert found["norm_context"] == "tile"
+    assert found["image"] == [300, 1000]
+    assert found["grid"] == [2, 5]
+    assert found["tile_own_px"] == [152, 200]
+    assert found["tile_read_px"][0] < found["tile_read_px"][1]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_may_be_varied(capsys: Capture, preset: str) -> None:
+    found = answer(capsys, "--preset", preset, "--norm", "none", "--upsampling", "bilinear")
+    options = replace(PRESETS[preset], norm="none", upsampling="bilinear")
+    assert found["context_aligned_px"] == context_of(unet_layers(options)).context_aligned_px
+    assert found["norm_context"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--levels", "1"], "nearest: --levels 2 or --poolings 1"),
+        (["--poolings", "0"], "nearest: --levels 2 or --poolings 1"),
+        (["--poolings", "40"], "at most 10 poolings"),
+        (["--poolings", "2", "--base", "5"], "nearest: 4"),
+        (["--poolings", "2", "--kernel", "4"], "nearest: 5"),
+        (["--poolings", "2", "--convs", "-1"], "convolutions must be at least 1"),
+        (["--poolings", "2", "--convs", "0"], "convolutions must be at least 1"),
+        (["--poolings", "2", "--image", "100", "--tile", "3"], "nearest legal tile: 4"),
+        (["--poolings", "2", "--image", "100", "--grid", "26x1"], "at most 25 tiles"),
+        (["--poolings", "2", "--image", "0x5"], "at least one pixel a side"),
+        (["--poolings", "2", "--halo", "23"], "nearest: 20 or 24"),
+        (["--poolings", "2", "--halo", "wide"], "halo is exact, epsilon or a number"),
+        (["--poolings", "2", "--padding", "valid", "--halo", "20"], "use halo: exact"),
+    ],
+    ids=str,
+)
+def test_a_broken_rule_is_one_line_and_exit_code_1(
+    capsys: Capture, arguments: list[str], said: str
+) -> None:
+    code, line = refusal(capsys, *arguments)
+    assert code == 1
+    assert line.startswith("tilenet: ")
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--levels", "5", "--poolings", "4"],
+        ["--preset", "small", "--levels", "5"],
+        ["--preset", "small", "--convs", "3"],
+        ["--poolings", "4", "--grid", "8x8"],
+        ["--poolings", "4", "--tile", "64"],
+        ["--poolings", "4", "--image", "100", "--grid", "2x2", "--tile", "64"],
+    ],
+    ids=" ".join,
+)
+def test_options_that_contradict_each_other_are_one_line_and_exit_code_2(
+    capsys: Capture, arguments: list[str]
+) -> None:
+    code, line = refusal(capsys, *arguments)
+    assert code == 2
+    assert line.startswith("tilenet halo: ")
+
+
+WRONG = ["--preset tiny", "--poolings four", "--image 100x100x3", "--image -100", "--unknown"]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_option_is_named_and_exit_code_2(capsys: Capture, wrong: str) -> None:
+    assert main(["--poolings", "4", *wrong.split()]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("tilenet halo: ")
+    assert wrong.split()[0] in printed.err.splitlines()[0]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_option_is_one_line(capsys: Capture, wrong: str) -> None:
+    code, _ = refusal(capsys, "--poolings", "4", *wrong.split())
+    assert code == 2
+
+
+SCRIPT = """
+import sys
+from tilenet.__main__ import main
+code = main(["halo", "--preset", "large", "--image", "10000", "--grid", "8x8"])
+print(code, sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+"""
+
+
+def test_neither_torch_nor_mpi_nor_rasters_are_loaded() -> None:
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert run.stderr.startswith("0 [")
+    assert "'tilenet'" in run.stderr
+    for name in ("torch", "mpi4py", "rasterio", "numpy", "jsonargparse"):
+        assert f"'{name}'" not in run.stderr
+    assert "768" in run.stdout
+
+
+def test_the_program_returns_the_commands_exit_code() -> None:
+    for arguments, code in ((["--levels", "1"], 1), ([], 2)):
+        run = subprocess.run(
+            [sys.executable, "-m", "tilenet", "halo", *arguments], capture_output=True, check=False
+        )
+        assert run.returncode == code
+        assert run.stdout == b""
+        assert run.stderr.count(b"\n") == 1

@@ -1,0 +1,269 @@
+"""`tilenet plan`: what it explains, prints as JSON, sweeps, draws and refuses."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilenet.commands.plan import main
+from tilenet.dry_run import dry_run
+from tilenet.geometry.halo import context_of, epsilon_px
+from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.tiles import Cut, cut, halo_rule
+from tilenet.planning.plan import read_plan
+
+Capture = pytest.CaptureFixture[str]
+SMALL = ["--poolings", "1", "--convs", "1", "--base", "4", "--machine", "summit"]
+TINY = [*SMALL, "--image", "150x110", "--grid", "4x6"]
+
+
+def printed(capsys: Capture, *arguments: str) -> str:
+    assert main(list(arguments)) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    return said.out
+
+
+def refusal(capsys: Capture, code: int, *arguments: str) -> str:
+    assert main(list(arguments)) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+def test_the_papers_small_model_on_a_summit_node(capsys: Capture) -> None:
+    """8 × 8 tiles fit a V100 without a second partition."""
+    paper = ["--preset", "small", "--image", "10000", "--machine", "summit", "--halo", "epsilon"]
+    said = printed(capsys, *paper, "--grid", "8x8")
+    assert "8 × 8, own 1250 × 1250 px, read 1434 × 1434 px, halo 92 px, overlap" in said
+    assert "6 per node, 1 device each" in said
+    assert re.search(r"^ +0 +109 +72,301,856 +\d+\.\d\d ", said, re.MULTILINE)
+    assert "approximate: the halo (92 px) is narrower than the exact one (192 px)" in said
+    assert "takes the 12 tiles of an image on a rank in one batch" in said
+    assert "Seconds are the roofline's for NVIDIA V100 SXM2 16 GB" in said
+
+
+def test_the_explanation_names_partitions_and_rivals(capsys: Capture) -> None:
+    said = printed(capsys, *TINY, "--devices-per-node", "4")
+    plan = json.loads(printed(capsys, *TINY, "--devices-per-node", "4", "--json"))
+    answer = plan["answer"]
+    parts = re.findall(r"^ +(\d+) +(\d+) +([\d,]+) +([\d.e-]+) ", said, re.MULTILINE)
+    assert [int(layers) for _, layers, _, _ in parts] == answer["balance"]
+    for (_, _, parameters, gib), part in zip(parts, answer["parts"], strict=True):
+        assert int(parameters.replace(",", "")) == part["parameters"]
+        assert float(gib) == pytest.approx(part["num_bytes"] / 2**30, rel=0.5)
+    rivals = re.findall(r"instead of +(.*): ([\d.]+) × the time", said)
+    assert 1 <= len(rivals) <= 2
+    assert len({layout for layout, _ in rivals}) == len(rivals)
+    assert all(float(slower) >= 1 for _, slower in rivals)
+    assert not re.search(r"\b1 (devices|micro-batches|tiles|partitions)\b", said)
+
+
+def test_a_tile_alone_is_not_called_approximate(capsys: Capture) -> None:
+    arguments = [*SMALL, "--image", "64", "--grid", "1x1", "--partitions", "1"]
+    assert "approximate" not in printed(capsys, *arguments, "--halo", "0")
+    arguments[arguments.index("1x1")] = "2x1"
+    assert "approximate: the halo (0 px)" in printed(capsys, *arguments, "--halo", "0")
+
+
+def test_exchange_is_said_to_take_no_halo(capsys: Capture) -> None:
+    said = printed(capsys, *SMALL, "--image", "99x70", "--halo-mode", "exchange")
+    assert "halo exchanged between ranks; work ratio 1.01" in said
+    assert "Seconds do not count the rims' way" in said
+
+
+def test_a_dry_run_says_what_each_partition_takes(capsys: Capture) -> None:
+    asked = [*TINY, "--partitions", "3", "--devices-per-node", "3", "--micro-batches", "4"]
+    plan = json.loads(printed(capsys, *asked, "--dry-run", "--json"))["answer"]
+    said = next(note for note in plan["notes"] if note.startswith("Dry run"))
+    layers = unet_layers(UNetOptions(poolings=1, convolutions=1, base=4))
+    layout = plan["layout"]
+    step = layers, tuple(plan["tile_read_px"]), plan["balance"], layout["micro_batches"]
+    found = dry_run(*step, layout["checkpointing"])
+    sizes = ", ".join(f"{num_bytes / 2**30:.2f}" for num_bytes in found.partitions)
+    assert f": {sizes} GiB on partitions 0 to 2." in said
+    for part, num_bytes in zip(plan["parts"], found.partitions, strict=True):
+        assert 0.98 * num_bytes <= part["num_bytes"] <= 1.25 * num_bytes
+    assert "--dry-run" in refusal(capsys, 2, *TINY, "--sweep", "grid", "--dry-run")
+    assert "layers wait for other ranks" in refusal(
+        capsys, 2, *SMALL, "--image", "150x110", "--halo-mode", "exchange", "--dry-run"
+    )
+
+
+def tight(capsys: Capture, share: float, *arguments: str) -> list[str]:
+    """The arguments, for devices that hold a share of what they take without swapping."""
+    needed = json.loads(printed(capsys, *arguments, "--json"))["answer"]["device_bytes"]
+    return [*arguments, "--device-gib", f"{share * needed / 0.9 / 2**30:.9f}"]
+
+
+SWAPPING = [*SMALL, "--base", "8", "--image", "900x700", "--grid", "2x3"]
+ALONE = [*SWAPPING, "--partitions", "1", "--micro-batches", "1"]
+PIPELINE = [*SWAPPING, "--partitions", "2", "--micro-batches", "4", "--batch-size", "6"]
+LINE = re.compile(
+    r"^  swap           (.+); (\S+) GiB out and in per mini-batch of a rank, \+(\d+)% time$",
+    re.MULTILINE,
+)
+
+
+def said_and_written(
+    capsys: Capture, path: Path, *arguments: str
+) -> tuple[re.Match[str], dict[str, Any]]:
+    """The line about swapping, and the plan, whose answer this checks that line against."""
+    (line,) = LINE.finditer(printed(capsys, *arguments, "-o", str(path)))
+    plan: dict[str, Any] = json.loads(path.read_text())
+    swaps = plan["answer"]["swaps"]
+    parts = swaps["partitions"]
+    moved = sum(part["swapped_bytes"] for part in parts) / 2**30
+    assert moved > 0
+    assert float(line[2]) == pytest.approx(moved, rel=0.5)
+    assert int(line[3]) == round(100 * plan["answer"]["swap_overhead"])
+    assert ("inputs and skips on the host" in line[1]) == swaps["stored"]
+    actions = [action for part in parts for action in part["actions"]]
+    for action, word in (("swap", "swapped"), ("checkpoint", "computed again")):
+        count = f"{actions.count(action)} of {len(actions)} cells {word}"
+        assert (count in line[1].split(", ")) == (action in actions)
+    assert read_plan(path).keys == plan["run"]
+    return line, plan
+
+
+def test_cells_that_swap_are_said_and_written(capsys: Capture, tmp_path: Path) -> None:
+    asked = tight(capsys, 0.8, *ALONE)
+    said = refusal(capsys, 1, *asked)
+    assert re.search(r"\); swap auto: 2 × 3 tiles, 1 partition, .*, swapping take ", said)
+    _, plan = said_and_written(capsys, tmp_path / "plan.json", *asked, "--swap", "auto")
+    assert plan["run"]["swap"] == plan["asked"]["swap"] == "auto"
+    answer = plan["answer"]
+    (part,) = answer["swaps"]["partitions"]
+    assert {"swap", "keep"} < {*part["actions"]}
+    assert sum(part["cells"]) == sum(answer["balance"])
+    assert part["device_bytes"] == answer["device_bytes"] < answer["swaps"]["without_bytes"][0]
+    assert "no cells that swap" in refusal(capsys, 2, *asked, "--swap", "auto", "--dry-run")
+
+
+def test_a_store_is_said_and_rehearsed(capsys: Capture, tmp_path: Path) -> None:
+    asked = [*PIPELINE, "--checkpointing", "always", "--swap", "all", "--dry-run"]
+    _, plan = said_and_written(capsys, tmp_path / "plan.json", *asked)
+    assert plan["run"]["swap"] == "all"
+    answer = plan["answer"]
+    assert {action for part in answer["swaps"]["partitions"] for action in part["actions"]} == {
+        "keep"
+    }
+    layers = unet_layers(UNetOptions(poolings=1, convolutions=1, base=8))
+    step = layers, tuple(answer["tile_read_px"]), answer["balance"], 4, "always"
+    stored, plain = (dry_run(*step, stored=stored).partitions for stored in (True, False))
+    sizes = ", ".join(f"{num_bytes / 2**30:.2f}" for num_bytes in stored)
+    assert stored != plain
+    assert sum(f": {sizes} GiB on partitions 0 to 1." in note for note in answer["notes"]) == 1
+    for part, num_bytes in zip(answer["parts"], stored, strict=True):
+        assert 0.98 * num_bytes <= part["num_bytes"] <= 1.25 * num_bytes
+
+
+def test_where_nothing_must_nothing_is_swapped(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    said = printed(capsys, *ALONE, "--swap", "auto", "-o", str(path))
+    assert said.count("\n  swap           nothing\n") == 1
+    plan = json.loads(path.read_text())
+    assert plan["run"]["swap"] == "off"
+    assert plan["asked"]["swap"] == "auto"
+    assert plan["answer"]["swaps"] is None
+    # What runs would do is the same without.
+    assert printed(capsys, *ALONE) == said.replace("  swap           nothing\n", "")
+    off = json.loads(printed(capsys, *ALONE, "--swap", "off", "--json"))
+    assert (off["run"], off["answer"]) == (plan["run"], plan["answer"])
+    (line,) = LINE.finditer(printed(capsys, *ALONE, "--swap", "all"))
+    assert line[1] == "8 of 8 cells swapped"
+
+
+def test_a_plan_is_written_for_runs(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    said = json.loads(printed(capsys, *TINY, "--json", "-o", str(path)))
+    assert json.loads(path.read_text()) == said
+    assert read_plan(path).keys == said["run"]
+    assert said["run"]["tiles"] == {"rows": 4, "columns": 6}
+
+
+def test_a_node_with_too_little_memory_is_noted(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tilenet").mkdir()
+    (tmp_path / "tilenet" / "machines.toml").write_text("[summit]\nhost_bytes = 1_000_000\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert "a node's memory is too small for its ranks" in printed(capsys, *TINY)
+
+
+def test_the_sweep_compares_the_exact_work_with_the_formula(capsys: Capture) -> None:
+    layers = unet_layers(UNetOptions(poolings=1, convolutions=1, base=4))
+    epsilon = epsilon_px(2, 1, 3)
+    fixed = ["--partitions", "1", "--micro-batches", "1"]
+    asked = [*SMALL, "--image", "300x200", *fixed, "--sweep", "grid"]
+    rows: list[dict[str, Any]] = json.loads(printed(capsys, *asked, "--json"))
+    assert [row["grid"] for row in rows] == list(range(4, 17))
+    rule = halo_rule("exact", context_of(layers), layers, epsilon)
+    for row in rows:
+        count = row["grid"]
+        assert row["work_ratio"] == cut(300, 200, Cut((count, count)), rule).work_ratio
+        assert row["formula_ratio"] == pytest.approx(1 + 4 * count * epsilon / 300)
+        assert row["fits"] == ("step_s" in row)
+    text = printed(capsys, *asked)
+    (best,) = (line for line in text.splitlines() if "← fastest" in line)
+    fastest = min((row for row in rows if row["fits"]), key=lambda row: row["step_s"])
+    assert best.split()[0] == str(fastest["grid"])
+    assert text.count("\n") == 1 + len(rows)
+
+
+def test_grids_that_do_not_fit_say_so(capsys: Capture) -> None:
+    small = [*SMALL, "--image", "200", "--sweep", "grid", "--partitions", "1"]
+    rows = json.loads(printed(capsys, *small, "--json"))
+    sizes = [row["device_bytes"] for row in rows]
+    between = (min(sizes) + max(sizes)) / 2 / 0.9 / 2**30
+    text = printed(capsys, *small, "--device-gib", f"{between:.9f}")
+    assert 0 < text.count("does not fit") < len(rows)
+    assert "fastest" in text
+
+
+def test_a_small_image_is_swept_as_far_as_it_goes(capsys: Capture) -> None:
+    rows = json.loads(printed(capsys, *SMALL, "--image", "13", "--sweep", "grid", "--json"))
+    assert [row["grid"] for row in rows] == [4, 5, 6, 7]  # seven units of two pixels
+    assert "at most 3 tiles" in refusal(capsys, 1, *SMALL, "--image", "6", "--sweep", "grid")
+
+
+def test_pictures_are_drawn(capsys: Capture, tmp_path: Path) -> None:
+    paths = [tmp_path / "timeline.png", tmp_path / "memory.png"]
+    printed(capsys, *TINY, "--plot", str(paths[0]), "--plot", str(paths[1]))
+    found = [path.read_bytes() for path in paths]
+    assert all(image.startswith(b"\x89PNG") for image in found)
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "said"),
+    [
+        (2, SMALL, "a plan needs --image"),
+        (2, [*TINY, "--tile", "5"], "by --grid or by --tile, not both"),
+        (2, [*TINY, "--balance", "3,x"], "expected whole numbers with commas between, got '3,x'"),
+        (2, [*TINY, "--device-gib", "nan"], "--device-gib must be above 0"),
+        (2, [*TINY, "--devices-per-node", "0"], "--devices-per-node must be above 0"),
+        (2, [*TINY, "--sweep", "grid", "-o", "plan.json"], "leave --plot, --dry-run and -o out"),
+        (2, [*TINY, "--colour"], "unrecognized arguments: --colour"),
+        (1, [*SMALL, "--image", "99", "--machine", "sumit"], "nearest: summit"),
+        (1, [*TINY, "--precision", "bfloat16"], "has no peak for precision bfloat16"),
+        (1, [*TINY, "--balance", "3,4"], "must add up"),
+        (1, [*TINY, "--balance", "3,4", "--partitions", "3"], "one entry a partition"),
+        (1, [*TINY, "--partitions", "0"], "partitions must be at least 1"),
+        (1, [*TINY, "--partitions", "7"], "ask for at most 6"),
+        (1, [*TINY, "--reserve", "1"], "reserve is a share"),
+        (1, [*TINY, "--device-gib", "0.000001"], "a plan must fit its devices (needed: "),
+        (1, [*TINY, "--profile", "nowhere.json"], "the profile must be a readable file"),
+        (1, [*TINY, "-o", "no/such/folder/plan.json"], "name another file"),
+        (1, [*TINY, "--plot", "no/such/folder/a.png"], "no/such/folder"),
+        (1, [*TINY, "--halo-mode", "exchange"], "leave the tiles out"),
+        (1, [*SMALL, "--image", "99", "--halo-mode", "exchange", "--sweep", "grid"], "--sweep"),
+    ],
+)
+def test_what_is_impossible_is_said_in_a_sentence(
+    capsys: Capture, code: int, arguments: list[str], said: str
+) -> None:
+    assert said in refusal(capsys, code, *arguments)

@@ -1,0 +1,116 @@
+"""`tilenet profile`: layers are measured one by one, and `tilenet plan` takes what was measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tilenet.commands import plan as plan_command
+from tilenet.commands.profile import main
+from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.model.network import build_network
+from tilenet.parallel.measure import measure_layers
+from tilenet.planning.profile import read_profile
+
+Capture = pytest.CaptureFixture[str]
+SMALL = ["--poolings", "2", "--convs", "1", "--base", "4", "--bands", "3", "--device", "cpu"]
+LAYERS = unet_layers(UNetOptions(poolings=2, convolutions=1, base=4, bands=3))
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        UNetOptions(poolings=2, base=4, norm="batch", dropout=0.3),
+        UNetOptions(poolings=1, base=4, padding="valid", upsampling="transposed"),
+        UNetOptions(poolings=1, base=6, norm="group", upsampling="bilinear"),
+    ],
+    ids=["same", "valid", "group"],
+)
+def test_every_layer_is_measured(options: UNetOptions, precision: str, repeats: int) -> None:
+    layers = unet_layers(options)
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    network = build_network(layers, dtype=dtype).train()
+    before = {name: value.clone() for name, value in network.named_parameters()}
+    size = (40, 56)
+    image = torch.randn(1, options.bands, *size, dtype=dtype)
+    kept = image.clone()
+    found = measure_layers(network, image, precision, repeats)
+    assert len(found) == len(layers)
+    assert all(one.forward_s > 0 for one in found)
+    # Whatever stands behind the first weights has a gradient to pass on.
+    assert found[0].backward_s > 0
+    assert all(one.backward_s > 0 for one in found[1:])
+    assert torch.equal(image, kept)
+    for name, value in network.named_parameters():
+        assert torch.equal(value, before[name])
+
+
+def test_a_profile_is_written_and_planned_with(capsys: Capture, tmp_path: Path) -> None:
+    path, out = tmp_path / "profile.json", tmp_path / "plan.json"
+    measured = ["--tile", "48x64", "--repeats", "2", "-o", str(path)]
+    assert main([*SMALL, *measured]) == 0
+    table = capsys.readouterr().out
+    assert "48 × 64 px, float32, cpu" in table
+    profile = read_profile(path)
+    assert [layer.kind for layer in profile.layers] == [layer.kind for layer in LAYERS]
+    for kind in {layer.kind for layer in LAYERS}:
+        count = sum(layer.kind == kind for layer in LAYERS)
+        assert any(line.split()[:2] == [kind, str(count)] for line in table.splitlines())
+    planned = [*SMALL[:-2], "--image", "48x64", "--grid", "1x1", "--profile", str(path)]
+    assert plan_command.main([*planned, "-o", str(out)]) == 0
+    assert "roofline" not in capsys.readouterr().out
+    total = sum(layer.forward_s + layer.backward_s for layer in profile.layers)
+    answer = json.loads(out.read_text())["answer"]
+    assert answer["pipeline_s"] == pytest.approx(total)
+    another = [*SMALL[:-2], "--convs", "2", "--image", "48", "--profile", str(path)]
+    assert plan_command.main(another) == 1
+    assert "profile this network" in capsys.readouterr().err
+
+
+def test_json_is_what_is_written(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    assert main([*SMALL, "--tile", "16", "--repeats", "1", "--json", "-o", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(path.read_text())
+
+
+def refusal(capsys: Capture, code: int, *arguments: str) -> str:
+    assert main([*SMALL, *arguments]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+@pytest.mark.parametrize("message", ["CUDA out of memory.\nTried 3 GiB", "DefaultCPUAllocator"])
+def test_a_tile_that_is_too_large_is_refused(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError(message)
+
+    monkeypatch.setattr("tilenet.commands.profile.measure_layers", full)
+    said = refusal(capsys, 1, "--tile", "512")
+    assert f"(tile: 512 × 512 px on cpu: {message.splitlines()[0]}); measure a smaller tile" in said
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "said"),
+    [
+        (1, ["--tile", "50"], "(tile: 50 × 50 px, stride: 4 px); nearest: 48"),
+        (1, ["--tile", "48x50"], "(tile: 48 × 50 px, stride: 4 px); nearest: 48 × 48"),
+        (1, ["--tile", "0"], "nearest: 4"),
+        (1, ["--repeats", "0"], "repeats must be at least 1"),
+        (1, ["--repeats", "-3"], "repeats must be at least 1"),
+        (1, ["--tile", "4", "--norm", "instance"], "more than one cell on every level"),
+        (1, ["--tile", "16", "--repeats", "1", "-o", "no/such/file"], "name another file"),
+        (2, ["--tile", "axb"], "expected N or ROWSxCOLUMNS"),
+        (2, ["--preset", "small"], "a network is given by one of"),
+    ],
+)
+def test_what_is_impossible_is_said_in_a_sentence(
+    capsys: Capture, code: int, arguments: list[str], said: str
+) -> None:
+    assert said in refusal(capsys, code, *arguments)

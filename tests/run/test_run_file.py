@@ -1,0 +1,252 @@
+"""Run files: overrides, groups of keys, and what follows from them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilenet.errors import TilenetError, UsageError
+from tilenet.geometry.networks import PRESETS, UNetOptions
+from tilenet.run.arguments import read_run_file
+from tilenet.run.file import RunFile, network_options, paper_epsilon_px
+from tilenet.run.keys import (
+    AugmentKeys,
+    MeshKeys,
+    NetworkKeys,
+    OptimizerKeys,
+    ScheduleKeys,
+    TileKeys,
+    VectorKeys,
+)
+
+LEAST = "images: a.tif\nlabels: b.tif\nclasses: 2\noutput: out\n"
+
+
+def read(folder: Path, text: str, *options: str) -> RunFile:
+    path = folder / "run.yaml"
+    path.write_text(LEAST + text)
+    return read_run_file(["-c", str(path), *options])[0]
+
+
+def a_run(**change: Any) -> RunFile:
+    least = {"images": "a.tif", "labels": "b.tif", "classes": 2, "output": "out", "steps": 1}
+    return RunFile(**(least | change))
+
+
+EVERYTHING = """
+vectors:
+  field: kind
+  classes: {house: 1, 7: 0, 1.5: 1, true: 0, null: null, ruin: null}
+  priority: [1, 0]
+  all_touched: true
+  burn: 0
+  background: ignore
+  layer: land use
+  crs: EPSG:2953
+bands: [3, 1]
+ignore_index: 0
+nodata: none
+resolution: 0.3
+network: {preset: medium-2, base: 8, norm: batch, dropout: 0.25, bias: true}
+mesh: {replicas: 2, rows: 3, columns: 1}
+tiles: {rows: 4, columns: 5}
+halo: 96
+epochs: 7
+crop_px: 192
+batch_size: 6
+optimizer: {name: sgd, lr: 0.5, momentum: 0.9, weight_decay: 1e-4, nesterov: true, clip_norm: 2}
+schedule: {name: step, warmup_steps: 9, milestones: [10, 30], factor: 0.2, min_lr: 1e-6, power: 2}
+augment: {flips: true, rotations: true, brightness: 0.1, contrast: 0.2, noise: 0.05}
+loss: focal
+focal_gamma: 1.5
+class_weights: [1, 2.5]
+seed: 12
+precision: float64
+device: cpu
+init: w.safetensors
+checkpoint_every: 5
+"""
+
+
+def test_every_key_is_read(tmp_path: Path) -> None:
+    found = read(tmp_path, EVERYTHING, "--ignore_index", "9")
+    assert found == RunFile(
+        images="a.tif",
+        labels="b.tif",
+        classes=2,
+        output="out",
+        bands=[3, 1],
+        ignore_index=9,
+        vectors=VectorKeys(
+            field="kind",
+            classes={"house": 1, 7: 0, 1.5: 1, True: 0, None: None, "ruin": None},
+            priority=[1, 0],
+            all_touched=True,
+            burn=0,
+            background="ignore",
+            layer="land use",
+            crs="EPSG:2953",
+        ),
+        nodata="none",
+        resolution=0.3,
+        network=NetworkKeys(preset="medium-2", base=8, norm="batch", dropout=0.25, bias=True),
+        mesh=MeshKeys(2, 3, 1),
+        tiles=TileKeys(rows=4, columns=5),
+        halo=96,
+        epochs=7,
+        crop_px=192,
+        batch_size=6,
+        optimizer=OptimizerKeys("sgd", 0.5, 0.9, 1e-4, True, 2.0),
+        schedule=ScheduleKeys("step", 2.0, 9, [10, 30], 0.2, 1e-6),
+        augment=AugmentKeys(True, True, 0.1, 0.2, 0.05),
+        loss="focal",
+        focal_gamma=1.5,
+        class_weights=[1.0, 2.5],
+        seed=12,
+        precision="float64",
+        device="cpu",
+        init="w.safetensors",
+        checkpoint_every=5,
+    )
+
+
+def test_dotted_options_override_single_keys(tmp_path: Path) -> None:
+    network = "network: {preset: small, norm: batch}\nsteps: 3\n"
+    found = read(tmp_path, network, "--network.norm=none", "--steps", "9", "--optimizer.lr", "2")
+    assert found.network == NetworkKeys(preset="small", norm="none")
+    assert found.steps == 9
+    assert found.optimizer == OptimizerKeys(lr=2.0)
+
+
+def test_a_run_needs_no_file() -> None:
+    found, flags = read_run_file(
+        ["--images=a.tif", "--labels=b.tif", "--classes=[sea, land]", "--output=out", "--steps=4"]
+    )
+    assert found == a_run(classes=["sea", "land"], steps=4)
+    assert (flags.resume, flags.overwrite) == (False, False)
+    flags = read_run_file(
+        ["--images=a", "--labels=b", "--classes=2", "--output=o", "--steps=1"]
+        + ["--resume", "--overwrite"]
+    )[1]
+    assert (flags.resume, flags.overwrite) == (True, True)
+
+
+@pytest.mark.parametrize("word", ["off", "'off'", "no", "false"])
+def test_swap_off_is_off_although_yaml_reads_it_as_false(tmp_path: Path, word: str) -> None:
+    assert read(tmp_path, f"steps: 1\nswap: {word}\n").swap == "off"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "wanted"),
+    [
+        ("", [], range(0)),
+        ("profile: {steps: 40-60}", [], range(40, 61)),
+        ("profile: {steps: '40-60'}", [], range(40, 61)),
+        ("profile: {steps: 7}", [], range(7, 8)),
+        ("profile: {steps: 7}", ["--profile.steps", "3-3"], range(3, 4)),
+        ("profile: {steps: 7}", ["--profile.steps=null"], range(0)),
+    ],
+)
+def test_steps_of_a_profile_are_a_range_or_one(
+    tmp_path: Path, text: str, options: list[str], wanted: range
+) -> None:
+    found = read(tmp_path, f"steps: 99\n{text}\n", *options).profile.numbers
+    assert list(found) == list(wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "bands", "names"),
+    [
+        ("[red, nir]", ["red", "nir"], ("red", "nir")),
+        ("[4, 3, 2]", [4, 3, 2], None),
+        ("[4, red]", [4, "red"], (None, "red")),
+        ("[B04, N]", ["B04", "N"], ("B04", "N")),
+    ],
+)
+def test_bands_are_numbers_names_or_both(
+    tmp_path: Path, text: str, bands: list[int | str], names: tuple[str | None, ...] | None
+) -> None:
+    for found in (
+        read(tmp_path, f"steps: 1\nbands: {text}\n"),
+        read(tmp_path, "steps: 1\n", "--bands", text),
+    ):
+        assert (found.bands, found.band_names) == (bands, names)
+
+
+def test_a_black_collar_and_stacks_are_said_in_words(tmp_path: Path) -> None:
+    found = read(tmp_path, "steps: 1\nnodata: collar\nimages: [R.tif+G.tif]\nlabels: [l.tif]\n")
+    assert (found.nodata, found.image_paths) == ("collar", ("R.tif+G.tif",))
+
+
+def test_one_image_or_several_and_classes_by_number_or_name() -> None:
+    assert a_run().image_paths == ("a.tif",)
+    assert a_run().label_paths == ("b.tif",)
+    assert a_run(classes=3).class_names == ("0", "1", "2")
+    several = a_run(images=["a", "c"], labels=["b", "d"], classes=["sea", "land"])
+    assert several.image_paths == ("a", "c")
+    assert several.label_paths == ("b", "d")
+    assert several.class_names == ("sea", "land")
+
+
+# --- unknown keys and wrong types
+
+
+def test_the_recipe_is_set_on_the_command_line(tmp_path: Path) -> None:
+    options = ["--class_weights", "auto", "--schedule.name=cosine", "--augment.noise", "0.5"]
+    found = read(tmp_path, "steps: 9\n", *options, "--optimizer.clip_norm", "3")
+    assert found.class_weights == "auto"
+    assert (found.schedule, found.augment) == (ScheduleKeys("cosine"), AugmentKeys(noise=0.5))
+    assert found.optimizer == OptimizerKeys(clip_norm=3.0)
+    with pytest.raises(UsageError, match="class_weights"):
+        read(tmp_path, "steps: 9\n", "--class_weights", "some")
+
+
+@pytest.mark.parametrize(
+    ("loss", "terms"),
+    [("ce", ("ce",)), ("dice", ("dice",)), ("focal", ("focal",)), ("ce+dice", ("ce", "dice"))],
+)
+def test_a_loss_is_a_sum_of_terms(loss: Any, terms: tuple[str, ...]) -> None:
+    """Of whole words: dice ends in ce."""
+    assert a_run(loss=loss).loss_terms == terms
+
+
+def test_class_weights_are_numbers() -> None:
+    with pytest.raises(TilenetError, match="class_weights"):
+        a_run(class_weights=[float("nan"), 1.0])
+
+
+# --- the network
+
+
+def test_keys_of_the_network_change_the_presets_or_the_defaults() -> None:
+    assert network_options(NetworkKeys(), 3, 5) == UNetOptions(bands=3, classes=5)
+    found = network_options(NetworkKeys(preset="large", base=8, dropout=0.0, bias=False), 3, 5)
+    assert found == replace(PRESETS["large"], base=8, dropout=0.0, bias=False, bands=3, classes=5)
+    given = NetworkKeys(None, 2, 3, 6, 5, "valid", "bilinear", "group", "tile", 3, 0.5, True)
+    wanted = UNetOptions(2, 3, 6, 4, 7, 5, "valid", "bilinear", "group", "tile", 3, 0.5, True)
+    assert network_options(given, 4, 7) == wanted
+
+
+@pytest.mark.parametrize(
+    ("keys", "epsilon"),
+    [
+        (NetworkKeys(preset="small"), 92),
+        (NetworkKeys(preset="medium-1"), 230),
+        (NetworkKeys(preset="large"), 380),
+        (NetworkKeys(preset="large", poolings=4), 92),
+        (NetworkKeys(preset="small", convolutions=5), 230),
+        (NetworkKeys(poolings=4, convolutions=2), 92),
+        (NetworkKeys(poolings=4, convolutions=2, kernel=5), 184),
+    ],
+    ids=str,
+)
+def test_the_papers_halo_counts_one_level_less_for_its_own_models(
+    keys: NetworkKeys, epsilon: int
+) -> None:
+    assert paper_epsilon_px(keys, network_options(keys, 4, 2)) == epsilon
+
+
+def test_an_impossible_network_is_refused() -> None:
+    with pytest.raises(TilenetError, match="nearest: 4"):
+        network_options(NetworkKeys(base=5), 4, 2)

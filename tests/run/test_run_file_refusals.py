@@ -1,0 +1,270 @@
+"""Run files: unknown keys, values of the wrong type, and contradictions, each with its sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_run_file import LEAST, a_run, read
+
+from tilenet.errors import TilenetError, UsageError
+from tilenet.run.arguments import read_run_file
+from tilenet.run.keys import (
+    AugmentKeys,
+    CheckpointKeys,
+    GradientKeys,
+    OptimizerKeys,
+    ProfileKeys,
+    ScheduleKeys,
+    SwappingKeys,
+    TileKeys,
+    ValidationKeys,
+    VectorKeys,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown", "nearest"),
+    [
+        ("stpes: 3", "stpes", "steps"),
+        ("netwrk: {preset: small}", "netwrk.preset", "network.preset"),
+        ("network: {pooling: 3}", "network.pooling", "network.poolings"),
+        ("mesh: {cols: 3}", "mesh.cols", "mesh.columns"),
+        ("tiles: {size: 64}", "tiles.size", "tiles.size_px"),
+        ("checkpoint_evry: 3", "checkpoint_evry", "checkpoint_every"),
+    ],
+)
+def test_an_unknown_key_of_the_file_names_the_nearest_known_one(
+    tmp_path: Path, text: str, unknown: str, nearest: str
+) -> None:
+    said = rf"unknown key {unknown}; the nearest known key is {nearest}\)$"
+    with pytest.raises(UsageError, match=said) as raised:
+        read(tmp_path, f"steps: 1\n{text}\n")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "unknown", "nearest"),
+    [
+        (["--stpes", "3"], "stpes", "steps"),
+        (["--stpes=3"], "stpes", "steps"),
+        (["--network.norm_scop", "tile"], "network.norm_scop", "network.norm_scope"),
+        (["--optimizer.momentm=0.9"], "optimizer.momentm", "optimizer.momentum"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest_known_one(
+    tmp_path: Path, options: list[str], unknown: str, nearest: str
+) -> None:
+    said = rf"unknown key {unknown}; the nearest known key is {nearest}\)$"
+    with pytest.raises(UsageError, match=said):
+        read(tmp_path, "steps: 1\n", *options)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("steps: many", "steps"),
+        ("steps: 2.5", "steps"),
+        ("halo: wide", "halo"),
+        ("halo: 9.5", "halo"),
+        ("bands: {red: 1}", "bands"),
+        ("precision: float17", "precision"),
+        ("network: {preset: tiny}", "network.preset"),
+        ("network: {norm: layer}", "network.norm"),
+        ("loss: hinge", "loss"),
+        ("nodata: black", "nodata"),
+        ("optimizer: {name: lion}", "optimizer.name"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_by_its_key(
+    tmp_path: Path, text: str, key: str
+) -> None:
+    with pytest.raises(UsageError, match=f'"{key}"') as raised:
+        read(tmp_path, f"epochs: 1\n{text}\n")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["images", "classes", "output"])
+def test_a_missing_key_is_refused_by_its_name(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "run.yaml"
+    lines = [line for line in LEAST.splitlines() if not line.startswith(key)]
+    path.write_text("\n".join([*lines, "steps: 1", ""]))
+    with pytest.raises(UsageError, match=key):
+        read_run_file(["-c", str(path)])
+
+
+def test_labels_may_be_missing_beside_a_list_of_images_only(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    text = "images: {}\nclasses: 2\noutput: out\nsteps: 1\n"
+    for name in ("list.csv", "list.GeoJSON", "list.gpkg"):
+        path.write_text(text.format(name))
+        assert read_run_file(["-c", str(path)])[0].label_paths == ()
+    path.write_text(text.format("a.tif"))
+    with pytest.raises(TilenetError, match=r"one label file \(images: 1, labels: 0\)"):
+        read_run_file(["-c", str(path)])
+
+
+@pytest.mark.parametrize("text", ["steps: [1", "- steps", "steps: 1\n  epochs: 2"])
+def test_broken_yaml_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        read(tmp_path, text)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_file_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.yaml"):
+        read_run_file(["-c", "/nowhere.yaml"])
+
+
+@pytest.mark.parametrize("text", ["mesh:", "tiles: null", "network: 3"])
+def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: str) -> None:
+    try:
+        assert read(tmp_path, f"steps: 1\n{text}\n") == a_run()
+    except UsageError as error:
+        assert text.partition(":")[0] in str(error)  # noqa: PT017
+
+
+# --- contradictions
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"images": ["a", "c"]}, r"one label file \(images: 2, labels: 1\)"),
+        ({"images": [], "labels": []}, r"one label file \(images: 0, labels: 0\)"),
+        ({"images": "a.csv"}, r"stands alone.*\(images: a\.csv, labels: b\.tif\)"),
+        ({"images": ["a.csv", "b.tif"], "labels": None}, r"stands alone.* labels: none\)"),
+        ({"images": "a\0.tif"}, r"holds no NUL bytes"),
+        ({"labels": ""}, r"a path is not empty"),
+        (
+            {"validation": ValidationKeys("v.json", "w.tif")},
+            r"\(validation\.images: v\.json, validation\.labels: w\.tif\)",
+        ),
+        ({"steps": None}, r"steps or epochs, one of them \(steps: None, epochs: None\)"),
+        ({"epochs": 2}, r"steps or epochs, one of them \(steps: 1, epochs: 2\)"),
+        ({"steps": -1}, r"steps must be at least 0 \(steps: -1\)"),
+        ({"steps": None, "epochs": -3}, r"epochs must be at least 0 \(epochs: -3\)"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1"),
+        (
+            {"checkpoints": CheckpointKeys(keep=0)},
+            r"newest checkpoints that stay, at least 1 \(checkpoints.keep: 0\)",
+        ),
+        ({"crop_px": 0}, "crop_px must be at least 1"),
+        ({"classes": 1}, "at least two classes"),
+        ({"classes": ["sea"]}, "at least two classes"),
+        ({"classes": ["sea", "a b", "ice", "a b"]}, r"name of its own.*'a b' stands there 2 times"),
+        ({"ignore_index": 1}, r"may not be a class \(ignore_index: 1, classes: 0 to 1\)"),
+        ({"ignore_index": 0}, r"may not be a class \(ignore_index: 0, classes: 0 to 1\)"),
+        ({"vectors": VectorKeys(burn=2)}, r"\(vectors.burn: 2, classes: 0 to 1, ignore_index: 255"),
+        ({"class_weights": [1.0]}, "one weight of at least 0 per class"),
+        ({"class_weights": [1.0, -0.5]}, "one weight of at least 0 per class"),
+        ({"class_weights": [0.0, 0.0]}, "not all 0"),
+        ({"class_weights": []}, "one weight of at least 0 per class"),
+        ({"tiles": TileKeys(2, 2, 64)}, "a grid or as a size, not both"),
+        ({"tiles": TileKeys(rows=2)}, r"rows and columns \(rows: 2, columns: None\)"),
+        ({"tiles": TileKeys(columns=3)}, r"rows and columns \(rows: None, columns: 3\)"),
+        ({"partitions": 0}, r"partitions must be at least 1 \(partitions: 0\)"),
+        ({"micro_batches": 0}, r"micro_batches must be at least 1 \(micro_batches: 0\)"),
+        (
+            {"partitions": 3, "balance": [3, 4]},
+            r"one number of layers per partition \(balance: \[3, 4\], partitions: 3\)",
+        ),
+        (
+            {"partitions": 2, "device": ["cpu"]},
+            r"names one per partition \(device: \['cpu'\], partitions: 2\)",
+        ),
+        ({"balance": []}, r"at least one partition \(balance: \[\]\)"),
+        ({"micro_batches": 1025}, r"at most 1024 micro-batches"),
+        ({"profile": ProfileKeys("60-40")}, r"first and a last step .*steps: 60-40\); write 40-60"),
+        ({"profile": ProfileKeys("0-3")}, r"from 1 on.*\(profile.steps: 0-3\)"),
+        ({"profile": ProfileKeys(0)}, r"from 1 on.*\(profile.steps: 0\)"),
+        ({"profile": ProfileKeys("-3")}, r"first and a last step .*\(profile.steps: -3\)"),
+        ({"profile": ProfileKeys("4-")}, r"first and a last step .*\(profile.steps: 4-\)"),
+        ({"profile": ProfileKeys("all")}, r"first and a last step .*\(profile.steps: all\)"),
+        ({"profile": ProfileKeys("1-101")}, r"at most 100 together .*\(profile.steps: 1-101\)"),
+        (
+            {"profile": ProfileKeys("5-9"), "steps": 4},
+            r"begin within the run \(profile.steps: 5-9, steps: 4\); choose earlier ones",
+        ),
+        ({"gradients": GradientKeys(piece_mb=0)}, r"piece_mb must lie between"),
+        ({"gradients": GradientKeys(piece_mb=float("nan"))}, r"piece_mb must lie between"),
+        ({"swap": True}, r"off, auto or all \(swap: true\); auto swaps no more"),
+        ({"swapping": SwappingKeys(device_gib=0)}, r"swapping\.device_gib .* above 0 .*: 0\)"),
+        ({"swapping": SwappingKeys(min_mib=-0.5)}, r"min_mib .* from 0 on .*: -0\.5\)"),
+        ({"swapping": SwappingKeys(host_gib=-1)}, r"swapping\.host_gib .* above 0 .*: -1\)"),
+        ({"focal_gamma": -0.1}, r"focal_gamma must be a number of at least 0 .*: -0\.1\)"),
+        ({"focal_gamma": float("inf")}, r"focal_gamma must be a number"),
+        ({"optimizer": OptimizerKeys("sgd", nesterov=True)}, r"nesterov is a kind of momentum"),
+        (
+            {"optimizer": OptimizerKeys("adamw", momentum=0.9, nesterov=True)},
+            r"nesterov is a kind .*\(optimizer\.name: adamw, optimizer\.momentum: 0\.9\)",
+        ),
+        ({"optimizer": OptimizerKeys(clip_norm=0.0)}, r"clip_norm must be a number above 0"),
+        ({"optimizer": OptimizerKeys(clip_norm=float("nan"))}, r"clip_norm must be .* nan\)"),
+        ({"schedule": ScheduleKeys("poly", power=0)}, r"schedule\.power must be .* above 0"),
+        ({"schedule": ScheduleKeys(factor=-1)}, r"schedule\.factor must be .* above 0"),
+        ({"schedule": ScheduleKeys(warmup_steps=-1)}, r"warm-up must end before the run"),
+        (
+            {"schedule": ScheduleKeys(warmup_steps=5), "steps": 5},
+            r"\(.*warmup_steps: 5, steps: 5\)",
+        ),
+        ({"schedule": ScheduleKeys(min_lr=0.1)}, r"min_lr lies between .*lr: 0\.001\)"),
+        ({"schedule": ScheduleKeys(min_lr=-0.1)}, r"min_lr lies between"),
+        ({"schedule": ScheduleKeys("step")}, r"milestones belong to .*None\); set some"),
+        ({"schedule": ScheduleKeys("poly", milestones=[3])}, r"milestones belong .* name: step"),
+        ({"schedule": ScheduleKeys("step", milestones=[])}, r"steps from 1 on, each later"),
+        ({"schedule": ScheduleKeys("step", milestones=[0, 4])}, r"steps from 1 on, each later"),
+        ({"schedule": ScheduleKeys("step", milestones=[4, 4])}, r"each later .*\[4, 4\]\)"),
+        ({"augment": AugmentKeys(brightness=-0.1)}, r"augment\.brightness must be .* least 0"),
+        ({"augment": AugmentKeys(noise=float("inf"))}, r"augment\.noise must be .* least 0"),
+        ({"augment": AugmentKeys(contrast=1.1)}, r"augment\.contrast must be .* between 0 and 1"),
+    ],
+    ids=str,
+)
+def test_a_contradiction_has_its_sentence(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(TilenetError, match=said) as raised:
+        a_run(**change)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 0},
+        {"steps": None, "epochs": 0},
+        {"ignore_index": 2},
+        {"ignore_index": -1},
+        {"class_weights": [0.0, 1e-9]},
+        {"class_weights": "auto", "loss": "focal", "focal_gamma": 0.0},
+        {"schedule": ScheduleKeys("step", milestones=[1], min_lr=0.001, warmup_steps=0)},
+        {"schedule": ScheduleKeys("poly", warmup_steps=1), "steps": 2},
+        {"schedule": ScheduleKeys(warmup_steps=9), "steps": 0},
+        {"augment": AugmentKeys(contrast=1.0, brightness=5.0)},
+        {"seed": 0, "batch_size": 1, "crop_px": 1, "checkpoint_every": 1},
+        {"checkpoints": CheckpointKeys(keep=1)},
+        {"tiles": TileKeys(size_px=64)},
+        {"tiles": TileKeys(1, 1)},
+        {"partitions": 1, "micro_batches": 1, "checkpointing": "never", "swap": "off"},
+        {"profile": ProfileKeys(1)},
+        {"profile": ProfileKeys("1-100")},
+        {"profile": ProfileKeys("1000-1099"), "steps": None, "epochs": 1},
+    ],
+    ids=str,
+)
+def test_the_least_values_are_legal(change: dict[str, Any]) -> None:
+    run = a_run(**change)
+    assert all(getattr(run, name) == value for name, value in change.items())
+
+
+def test_contradictions_of_a_file_are_said_in_the_same_words(tmp_path: Path) -> None:
+    with pytest.raises(TilenetError, match="steps or epochs"):
+        read(tmp_path, "steps: 1\nepochs: 2\n")
+
+
+@pytest.mark.parametrize(
+    "keys", [{"lr": -1.0}, {"lr": float("nan")}, {"momentum": -1.0}, {"weight_decay": -1.0}]
+)
+def test_an_optimizer_that_torch_refuses_is_refused(keys: dict[str, float]) -> None:
+    with pytest.raises(TilenetError, match=next(iter(keys))):
+        a_run(optimizer=OptimizerKeys("sgd", **keys))

@@ -1,0 +1,58 @@
+"""A run as text is the same run when it is read again."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tilenet.run.arguments import read_run_file
+from tilenet.run.file import RunFile
+from tilenet.run.file_text import run_file_text
+from tilenet.run.keys import (
+    AugmentKeys,
+    MeshKeys,
+    NetworkKeys,
+    OptimizerKeys,
+    ScheduleKeys,
+    VectorKeys,
+)
+
+PLAIN = RunFile(images="a.tif", labels="b.tif", classes=3, output="run", steps=7)
+NAMES = ["no", "Yes", "null", "1", "2.5", "ground: soil", "# x", "é\n\t\u2028", "<script>", "-", ""]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        PLAIN,
+        replace(PLAIN, images=["a b.tif", "c+d.tif"], labels=["~", "on.gpkg"], classes=NAMES),
+        replace(PLAIN, optimizer=OptimizerKeys(lr=1e-05, weight_decay=1.5e-20, clip_norm=1e22)),
+        replace(PLAIN, nodata=-3.4028234663852886e38, resolution=0.1 + 0.2, bands=[4, "nir", 1]),
+        replace(PLAIN, nodata="none", steps=None, epochs=3, crop_px=64, swap="all", init="x/y"),
+        replace(
+            PLAIN,
+            vectors=VectorKeys(field="kind", classes={"road": 1, 2: None, None: 0, "no": 2}),
+            class_weights=[0.1, 2.0, 1e-7],
+            balance=[3, 4],
+            device=["cpu", "cpu"],
+        ),
+        replace(
+            PLAIN,
+            network=NetworkKeys(norm="instance", dropout=0.3, bias=False),
+            mesh=MeshKeys(1, 2, 3),
+            schedule=ScheduleKeys("step", milestones=[2, 5]),
+            augment=AugmentKeys(flips=True, noise=0.25),
+            class_weights="auto",
+            halo=96,
+        ),
+    ],
+)
+def test_the_text_gives_the_same_run(run: RunFile, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(run_file_text(run), encoding="utf-8")
+    plain = yaml.safe_load(path.read_text(encoding="utf-8"))  # as other programs read it
+    assert plain["optimizer"]["lr"] == run.optimizer.lr
+    assert plain["classes"] == run.classes
+    again, _ = read_run_file(["-c", str(path)])
+    assert again == run

@@ -1,0 +1,202 @@
+"""What a run writes down of its validations, and what it knows of them when it goes on."""
+
+import csv
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilenet.confusion import better, scores
+from tilenet.errors import TilenetError
+from tilenet.files import tensorboard
+from tilenet.files.tensorboard import check_tensorboard
+from tilenet.parallel.swap_statistics import SwapCounts
+from tilenet.run.file import RunFile
+from tilenet.run.keys import ValidationKeys
+from tilenet.run.log import RunLog
+from tilenet.run.scoring import Validated
+from tilenet.run.step import StepResult
+
+CLASSES = ["field, wet", "road", "nowhere"]
+
+
+def a_run(folder: Path, **more: Any) -> RunFile:
+    score = more.pop("score", "mean_iou")
+    validation = ValidationKeys(images="v.tif", labels="w.tif", score=score)
+    given = {"classes": CLASSES, "steps": 9, "validation": validation, **more}
+    return RunFile(images="a.tif", labels="b.tif", output=str(folder), **given)
+
+
+def found(seed: int) -> Validated:
+    rng = np.random.default_rng(seed)
+    matrix = rng.integers(1, 1000, (3, 4))
+    matrix[2], matrix[:, 2], matrix[0, 1] = 0, 0, 0
+    return Validated(float(rng.random()), matrix, 1.25 * seed)
+
+
+def result(loss: float) -> StepResult:
+    return StepResult(loss, 70.0, 0.5, 0.1, 0.2, SwapCounts(), 0.3, 4096, stop=False)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def checkpoint(folder: Path, *steps: int) -> None:
+    for step in steps:
+        (folder / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+
+
+def test_rows_hold_all_scores_to_their_last_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = RunLog(tmp_path, a_run(tmp_path), 0)
+    log.step(1, result(0.1), 1 / 3)
+    one = found(1)
+    log.validation(1, one, best=True)
+    log.close()
+    assert rows_of(tmp_path / "history.csv")[0]["learning_rate"] == "0.33333333333333331"
+    (row,) = rows_of(tmp_path / "validation.csv")
+    wanted = scores(one.matrix)
+    assert list(row)[:7] == [
+        *("step", "loss", "num_pixels", "accuracy", "mean_iou", "mean_f1", "seconds")
+    ]
+    assert list(row)[7:10] == ["iou_field, wet", "f1_field, wet", "iou_road"]
+    assert float(row["loss"]) == one.loss
+    for name in ("num_pixels", "accuracy", "mean_iou", "mean_f1"):
+        assert float(row[name]) == wanted[name]
+    for name, iou, f1 in zip(CLASSES[:2], wanted["iou"], wanted["f1"], strict=False):
+        assert (float(row[f"iou_{name}"]), float(row[f"f1_{name}"])) == (iou, f1)
+    assert (row["iou_nowhere"], row["f1_nowhere"]) == ("", "")
+    cells = rows_of(tmp_path / "confusion.csv")
+    assert [[int(v) for v in cell.values()] for cell in cells] == [
+        [1, 0, 0, one.matrix[0, 0]],
+        [1, 1, 0, one.matrix[1, 0]],
+        [1, 1, 1, one.matrix[1, 1]],
+    ]
+    said = capsys.readouterr().err
+    assert f"after step 1: mean IoU {wanted['mean_iou']:.4f}, accuracy " in said
+    assert f"road {wanted['iou'][1]:.4f}, nowhere –; 1.2 s; the best so far" in said
+
+
+def test_more_than_ten_classes_are_not_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = RunLog(tmp_path, a_run(tmp_path, classes=11), 0)
+    matrix = np.random.default_rng(1).integers(1, 50, (11, 12))
+    log.validation(1, Validated(0.5, matrix, 1.0), best=False)
+    said = capsys.readouterr().err
+    assert "mean IoU" in said
+    assert "; IoU" not in said
+    assert "best" not in said
+
+
+@pytest.mark.parametrize("score", ["mean_iou", "loss"])
+def test_the_best_is_found_again(tmp_path: Path, score: str) -> None:
+    run = a_run(tmp_path, score=score)
+    log = RunLog(tmp_path, run, 0)
+    values = {step: found(step % 4 + 1) for step in range(1, 9)}  # 5 to 8 are 1 to 4 again
+    for step, one in values.items():
+        log.validation(step, one, best=False)
+    log.close()
+    checkpoint(tmp_path, *values)
+    wanted = sorted(values, key=lambda step: values[step].score(score), reverse=score != "loss")
+    log = RunLog(tmp_path, run, 8)
+    assert log.best() == (wanted[0], values[wanted[0]].score(score))
+    assert wanted[0] < wanted[1]
+    assert [step for step in range(11) if log.has_validation(step)] == list(values)
+    log.close()
+    # Of steps that are repeated, and of checkpoints that are gone, nothing is known.
+    log = RunLog(tmp_path, run, 4)
+    assert not log.has_validation(5)
+    for step in wanted[:2]:
+        (tmp_path / "checkpoints" / f"step-{step:08d}").rmdir()
+    left = [step for step in wanted[2:] if step <= 4]
+    assert log.best() == (left[0], values[left[0]].score(score))
+    log.close()
+
+
+def test_a_loss_that_is_no_number_is_left_out_and_never_the_best(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, a_run(tmp_path, score="loss"), 0)
+    log.validation(1, Validated(float("nan"), found(1).matrix, 1.0), best=False)
+    checkpoint(tmp_path, 1)
+    assert rows_of(tmp_path / "validation.csv")[0]["loss"] == ""
+    assert log.best() is None
+    log.close()
+
+
+def test_without_validation_there_are_no_tables_of_it(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, a_run(tmp_path, validation=ValidationKeys()), 0)
+    assert log.best() is None
+    assert not log.has_validation(1)
+    log.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["history.csv"]
+
+
+def test_of_a_loss_the_smaller_is_better() -> None:
+    assert better("loss", 0.1, 0.2)
+    assert better("mean_f1", 0.2, 0.1)
+    assert not better("loss", 0.2, 0.2)
+    assert not better("accuracy", 0.2, 0.2)
+
+
+# --- scalars
+
+
+def test_tensorboard_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(TilenetError, match="pip install tensorboard") as raised:
+        check_tensorboard()
+    assert "\n" not in str(raised.value)
+
+
+def test_scalars_go_to_the_writer_and_repeated_steps_are_purged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    class Writer:
+        def __init__(self, folder: str, purge_step: int) -> None:
+            made.append((folder, purge_step))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            made.append((name, value, step))
+
+        def close(self) -> None:
+            made.append("closed")
+
+    stand_in = types.SimpleNamespace(SummaryWriter=Writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
+    log = RunLog(tmp_path, a_run(tmp_path, tensorboard=True), 6)
+    log.step(7, result(0.25), 0.125)
+    one = found(3)
+    log.validation(7, one, best=True)
+    log.close()
+    assert made[0] == (str(tmp_path / "tensorboard"), 7)
+    assert made[1:3] == [("loss", 0.25, 7), ("learning_rate", 0.125, 7)]
+    rest = {name: value for name, value, step in made[3:-1] if step == 7}
+    assert rest["validation/loss"] == one.loss
+    assert rest["validation/iou/road"] == one.scores["iou"][1]
+    assert rest["validation/f1/field, wet"] == one.scores["f1"][0]
+    assert not any("nowhere" in name for name in rest)
+    assert made[-1] == "closed"
+
+
+def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = a_run(tmp_path, tensorboard=True)
+    for first, steps in ((0, (1, 2, 3)), (1, (2, 3))):
+        log = RunLog(tmp_path, run, first)
+        for step in steps:
+            log.step(step, result(step + first / 2), 0.5)
+        log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    values = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert values == [(1, 1.0), (2, 2.5), (3, 3.5)]

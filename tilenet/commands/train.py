@@ -1,0 +1,46 @@
+"""`tilenet train`: read the run file once, then train on all ranks."""
+
+import sys
+
+from tilenet.errors import AgreedError, TilenetError, UsageError
+from tilenet.parallel.mesh import run_as_rank, world
+from tilenet.parallel.progress import say
+from tilenet.run.arguments import read_run_file
+from tilenet.run.file import RunFile
+from tilenet.run.lists import with_listed_images
+from tilenet.train import train
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; returns its exit code."""
+    return run_as_rank(lambda: _train(arguments))
+
+
+def _train(arguments: list[str]) -> int:
+    if {"-h", "--help", "--print_config"} & {a.split("=")[0] for a in arguments}:
+        read_run_file(arguments)  # prints and exits
+    comm = world()
+    # Read once and handed out: a file that differs between nodes, or is missing on one, would have
+    # the ranks do different things.
+    read: tuple[RunFile, bool, bool] | TilenetError | UsageError | None = None
+    if comm.rank == 0:
+        try:
+            run, flags = read_run_file(arguments)
+            run, notes = with_listed_images(run)
+            for note in notes:
+                say(note)
+            read = run, flags.resume, flags.overwrite
+        except (TilenetError, UsageError) as error:
+            read = error
+    read = comm.bcast(read)
+    if isinstance(read, UsageError):
+        if comm.rank == 0:
+            print(f"tilenet train: {read}", file=sys.stderr)
+        return 2
+    if isinstance(read, TilenetError):
+        raise AgreedError(str(read))
+    assert read is not None
+    run, resume, overwrite = read
+    return train(run, resume=resume, overwrite=overwrite)

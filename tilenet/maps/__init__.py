@@ -1,0 +1,1 @@
+"""Making a map: decisions, tiles by rank, going on with an interrupted one."""

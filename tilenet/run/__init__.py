@@ -1,0 +1,1 @@
+"""A training run: its file, decisions, steps and records."""

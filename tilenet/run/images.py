@@ -1,0 +1,166 @@
+"""The images of a run, open: those that are trained on, and what of them is held out."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.errors import TilenetError
+from tilenet.files.held_out_labels import HeldOutLabels
+from tilenet.files.label_files import open_labels
+from tilenet.files.label_source import LabelSource
+from tilenet.files.open_files import allow_open_files
+from tilenet.files.raster import Raster
+from tilenet.files.sample_list import SampleFile, check_apart, sample_files
+from tilenet.files.stack import stacked_paths
+from tilenet.files.units import check_units
+from tilenet.files.validation_image import ValidationImage
+from tilenet.geometry.halo import norm_context
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.tiles import Window
+from tilenet.parallel.labelled_blocks import labelled_blocks
+from tilenet.parallel.mesh import agreed
+from tilenet.planning.held_out import HeldOut, blocks_of, choose_held_out
+from tilenet.run.file import RunFile
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["RunImages", "held_out_note", "hold_out", "open_images"]
+
+
+@dataclass(frozen=True)
+class RunImages:
+    """Open images and labels.
+
+    Attributes:
+        images: That are trained on, in the order of the run file.
+        labels: Theirs; `ignore_index` where training may not look.
+        validation: What the network is scored on: images of their own, then held-out blocks.
+        held_out: The blocks; None: none are.
+    """
+
+    images: list[Raster]
+    labels: list[LabelSource]
+    validation: list[ValidationImage]
+    held_out: HeldOut | None = None
+
+    @property
+    def all_images(self) -> list[Raster]:
+        """All that are open, each once."""
+        return self.images + [part.image for part in self.validation if part.windows is None]
+
+    @property
+    def all_labels(self) -> list[LabelSource]:
+        """Likewise, before blocks are held out."""
+        return self.labels + [part.labels for part in self.validation if part.windows is None]
+
+    @property
+    def files(self) -> list[SampleFile]:
+        """What tells the files apart; before blocks are held out."""
+        found = sample_files(self.images, self.labels, "train")
+        others = [part for part in self.validation if part.windows is None]
+        images, labels = [part.image for part in others], [part.labels for part in others]
+        return found + sample_files(images, labels, "validation")
+
+
+def open_images(run: RunFile, stack: ExitStack) -> RunImages:
+    """Open the images and labels of a run whose lists are read; `stack` closes them.
+
+    Raises:
+        TilenetError: A file is missing, broken or does not fit, images have other bands or units
+            than the first, or one is for training and for validation.
+    """
+    if len(run.image_paths) != len(run.label_paths):
+        raise TilenetError(
+            f"lists of images are read before a run is trained (images: {run.image_paths[0]}); "
+            "call with_listed_images of tilenet/run/lists.py"
+        )
+    train = list(zip(run.image_paths, run.label_paths, strict=True))
+    validation = list(zip(run.validation.image_paths, run.validation.label_paths, strict=True))
+    paths = [path for pair in train + validation for name in pair for path in stacked_paths(name)]
+    allow_open_files(len(paths))
+    if run.resolution is not None:
+        # Before they are opened at it: 0.5 m is no multiple of a pixel in degrees, nor need it be.
+        with ExitStack() as briefly:
+            own = [briefly.enter_context(Raster(image)) for image, _ in train + validation]
+            check_units(own, run.resolution)
+    images, labels = _opened(run, train, stack)
+    others = [
+        ValidationImage(image, part, None)
+        for image, part in zip(*_opened(run, validation, stack), strict=True)
+    ]
+    opened = RunImages(images, labels, others)
+    check_apart(opened.files, once=run.validation.share > 0)
+    for other in others:
+        if len(other.image.bands) != len(images[0].bands):
+            raise TilenetError(
+                f"all images need the same number of bands ({images[0].path}: "
+                f"{len(images[0].bands)}, {other.image.path}: {len(other.image.bands)}); choose "
+                "some with bands"
+            )
+    return opened
+
+
+def hold_out(run: RunFile, opened: RunImages, context_px: int, comm: "MPI.Intracomm") -> RunImages:
+    """Hide held-out blocks from training, and show them to validation. Collective.
+
+    Training does not see their labels, nor those of pixels whose network looks at a held-out one.
+
+    Args:
+        context_px: What the network looks at around any pixel.
+
+    Raises:
+        AgreedError: Labels cannot be read or are no class, or blocks are too few to be shared out.
+    """
+    keys = run.validation
+    if not keys.share:
+        return opened
+    sizes = [image.size for image in opened.images]
+    blocks = blocks_of(sizes, keys.block_px)
+    labelled = labelled_blocks(opened.labels, blocks, len(run.class_names), comm)
+    with agreed(comm):
+        held = choose_held_out(labelled, sizes, keys.block_px, keys.share, run.seed)
+        held.check_rest(context_px)
+    train: list[LabelSource] = []
+    validation = list(opened.validation)
+    for number, (image, labels) in enumerate(zip(opened.images, opened.labels, strict=True)):
+        train.append(HeldOutLabels(labels, partial(held.mask, number, margin_px=context_px)))
+        if windows := held.windows(number):
+            inside = HeldOutLabels(labels, partial(_outside, held, number))
+            validation.append(ValidationImage(image, inside, windows))
+    return replace(opened, labels=train, validation=validation, held_out=held)
+
+
+def held_out_note(held: HeldOut, context_px: int, layers: tuple[Layer, ...]) -> str:
+    """What is held out, and what training still sees of it, in a sentence or two."""
+    note = (
+        f"validation: {held.num_chosen} of {held.num_blocks} blocks of {held.block_px} px are held "
+        f"out; training leaves out labels within {context_px} px of them, too"
+    )
+    norm = norm_context(layers)
+    if norm == "none":
+        return note
+    return f"{note}, but the statistics of norms ({norm}) are of held-out pixels as well"
+
+
+def _opened(
+    run: RunFile, pairs: Sequence[tuple[str, str]], stack: ExitStack
+) -> tuple[list[Raster], list[LabelSource]]:
+    images = [
+        stack.enter_context(Raster(path, run.bands, run.resolution, run.nodata))
+        for path, _ in pairs
+    ]
+    labels = [
+        stack.enter_context(open_labels(path, image, run.ignore_index, run.vectors))
+        for (_, path), image in zip(pairs, images, strict=True)
+    ]
+    return images, labels
+
+
+def _outside(held: HeldOut, number: int, window: Window) -> NDArray[np.bool_]:
+    return ~held.mask(number, window)

@@ -1,0 +1,122 @@
+"""What a run writes down of its steps and validations, and says of the latter."""
+
+from dataclasses import astuple
+from math import isnan
+from pathlib import Path
+
+from tilenet.confusion import better
+from tilenet.files.history import History
+from tilenet.files.tensorboard import Scalars
+from tilenet.files.weights import checkpoint_of_step
+from tilenet.parallel.progress import say
+from tilenet.run.file import RunFile
+from tilenet.run.folder import TABLES
+from tilenet.run.scoring import Validated
+from tilenet.run.step import StepResult
+
+__all__ = ["RunLog"]
+
+SCORES = ("accuracy", "mean_iou", "mean_f1")
+MOST_SAID = 10  # classes
+
+
+class RunLog:
+    """Tables and scalars of a run, on the rank that writes them.
+
+    Args:
+        folder: The run's.
+        steps_done: What stands there of later steps is dropped.
+    """
+
+    def __init__(self, folder: Path, run: RunFile, steps_done: int) -> None:
+        self.folder, self.run, self.names = folder, run, run.class_names
+        history, validation, confusion = (folder / name for name in TABLES)
+        self.history = History(history, steps_done)
+        self.validations: History | None = None
+        if run.validation.wanted:
+            of_classes = [f"{score}_{name}" for name in self.names for score in ("iou", "f1")]
+            columns = ("step", "loss", "num_pixels", *SCORES, "seconds", *of_classes)
+            self.validations = History(validation, steps_done, columns)
+            self.confusion = History(
+                confusion, steps_done, ("step", "label", "predicted", "pixels")
+            )
+        self.scalars = Scalars(folder, steps_done) if run.tensorboard else None
+
+    def step(self, step: int, done: StepResult, rate: float) -> None:
+        """Note a step, counted from 1, and the learning rate of its update."""
+        self.history.add(
+            step,
+            done.loss,
+            done.weight,
+            done.seconds,
+            done.read_seconds,
+            done.reduce_seconds,
+            *astuple(done.swaps),
+            rate,
+            done.exchange_seconds,
+            done.peak_bytes,
+        )
+        if self.scalars:
+            self.scalars.add(step, {"loss": done.loss, "learning_rate": rate})
+
+    def validation(self, step: int, found: Validated, *, best: bool) -> None:
+        """Note a validation, and say what it found."""
+        assert self.validations is not None
+        all_scores = found.scores
+        iou, f1 = all_scores["iou"], all_scores["f1"]
+        means = [all_scores[name] for name in SCORES]
+        classes = [value for both in zip(iou, f1, strict=True) for value in both]
+        cells = [
+            (step, label, guess, pixels)
+            for label, row in enumerate(all_scores["confusion"])
+            for guess, pixels in enumerate(row)
+            if pixels
+        ]
+        self.confusion.add_rows(cells)
+        # Last, for a row here says that the validation was made.
+        loss = None if isnan(found.loss) else found.loss
+        row = (loss, all_scores["num_pixels"], *means, found.seconds, *classes)
+        self.validations.add(step, *row)
+        say(self._sentence(step, found, best=best))
+        if self.scalars:
+            shown = {"loss": loss, **dict(zip(SCORES, means, strict=True))}
+            shown |= {f"iou/{name}": value for name, value in zip(self.names, iou, strict=True)}
+            shown |= {f"f1/{name}": value for name, value in zip(self.names, f1, strict=True)}
+            self.scalars.add(step, {f"validation/{name}": v for name, v in shown.items()})
+
+    def _sentence(self, step: int, found: Validated, *, best: bool) -> str:
+        of, names = found.scores, self.names
+        sentence = (
+            f"validation after step {step}: mean IoU {of['mean_iou']:.4f}, accuracy "
+            f"{of['accuracy']:.4f}, loss {found.loss:.4f}"
+        )
+        if len(names) <= MOST_SAID:
+            each = zip(names, of["iou"], strict=True)
+            shown = (f"{name} {'–' if iou is None else f'{iou:.4f}'}" for name, iou in each)
+            sentence += f"; IoU {', '.join(shown)}"
+        return sentence + f"; {found.seconds:.1f} s" + "; the best so far" * best
+
+    def has_validation(self, step: int) -> bool:
+        """Whether one was made after so many steps."""
+        rows = [] if self.validations is None else self.validations.rows()
+        return any(row["step"] == str(step) for row in rows)
+
+    def best(self) -> tuple[int, float] | None:
+        """Step and value of the best validation whose checkpoint is still there."""
+        name, best = self.run.validation.score, None
+        for row in [] if self.validations is None else self.validations.rows():
+            step, text = int(row["step"]), row[name]
+            if text and checkpoint_of_step(self.folder, step) is not None:
+                value = float(text)
+                if best is None or better(name, value, best[1]):
+                    best = step, value
+        return best
+
+    def close(self) -> None:
+        """Close the files."""
+        for part in (self.history, self.scalars):
+            if part is not None:
+                part.close()
+        if self.validations is not None:
+            self.validations.close()
+            self.confusion.close()
