@@ -1,8 +1,5 @@
 """Scores while training are those of the map that is made of the same checkpoint."""
 
-import csv
-import os
-import signal
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,118 +9,33 @@ import numpy as np
 import pytest
 import rasterio
 import torch
-import torch.nn.functional as F
 from mpi4py import MPI
 from safetensors.torch import load_file
-from test_same_as_whole_image import run_file
-from whole_image import IGNORE, Scene, random_scene
+from validated_runs import (
+    LAYERS,
+    NETWORK,
+    a_run,
+    check_row,
+    held_out,
+    small_tiles,
+    table,
+    wanted_row,
+)
+from whole_image import IGNORE
 
 import tilenet.maps.counts
 import tilenet.maps.decision
 import tilenet.train
 from tilenet.confusion import scores
-from tilenet.errors import AgreedError, TilenetError
-from tilenet.evaluate import confusion_matrix
-from tilenet.files.labels import Labels
-from tilenet.files.raster import Raster
 from tilenet.geometry.tiles import Window
 from tilenet.maps.job import Mapper
 from tilenet.parallel.watchdog import Watchdog
 from tilenet.predict import Prediction, predict
 from tilenet.run.file import RunFile
 from tilenet.run.images import RunImages, hold_out, open_images
-from tilenet.run.keys import NetworkKeys, OptimizerKeys, ScheduleKeys, SwappingKeys, ValidationKeys
+from tilenet.run.keys import OptimizerKeys, SwappingKeys, ValidationKeys
 from tilenet.run.scoring import Validation
-from tilenet.run.step import Step
-from tilenet.run.validation import RunValidation
 from tilenet.train import train
-
-NETWORK = NetworkKeys(poolings=2, convolutions=1, base=4, dropout=0.2)
-LAYERS = 24
-SHAPES = [(53, 91), (39, 42)]
-SCORE = Validation.score
-WEIGHTS = [0.5, 2.0, 1.25]
-
-
-def held_out(comm: MPI.Intracomm, folder: Path) -> list[Scene]:
-    """Images that training does not see; in the second, class 2 does not occur."""
-    shares = [(0.2, 0.3, 0.5), (0.6, 0.4, 0.0)]
-    places = [folder / "held0", folder / "held1"]
-    if comm.rank == 0:
-        for place in places:
-            place.mkdir()
-    comm.Barrier()
-    scenes = [
-        random_scene(place, size, 7, write=comm.rank == 0, shares=share)
-        for place, size, share in zip(places, SHAPES, shares, strict=True)
-    ]
-    comm.Barrier()
-    return scenes
-
-
-def a_run(
-    comm: MPI.Intracomm,
-    folder: Path,
-    network: NetworkKeys = NETWORK,
-    held: list[Scene] | None = None,
-    **more: Any,
-) -> tuple[RunFile, list[Scene]]:
-    scene = random_scene(folder, (61, 90), 1, write=comm.rank == 0)
-    held = held_out(comm, folder) if held is None else held
-    comm.Barrier()
-    keys = ValidationKeys(
-        images=[str(one.image) for one in held],
-        labels=[str(one.labels) for one in held],
-        every=1,
-    )
-    run = run_file(folder, [scene], network)
-    given = {"steps": 2, "validation": keys, "checkpoint_every": 1, "class_weights": WEIGHTS}
-    return replace(run, **{**given, **more}), held
-
-
-def table(run: RunFile, name: str = "validation.csv") -> list[dict[str, str]]:
-    with (Path(run.output) / name).open(newline="") as file:
-        return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
-
-
-def small_tiles(monkeypatch: pytest.MonkeyPatch, num_bytes: int = 1 << 20) -> None:
-    """So that images have several tiles, and with few bytes norms of images several passes."""
-    monkeypatch.setattr(tilenet.maps.decision, "CPU_BYTES", num_bytes)
-    monkeypatch.setattr(tilenet.maps.decision, "CPU_TILE_PX", 32)
-
-
-def wanted_row(checkpoint: Path, held: list[Scene], comm: MPI.Intracomm) -> dict[str, Any]:
-    """What `tilenet predict` and `tilenet evaluate` find of a checkpoint."""
-    total, losses, weight = np.zeros((3, 4), np.int64), 0.0, 0.0
-    weights = torch.tensor(WEIGHTS, dtype=torch.float64)
-    for scene in held:
-        out = checkpoint.parent / "map.tif"
-        asked = Prediction(str(checkpoint), str(scene.image), str(out), overwrite=True)
-        predict(asked, comm)
-        found = confusion_matrix(str(out), str(scene.labels), IGNORE)
-        size = len(found)
-        total[:size, :size] += found[:, :size]
-        total[:size, 3] += found[:, size]
-        comm.Barrier()
-        predict(replace(asked, output="logits"), comm)
-        with rasterio.open(out) as file:
-            logits = torch.from_numpy(file.read())[None]
-        target = torch.from_numpy(np.where(scene.valid, scene.classes, IGNORE))[None]
-        loss = F.cross_entropy(logits, target, weights, ignore_index=IGNORE, reduction="sum")
-        losses += float(loss)
-        weight += float(weights[target[target != IGNORE]].sum())
-        comm.Barrier()
-    return scores(total) | {"loss": losses / weight}
-
-
-def check_row(row: dict[str, str], wanted: dict[str, Any]) -> None:
-    assert abs(float(row["loss"]) - wanted["loss"]) <= 1e-12
-    for name in ("accuracy", "mean_iou", "mean_f1", "num_pixels"):
-        assert float(row[name]) == wanted[name]
-    for number in range(3):
-        for name in ("iou", "f1"):
-            value = wanted[name][number]
-            assert row[f"{name}_{number}"] == ("" if value is None else f"{value:.17g}")
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
@@ -337,9 +249,6 @@ def test_ranks_share_images_of_one_tile(
     assert comm.allgather(sum(computed)) == [2, 1, 1]
 
 
-# --- results, checkpoints, stops
-
-
 @pytest.mark.ranks(3)
 def test_what_is_said(
     comm: MPI.Intracomm, shared_path: Path, capfd: pytest.CaptureFixture[str]
@@ -355,207 +264,3 @@ def test_what_is_said(
     assert "image" in bar
     # The images' tiles have bars of their own only where they take long.
     assert "tile/s" not in said
-
-
-def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
-    """Validations that find these accuracies, whatever the network."""
-    left = list(values)
-
-    def score(self: Validation, network: Any) -> Any:
-        hits = round(left.pop(0) * 100)
-        matrix = np.array([[hits, 100 - hits, 0, 3], [0, 0, 0, 0], [0, 0, 0, 0]])
-        return replace(SCORE(self, network), matrix=matrix, loss=1 - hits / 100)
-
-    monkeypatch.setattr(Validation, "score", score)
-
-
-def kept(run: RunFile) -> tuple[str, str, list[str]]:
-    folder = Path(run.output)
-    names = (os.readlink(folder / name).rpartition("/")[2] for name in ("best", "last"))
-    return (*names, sorted(os.listdir(folder / "checkpoints")))
-
-
-@pytest.mark.ranks(1)
-@pytest.mark.parametrize("score", ["accuracy", "loss"])
-def test_the_best_checkpoint_is_kept_and_of_equals_the_earlier_one(
-    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, score: Any
-) -> None:
-    run, held = a_run(comm, shared_path, steps=5)
-    run = replace(run, validation=replace(run.validation, score=score))
-    scripted(monkeypatch, [0.25, 0.75, 0.75, 0.5, 0.5])
-    assert train(run, comm=comm) == 0
-    names = [f"step-0000000{step}" for step in range(10)]
-    assert kept(run) == (names[2], names[5], [names[2], *names[4:6]])
-    scripted(monkeypatch, [0.7, 0.7, 0.75])
-    assert train(replace(run, steps=8), resume=True, comm=comm) == 0
-    assert kept(run) == (names[2], names[8], [names[2], *names[7:9]])
-    scripted(monkeypatch, [0.9])
-    rarely = replace(run, steps=9, checkpoint_every=100)
-    assert train(rarely, resume=True, comm=comm) == 0
-    assert kept(run) == (names[9], names[9], names[8:])
-    asked = Prediction(f"{run.output}/best", str(held[0].image), str(shared_path / "map.tif"))
-    assert predict(asked, comm)["size"] == list(SHAPES[0])
-
-
-def stops_in_validation(comm: MPI.Intracomm, run: RunFile, patch: pytest.MonkeyPatch) -> None:
-    original = Validation.score
-
-    def asked(self: Validation, network: Any) -> Any:
-        if comm.rank == comm.size - 1 and len(seen) == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        seen.append(1)
-        return original(self, network)
-
-    seen: list[int] = []
-    patch.setattr(Validation, "score", asked)
-    assert train(run, comm=comm) == 75
-    assert [row["step"] for row in table(run)] == ["2", "4"]  # it is made to its end
-    assert len(table(run, "history.csv")) == 4
-
-
-def stops_before_validation(comm: MPI.Intracomm, run: RunFile, patch: pytest.MonkeyPatch) -> None:
-    original = Step.take
-
-    def asked(self: Step, step: int, *rest: Any) -> Any:
-        if comm.rank == comm.size - 1 and step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, step, *rest)
-
-    patch.setattr(Step, "take", asked)
-    assert train(run, comm=comm) == 75
-    assert [row["step"] for row in table(run)] == ["2"]  # who is asked to stop has little time
-
-
-def dies_after_validation(comm: MPI.Intracomm, run: RunFile, patch: pytest.MonkeyPatch) -> None:
-    original = RunValidation.make
-
-    def dies(self: RunValidation, step: int, *rest: Any) -> Any:
-        found = original(self, step, *rest)
-        if step == 4:
-            raise AgreedError("killed")
-        return found
-
-    patch.setattr(RunValidation, "make", dies)
-    with pytest.raises(AgreedError, match="killed"):
-        train(run, comm=comm)
-    assert [row["step"] for row in table(run)] == ["2", "4"]
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize(
-    "stop", [stops_in_validation, stops_before_validation, dies_after_validation]
-)
-def test_a_run_that_was_stopped_leaves_what_an_undisturbed_one_does(
-    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Any
-) -> None:
-    run, _ = a_run(comm, shared_path, steps=5, checkpoint_every=100)
-    schedule = ScheduleKeys("poly", power=2.0)
-    run = replace(run, validation=replace(run.validation, every=2), schedule=schedule)
-    whole = replace(run, output=str(shared_path / "whole"))
-    scripted(monkeypatch, [0.25, 0.75, 0.5])
-    assert train(whole, comm=comm) == 0
-    monkeypatch.undo()
-    scripted(monkeypatch, [0.25, 0.75, 0.75, 0.5] if "dies" in stop.__name__ else [0.25, 0.75, 0.5])
-    with monkeypatch.context() as patch:
-        stop(comm, run, patch)
-    comm.Barrier()
-    assert train(run, resume=True, comm=comm) == 0
-    comm.Barrier()
-    assert [row["step"] for row in table(run)] == ["2", "4", "5"]
-    assert table(run) == table(whole)
-    assert table(run, "confusion.csv") == table(whole, "confusion.csv")
-    rates = [float(row["learning_rate"]) for row in table(run, "history.csv")]
-    assert rates == pytest.approx([run.optimizer.lr * (1 - t / 5) ** 2 for t in range(5)])
-    assert kept(run)[:2] == kept(whole)[:2] == ("step-00000004", "step-00000005")
-
-
-# --- what cannot be validated
-
-
-def spoiled(comm: MPI.Intracomm, scene: Scene, what: str) -> dict[str, str]:
-    """Validation keys of a scene of which something is wrong."""
-    if comm.rank == 0:
-        if what == "labels":
-            with rasterio.open(scene.labels, "r+") as file:
-                file.write(np.where(scene.classes == 1, 3, scene.classes).astype(np.uint8), 1)
-        elif what == "unlabelled":
-            with rasterio.open(scene.labels, "r+") as file:
-                file.write(np.full(scene.classes.shape, IGNORE, np.uint8), 1)
-        elif what == "bands":
-            with rasterio.open(scene.image) as file:
-                profile, pixels = file.profile, file.read()[:2]
-            with rasterio.open(scene.image, "w", **(profile | {"count": 2})) as file:
-                file.write(pixels)
-        elif what == "broken":
-            whole = scene.image.read_bytes()
-            scene.image.write_bytes(whole[: len(whole) // 2])
-        elif what == "missing":
-            scene.labels.unlink()
-    comm.Barrier()
-    return {"images": str(scene.image), "labels": str(scene.labels)}
-
-
-@pytest.mark.ranks(3)
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        ("labels", "labels must be 0 to classes − 1"),
-        ("unlabelled", "at least one pixel with data must be labelled"),
-        ("bands", r"band"),
-        ("broken", "must be readable everywhere"),
-        ("missing", "labels must be a raster or a vector file"),
-    ],
-)
-def test_what_is_wrong_is_said_before_the_first_step(
-    comm: MPI.Intracomm, shared_path: Path, what: str, said: str
-) -> None:
-    run, held = a_run(comm, shared_path)
-    run = replace(run, validation=ValidationKeys(**spoiled(comm, held[1], what)))
-    with pytest.raises(AgreedError, match=said):
-        train(run, comm=comm)
-    assert not (Path(run.output) / "history.csv").exists()
-
-
-@pytest.mark.ranks(3)
-@pytest.mark.parametrize(
-    ("kind", "gives", "said"),
-    [
-        (Labels, 3, "labels must be 0 to classes − 1"),
-        (Labels, None, "is broken"),
-        (Raster, None, "is broken"),
-        (Labels, IGNORE, "at least one pixel with data must be labelled in what validation holds"),
-    ],
-    ids=["no class", "labels", "image", "unlabelled"],
-)
-@pytest.mark.parametrize("mode", ["overlap", "exchange"])
-def test_what_breaks_later_ends_all_ranks_alike(
-    comm: MPI.Intracomm,
-    shared_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: Any,
-    gives: int | None,
-    said: str,
-    mode: Any,
-) -> None:
-    network = replace(NETWORK, norm="instance" if mode == "exchange" else None)
-    run, _ = a_run(comm, shared_path, network, held_out(comm, shared_path)[1:], halo_mode=mode)
-    take, read, begun = Step.take, kind.read, []
-
-    def begins(self: Step, *rest: Any) -> Any:
-        begun.append(1)
-        return take(self, *rest)
-
-    def breaks(self: Any, window: Window, region: Window | None = None) -> Any:
-        # One rank finds it, of a file that is wrong all over each.
-        found = read(self, window, region)
-        if begun and "held1" in self.path and (gives == IGNORE or comm.rank == 0):
-            if gives is None:
-                raise TilenetError(f"{self.path} is broken")
-            found[:] = gives
-        return found
-
-    monkeypatch.setattr(Step, "take", begins)
-    monkeypatch.setattr(kind, "read", breaks)
-    with pytest.raises(AgreedError, match=said):
-        train(run, comm=comm)
-    assert not table(run)

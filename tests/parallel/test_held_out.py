@@ -1,0 +1,192 @@
+"""What is held out is not trained on, by any number of ranks, and nothing leaks from it."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+from mpi4py import MPI
+from test_same_as_whole_image import LR, SEED, STEPS, options_of, run_file
+from unlike_scenes import (
+    CONTEXT_PX,
+    KEYS,
+    NETWORK,
+    held_out,
+    mixed_scenes,
+    near_blocks,
+    outcome,
+    worst,
+)
+from whole_image import IGNORE, Scene, train_whole
+
+from tilenet.errors import AgreedError
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.networks import unet_layers
+from tilenet.parallel import labelled_blocks
+from tilenet.planning.held_out import HeldOut
+from tilenet.run import images as run_images
+from tilenet.run.images import hold_out, open_images
+from tilenet.run.keys import AugmentKeys, MeshKeys, ValidationKeys
+from tilenet.train import train
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+def test_what_is_held_out_is_not_trained_on_in_images_of_any_grid(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    scenes = mixed_scenes(shared_path, comm)
+    run = run_file(shared_path, scenes, NETWORK, validation=KEYS, mesh=MeshKeys(comm.size, 1, 1))
+    assert train(run, comm=comm) == 0
+    held = held_out(scenes, KEYS)
+    seen = [
+        scene.pixels[:, scene.valid & ~near_blocks(held, image, 0)].astype(np.float64)
+        for image, scene in enumerate(scenes)
+    ]
+    pixels = np.concatenate(seen, axis=1)
+    hidden = [
+        replace(
+            scene,
+            classes=np.where(near_blocks(held, image, CONTEXT_PX), IGNORE, scene.classes),
+            statistics=(pixels.mean(axis=1), pixels.std(axis=1)),
+        )
+        for image, scene in enumerate(scenes)
+    ]
+    left = [int((scene.valid & (scene.classes != IGNORE)).sum()) for scene in hidden]
+    assert min(left) > 0
+    wanted = train_whole(hidden, options_of(NETWORK), STEPS, LR, SEED)
+    losses, weights = outcome(run)
+    assert max(abs(a - b) for a, b in zip(losses, wanted.losses, strict=True)) <= 1e-12
+    assert worst(weights, wanted.weights) <= 1e-10
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_crops_and_class_weights_are_those_of_one_rank(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    scenes = mixed_scenes(shared_path, comm)
+    run = run_file(
+        shared_path,
+        scenes,
+        NETWORK,
+        validation=KEYS,
+        crop_px=48,
+        class_weights="auto",
+        augment=AugmentKeys(flips=True, rotations=True),
+    )
+    alone = replace(run, output=str(shared_path / "alone"))
+    assert train(run, comm=comm) == 0
+    if comm.rank == 0:
+        assert train(alone, comm=MPI.COMM_SELF) == 0
+    comm.Barrier()
+    found, wanted = outcome(run), outcome(alone)
+    assert max(abs(a - b) for a, b in zip(found[0], wanted[0], strict=True)) <= 1e-12
+    assert worst(found[1], wanted[1]) <= 1e-10
+
+
+def changed(scenes: list[Scene], held: HeldOut) -> None:
+    """Other pixels and labels inside the held-out blocks, on disk."""
+    rng = np.random.default_rng(8)
+    for image, scene in enumerate(scenes):
+        inside = near_blocks(held, image, 0)
+        noise = rng.integers(1, 4000, scene.pixels.shape).astype(np.uint16)
+        classes = np.where(scene.classes == IGNORE, IGNORE, (scene.classes + 1) % 3)
+        with rasterio.open(scene.image, "r+") as file:
+            file.write(np.where(inside, noise, scene.pixels))
+        with rasterio.open(scene.labels, "r+") as file:
+            file.write(np.where(inside, classes, scene.classes).astype(np.uint8), 1)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("crop_px", [None, 48])
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_nothing_leaks_from_what_is_held_out(
+    comm: MPI.Intracomm, shared_path: Path, padding: Any, crop_px: int | None
+) -> None:
+    """Losses and weights are the same bits; and are not with a margin of one pixel less."""
+    scenes = mixed_scenes(shared_path, comm)
+    network = replace(NETWORK, padding=padding)
+    turned = AugmentKeys(flips=True, rotations=True)
+    run = run_file(
+        shared_path,
+        scenes,
+        network,
+        validation=KEYS,
+        crop_px=crop_px,
+        class_weights="auto",
+        augment=turned if crop_px else AugmentKeys(),
+    )
+    run = replace(run, steps=STEPS if crop_px is None else 12)
+    context_px = context_of(unet_layers(options_of(network))).context_any_pixel_px
+
+    def both(margin_less: int) -> list[tuple[list[float], dict[str, torch.Tensor]]]:
+        with pytest.MonkeyPatch.context() as patch:
+            original = run_images.HeldOut.mask
+
+            def narrower(self, image, window, margin_px=0):  # type: ignore[no-untyped-def]
+                assert margin_px in (0, context_px)
+                return original(self, image, window, max(0, margin_px - margin_less))
+
+            patch.setattr(run_images.HeldOut, "mask", narrower)
+            found = []
+            for change in (False, True):
+                mixed_scenes(shared_path, comm)
+                if change:
+                    changed(scenes, held_out(scenes, KEYS))
+                assert train(run, overwrite=True, comm=comm) == 0
+                found.append(outcome(run))
+        return found
+
+    before, after = both(0)
+    assert before[0] == after[0]
+    assert all(torch.equal(before[1][name], after[1][name]) for name in before[1])
+    before, after = both(1)
+    assert not all(torch.equal(before[1][name], after[1][name]) for name in before[1])
+
+
+@pytest.mark.ranks(1, 3)
+def test_validation_sees_what_training_does_not(comm: MPI.Intracomm, shared_path: Path) -> None:
+    scenes = mixed_scenes(shared_path, comm)
+    run = run_file(shared_path, scenes[:2], NETWORK)
+    other = ValidationKeys(str(scenes[2].image), str(scenes[2].labels), 0.15, 33)
+    held = held_out(scenes[:2], other)
+    with ExitStack() as stack:
+        opened = open_images(replace(run, validation=other), stack)
+        parts = hold_out(replace(run, validation=other), opened, CONTEXT_PX, comm)
+        assert [part.path for part in parts.all_images] == [str(scene.image) for scene in scenes]
+        whole, *blocks = parts.validation
+        assert (whole.image.path, whole.windows) == (str(scenes[2].image), None)
+        np.testing.assert_array_equal(whole.labels.read(whole.image.whole), scenes[2].classes)
+        shown = [image for image in range(2) if held.chosen[image].any()]
+        assert [part.image.path for part in blocks] == [str(scenes[i].image) for i in shown]
+        for image, part in zip(shown, blocks, strict=True):
+            assert part.windows == held.windows(image)
+            classes, inside = scenes[image].classes, near_blocks(held, image, 0)
+            assert (classes[inside] != IGNORE).any()
+            wanted = np.where(inside, classes, IGNORE)
+            np.testing.assert_array_equal(part.labels.read(part.image.whole), wanted)
+        for image, labels in enumerate(parts.labels):
+            near = near_blocks(held, image, CONTEXT_PX)
+            wanted = np.where(near, IGNORE, scenes[image].classes)
+            np.testing.assert_array_equal(labels.read(parts.images[image].whole), wanted)
+
+
+@pytest.mark.ranks(1, 3)
+def test_labels_that_are_held_out_are_looked_at_before_training(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labelled_blocks, "PIECE_PX", 9)
+    scenes = mixed_scenes(shared_path, comm)
+    window = held_out(scenes, KEYS).windows(0)[0]
+    scenes[0].classes[window.row + 5, window.col + 7] = 3
+    if comm.rank == 0:
+        with rasterio.open(scenes[0].labels, "r+") as file:
+            file.write(scenes[0].classes.astype(np.uint8), 1)
+    comm.Barrier()
+    run = run_file(shared_path, scenes, NETWORK, validation=KEYS, mesh=MeshKeys(comm.size, 1, 1))
+    said = rf"0\.tif: 3 at row {window.row + 5}, column {window.col + 7}; classes: 3"
+    with pytest.raises(AgreedError, match=said):
+        train(run, comm=comm)
