@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.parallel.gpu_shares import share_gpus, visible_gpus
 from tilenet.parallel.heap import keep_freed_buffers
+from tilenet.parallel.shared_memory import unname_shared_memory
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -58,7 +60,15 @@ def world() -> "MPI.Intracomm":
                     "(--mpi=pmi2 for mpich, --mpi=pmix for Open MPI) or use the mpiexec that came "
                     "with it"
                 )
+    _unname_once()
     return MPI.COMM_WORLD
+
+
+@cache
+def _unname_once() -> None:
+    from mpi4py import MPI
+
+    unname_shared_memory(MPI.COMM_WORLD)
 
 
 def launched() -> bool:
