@@ -82,7 +82,7 @@ def test_a_map_goes_on_after_kills_and_a_stop(
             assert ended.stderr.count("run again to go on") == 1
         assert not out.exists()
         lines = (tmp_path / ".map.tif.journal.part").read_text().splitlines()
-        tiles = [tile for line in lines[1:] for tile in json.loads(line)["tiles"]]
+        tiles = [tile for line in lines[2:] for tile in json.loads(line)["tiles"]]
         assert len(tiles) == len(set(tiles))
         assert len(tiles) > len(done)
         done = tiles

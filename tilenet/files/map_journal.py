@@ -1,7 +1,9 @@
 """What is done of a map: lines of JSON beside it, each true once it stands there.
 
-The first line says what the map is made of; the others name tiles that are on the disk, and sums
-that were found on the way to them. A map goes on only where nothing of the first line has changed.
+The first line says what the map is made of, the second what its file begins with; the others name
+tiles that are on the disk, with checksums of their pixels, and sums that were found on the way to
+them. Each line ends with a digest of itself and of all lines before, so that none is changed, lost
+or in another place unseen. A map goes on only where nothing of the first line has changed.
 """
 
 import contextlib
@@ -14,8 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from tilenet.errors import TilenetError
+from tilenet.files.kept_pixels import Part
+from tilenet.files.plain_file import read_plain
 
 __all__ = ["Done", "MapJournal", "file_facts", "hash_of"]
+
+MOST_BYTES = 1 << 30
+DAMAGED = "damaged: the lines of its journal do not follow from one another"
 
 
 @dataclass
@@ -25,10 +32,14 @@ class Done:
     Attributes:
         tiles: Numbers of the tiles whose pixels are on the disk.
         sums: By a name, the last that was noted under it.
+        frame: Bytes of the map's file before its pixels, and their checksum.
+        parts: Windows of it that were written, with checksums.
     """
 
     tiles: set[int] = field(default_factory=set)
     sums: dict[str, dict[str, Any]] = field(default_factory=dict)
+    frame: tuple[int, int] = (0, 0)
+    parts: list[Part] = field(default_factory=list)
 
 
 class MapJournal:
@@ -43,6 +54,7 @@ class MapJournal:
         self.path = path
         # As they come back from the file: lists for tuples.
         self.made_of: dict[str, Any] = json.loads(json.dumps(made_of))
+        self._digest = ""  # of the last line
 
     def read(self) -> tuple[Done | None, str]:
         """What was done of the same map; else None and why, "" where there was no journal.
@@ -50,12 +62,17 @@ class MapJournal:
         A line that a killed run did not finish is as if it were not there.
         """
         try:
-            text = Path(self.path).read_bytes()
-        except OSError:
+            lines = read_plain(self.path, MOST_BYTES).split(b"\n")[:-1]
+        except FileNotFoundError:
             return None, ""
-        entries = list(_entries(text))
-        if not entries:
-            return None, "not said any more: its journal cannot be read"
+        except OSError as error:
+            return None, f"not said any more: its journal cannot be read ({error.strerror})"
+        try:
+            entries = list(_entries(lines))
+        except (ValueError, TypeError, RecursionError):
+            return None, DAMAGED
+        if len(entries) < 2:
+            return None, "not said any more: its journal was not begun"
         before = entries[0]
         # As text: nodata may be NaN, which equals nothing.
         other = [
@@ -65,26 +82,32 @@ class MapJournal:
         ]
         if other:
             return None, f"of something else: {', '.join(other)}"
-        done = Done()
-        for entry in entries[1:]:
-            done.tiles.update(entry.get("tiles", ()))
-            done.sums.update(entry.get("sums", {}))
+        try:
+            done = _done(entries[1:])
+        except (ValueError, TypeError, KeyError):
+            return None, DAMAGED
+        self._digest = json.loads(lines[-1])["digest"]
         return done, ""
 
-    def begin(self) -> None:
-        """Start anew."""
+    def begin(self, frame: tuple[int, int]) -> None:
+        """Start anew.
+
+        Args:
+            frame: See `Done`.
+        """
         with open(self.path, "wb"):
             pass
-        self._add(self.made_of)
+        self._digest = ""
+        self._add(self.made_of, {"frame": frame})
 
     def mend(self) -> None:
         """Take away the line that a killed run did not finish."""
         whole = Path(self.path).read_bytes().rfind(b"\n") + 1
         os.truncate(self.path, whole)
 
-    def add_tiles(self, tiles: Sequence[int]) -> None:
-        """Note tiles whose pixels are on the disk."""
-        self._add({"tiles": list(tiles)})
+    def add_tiles(self, tiles: Sequence[int], parts: Sequence[Part]) -> None:
+        """Note tiles whose pixels are on the disk, and what was written for them."""
+        self._add({"tiles": list(tiles), "parts": list(parts)})
 
     def add_sums(self, name: str, sums: dict[str, Any]) -> None:
         """Note sums; floats come back to the last bit."""
@@ -94,18 +117,54 @@ class MapJournal:
         """Delete it."""
         Path(self.path).unlink(missing_ok=True)
 
-    def _add(self, entry: dict[str, Any]) -> None:
+    def _add(self, *entries: dict[str, Any]) -> None:
+        lines, digest = b"", self._digest
+        for entry in entries:
+            digest = _digest(digest, entry)
+            lines += json.dumps({**entry, "digest": digest}).encode() + b"\n"
         with open(self.path, "ab") as file:
-            file.write(json.dumps(entry).encode() + b"\n")
+            file.write(lines)
             file.flush()
             os.fsync(file.fileno())
+        self._digest = digest
 
 
-def _entries(text: bytes) -> Iterator[dict[str, Any]]:
-    """Those of whole lines, up to the first that is none."""
-    with contextlib.suppress(ValueError, TypeError):
-        for line in text.split(b"\n")[:-1]:
-            yield dict(json.loads(line))
+def _digest(before: str, entry: dict[str, Any]) -> str:
+    """Of a line and all before."""
+    text = before + json.dumps(entry)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _entries(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Those of whole lines.
+
+    Raises:
+        ValueError, TypeError, RecursionError: One does not follow from those before.
+    """
+    before = ""
+    for line in lines:
+        entry = dict(json.loads(line))
+        digest = entry.pop("digest", None)
+        before = _digest(before, entry)
+        if digest != before:
+            raise ValueError(digest)
+        yield entry
+
+
+def _done(entries: Sequence[dict[str, Any]]) -> Done:
+    """What lines after the first say.
+
+    Raises:
+        ValueError, TypeError, KeyError: Something else than what is noted.
+    """
+    num_bytes, crc = map(int, entries[0]["frame"])
+    done = Done(frame=(num_bytes, crc))
+    for entry in entries[1:]:
+        done.tiles.update(map(int, entry.get("tiles", ())))
+        for row, col, height, width, crc in entry.get("parts", ()):
+            done.parts.append((int(row), int(col), int(height), int(width), int(crc)))
+        done.sums.update(entry.get("sums", {}))
+    return done
 
 
 def file_facts(paths: Iterable[str]) -> list[list[Any]]:

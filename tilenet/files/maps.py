@@ -8,6 +8,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ from rasterio.windows import Window as FileWindow
 
 from tilenet.errors import TilenetError
 from tilenet.files.cog import BLOCK_PX, copy_to_cog, put_map, sync_file
+from tilenet.files.kept_pixels import Part, frame_of, part_of, why_not_kept
 from tilenet.files.map_journal import Done, MapJournal
 from tilenet.files.raster import GDAL_ERRORS, Raster
 from tilenet.files.stack import stacked_paths
@@ -117,6 +119,7 @@ class MapWriter:
         self._cog = os.path.join(folder, f".{name}.cog.part")
         self._journal = MapJournal(os.path.join(folder, f".{name}.journal.part"), made_of or {})
         self._keeps = False
+        self._parts: list[Part] = []  # written since the journal's last line
         self.done, self.why_anew = Done(), ""
         t, row, col = like.transform, self.window.row, self.window.col
         self._profile = {
@@ -146,32 +149,35 @@ class MapWriter:
     def _create(self) -> None:
         # First: it would speak of the pixels that are overwritten now.
         self._journal.remove()
+        if not os.path.isdir(self._raw):
+            # Whatever stands there: a pipe would be waited for.
+            Path(self._raw).unlink(missing_ok=True)
         self._dataset = rasterio.open(self._raw, "w", **self._profile)
         self._describe()
 
     def _go_on(self) -> None:
         done, self.why_anew = self._journal.read()
-        if done is not None and not self._raw_is_whole():
-            done, self.why_anew = None, "gone"
-        if done is None:
+        if done is not None:
+            self.why_anew = why_not_kept(self._raw, self._block_bytes, done.frame, done.parts)
+        if done is None or self.why_anew:
             self._create()
             # Closing writes the blocks that nobody wrote. From then on each has its place in the
             # file, and whatever kills a rank, the file's structure is never half changed.
             self._dataset.close()
             self._check_raw()
             sync_file(self._raw)
-            self._journal.begin()
+            self._journal.begin(frame_of(self._raw, self._block_bytes))
         else:
             self.done = done
             self._journal.mend()
         self._dataset = rasterio.open(self._raw, "r+")
         self._keeps = True
 
-    def _raw_is_whole(self) -> bool:
-        with contextlib.suppress(*GDAL_ERRORS):
-            self._check_raw()
-            return True
-        return False
+    @property
+    def _block_bytes(self) -> int:
+        """Of all blocks of the file aside."""
+        blocks = -(-self.window.height // BLOCK_PX) * -(-self.window.width // BLOCK_PX)
+        return blocks * BLOCK_PX**2 * self.kind.bands * np.dtype(self.kind.dtype).itemsize
 
     def keep(self, tiles: Sequence[int]) -> None:
         """Have the disk hold what was written, then the journal say that these tiles are done."""
@@ -180,7 +186,8 @@ class MapWriter:
             self._dataset.close()
             sync_file(self._raw)
             self._dataset = rasterio.open(self._raw, "r+")
-            self._journal.add_tiles(tiles)
+            self._journal.add_tiles(tiles, self._parts)
+            self._parts = []
 
         self._guarded(flush)
 
@@ -211,6 +218,8 @@ class MapWriter:
         row, col = part.row - self.window.row, part.col - self.window.col
         place = FileWindow(col, row, part.width, part.height)
         self._guarded(lambda: self._dataset.write(np.ascontiguousarray(inside), window=place))
+        if self._keeps:
+            self._parts.append(part_of(place, inside))
 
     def finish(self) -> None:
         """Close the file, make it cloud-optimised, and put it in its place."""
