@@ -1,6 +1,7 @@
 # make demo: train on a synthetic scene over 4 ranks and write its map.   make test: all tests.
 # make jobs: of these, job scripts, hanging ranks, and a real Slurm of virtual nodes (root, Debian).
 # make fuzz: spoilt files for as long as EXAMPLES says, with a SEED that is printed.
+# make bench: all benches, or those of BENCH="balance pipeline", and bench/README.md from what they say.
 # make check: ruff, mypy, the import contract, shellcheck.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +9,7 @@ SIZE ?= 2048
 EXAMPLES ?= 500
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: install demo test jobs fuzz check clean
+.PHONY: install demo test jobs fuzz bench check clean
 install: .venv/installed
 
 .venv/installed: setup.py constraints.txt
@@ -29,6 +30,9 @@ fuzz: install
 	@echo "seed $(SEED): make fuzz SEED=$(SEED) EXAMPLES=$(EXAMPLES) repeats this"
 	FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q tests/fuzz --hypothesis-profile=fuzz \
 	    --hypothesis-seed=$(SEED) --hypothesis-show-statistics
+
+bench: install
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python bench/render.py --run $(BENCH)
 
 check: install
 	$(BIN)/ruff check .

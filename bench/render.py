@@ -1,0 +1,237 @@
+"""Run benches and write bench/README.md from what they found, so that no figure is typed by hand.
+
+    python bench/render.py [--run [NAME ...]]
+
+Each program here that reports is a bench; its last line is kept in results/NAME.json. Without --run
+nothing is measured. With it the named ones are run first, or all of them where none is named.
+"""
+
+import argparse
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from report import ROOT
+
+__all__ = ["WITHOUT", "benches", "rendered"]
+
+BENCH = Path(__file__).resolve().parent
+RESULTS = BENCH / "results"
+MOST_ROWS, MOST_COLUMNS, MOST_CHARACTERS = 24, 12, 60
+# why a bench has no result yet
+WITHOUT = {"gpu": "it needs a GPU, and none has run it."}
+HEAD = """# What was measured
+
+Written by `python bench/render.py` from `bench/results/*.json`: change a bench and run it, never
+this page. `make bench` runs all of them, `make bench BENCH="balance pipeline"` some. Each prints one
+JSON line with the machine, the versions, the figures and the claims. A claim that does not hold is
+shown as such. Longer tables and lists are in the JSON.
+"""
+
+
+def benches() -> list[str]:
+    """Names of all benches: the programs that report under their own name."""
+    return sorted(
+        path.stem for path in BENCH.glob("*.py") if f'report("{path.stem}"' in path.read_text()
+    )
+
+
+def run(name: str) -> None:
+    """Run a bench and keep its last line.
+
+    Raises:
+        RuntimeError: It failed, or its last line is not what a bench prints.
+    """
+    print(f"== {name}", flush=True)
+    with subprocess.Popen(
+        [sys.executable, str(BENCH / f"{name}.py")], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as running:
+        assert running.stdout is not None
+        last = ""
+        for line in running.stdout:
+            if last:
+                print(last, end="", flush=True)
+            last = line
+    result = _json(last)
+    if running.returncode or result.get("bench") != name:
+        raise RuntimeError(f"{name} ended with {running.returncode} and no result: {last.strip()}")
+    if name in WITHOUT and not result["claims"]:
+        return  # it says that it could not measure here
+    kept = _result(name)
+    if kept is not None and len(result["claims"]) < len(kept["claims"]):
+        raise RuntimeError(
+            f"{name} claims less than the result that is kept ({len(result['claims'])}, "
+            f"{len(kept['claims'])}): give it what it lacks here, or delete that"
+        )
+    aside = RESULTS / f"{name}.json.part"
+    aside.write_text(last)
+    aside.replace(RESULTS / f"{name}.json")
+
+
+def _failure(name: str) -> str:
+    """Run a bench; say what was wrong, if anything was."""
+    try:
+        run(name)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def _json(line: str) -> dict[str, Any]:
+    try:
+        read = json.loads(line)
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def rendered() -> str:
+    """The text of bench/README.md."""
+    names = benches()
+    index = [
+        ["bench", "question", "claims that hold"],
+        *([f"[{name}](#{name})", _said(name)[0], _held(name)] for name in names),
+    ]
+    sections = (_section(name) for name in names)
+    return "\n".join([HEAD, _table(index), *sections]).rstrip() + "\n"
+
+
+def _said(name: str) -> tuple[str, str]:
+    """First line of a bench's docstring, and what it says after the command."""
+    words = ast.get_docstring(ast.parse((BENCH / f"{name}.py").read_text())) or ""
+    question, _, rest = words.partition("\n\n")
+    return question, rest.partition("\n\n")[2]
+
+
+def _result(name: str) -> dict[str, Any] | None:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _held(name: str) -> str:
+    result = _result(name)
+    if result is None:
+        return f"no result: {WITHOUT[name]}"
+    claims = result["claims"]
+    return f"{sum(claim['holds'] for claim in claims)} of {len(claims)}"
+
+
+def _section(name: str) -> str:
+    question, words = _said(name)
+    result = _result(name)
+    parts = ["", f"## {name}", "", question, "", words.strip(), ""]
+    if result is None:
+        return "\n".join([*parts, f"No result yet: {WITHOUT[name]}", ""])
+    versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items())
+    parts += [f"On {result['machine']}; {versions}. [JSON](results/{name}.json)", ""]
+    if result["claims"]:
+        rows = [
+            [
+                claim["claim"].replace("|", "\\|"),
+                _cell(claim["value"]),
+                _cell(claim["goal"]),
+                _holds(claim["holds"]),
+            ]
+            for claim in result["claims"]
+        ]
+        parts += [_table([["claim", "value", "goal", "holds"], *rows])]
+    parts += _figures(result["figures"], "")
+    return "\n".join(parts)
+
+
+def _holds(holds: bool) -> str:
+    return "yes" if holds else "**no**"
+
+
+def _figures(figures: dict[str, Any], title: str) -> list[str]:
+    """Tables of what lies side by side, each under its place in the JSON."""
+    parts = []
+    plain = {key: value for key, value in figures.items() if not _nested(value)}
+    if plain:
+        text = "; ".join(f"{key}: {_cell(value)}" for key, value in plain.items())
+        parts.append(f"{title}: {text}\n" if title else f"{text}\n")
+    named = {key: value for key, value in figures.items() if isinstance(value, dict)}
+    if len(named) > 1 and _alike(list(named.values())):
+        parts.append(_listed(title, [{"": key, **value} for key, value in named.items()]))
+        named = {}
+    for key, value in figures.items():
+        under = f"{title} / {key}" if title else key
+        if key in named:
+            parts += _figures(value, under)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            parts.append(_listed(under, value))
+    return parts
+
+
+def _alike(rows: list[dict[str, Any]]) -> bool:
+    """Whether they make a table: each shares a plain figure with the first."""
+    plain = [{key for key in row if not _nested(row[key])} for row in rows]
+    return all(plain[0] & keys for keys in plain)
+
+
+def _listed(title: str, rows: list[dict[str, Any]]) -> str:
+    """Their plain figures as a table, if it stays small; else how many rows there are."""
+    flat = [{key: row[key] for key in row if not _nested(row[key])} for row in rows]
+    keys = {key for row in flat for key in row}
+    if len(rows) > MOST_ROWS or not 3 <= len(keys) <= MOST_COLUMNS:
+        return f"{title or 'Figures'}: {len(rows)} rows, in the JSON\n"
+    return f"{title}\n\n{_table(_rows(flat))}" if title else _table(_rows(flat))
+
+
+def _rows(rows: list[dict[str, Any]]) -> list[list[str]]:
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    return [keys, *([_cell(row.get(key)) for key in keys] for row in rows)]
+
+
+def _nested(value: Any) -> bool:
+    """Whether a value is more than a cell can show."""
+    if isinstance(value, list):
+        return any(isinstance(one, (dict, list)) for one in value)
+    return isinstance(value, dict)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
+    if isinstance(value, str) and value.startswith("/"):
+        return Path(value).name  # of a file that is gone
+    words = re.sub(r"\s+", " ", str(value)).replace("|", "\\|")
+    return words if len(words) <= MOST_CHARACTERS else words[: MOST_CHARACTERS - 1] + "…"
+
+
+def _table(rows: list[list[str]]) -> str:
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> None:
+    """Run what is asked for, then write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", nargs="*", metavar="NAME", help="run these; none named: all")
+    names = parser.parse_args().run
+    unknown = sorted(set(names or ()) - set(benches()))
+    if unknown:
+        parser.error(f"no bench is called {unknown[0]} (there are: {', '.join(benches())})")
+    wanted = [] if names is None else names or benches()
+    failed = [says for name in wanted if (says := _failure(name))]
+    page = BENCH / "README.md"
+    aside = page.with_suffix(".md.part")
+    aside.write_text(rendered(), encoding="utf-8")
+    aside.replace(page)
+    if failed:
+        raise SystemExit("\n".join([*failed, "what was found before is kept"]))
+
+
+if __name__ == "__main__":
+    main()
