@@ -27,7 +27,7 @@ WITHOUT = {"gpu": "it needs a GPU, and none has run it."}
 HEAD = """# What was measured
 
 Written by `python bench/render.py` from `bench/results/*.json`: change a bench and run it, never
-this page. `make bench` runs all of them, `make bench BENCH="balance pipeline"` some. Each prints one
+this page. `make bench` runs all of them, `make bench BENCH="balance pipeline"` some. Each prints a
 JSON line with the machine, the versions, the figures and the claims. A claim that does not hold is
 shown as such. Longer tables and lists are in the JSON.
 """
