@@ -23,7 +23,11 @@ BENCH = Path(__file__).resolve().parent
 RESULTS = BENCH / "results"
 MOST_ROWS, MOST_COLUMNS, MOST_CHARACTERS = 24, 12, 60
 # why a bench has no result yet
-WITHOUT = {"gpu": "it needs a GPU, and none has run it."}
+WITHOUT = {
+    "gpu": "it needs a GPU, and none has run it.",
+    "reduction": "its seconds need a machine that does nothing else.",
+    "scaling": "its seconds need a machine that does nothing else.",
+}
 HEAD = """# What was measured
 
 Written by `python bench/render.py` from `bench/results/*.json`: change a bench and run it, never
