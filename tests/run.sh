@@ -8,7 +8,7 @@ export MPIR_CVAR_ENABLE_HEAVY_YIELD=1 # ranks of MPICH that wait let others comp
 
 # Scripts with stand-ins for launchers, ranks that hang, and a real Slurm: by themselves, since other
 # programs run in each, and what a user needs to know of a Slurm that is missing comes at the end.
-jobs=(tests/test_jobs.py tests/test_ranks_that_hang.py tests/launch/test_running_scripts.py tests/slurm)
+jobs=(tests/test_jobs.py tests/test_ranks_that_hang.py tests/test_ranks_that_stop.py tests/launch/test_running_scripts.py tests/slurm)
 long=(-o faulthandler_timeout=1200) # a job may be started three times on a machine that does much else
 if [ "${1-}" = jobs ]; then
     exec python -m pytest -q "${long[@]}" "${jobs[@]}" "${@:2}"

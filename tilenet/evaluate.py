@@ -10,6 +10,7 @@ from tilenet.files.label_files import open_labels, resampling_note
 from tilenet.files.raster import Raster
 from tilenet.files.vector_keys import VectorKeys
 from tilenet.geometry.tiles import Window
+from tilenet.parallel.watchdog import NEVER, SLOW, Watchdog
 
 __all__ = ["confusion_matrix"]
 
@@ -18,7 +19,11 @@ MOST_CLASSES = 4096
 
 
 def confusion_matrix(
-    map_path: str, labels_path: str, ignore_index: int, vectors: VectorKeys | None = None
+    map_path: str,
+    labels_path: str,
+    ignore_index: int,
+    vectors: VectorKeys | None = None,
+    watchdog: Watchdog = NEVER,
 ) -> NDArray[np.int64]:
     """Count pixels by label (rows) and class in the map (columns).
 
@@ -26,10 +31,14 @@ def confusion_matrix(
     in an extra last column. Labels on another grid are resampled to the map's, polygons are burned
     on it as `vectors` says.
 
+    Args:
+        watchdog: Armed for each block.
+
     Raises:
         TilenetError: A file cannot be read, the files lie apart, or nothing is labelled where the
             map has data.
     """
+    watchdog.arm("opening the map and the labels", SLOW)
     with (
         Raster(map_path) as mapped,
         open_labels(labels_path, mapped, ignore_index, vectors) as labels,
@@ -44,6 +53,7 @@ def confusion_matrix(
         pairs: dict[tuple[int, int], int] = {}
         for row in range(0, mapped.height, BLOCK_PX):
             for col in range(0, mapped.width, BLOCK_PX):
+                watchdog.arm(f"the block at row {row}, column {col}", SLOW)
                 height = min(BLOCK_PX, mapped.height - row)
                 window = Window(row, col, height, min(BLOCK_PX, mapped.width - col))
                 pixels = mapped.read(window)

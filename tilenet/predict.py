@@ -32,7 +32,7 @@ from tilenet.parallel.peak_memory import peak_bytes
 from tilenet.parallel.progress import say
 from tilenet.parallel.quiet import wait_quietly
 from tilenet.parallel.stop_rounds import StopAgreed
-from tilenet.parallel.watchdog import Watchdog
+from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.map_plan import MapPlan
 
@@ -100,10 +100,14 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         TilenetError: On one rank, for a file that breaks later.
     """
     comm = world() if comm is None else comm
-    place = node_place(comm, wanted.device)
     with ExitStack() as stack:
         with agreed(comm):
             _check_choices(wanted)
+            who = f"rank {comm.rank} of {comm.size}"
+            watchdog = stack.enter_context(Watchdog(wanted.hang_seconds, who))
+        watchdog.arm("opening the checkpoint and the image", SLOW)
+        place = node_place(comm, wanted.device)
+        with agreed(comm):
             if comm.rank == 0:
                 check_target(wanted.out, overwrite=wanted.overwrite, image=wanted.image)
             # One rank reads all bytes and compares them; no rank goes on where it finds them wrong.
@@ -125,7 +129,6 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
                     f"partitions: {wanted.partitions}); one device may be named several times"
                 )
             devices = choose_devices(wanted.device, place, wanted.partitions)
-            watchdog = Watchdog(wanted.hang_seconds, f"rank {comm.rank} of {comm.size}")
             precision = wanted.precision or record.precision
             dtype = torch.float64 if precision == "float64" else torch.float32
             weights = load_tensors(folder / "weights.safetensors")
@@ -135,7 +138,8 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             del weights
             rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
             window = _window(wanted, image)
-        share_collars([image], comm)
+        share_collars([image], comm, watchdog)
+        watchdog.arm("the start of the map", SLOW)
         plan = decide_map(
             record,
             image.size,
@@ -186,8 +190,10 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
                 say(f"the map begins anew, since what was done of it is {writer.why_anew}")
             resume = MapResume(comm, plan.tiling, writer) if resumes else None
             sink = WritingSink(mapper, comm, writer, window, resume)
-            with watchdog:
-                stopped = _work(job, comm, sink, resume)
+            stopped = _work(job, comm, sink, resume)
+            # Compressing it takes as many rounds of tiles as it has, at the most.
+            tiles = len(plan.tiling.tiles)
+            watchdog.arm("the finished map", SLOW + tiles / comm.size)
             if writer is not None and not stopped:
                 writer.finish()
         wait_quietly(comm)

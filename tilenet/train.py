@@ -74,13 +74,17 @@ def train(
     comm = world() if comm is None else comm
     with ExitStack() as stack:
         with agreed(comm):
-            opened = open_images(run, stack)
+            who = f"rank {comm.rank} of {comm.size}"
+            watchdog = stack.enter_context(Watchdog(run.hang_seconds, who))
+            opened = open_images(run, stack, watchdog)
             shapes = tuple((image.bands, image.size) for image in opened.images)
             plan = plan_run(run, shapes, comm.size)
             if run.tensorboard:
                 check_tensorboard()
         terms = run.terms | {"files": check_same_files(opened.files, comm)}
-        share_collars(opened.all_images, comm)
+        share_collars(opened.all_images, comm, watchdog)
+        # One rank compares checkpoints with their checksums, and the others wait.
+        watchdog.arm("the look into the run's folder", SLOW)
         with agreed(comm):
             keep = run.checkpoints.keep
             folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms, keep=keep)
@@ -93,11 +97,13 @@ def train(
         if comm.rank == 0 and (note := resampling_note(opened.all_labels)):
             say(note)
         context_px = plan.record.context().context_any_pixel_px
-        opened = hold_out(run, opened, context_px, comm)
+        opened = hold_out(run, opened, context_px, comm, watchdog)
         if comm.rank == 0 and opened.held_out is not None:
             say(held_out_note(opened.held_out, context_px, plan.record.layers))
-        job = _Job(run, plan, opened, folder, comm)
-        return job.train()
+        job = _Job(run, plan, opened, folder, watchdog, comm)
+        code = job.train()
+        watchdog.arm("the end of the run", SLOW)
+    return code
 
 
 class _Job:
@@ -109,20 +115,23 @@ class _Job:
         plan: RunPlan,
         opened: RunImages,
         folder: RunFolder,
+        watchdog: Watchdog,
         comm: "MPI.Intracomm",
     ) -> None:
         self.run, self.plan, self.comm, self.folder = run, plan, comm, folder
+        self.watchdog = watchdog
+        watchdog.arm("the start of the run", SLOW)
         self.images, self.labels = opened.images, opened.labels
         self.dtype = torch.float64 if run.precision == "float64" else torch.float32
         place = node_place(comm, run.device)
         with agreed(comm):
             devices = choose_devices(run.device, place, run.num_partitions)
-            self.watchdog = Watchdog(run.hang_seconds, f"rank {comm.rank} of {comm.size}")
         layout = say_layout(comm, place, devices)
         self.account = RunAccount(folder.path, run, opened.validation, layout, comm)
         context = plan.record.context()
         files = self.images, self.labels
-        found = run_survey(run, *files, context, opened.held_out, folder.path, comm)
+        found = run_survey(run, *files, context, opened.held_out, folder.path, comm, watchdog)
+        watchdog.arm("the plan of the run", SLOW)
         self.run = run = _weighted(run, found, comm)
         with agreed(comm):
             self.record = folder.record(plan.record, found.mean, found.std)
@@ -166,12 +175,13 @@ class _Job:
         self.validation: Validation | None = None
         if opened.validation:
             self.validation = Validation(
-                run, self.record, opened.validation, plan.balance, devices, self.watchdog, comm
+                run, self.record, opened.validation, plan.balance, devices, watchdog, comm
             )
 
     def train(self) -> int:
         """Run all steps."""
         run, comm = self.run, self.comm
+        self.watchdog.arm("the first weights", SLOW)
         optimizer = _optimizer(run, self.network)
         with agreed(comm):
             first = self.folder.load(self.network, optimizer, self.scale, run.init)
@@ -215,6 +225,7 @@ class _Job:
             if log:
                 log.close()
         self._close(take)
+        self.watchdog.arm("the report", SLOW)
         self.account.end(first, finished=finished)
         return 0 if finished else STOPPED
 
@@ -244,7 +255,7 @@ class _Job:
         whole_images = run.crop_px is None and run.batch_size == 1
         saved = first if self.folder.has_checkpoint else -1
         step = first
-        with StopRequests() as stop, self.watchdog, self.trace, self._reads(first, last) as reads:
+        with StopRequests() as stop, self.trace, self._reads(first, last) as reads:
             scored = True
             if validation is not None:
                 validation.resume(first, stop)

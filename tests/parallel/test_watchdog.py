@@ -1,6 +1,7 @@
 """When the watchdog wakes; that it ends the job is in tests/test_ranks_that_hang.py."""
 
 import faulthandler
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from whole_image import random_scene
 
 from tilenet.errors import TilenetError
 from tilenet.parallel import watchdog as module
+from tilenet.parallel import watchdog_process
 from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.predict import Prediction, predict
 from tilenet.run.keys import TileKeys
@@ -57,6 +59,42 @@ def test_signs_of_life_move_the_deadline(capfd: pytest.CaptureFixture[str]) -> N
         watchdog.arm("a checkpoint", 100)
         time.sleep(1.2)
     assert capfd.readouterr().err == ""
+
+
+def test_a_job_that_is_suspended_as_a_whole_loses_a_slice_of_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long a slice takes by the clock, it counts as one."""
+    pauses: list[float] = []
+    said: list[str] = []
+
+    def select(*wanted: Any) -> tuple[list[int], list[int], list[int]]:
+        pauses.append(wanted[-1])
+        return ([0] if len(pauses) == 1 or said else []), [], []
+
+    monkeypatch.setattr(watchdog_process, "select", select)
+    monkeypatch.setattr(os, "read", lambda *_: b"" if said else b"2.5 step 1\n")
+    monkeypatch.setattr(watchdog_process, "stacks", lambda *_: "")
+    monkeypatch.setattr(watchdog_process, "say", lambda _, text: said.append(text))
+    watchdog_process.watch(os.getpid(), "", 0, 1000.0)
+    assert said[0].startswith("tilenet: step 1 must end within 2.5 s")
+    slice_s = watchdog_process.SLICE_SECONDS
+    assert pauses[:-1] == [slice_s, slice_s, slice_s, 2.5 - 2 * slice_s]
+
+
+def test_parts_of_a_share_that_move_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    armed: list[tuple[str, float]] = []
+    monkeypatch.setattr(Watchdog, "arm", lambda _, doing, times=1.0: armed.append((doing, times)))
+    watchdog = Watchdog(1)
+    for part in range(3):
+        watchdog.arm_part("the survey", part, 3)
+    watchdog.arm_others("the survey", 2.5)
+    assert armed == [
+        ("the survey, part 1 of 3", SLOW),
+        ("the survey, part 2 of 3", 1.0),
+        ("the survey, part 3 of 3", 1.0),
+        ("the survey on other ranks", SLOW + 2.5),
+    ]
 
 
 def test_it_sleeps_until_it_is_armed_and_after_its_block(
@@ -118,20 +156,38 @@ def test_training_and_prediction_arm_it_around_all_that_may_hang(
     keys: Any = {"tiles": TileKeys(2, 3), "hang_seconds": 1234, "checkpoint_every": 2}
     run = replace(run_file(shared_path, [scene], NETWORKS["same-nearest"], **keys), steps=3)
     assert train(run, comm=comm) == 0
+    survey = [("the survey, part 1 of 1", SLOW)] * (comm.rank == 0)  # it has one block
     assert armed == [
+        ("opening the images, part 1 of 1", SLOW),
+        ("opening the labels, part 1 of 1", SLOW),
+        ("opening the images on other ranks", SLOW + 1),
+        ("the look into the run's folder", SLOW),
+        ("the start of the run", SLOW),
+        *survey,
+        ("the survey on other ranks", SLOW + 1 / comm.size),
+        ("the sums of the survey", SLOW),
+        ("the plan of the run", SLOW),
+        ("the first weights", SLOW),
         ("step 1", SLOW),
         ("step 2", 1.0),
         ("the checkpoint of step 2", SLOW),
         ("step 3", 1.0),
         ("the checkpoint of step 3", SLOW),
         ("the last checkpoint", SLOW),
+        ("the report", SLOW),
+        ("the end of the run", SLOW),
     ]
     armed.clear()
     out = str(shared_path / "map.tif")
     done = predict(Prediction(run.output, scene.image, out, tile_px=40, hang_seconds=1234), comm)
     tiles = done["grid"][0] * done["grid"][1]
     assert armed == [
-        (f"the round of tile {start}", 1.0 if start else SLOW)
-        for start in range(0, tiles, comm.size)
+        ("opening the checkpoint and the image", SLOW),
+        ("the start of the map", SLOW),
+        *(
+            (f"the round of tile {start}", 1.0 if start else SLOW)
+            for start in range(0, tiles, comm.size)
+        ),
+        ("the finished map", SLOW + tiles / comm.size),
     ]
-    assert len(armed) > 1
+    assert len(armed) > 4

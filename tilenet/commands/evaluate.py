@@ -9,6 +9,7 @@ from tilenet.commands.label_arguments import add_labels, vectors_of
 from tilenet.confusion import scores
 from tilenet.errors import TilenetError, UsageError
 from tilenet.evaluate import confusion_matrix
+from tilenet.parallel.watchdog import Watchdog
 
 __all__ = ["main"]
 
@@ -22,11 +23,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("map", help="class map made by tilenet predict")
     parser.add_argument("labels", help="label raster, or a file of polygons")
     add_labels(parser)
+    parser.add_argument(
+        "--hang-seconds",
+        type=float,
+        default=1800.0,
+        metavar="S",
+        help="end, with stacks, when a block of pixels takes four times as long; 0: never",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     try:
         given = parser.parse_args(arguments)
         vectors = vectors_of(given)
-        found = scores(confusion_matrix(given.map, given.labels, given.ignore_index, vectors))
+        with Watchdog(given.hang_seconds, "tilenet evaluate") as dog:
+            asked = given.map, given.labels, given.ignore_index, vectors
+            found = scores(confusion_matrix(*asked, dog))
     except UsageError as error:
         print(f"tilenet evaluate: {error}", file=sys.stderr)
         return 2

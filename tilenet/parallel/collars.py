@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from tilenet.files.collar import Collar, Runs
 from tilenet.files.raster import Raster
 from tilenet.parallel.mesh import agreed
+from tilenet.parallel.watchdog import NEVER, Watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -13,11 +14,16 @@ if TYPE_CHECKING:
 __all__ = ["share_collars"]
 
 
-def share_collars(images: Sequence[Raster], comm: "MPI.Intracomm") -> None:
+def share_collars(
+    images: Sequence[Raster], comm: "MPI.Intracomm", watchdog: Watchdog = NEVER
+) -> None:
     """Give each image its collar, where `nodata` is collar. Collective.
 
     Reading all pixels is what takes long, so ranks share it; strips do not depend on their number,
     and each rank links the runs of all of them.
+
+    Args:
+        watchdog: Armed for each strip.
 
     Raises:
         AgreedError: A file cannot be read.
@@ -28,9 +34,12 @@ def share_collars(images: Sequence[Raster], comm: "MPI.Intracomm") -> None:
         strips = image.collar_strips
         mine: dict[int, Runs] = {}
         with agreed(comm):
-            for number in range(comm.rank, len(strips), comm.size):
+            share = range(comm.rank, len(strips), comm.size)
+            for part, number in enumerate(share):
+                watchdog.arm_part("the collar of an image", part, len(share))
                 mine[number] = image.collar_runs(strips[number])
+            watchdog.arm_others("the collar of an image", len(strips) / comm.size)
         found: dict[int, Runs] = {}
-        for part in comm.allgather(mine):
-            found.update(part)
+        for others in comm.allgather(mine):
+            found.update(others)
         image.collar = Collar([found[number] for number in range(len(strips))], image.size_in_file)

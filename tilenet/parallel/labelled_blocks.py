@@ -11,6 +11,7 @@ from tilenet.files.label_source import LabelSource
 from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.mesh import agreed
+from tilenet.parallel.watchdog import NEVER, Watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,6 +26,7 @@ def labelled_blocks(
     blocks: Iterable[tuple[int, Window]],
     num_classes: int,
     comm: "MPI.Intracomm",
+    watchdog: Watchdog = NEVER,
 ) -> NDArray[np.bool_]:
     """Whether each block holds a labelled pixel, (N,). Collective.
 
@@ -34,29 +36,30 @@ def labelled_blocks(
         labels: Of each image.
         blocks: The number of an image, and pixels of it.
         num_classes: Labels are 0 to this − 1.
+        watchdog: Armed for each piece of a block.
 
     Raises:
         AgreedError: A file cannot be read there, or a label is no class.
     """
-    found = np.empty(0, np.uint8)
+    pieces = [
+        (number, image, piece)
+        for number, (image, window) in enumerate(blocks)
+        for piece in pieces_of(window, PIECE_PX)
+    ]
+    found = np.zeros(1 + max((number for number, _, _ in pieces), default=-1), np.uint8)
+    mine = [one for one in pieces if one[0] % comm.size == comm.rank]
     with agreed(comm):
-        found = np.fromiter(
-            (
-                number % comm.size == comm.rank and _is_labelled(labels[image], window, num_classes)
-                for number, (image, window) in enumerate(blocks)
-            ),
-            np.uint8,
-        )
+        for part, (number, image, piece) in enumerate(mine):
+            watchdog.arm_part("the labels of blocks", part, len(mine))
+            found[number] |= _is_labelled(labels[image], piece, num_classes)
+        watchdog.arm_others("the labels of blocks", len(pieces))
     everywhere = np.empty_like(found)
     comm.Allreduce(found, everywhere)
     return everywhere > 0
 
 
 def _is_labelled(labels: LabelSource, window: Window, num_classes: int) -> bool:
-    found = False
-    for piece in pieces_of(window, PIECE_PX):
-        classes = labels.read(piece)
-        # Training never sees those that are held out: here, or only when they are scored.
-        check_classes(labels, classes, piece, num_classes)
-        found |= bool((classes != labels.ignore_index).any())
-    return found
+    classes = labels.read(window)
+    # Training never sees those that are held out: here, or only when they are scored.
+    check_classes(labels, classes, window, num_classes)
+    return bool((classes != labels.ignore_index).any())

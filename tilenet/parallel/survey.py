@@ -20,6 +20,7 @@ from tilenet.files.survey_record import PERCENTS, Survey
 from tilenet.files.value_counts import ValueCounts, count_values, merge_counts
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.mesh import agreed
+from tilenet.parallel.watchdog import NEVER, SLOW, Watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -73,6 +74,7 @@ def survey(
     alignment_px: int,
     comm: "MPI.Intracomm",
     held_out: HeldOutMask | None = None,
+    watchdog: Watchdog = NEVER,
 ) -> Survey:
     """Read all images and labels once, each rank its share. Collective.
 
@@ -80,6 +82,7 @@ def survey(
         labels: One per image; None: pixels only.
         alignment_px: Side of the cells.
         held_out: Where pixels of a window of an image enter no statistics, (H, W); None: nowhere.
+        watchdog: Armed for each block.
 
     Raises:
         AgreedError: A file cannot be read, a label is no class, or no pixel is labelled and valid.
@@ -96,7 +99,9 @@ def survey(
     mine: dict[int, _Block] = {}
     values = [count_values(np.empty(0, dtype))] * bands
     with agreed(comm):
-        for number in range(comm.rank, len(blocks), comm.size):
+        share = range(comm.rank, len(blocks), comm.size)
+        for part, number in enumerate(share):
+            watchdog.arm_part("the survey", part, len(share))
             index, window = blocks[number]
             pixels = images[index].read(window)
             entering = pixels.valid
@@ -108,9 +113,11 @@ def survey(
             mine[number] = _Block(_moments(inside.astype(np.float64)), counts, cells)
             found = [count_values(band) for band in inside.astype(dtype, copy=False)]
             values = _merged(values, found)
+        watchdog.arm_others("the survey", len(blocks) / comm.size)
     everywhere: dict[int, _Block] = {}
-    for part in comm.allgather(mine):
-        everywhere.update(part)
+    for some in comm.allgather(mine):
+        everywhere.update(some)
+    watchdog.arm("the sums of the survey", SLOW)
     values = comm.allreduce(values, op=_merged)
 
     moments = Moments(0, np.zeros(bands), np.zeros(bands))

@@ -15,10 +15,10 @@ from types import TracebackType
 
 from tilenet.errors import TilenetError
 
-__all__ = ["SLOW", "Watchdog"]
+__all__ = ["NEVER", "SLOW", "Watchdog"]
 
-# What the first step (caches, kernels that are chosen by trying) and checkpoints may take, in
-# multiples of the usual patience.
+# What the first step (caches, kernels that are chosen by trying), checkpoints and all that is done
+# once may take, in multiples of the usual patience.
 SLOW = 4.0
 
 # Between the stacks and the end; ranks notice within milliseconds of each other.
@@ -95,3 +95,21 @@ class Watchdog:
         if self._process:
             with contextlib.suppress(OSError):  # it is gone, or has much to read
                 os.write(self._signs, f"{times * self.hang_seconds} {doing}\n".encode())
+
+    def arm_part(self, doing: str, number: int, total: int) -> None:
+        """Start to wait for one of many parts of a rank's share: what is slow but moves may go on.
+
+        Args:
+            number: Of the part, from 0.
+        """
+        self.arm(f"{doing}, part {number + 1} of {total}", 1.0 if number else SLOW)
+
+    def arm_others(self, doing: str, parts: float) -> None:
+        """Start to wait for the other ranks' parts; the slowest rank may be behind by all of its.
+
+        Whether it moves its own watchdog knows, which ends the job; here it may take long.
+        """
+        self.arm(f"{doing} on other ranks", SLOW + parts)
+
+
+NEVER = Watchdog(0)

@@ -24,6 +24,7 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.labelled_blocks import labelled_blocks
 from tilenet.parallel.mesh import agreed
+from tilenet.parallel.watchdog import NEVER, Watchdog
 from tilenet.planning.held_out import HeldOut, blocks_of, choose_held_out
 from tilenet.run.file import RunFile
 
@@ -68,8 +69,11 @@ class RunImages:
         return found + sample_files(images, labels, "validation")
 
 
-def open_images(run: RunFile, stack: ExitStack) -> RunImages:
+def open_images(run: RunFile, stack: ExitStack, watchdog: Watchdog = NEVER) -> RunImages:
     """Open the images and labels of a run whose lists are read; `stack` closes them.
+
+    Args:
+        watchdog: Armed for each image and its labels.
 
     Raises:
         TilenetError: A file is missing, broken or does not fit, images have other bands or units
@@ -89,11 +93,12 @@ def open_images(run: RunFile, stack: ExitStack) -> RunImages:
         with ExitStack() as briefly:
             own = [briefly.enter_context(Raster(image)) for image, _ in train + validation]
             check_units(own, run.resolution)
-    images, labels = _opened(run, train, stack)
+    images, labels = _opened(run, train, stack, watchdog)
     others = [
         ValidationImage(image, part, None)
-        for image, part in zip(*_opened(run, validation, stack), strict=True)
+        for image, part in zip(*_opened(run, validation, stack, watchdog), strict=True)
     ]
+    watchdog.arm_others("opening the images", len(train) + len(validation))
     opened = RunImages(images, labels, others)
     check_apart(opened.files, once=run.validation.share > 0)
     for other in others:
@@ -106,13 +111,20 @@ def open_images(run: RunFile, stack: ExitStack) -> RunImages:
     return opened
 
 
-def hold_out(run: RunFile, opened: RunImages, context_px: int, comm: "MPI.Intracomm") -> RunImages:
+def hold_out(
+    run: RunFile,
+    opened: RunImages,
+    context_px: int,
+    comm: "MPI.Intracomm",
+    watchdog: Watchdog = NEVER,
+) -> RunImages:
     """Hide held-out blocks from training, and show them to validation. Collective.
 
     Training does not see their labels, nor those of pixels whose network looks at a held-out one.
 
     Args:
         context_px: What the network looks at around any pixel.
+        watchdog: Armed for each piece of the labels.
 
     Raises:
         AgreedError: Labels cannot be read or are no class, or blocks are too few to be shared out.
@@ -122,7 +134,7 @@ def hold_out(run: RunFile, opened: RunImages, context_px: int, comm: "MPI.Intrac
         return opened
     sizes = [image.size for image in opened.images]
     blocks = blocks_of(sizes, keys.block_px)
-    labelled = labelled_blocks(opened.labels, blocks, len(run.class_names), comm)
+    labelled = labelled_blocks(opened.labels, blocks, len(run.class_names), comm, watchdog)
     with agreed(comm):
         held = choose_held_out(labelled, sizes, keys.block_px, keys.share, run.seed)
         held.check_rest(context_px)
@@ -149,16 +161,16 @@ def held_out_note(held: HeldOut, context_px: int, layers: tuple[Layer, ...]) -> 
 
 
 def _opened(
-    run: RunFile, pairs: Sequence[tuple[str, str]], stack: ExitStack
+    run: RunFile, pairs: Sequence[tuple[str, str]], stack: ExitStack, watchdog: Watchdog
 ) -> tuple[list[Raster], list[LabelSource]]:
-    images = [
-        stack.enter_context(Raster(path, run.bands, run.resolution, run.nodata))
-        for path, _ in pairs
-    ]
-    labels = [
-        stack.enter_context(open_labels(path, image, run.ignore_index, run.vectors))
-        for (_, path), image in zip(pairs, images, strict=True)
-    ]
+    images, labels = [], []
+    for number, (path, _) in enumerate(pairs):
+        watchdog.arm_part("opening the images", number, len(pairs))
+        images.append(stack.enter_context(Raster(path, run.bands, run.resolution, run.nodata)))
+    for number, ((_, path), image) in enumerate(zip(pairs, images, strict=True)):
+        watchdog.arm_part("opening the labels", number, len(pairs))
+        opened = open_labels(path, image, run.ignore_index, run.vectors)
+        labels.append(stack.enter_context(opened))
     return images, labels
 
 

@@ -72,7 +72,7 @@ class Validation:
         images: What is held out.
         balance: Layers per partition, as in training, so that no parameter moves.
         devices: One per partition.
-        watchdog: Armed for each round of tiles.
+        watchdog: Armed for each block of images that are looked at, and each round of tiles.
 
     Raises:
         AgreedError: An image cannot be mapped, or labels do not fit the classes.
@@ -96,7 +96,8 @@ class Validation:
         if whole := [one for one in images if one.windows is None]:
             # What is wrong with them is found before the first step, not after an epoch.
             files = [one.image for one in whole], [one.labels for one in whole]
-            survey(*files, len(record.classes), context.alignment_px, comm)
+            number, side = len(record.classes), context.alignment_px
+            survey(*files, number, side, comm, watchdog=watchdog)
         rule = halo_rule("exact", context, record.layers, record.epsilon_px)
         at_once = run.validation.batch_size
         self.plans = [
@@ -110,6 +111,7 @@ class Validation:
         Raises:
             AgreedError: A file cannot be read any more, or no pixel counts.
         """
+        self.watchdog.arm("the validation", SLOW)
         began = time.perf_counter()
         layers, count = self.record.layers, len(self.record.classes)
         plain = network_to_score(layers, network)

@@ -21,6 +21,7 @@ from tilenet.files.survey_record import Survey, load_survey, save_survey
 from tilenet.geometry.halo import Context
 from tilenet.parallel import survey as surveys
 from tilenet.parallel.progress import say
+from tilenet.parallel.watchdog import NEVER, Watchdog
 from tilenet.planning.held_out import HeldOut
 from tilenet.run.file import RunFile
 
@@ -41,6 +42,7 @@ def run_survey(
     held_out: HeldOut | None,
     folder: Path,
     comm: "MPI.Intracomm",
+    watchdog: Watchdog = NEVER,
 ) -> Survey:
     """What the images hold. Collective; rank 0 reads what is kept, and writes.
 
@@ -49,6 +51,7 @@ def run_survey(
         context: Of the network, whose alignment is the side of the cells.
         held_out: Blocks that enter no statistics; None: there are none.
         folder: Of the run; it exists.
+        watchdog: Armed for each block.
 
     Raises:
         AgreedError: See `survey`.
@@ -63,7 +66,7 @@ def run_survey(
         return kept
     mask = None if held_out is None else held_out.mask
     number, side = len(run.class_names), context.alignment_px
-    found = surveys.survey(images, labels, number, side, comm, mask)
+    found = surveys.survey(images, labels, number, side, comm, mask, watchdog)
     # A file that changed while it was read is not the one that the key is of.
     if key is not None and key == survey_key(run, images, labels, context, held_out):
         try:

@@ -1,0 +1,139 @@
+"""A rank that is stopped (SIGSTOP) ends the job within its patience, in whatever phase of a run."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+from stopping_ranks import each_alone
+
+LIMIT_S = 300  # it takes 4
+
+# By the function that a rank stops in: what its watchdog says it was to finish.
+TRAIN = {
+    "tilenet.run.images:Raster": "opening the images, part 1 of 1",
+    "tilenet.run.images:open_labels": "opening the labels, part 1 of 1",
+    "tilenet.train:check_same_files": "opening the images on other ranks",
+    "tilenet.files.raster:Raster.collar_runs": "the collar of an image, part 1 of 1",
+    "tilenet.files.collar:Collar.__init__": "the collar of an image on other ranks",
+    "tilenet.run.folder:newest_whole": "the look into the run's folder",
+    "tilenet.parallel.labelled_blocks:check_classes": "the labels of blocks, part 1 of 16",
+    "tilenet.train:say_layout": "the start of the run",
+    "tilenet.parallel.survey:check_classes": "the survey, part 1 of 1",
+    "tilenet.parallel.survey:_check_something_is_there": "the sums of the survey",
+    "tilenet.train:build_network": "the plan of the run",
+    "tilenet.train:announce": "the first weights",
+    "tilenet.train:Step.take": "step 1",
+    "tilenet.run.folder:save_checkpoint": "the checkpoint of step 1",
+    "tilenet.run.scoring:network_to_score": "the validation",
+    "tilenet.maps.job:Mapper.tiles": "the round of tile 0",
+    "tilenet.run.log:RunLog.validation": "the sum of a validation",
+    "tilenet.train:say_swaps": "the last checkpoint",
+    "tilenet.account:keep_times": "the report",
+    "tilenet.account:try_report": "the report",
+    "tilenet.files.staging_folder:StagingFolder.remove": "the end of the run",
+}
+PREDICT = {
+    "tilenet.predict:node_place": "opening the checkpoint and the image",
+    "tilenet.predict:load_tensors": "opening the checkpoint and the image",
+    "tilenet.files.raster:Raster.collar_runs": "the collar of an image, part 1 of 1",
+    "tilenet.predict:decide_map": "the start of the map",
+    "tilenet.predict:MapWriter": "the start of the map",
+    "tilenet.maps.job:Mapper.tiles": "the round of tile 0",
+    "tilenet.files.maps:copy_to_cog": "the finished map",
+    "tilenet.predict:peak_bytes": "the finished map",
+}
+EVALUATE = {
+    "tilenet.evaluate:open_labels": "opening the map and the labels",
+    "tilenet.files.label_source:LabelSource.read": "the block at row 0, column 0",
+}
+COMMANDS = {"train": TRAIN, "predict": PREDICT, "evaluate": EVALUATE}
+CASES = [(command, function) for command, words in COMMANDS.items() for function in words]
+OF_SEVERAL = [
+    ("train", "tilenet.run.images:Raster", 1),
+    ("train", "tilenet.parallel.survey:check_classes", 0),
+    ("train", "tilenet.account:try_report", 0),
+    ("predict", "tilenet.maps.job:Mapper.tiles", 1),
+    ("predict", "tilenet.files.maps:copy_to_cog", 0),
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image with labels, and a network that was trained on it."""
+    folder = tmp_path_factory.mktemp("files")
+    random = np.random.default_rng(3)
+    grid = {"driver": "GTiff", "height": 64, "width": 61, "crs": "EPSG:32630"}
+    grid |= {"transform": rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)}
+    with rasterio.open(folder / "image.tif", "w", count=2, dtype="uint16", **grid) as file:
+        file.write(random.integers(1, 4000, (2, 64, 61)).astype(np.uint16))
+    for name in ("labels.tif", "classes.tif"):
+        with rasterio.open(folder / name, "w", count=1, dtype="uint8", **grid) as file:
+            file.write(random.integers(0, 3, (1, 64, 61)).astype(np.uint8))
+    command = [sys.executable, "-m", "tilenet", *train(folder, folder / "run")]
+    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
+    return folder
+
+
+def train(files: Path, output: Path) -> list[str]:
+    validation = ["--validation.share", "0.3", "--validation.block_px", "16"]
+    validation += ["--validation.every", "1"]
+    network = ["--network.poolings", "1", "--network.base", "2", "--classes", "3"]
+    inputs = ["--images", str(files / "image.tif"), "--labels", str(files / "labels.tif")]
+    inputs += ["--nodata", "collar", "--cache_dir", str(files)]
+    steps = ["--steps", "1", "--crop_px", "16", "--device", "cpu", "--hang_seconds", "1000"]
+    return ["train", *inputs, *network, *validation, *steps, "--output", str(output)]
+
+
+def arguments(command: str, files: Path, folder: Path) -> list[str]:
+    if command == "train":
+        return [*train(files, folder / "run"), "--resume"]
+    if command == "evaluate":
+        return ["evaluate", str(files / "classes.tif"), str(files / "labels.tif")]
+    paths = [str(files / "run"), str(files / "image.tif"), str(folder / "map.tif")]
+    return ["predict", *paths, "--device", "cpu", "--hang-seconds", "1000"]
+
+
+@pytest.fixture(scope="module")
+def alone(
+    files: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[tuple[str, str], tuple[int, str]]:
+    """How a job of one rank ends that stops there."""
+    folder = tmp_path_factory.mktemp("alone")
+    jobs = []
+    for number, (command, function) in enumerate(CASES):
+        (folder / f"of{number}").mkdir()
+        jobs.append((function, arguments(command, files, folder / f"of{number}")))
+    return dict(zip(CASES, each_alone(jobs, folder), strict=True))
+
+
+@pytest.mark.parametrize(("command", "function"), CASES)
+def test_each_phase_of_a_job_ends(
+    alone: Mapping[tuple[str, str], tuple[int, str]], command: str, function: str
+) -> None:
+    status, text = alone[command, function]
+    assert status == -9, text
+    assert f"tilenet: {COMMANDS[command][function]} must end within" in text
+    assert "the process was stopped (SIGSTOP" in text
+
+
+@pytest.mark.parametrize(("command", "function", "rank"), OF_SEVERAL)
+def test_a_rank_that_stops_ends_all(
+    files: Path, tmp_path: Path, command: str, function: str, rank: int
+) -> None:
+    program = [sys.executable, str(Path(__file__).with_name("stopping_ranks.py"))]
+    ended = subprocess.run(
+        ["mpiexec", "-n", "2", *program, function, str(rank), *arguments(command, files, tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ended.returncode not in (0, 75), ended.stderr
+    words = re.escape(COMMANDS[command][function])
+    mark = re.escape(f"[rank {rank} of 2] tilenet: ")
+    assert re.search(f"^{mark}{words} must end within", ended.stderr, re.MULTILINE), ended.stderr
