@@ -1,5 +1,7 @@
 """Percentiles against numpy's over all values at once, however the values are cut and merged."""
 
+import math
+from fractions import Fraction
 from functools import reduce
 
 import numpy as np
@@ -96,6 +98,36 @@ def test_no_more_bits_are_dropped_than_must_be(monkeypatch: pytest.MonkeyPatch) 
     assert count_values(values).shift == 0
     monkeypatch.setattr(module, "MOST_BINS", 999)
     assert count_values(values).shift == 2  # with one less all differ still
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+def test_mean_and_deviation_are_those_of_whole_numbers(dtype: str) -> None:
+    info = np.iinfo(dtype)
+    values = np.random.default_rng(3).integers(info.max - 9, info.max + 1, 5000).astype(dtype)
+    values[::7] = info.min
+    found = reduce(merge_counts, [count_values(part) for part in np.array_split(values, 3)])
+    exact = [Fraction(int(value)) for value in values]
+    mean = sum(exact) / 5000
+    square = sum((value - mean) ** 2 for value in exact) / 5000
+    assert found.mean_and_std == (float(mean), math.sqrt(square))
+
+
+@pytest.mark.parametrize("most_span", [0, 1 << 26])
+@pytest.mark.parametrize("dtype", ["int32", "float32", "float64"])
+def test_counting_by_place_and_with_fewer_bits_change_nothing(
+    dtype: str, most_span: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_BINS", 300)
+    rng = np.random.default_rng(4)
+    parts = [(rng.normal(size=4000) * 3000 + 1e5).astype(dtype) for _ in range(3)]
+    whole = count_values(np.concatenate(parts))
+    assert whole.shift > 0
+    monkeypatch.setattr(module, "MOST_SPAN", most_span)
+    found = count_values(parts[0])
+    for part in parts[1:]:
+        assert found.shift > 0
+        found = merge_counts(found, count_values(part, found.shift))
+    assert same(found, whole)
 
 
 def test_zero_has_no_sign() -> None:

@@ -13,6 +13,7 @@ fill bins of at most E / 32768 of their value, integers over a range R bins of a
 a percentile is a bin's middle, so at most half of that off the true one.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +21,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST_BINS", "ValueCounts", "count_values", "merge_counts"]
+__all__ = ["MOST_BINS", "ValueCounts", "count_values", "counts_each", "merge_counts"]
 
 MOST_BINS = 1 << 16
+MOST_SPAN = 1 << 21  # of codes that are counted by their place; wider ones are sorted
+
+
+def counts_each(dtype: np.dtype[Any]) -> bool:
+    """Whether all values of a dtype are counted each, and are whole numbers."""
+    return dtype.kind in "ui" and dtype.itemsize <= 2
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,21 @@ class ValueCounts:
         assert self.ends is not None
         return _value(self.ends[1], self.dtype)
 
+    @property
+    def mean_and_std(self) -> tuple[float, float]:
+        """Of all values, correctly rounded; they are counted each, and there must be one."""
+        assert counts_each(self.dtype)
+        assert self.shift == 0
+        lowest = int(np.iinfo(self.dtype).min)
+        first = second = 0
+        # Python's whole numbers: squares of 16 bits times pixels do not fit 64.
+        for code, count in zip(self.codes.tolist(), self.counts.tolist(), strict=True):
+            value = code + lowest
+            first += count * value
+            second += count * value * value
+        total = self.total
+        return first / total, math.sqrt((total * second - first * first) / total**2)
+
     def percentiles(self, percents: Sequence[int]) -> tuple[float, ...]:
         """The smallest values that so many percent of all are not above; there must be a value.
 
@@ -80,17 +102,32 @@ class ValueCounts:
         return low_value if low == high else low_value / 2 + high_value / 2
 
 
-def count_values(values: NDArray[Any]) -> ValueCounts:
-    """Count the values (N,) of one band: finite real numbers of one dtype."""
+def count_values(values: NDArray[Any], least_shift: int = 0) -> ValueCounts:
+    """Count the values (N,) of one band: finite real numbers of one dtype.
+
+    Args:
+        least_shift: Bits that are dropped at once: as many as counts that these are merged with
+            have dropped make it faster, and change nothing there.
+    """
     dtype = values.dtype
     codes = _codes(values)
     if dtype.itemsize <= 2:
         every = np.bincount(codes, minlength=1)
         found = np.flatnonzero(every)
+        return _fitted(dtype, 0, found.astype(np.uint64), every[found], None)
+    if not len(codes):
+        return _fitted(dtype, 0, np.empty(0, np.uint64), np.empty(0, np.int64), None)
+    ends = int(codes.min()), int(codes.max())
+    first, last = (code >> least_shift for code in ends)
+    codes = codes >> codes.dtype.type(least_shift)
+    if last - first < MOST_SPAN:
+        every = np.bincount((codes - codes.dtype.type(first)).astype(np.int64))
+        found = np.flatnonzero(every)
         counts = every[found]
+        found = found.astype(np.uint64) + np.uint64(first)
     else:
         found, counts = np.unique(codes, return_counts=True)
-    return _fitted(dtype, 0, found.astype(np.uint64), counts.astype(np.int64), None)
+    return _fitted(dtype, least_shift, found.astype(np.uint64), counts.astype(np.int64), ends)
 
 
 def merge_counts(first: ValueCounts, second: ValueCounts) -> ValueCounts:

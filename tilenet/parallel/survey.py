@@ -1,13 +1,17 @@
 """Look at every pixel once before training: statistics, labels, and everything that is wrong.
 
-The images are cut into blocks that have nothing to do with tiles or ranks. Ranks take them in turn,
-and the blocks' results are merged in the same order everywhere, so statistics are the same to the
-last bit on any number of ranks. Counts of values are whole numbers, merged in any order.
+The images are cut into blocks that have nothing to do with tiles or ranks. Ranks take them in turn.
+Counts of values are whole numbers, merged in any order; means and deviations of integers of up to
+16 bits follow from them. Those of wider numbers are merged block by block, in the same order
+everywhere. So statistics are the same to the last bit on any number of ranks.
+
+A rank holds a block, the counts, and the classes of the cells of all images.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import reduce
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +21,10 @@ from tilenet.files.label_classes import check_classes
 from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Pixels, Raster
 from tilenet.files.survey_record import PERCENTS, Survey
-from tilenet.files.value_counts import ValueCounts, count_values, merge_counts
+from tilenet.files.value_counts import ValueCounts, count_values, counts_each, merge_counts
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.mesh import agreed
+from tilenet.parallel.progress import progress_bar
 from tilenet.parallel.watchdog import NEVER, SLOW, Watchdog
 
 if TYPE_CHECKING:
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Moments", "merge", "survey"]
 
 BLOCK_PX = 1024
+PIECE_BYTES = 1 << 28
 
 HeldOutMask = Callable[[int, Window], NDArray[np.bool_]]
 
@@ -39,18 +45,6 @@ class Moments:
     count: int
     mean: NDArray[np.float64]
     squares: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class _Block:
-    """What a block holds: statistics, labelled pixels per class, and classes of its cells.
-
-    Classes behind the last that occurs are left out of `counts`: it travels to all ranks.
-    """
-
-    moments: Moments
-    counts: NDArray[np.int64]
-    classes_in_cells: NDArray[np.uint8]
 
 
 def merge(first: Moments, second: Moments) -> Moments:
@@ -96,49 +90,54 @@ def survey(
     ]
     bands = len(images[0].bands)
     dtype = np.result_type(*(image.dtype for image in images))  # holds the values of all
-    mine: dict[int, _Block] = {}
     values = [count_values(np.empty(0, dtype))] * bands
-    with agreed(comm):
-        share = range(comm.rank, len(blocks), comm.size)
-        for part, number in enumerate(share):
-            watchdog.arm_part("the survey", part, len(share))
-            index, window = blocks[number]
-            pixels = images[index].read(window)
-            entering = pixels.valid
-            if held_out is not None:
-                entering = entering & ~held_out(index, window)
-            inside = pixels.values[:, entering]
-            source = None if labels is None else labels[index]
-            counts, cells = _classes(pixels, source, window, num_classes, alignment_px)
-            mine[number] = _Block(_moments(inside.astype(np.float64)), counts, cells)
-            found = [count_values(band) for band in inside.astype(dtype, copy=False)]
-            values = _merged(values, found)
-        watchdog.arm_others("the survey", len(blocks) / comm.size)
-    everywhere: dict[int, _Block] = {}
-    for some in comm.allgather(mine):
-        everywhere.update(some)
-    watchdog.arm("the sums of the survey", SLOW)
-    values = comm.allreduce(values, op=_merged)
-
-    moments = Moments(0, np.zeros(bands), np.zeros(bands))
+    mine: dict[int, Moments] = {}
     class_pixels = np.zeros(num_classes, np.int64)
     planes = [
         np.zeros((-(-num_classes // 8), *(-(-px // alignment_px) for px in image.size)), np.uint8)
         for image in images
     ]
-    for number, (index, window) in enumerate(blocks):
-        block = everywhere[number]
-        moments = merge(moments, block.moments)
-        class_pixels[: len(block.counts)] += block.counts
-        row, col = window.row // alignment_px, window.col // alignment_px
-        rows, cols = block.classes_in_cells.shape[1:]
-        planes[index][:, row : row + rows, col : col + cols] = block.classes_in_cells
+    turns = range(comm.rank, len(blocks), comm.size)
+    what = "all pixels are looked at"
+    with progress_bar(comm, len(turns), "block", brief=True, what=what) as progress, agreed(comm):
+        for part, number in enumerate(turns):
+            watchdog.arm_part("the survey", part, len(turns))
+            index, window = blocks[number]
+            pixels = images[index].read(window)
+            entering = pixels.valid
+            if held_out is not None:
+                entering = entering & ~held_out(index, window)
+            inside = list(_entering(pixels.values, entering, dtype))
+            values = [
+                merge_counts(known, count_values(band, known.shift))
+                for known, band in zip(values, inside, strict=True)
+            ]
+            if not counts_each(dtype):
+                mine[number] = _moments(inside)
+            if labels is not None:
+                counts, cells = _classes(pixels, labels[index], window, num_classes, alignment_px)
+                class_pixels += counts
+                row, col = window.row // alignment_px, window.col // alignment_px
+                rows, cols = cells.shape[1:]
+                planes[index][:, row : row + rows, col : col + cols] = cells
+            progress.update(1)
+        watchdog.arm_others("the survey", len(blocks) / comm.size)
+    watchdog.arm("the sums of the survey", SLOW)
+    values = comm.allreduce(values, op=_merged)
+    class_pixels = comm.allreduce(class_pixels)
+    for cells in planes:
+        _join(cells, comm)
+    total = values[0].total
     with agreed(comm):
-        _check_something_is_there(images, labels, moments, class_pixels)
+        _check_something_is_there(images, labels, total, class_pixels)
+    if counts_each(dtype):
+        mean, std = zip(*(band.mean_and_std for band in values), strict=True)
+    else:
+        mean, std = _everybodys(mine, comm)
     return Survey(
-        num_valid=moments.count,
-        mean=tuple(moments.mean.tolist()),
-        std=tuple(np.sqrt(moments.squares / moments.count).tolist()),
+        num_valid=total,
+        mean=mean,
+        std=std,
         minimum=tuple(band.minimum for band in values),
         maximum=tuple(band.maximum for band in values),
         percentiles=tuple(band.percentiles(PERCENTS) for band in values),
@@ -152,45 +151,83 @@ def _merged(first: list[ValueCounts], second: list[ValueCounts]) -> list[ValueCo
     return [merge_counts(*pair) for pair in zip(first, second, strict=True)]
 
 
+def _entering(
+    values: NDArray[Any], entering: NDArray[np.bool_], dtype: np.dtype[Any]
+) -> Iterator[NDArray[Any]]:
+    """Values (C, H, W) of the pixels that enter, (N,) for each band."""
+    every = bool(entering.all())
+    for band in values:
+        yield (band.ravel() if every else band[entering]).astype(dtype, copy=False)
+
+
 def _classes(
     pixels: Pixels,
-    labels: LabelSource | None,
+    labels: LabelSource,
     window: Window,
     num_classes: int,
     alignment_px: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Labelled valid pixels of each class in a window, and which classes its cells hold."""
-    edges = ((0, -window.height % alignment_px), (0, -window.width % alignment_px))
     height, width = (-(-px // alignment_px) for px in (window.height, window.width))
-    planes = np.zeros((-(-num_classes // 8), height, width), np.uint8)
-    if labels is None:
-        return np.zeros(0, np.int64), planes
     classes = labels.read(window)
     check_classes(labels, classes, window, num_classes)
     counted = pixels.valid & (classes != labels.ignore_index)
-    counts = np.bincount(classes[counted])
-    for label in np.flatnonzero(counts):
-        padded = np.pad(counted & (classes == label), edges)
-        cells = padded.reshape(height, alignment_px, width, alignment_px).any(axis=(1, 3))
-        planes[label // 8] |= cells.astype(np.uint8) << np.uint8(label % 8)
+    # The class behind the last is that of all pixels that do not count.
+    classes = np.where(counted, classes, num_classes)
+    counts = np.bincount(classes.ravel(), minlength=num_classes + 1)[:num_classes]
+    planes = np.zeros((-(-num_classes // 8), height, width), np.uint8)
+    for number, plane in enumerate(planes):
+        bits = np.zeros(num_classes + 1, np.uint8)
+        own = np.arange(8 * number, min(8 * number + 8, num_classes))
+        if not counts[own].any():
+            continue
+        bits[own] = 1 << (own - 8 * number)
+        padded = np.zeros((height * alignment_px, width * alignment_px), np.uint8)
+        np.take(bits, classes, out=padded[: window.height, : window.width])
+        rows = np.bitwise_or.reduce(padded.reshape(height, alignment_px, -1), axis=1)
+        plane[:] = np.bitwise_or.reduce(rows.reshape(height, width, alignment_px), axis=2)
     return counts, planes
 
 
-def _moments(values: NDArray[np.float64]) -> Moments:
-    """Moments of values (C, N)."""
-    if values.shape[1] == 0:
-        return Moments(0, np.zeros(len(values)), np.zeros(len(values)))
-    mean = values.mean(axis=1)
-    return Moments(values.shape[1], mean, ((values - mean[:, None]) ** 2).sum(axis=1))
+def _join(cells: NDArray[np.uint8], comm: "MPI.Intracomm") -> None:
+    """Have all ranks hold the bits of all; in pieces, since MPI counts in 31 bits."""
+    from mpi4py import MPI
+
+    flat = cells.reshape(-1)
+    for first in range(0, flat.size, PIECE_BYTES):
+        comm.Allreduce(MPI.IN_PLACE, flat[first : first + PIECE_BYTES], op=MPI.BOR)
+
+
+def _moments(bands: Sequence[NDArray[Any]]) -> Moments:
+    """Moments of values (N,) of each band."""
+    count, mean, squares = len(bands[0]), np.zeros(len(bands)), np.zeros(len(bands))
+    for number, band in enumerate(bands if count else ()):
+        values = band.astype(np.float64)
+        mean[number] = values.mean()
+        values -= mean[number]
+        np.square(values, out=values)
+        squares[number] = values.sum()
+    return Moments(count, mean, squares)
+
+
+def _everybodys(
+    mine: dict[int, Moments], comm: "MPI.Intracomm"
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Means and deviations of all blocks' bands, merged in the order of the blocks."""
+    blocks: dict[int, Moments] = {}
+    for part in comm.allgather(mine):
+        blocks.update(part)
+    found = reduce(merge, (blocks[number] for number in range(len(blocks))))
+    return tuple(found.mean.tolist()), tuple(np.sqrt(found.squares / found.count).tolist())
 
 
 def _check_something_is_there(
     images: Sequence[Raster],
     labels: Sequence[LabelSource] | None,
-    moments: Moments,
+    total: int,
     class_pixels: NDArray[np.int64],
 ) -> None:
-    if moments.count == 0:
+    if total == 0:
         raise TilenetError(
             f"an image must hold pixels with data ({', '.join(i.path for i in images)}: all pixels "
             "are nodata); check the nodata tag, the mask or alpha band, or set nodata: none"
