@@ -142,6 +142,19 @@ def test_impossible_launch_facts_are_refused_in_a_sentence(
 # --- the user's own
 
 
+def test_what_messages_cost_may_be_said_or_left_out(config: Path) -> None:
+    config.write_text("[summit]\nlatency_s = 0\nmessage_s = 3e-6\nfile_bandwidth = 5e8\n")
+    facts = machine("summit")
+    assert (facts.latency_s, facts.message_s, facts.kernel_s) == (0, 3e-6, 0)
+    assert facts.file_bandwidth == 5e8
+    config.write_text("[summit]\nkernel_s = -1\n")
+    with pytest.raises(TilenetError, match="kernel_s must be a number of seconds, at least 0"):
+        machine("summit")
+    config.write_text("[summit]\nfile_bandwidth = 0\n")
+    with pytest.raises(TilenetError, match="file_bandwidth must be a positive number"):
+        machine("summit")
+
+
 def test_the_users_machines_are_added(config: Path) -> None:
     config.write_text(OWN)
     laptop = machine("laptop")

@@ -45,6 +45,14 @@ def second_of_two(layer: Layer, facts: Machine, precision: str = "float32") -> t
     return times[1].forward_s, times[1].backward_s
 
 
+def test_a_pass_takes_at_least_its_launch() -> None:
+    launched = replace(SLOW_MATHS, kernel_s=1.0)
+    wide = second_of_two(Conv(500, 1100, kernel=3, padding=1), launched)
+    assert wide == second_of_two(Conv(500, 1100, kernel=3, padding=1), SLOW_MATHS)
+    assert second_of_two(Conv(5, 11, kernel=3, padding=1), launched) == (1, 2)
+    assert second_of_two(Stash(5, 5, name="a"), launched) == (0, 0)  # which runs nothing
+
+
 def test_a_convolution_is_counted_in_multiplications_and_additions() -> None:
     forward, backward = second_of_two(Conv(5, 11, kernel=3, padding=1), SLOW_MATHS)
     seconds = 2 * 5 * 11 * 9 * (7 * 9) / 0.25e6

@@ -150,7 +150,8 @@ def explain(plans: Sequence[Plan]) -> str:
         f"checkpointing {layout.checkpointing}, bubble {plan.bubble:.0%}",
         f"  predicted      {_gib(plan.device_bytes)} GiB per device of "
         f"{asked.limit_bytes / GIB:.2f} planned with, {plan.host_bytes / GIB:.1f} GiB per node; "
-        f"{_seconds(plan.step_s)} per step (gradients {_seconds(plan.sum_s)}), "
+        f"{_seconds(plan.step_s)} per step (gradients {_seconds(plan.sum_s)}"
+        f"{_other_ranks(plan)}), "
         f"{_seconds(plan.epoch_s)} per epoch",
         *_swap_lines(plan),
         "",
@@ -164,6 +165,13 @@ def explain(plans: Sequence[Plan]) -> str:
     lines.append("")
     lines.extend(f"  instead of     {one.layout}: {_why(plan, one)}" for one in plans[1:])
     return "\n".join([*lines, *(f"\n{note}" for note in plan.notes)])
+
+
+def _other_ranks(plan: Plan) -> str:
+    """What layers and files add to a step, where they do."""
+    waits = f", rims and norms {_seconds(plan.exchange_s)}" if plan.exchange_s else ""
+    late = plan.read_s >= plan.step_s
+    return waits + (f", reading {_seconds(plan.read_s)}, which it waits for" if late else "")
 
 
 def _swap_lines(plan: Plan) -> list[str]:

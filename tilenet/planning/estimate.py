@@ -15,6 +15,7 @@ from tilenet.planning.balance import block_seconds
 from tilenet.planning.host_memory import host_bytes
 from tilenet.planning.layer_bytes import LayerBytes, layer_bytes
 from tilenet.planning.memory import OPTIMIZER_STATES, block_bytes, partition_bytes
+from tilenet.planning.messages import Link, norm_times, rim_times, together
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
 from tilenet.planning.profile import layer_times_of_profile
 from tilenet.planning.ranks import MeshShape, choose_mesh, most_tiles
@@ -34,6 +35,7 @@ __all__ = ["Estimator"]
 
 Pixels = tuple[int, int]
 Balance = tuple[int, ...]
+PIECE_BYTES = 4 << 20  # of gradients that are summed at once, see docs/run-file.md
 NO_SWAPS = PartitionSwaps((), (), 0)
 
 
@@ -52,6 +54,7 @@ class Estimator:
         self.mesh = lru_cache(maxsize=None)(self._mesh)
         self.tiling = lru_cache(maxsize=None)(self._tiling)
         self.times = lru_cache(maxsize=None)(self._times)
+        self.waits = lru_cache(maxsize=None)(self._waits)
         self.costs = lru_cache(maxsize=None)(self._costs)
         self.seconds = lru_cache(maxsize=None)(self._seconds)
         self.blocks = lru_cache(maxsize=None)(self._blocks)
@@ -83,6 +86,41 @@ class Estimator:
         if asked.profile is not None:
             return layer_times_of_profile(asked.profile, self.layers, *read_px)
         return roofline(self.layers, *read_px, asked.precision, asked.machine)
+
+    def _link(self, partitions: int) -> Link:
+        """Of a rank, whose node's other ranks send as much as it does."""
+        facts = self.question.machine
+        ranks = max(1, facts.devices_per_node // partitions)
+        # Within a node through its memory; else some rank's neighbours are all on other nodes.
+        bandwidth = (
+            facts.host_bandwidth if self.question.nodes == 1 else facts.network_bandwidth / ranks
+        )
+        return Link(facts.message_s, facts.latency_s, bandwidth * facts.memory_efficiency)
+
+    def _waits(self, grid: Pixels, partitions: int) -> tuple[LayerTime, ...]:
+        """Seconds that each layer waits for other ranks, of one micro-batch."""
+        asked, mesh, link = self.question, self.mesh(partitions), self._link(partitions)
+        at_image = mesh.rows * mesh.columns
+        waits = [norm_times(self.layers, at_image, mesh.num_ranks, 1, link)]
+        if asked.halo_mode == "exchange" and at_image > 1:
+            item_bytes = ITEM_BYTES[asked.precision]
+            waits.append(rim_times(self.layers, self.tiling(grid), item_bytes, link))
+        return together(*waits)
+
+    def exchange_s(self, layout: Layout) -> float:
+        """Seconds of a step in which layers wait for other ranks, forward and backward."""
+        waits = self.waits(layout.grid, layout.partitions)
+        tiles = self.tiles_per_rank(layout.grid, layout.partitions)
+        again = layout.checkpointing != "never"
+        return tiles * sum((1 + again) * one.forward_s + one.backward_s for one in waits)
+
+    def read_s(self, layout: Layout) -> float:
+        """Seconds in which a node reads a step's tiles, of two bytes a band and one of labels."""
+        asked = self.question
+        rows, cols = self.read_px(layout.grid)
+        ranks = max(1, asked.machine.devices_per_node // layout.partitions)
+        pixels = self.tiles_per_rank(layout.grid, layout.partitions) * rows * cols * ranks
+        return pixels * (2 * asked.options.bands + 1) / asked.machine.file_bandwidth
 
     def _costs(self, read_px: Pixels) -> tuple[LayerBytes, ...]:
         asked = self.question
@@ -128,7 +166,8 @@ class Estimator:
     def timeline(self, layout: Layout, balance: Balance, micro_batches: int) -> Timeline:
         """The pipeline's timeline for one mini-batch."""
         read_px = self.read_px(layout.grid)
-        times, moves = self.times(read_px), self._transfers(read_px)
+        waits = self.waits(layout.grid, layout.partitions)
+        times, moves = together(self.times(read_px), waits), self._transfers(read_px)
         edges = [0, *accumulate(balance)]
         swaps = self.swaps(layout, balance) if layout.swap else None
         late = swaps.partitions if swaps else [NO_SWAPS] * len(balance)
@@ -148,7 +187,9 @@ class Estimator:
         took = {size: self.timeline(layout, balance, size).makespan_s for size in set(sizes)}
         pipeline_s = sum(took[size] for size in sizes)
         sum_s = self._sum_s(layout.partitions)
-        return pipeline_s + sum_s + self._update_s(balance), pipeline_s, sum_s
+        step_s = pipeline_s + sum_s + self._update_s(balance)
+        # The next step's tiles are read meanwhile
+        return max(step_s, self.read_s(layout)), pipeline_s, sum_s
 
     def least_rest_s(self, partitions: int) -> float:
         """Seconds of a step outside its pipeline, with the best of balances."""
@@ -162,16 +203,10 @@ class Estimator:
         return np.array([layer.num_parameters * item for layer in self.layers])
 
     def _sum_s(self, partitions: int) -> float:
-        asked, mesh = self.question, self.mesh(partitions)
-        if mesh.num_ranks == 1:
-            return 0.0
-        # Each byte leaves and enters a node about once in each direction (ring or tree).
-        per_node = asked.machine.host_bandwidth if asked.nodes == 1 else 0
-        bandwidth = per_node or asked.machine.network_bandwidth
-        share = 2 * (mesh.num_ranks - 1) / mesh.num_ranks
-        per_link = max(1, asked.machine.devices_per_node // partitions)
-        moved = share * float(self.parameter_bytes.sum()) * per_link
-        return moved / (bandwidth * asked.machine.memory_efficiency)
+        mesh = self.mesh(partitions)
+        whole = float(self.parameter_bytes.sum())
+        pieces = max(1, round(whole / PIECE_BYTES))
+        return pieces * self._link(partitions).sum_s(mesh.num_ranks, whole / pieces)
 
     def _update_s(self, balance: Balance) -> float:
         parts = np.split(self.parameter_bytes, np.cumsum(balance)[:-1])
@@ -252,6 +287,8 @@ class Estimator:
             bubble=self.timeline(layout, balance, min(layout.micro_batches, tiles)).bubble,
             pipeline_s=pipeline_s,
             sum_s=sum_s,
+            exchange_s=self.exchange_s(layout),
+            read_s=self.read_s(layout),
             step_s=step_s,
             epoch_s=step_s * -(-asked.num_images // asked.batch_size),
             swaps=swaps,

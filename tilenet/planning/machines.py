@@ -44,6 +44,10 @@ class Machine:
         maths_efficiency: Share of `flops` that convolutions are assumed to reach.
         memory_efficiency: Share of the bandwidths that is assumed to be reached.
         launch: How jobs start there.
+        latency_s: A message's way between two nodes, whatever it holds.
+        message_s: What a message costs its rank besides: copying, posting, waiting.
+        kernel_s: What each pass over a map takes at least, to launch it.
+        file_bandwidth: Of a node that reads and decodes images, bytes/s.
     """
 
     name: str
@@ -60,6 +64,10 @@ class Machine:
     maths_efficiency: float
     memory_efficiency: float
     launch: LaunchFacts = field(default_factory=LaunchFacts)
+    latency_s: float = 2e-6
+    message_s: float = 1e-5
+    kernel_s: float = 0.0
+    file_bandwidth: float = 1e9
 
     def transfer_s(self, num_bytes: float) -> float:
         """Seconds to move bytes from a device to another one of the node."""
@@ -87,7 +95,8 @@ class Machine:
 INTEGERS = ("devices_per_node", "memory_bytes", "host_bytes", "cores")
 SHARES = ("maths_efficiency", "memory_efficiency")
 KEYS = tuple(part.name for part in fields(Machine) if part.name != "name")
-OPTIONAL = ("launch",)
+OPTIONAL = ("launch", "latency_s", "message_s", "kernel_s", "file_bandwidth")
+MAY_BE_ZERO = ("latency_s", "message_s", "kernel_s")
 
 
 def machine(name: str) -> Machine:
@@ -173,7 +182,7 @@ def _checked(name: str, table: dict[str, Any]) -> Machine:
             f"{user_file()}"
         )
     for key in KEYS:
-        if key not in ("device", "flops", *OPTIONAL):
+        if key not in ("device", "flops", "launch") and key in table:
             _check_number(name, key, table[key])
     remedy = f"correct it in {user_file()}"
     launch = launch_facts(table.get("launch", {}), name, table["devices_per_node"], remedy)
@@ -199,6 +208,8 @@ def _check_number(name: str, key: str, value: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     good = number and 0 < value < LARGEST
     rule = "a positive number"
+    if key in MAY_BE_ZERO:
+        good, rule = number and 0 <= value < LARGEST, "a number of seconds, at least 0"
     if key in INTEGERS:
         good, rule = good and isinstance(value, int), "a positive whole number"
     if key in SHARES:

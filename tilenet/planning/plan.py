@@ -154,6 +154,9 @@ class Plan:
         bubble: Idle share of the pipeline.
         pipeline_s: Predicted seconds of a step in the pipeline.
         sum_s: Predicted seconds of summing gradients, if nothing of it hides behind backward.
+        exchange_s: Predicted seconds of a step in which layers wait for other ranks; part of
+            `pipeline_s`, where partitions wait at the same time.
+        read_s: Predicted seconds of reading a step's tiles, while the step before it computes.
         step_s: Predicted seconds of a step.
         epoch_s: Predicted seconds of an epoch.
         swaps: What a rank swaps; None: nothing.
@@ -178,6 +181,8 @@ class Plan:
     bubble: float
     pipeline_s: float
     sum_s: float
+    exchange_s: float
+    read_s: float
     step_s: float
     epoch_s: float
     swaps: SwapPlan | None = None

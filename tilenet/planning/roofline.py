@@ -1,8 +1,9 @@
 """Seconds that each layer takes, by the roofline: arithmetic or memory, whichever takes longer.
 
 S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009. Estimates for choosing between
-plans on a machine that is not at hand; launching kernels costs nothing here, so that tiles of a few
-hundred pixels look faster than they are. `profile.py` reads what was measured instead.
+plans on a machine that is not at hand; unless the machine's `kernel_s` says what launching costs,
+tiles of a few hundred pixels look faster than they are. `profile.py` reads what was measured
+instead.
 """
 
 from dataclasses import dataclass
@@ -45,10 +46,10 @@ class Kernel:
 
     def seconds(self, precision: str, machine: Machine) -> float:
         """The longer of computing and moving."""
-        moving_s = machine.memory_s(self.num_bytes)
-        if not self.operations:
-            return moving_s
-        return max(machine.maths_s(self.operations, precision), moving_s)
+        busy_s = machine.memory_s(self.num_bytes)
+        if self.operations:
+            busy_s = max(machine.maths_s(self.operations, precision), busy_s)
+        return max(busy_s, machine.kernel_s) if busy_s else 0.0
 
 
 def roofline(
