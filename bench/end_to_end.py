@@ -1,0 +1,151 @@
+"""The demo on a large scene: seconds and memory of each command, over those of bare torch.
+
+    python bench/end_to_end.py [--quick] [--size 10000]
+
+Makes the demo's scene, trains on it and maps it on 2 ranks of one thread, as `SIZE=10000 RANKS=2
+make demo` does. Beside it stands the floor (`end_to_end_floor.py`): the same layers on crops and
+tiles of the same sizes in bare torch on as many processes, on pixels in memory and for ever the
+same. What is above the floor is start, statistics of the scene, reading, sums over ranks, writing,
+the report. --quick trains 40 steps on a scene of 1024².
+"""
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from report import ROOT, Claim, at_most, mpiexec, report
+
+RANKS = 2
+CROP_PX, BATCH = 128, 8  # demo/run.yaml
+FLOOR_STEPS, FLOOR_TILES, ROUNDS = 30, 3, 3
+
+
+def run(*command: str) -> dict[str, Any]:
+    """Run a command of the demo: seconds, CPU seconds and the peak of its largest process."""
+    print("$", *command, flush=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryFile("w+") as printed:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=printed)
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+        printed.seek(0)
+        said = printed.read()
+    return {
+        "seconds": seconds,
+        "cpu_seconds": used.ru_utime + used.ru_stime,
+        "peak_bytes": used.ru_maxrss * 1024,
+        "said": said,
+    }
+
+
+def demo(folder: Path, size: int, steps: int) -> dict[str, dict[str, Any]]:
+    """The demo's commands, by name."""
+    ranks, python = ["mpiexec", "-n", str(RANKS), sys.executable], sys.executable
+    scene, trained = str(folder / "scene.tif"), str(folder / "run")
+    found = {"scene": run(python, "demo/make_scene.py", str(folder), "--size", str(size))}
+    keys = {"images": scene, "labels": folder / "labels_train.tif", "output": trained}
+    keys["steps"] = str(steps)
+    options = [f"--{name}={value}" for name, value in keys.items()]
+    found["train"] = run(*ranks, "-m", "tilenet", "train", "-c", "demo/run.yaml", *options)
+    arguments = [trained, scene, str(folder / "map.tif"), "--json"]
+    found["predict"] = run(*ranks, "-m", "tilenet", "predict", *arguments)
+    test = [str(folder / "map.tif"), str(folder / "labels_test.tif")]
+    found["evaluate"] = run(python, "-m", "tilenet", "evaluate", *test)
+    return found
+
+
+def shares(folder: Path, train: dict[str, Any]) -> dict[str, float]:
+    """Of training's seconds: of its steps what reads and sums, and what is no step."""
+    with (folder / "run" / "history.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    total: float = train["seconds"]
+    in_steps = {
+        name: sum(float(row[name]) for row in rows)
+        for name in ("seconds", "read_seconds", "reduce_seconds")
+    }
+    return {
+        "steps": in_steps["seconds"] / total,
+        "reading": in_steps["read_seconds"] / total,
+        "sums over ranks": in_steps["reduce_seconds"] / total,
+        "outside steps": 1 - in_steps["seconds"] / total,
+        "seconds of steps": in_steps["seconds"],
+    }
+
+
+def floor(folder: Path, predicted: dict[str, Any], steps: int) -> dict[str, float]:
+    """Seconds of training and of the map in bare torch; the least of several rounds."""
+    side = predicted["tile_own_px"] + 2 * predicted["halo_px"]
+    rows, columns = predicted["grid"]
+    numbers = CROP_PX, BATCH, FLOOR_STEPS, side, side, FLOOR_TILES
+    rounds = [
+        json.loads(
+            mpiexec(
+                RANKS, "bench/end_to_end_floor.py", str(folder / "run"), *map(str, numbers)
+            ).splitlines()[-1]
+        )
+        for _ in range(ROUNDS)
+    ]
+    step_s, tile_s = (min(one[name] for one in rounds) for name in ("step_s", "tile_s"))
+    return {
+        "step_s": step_s,
+        "tile_s": tile_s,
+        "train_s": step_s * steps,
+        "predict_s": tile_s * -(-rows * columns // RANKS),
+    }
+
+
+def main() -> None:
+    """Run the demo, then its floor, and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--size", type=int, default=10_000)
+    given = parser.parse_args()
+    size, steps = (1024, 40) if given.quick else (given.size, 800)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        commands = demo(folder, size, steps)
+        predicted = json.loads(commands["predict"]["said"])
+        least = floor(folder, predicted, steps)
+        parts = shares(folder, commands["train"])
+    for one in commands.values():
+        del one["said"]
+    figures: dict[str, Any] = {
+        "size_px": size,
+        "ranks": RANKS,
+        "steps": steps,
+        "commands": [{"command": name, **one} for name, one in commands.items()],
+        "shares of training": parts,
+        "floor": least,
+        "map": {name: predicted[name] for name in ("grid", "tile_own_px", "halo_px", "work_ratio")},
+    }
+    claims: list[Claim] = [
+        at_most(
+            f"{size}²: seconds of {name} over bare torch's",
+            commands[name]["seconds"] / least[f"{name}_s"],
+            1.1,
+        )
+        for name in ("train", "predict")
+    ]
+    claims.append(
+        at_most(
+            f"{size}²: seconds of training's steps over bare torch's",
+            parts["seconds of steps"] / least["train_s"],
+            1.1,
+        )
+    )
+    report("end_to_end", figures, claims)
+
+
+if __name__ == "__main__":
+    main()
