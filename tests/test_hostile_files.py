@@ -285,12 +285,12 @@ def test_a_table_of_other_things_is_refused(tmp_path: Path, text: bytes) -> None
         History(tmp_path / "history.csv", 3)
 
 
-def test_steps_that_are_no_numbers_are_no_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", ["²", "1" * 9999, "0", "-1", "x", "1.0", ""])
+def test_a_row_of_no_step_is_refused(tmp_path: Path, step: str) -> None:
     path = tmp_path / "history.csv"
-    path.write_text(f"\0tep,loss\n²,2\n{'1' * 9999},2\n1,3\n")
-    history = History(path, 3)
-    assert [row["step"] for row in history.rows()] == ["1"]
-    history.close()
+    path.write_text(f"\0tep,loss\n{step},2\n1,3\n")
+    with pytest.raises(TilenetError, match=r"history\.csv, line 2: .* is no step\)"):
+        History(path, 3)
 
 
 @pytest.mark.usefixtures("in_time")

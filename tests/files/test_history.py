@@ -61,13 +61,6 @@ def test_a_resumed_run_without_history_begins_one(tmp_path: Path) -> None:
     history.close()
 
 
-def test_rows_of_a_killed_run_that_are_not_whole_numbers_are_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "history.csv"
-    path.write_text("step,loss\n1,0.25\n\n-1,0.5\nx\n2,0.75\n0,9\n")
-    History(path, 9).close()
-    assert [row[:2] for row in rows_of(path)] == [["step", "loss"], ["1", "0.25"], ["2", "0.75"]]
-
-
 def test_rows_with_fewer_columns_keep_their_values_and_leave_the_others_empty(
     tmp_path: Path,
 ) -> None:

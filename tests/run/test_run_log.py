@@ -200,3 +200,27 @@ def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
     events.Reload()
     values = [(event.step, event.value) for event in events.Scalars("loss")]
     assert values == [(1, 1.0), (2, 2.5), (3, 3.5)]
+
+
+def test_pixels_of_a_validation_that_was_cut_off_are_not_counted_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run is killed between a validation's pixels and its scores, and makes both again."""
+    log = RunLog(tmp_path, a_run(tmp_path), 0)
+    for step in (1, 2):
+        log.step(step, result(0.1), 0.1)
+        log.validation(step, found(step), best=False)
+    log.close()
+    whole = {path.name: path.read_bytes() for path in tmp_path.glob("*.csv")}
+    scores_of_2 = whole["validation.csv"].splitlines(keepends=True)[-1]
+    for length in (0, 1, len(scores_of_2) // 2, len(scores_of_2) - 1):
+        cut = whole["validation.csv"].removesuffix(scores_of_2) + scores_of_2[:length]
+        (tmp_path / "validation.csv").write_bytes(cut)
+        capsys.readouterr()
+        log = RunLog(tmp_path, a_run(tmp_path), 2)
+        said = f"the last row of {tmp_path / 'validation.csv'} was cut off"
+        assert capsys.readouterr().err.count(said) == (length > 0)
+        assert not log.has_validation(2)
+        log.validation(2, found(2), best=False)
+        log.close()
+        assert {path.name: path.read_bytes() for path in tmp_path.glob("*.csv")} == whole

@@ -1,16 +1,17 @@
 """Tables of a run, `history.csv` first: rows by step, floats to full precision."""
 
 import csv
+import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from tilenet.errors import TilenetError
 from tilenet.files.plain_file import refuse_special
 
-__all__ = ["COLUMNS", "History"]
+__all__ = ["COLUMNS", "History", "whole_lines"]
 
 COLUMNS = (
     "step",
@@ -31,6 +32,10 @@ COLUMNS = (
     "peak_bytes",
 )
 
+NUMBER = re.compile(
+    r"[-+]?(?:nan|inf|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)", re.ASCII | re.IGNORECASE
+)
+
 
 class History:
     """Appends rows; each stands in the file when `add` returns. Steps count from 1.
@@ -41,21 +46,41 @@ class History:
             the steps that it had made since. Where the file has fewer columns, because an older
             version began it, what is missing stays empty: it was not counted, which is not zero.
         columns: Their names, `step` first.
+        of_steps: Rows of other steps are dropped, too; None: of none.
+
+    Attributes:
+        torn: Whether the last row was cut off, by a kill or a full disk, and is dropped.
+
+    Raises:
+        TilenetError: It cannot be written, or a row before the last is damaged.
     """
 
-    def __init__(self, path: Path, steps_done: int, columns: Sequence[str] = COLUMNS) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        steps_done: int,
+        columns: Sequence[str] = COLUMNS,
+        of_steps: Container[int] | None = None,
+    ) -> None:
+        self.path, self.torn = path, False
+        aside = path.with_name(f".{path.name}.part")
         try:
             rows: list[list[str]] = []
             if steps_done > 0 and path.exists():
-                rows = _rows(path, steps_done, columns)
+                refuse_special(path)
+                lines, left = whole_lines(path.read_bytes())
+                self.torn = bool(left)
+                rows = _rows(path, lines, steps_done, columns, of_steps)
             # Aside and renamed: the old rows are never missing from the disk.
-            aside = path.with_name(f".{path.name}.part")
             with aside.open("w", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows([columns, *rows])
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(aside, path)
             self._file = path.open("a", newline="")
         except OSError as error:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
             raise TilenetError(
                 f"{path.name} must be writable ({path}: {error.strerror}); choose another output"
             ) from error
@@ -92,30 +117,62 @@ class History:
             self._file.close()
 
 
-def _rows(path: Path, steps_done: int, columns: Sequence[str]) -> list[list[str]]:
+def whole_lines(data: bytes) -> tuple[bytes, bytes]:
+    """The lines of a table that have their end, and what is left of a row that was cut off.
+
+    A number that lacks its last digits is a number, too, so that only the line's end tells.
+    """
+    lines, end, left = data.rpartition(b"\n")
+    return lines + end, left
+
+
+def _rows(
+    path: Path,
+    lines: bytes,
+    steps_done: int,
+    columns: Sequence[str],
+    of_steps: Container[int] | None,
+) -> list[list[str]]:
     """Rows of the steps up to `steps_done`, each value under its own name in `columns`."""
-    refuse_special(path)
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file))
-        names = columns if not rows or _step(rows[0]) >= 0 else rows[0]
-        values = [
-            dict(zip(names, row, strict=False)) for row in rows if 1 <= _step(row) <= steps_done
-        ]
-        steps = [row[0] for row in rows if 1 <= _step(row) <= steps_done]
-        kept = [
-            [step, *(one.get(name, "") for name in columns[1:])]
-            for step, one in zip(steps, values, strict=True)
-        ]
-        for row in kept:
-            [float(cell or 0) for cell in row]
-    except (ValueError, csv.Error) as error:
-        raise TilenetError(
-            f"a table of a run must hold numbers ({path}: {error}); mend or remove it, and run "
-            "again with --resume"
-        ) from error
+        text = lines.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = 1 + lines.count(b"\n", 0, error.start)
+        raise _damaged(path, line, f"byte {lines[error.start]:#04x}") from error
+    kept: list[list[str]] = []
+    names: Sequence[str] = ()
+    table = csv.reader(io.StringIO(text, newline=""))
+    try:
+        for row in table:
+            step = _step(row)
+            if not any(row):
+                continue
+            if not names:
+                names = row if step is None else columns  # a table may lack its header
+                if step is None:
+                    continue
+            if step is None:
+                raise _damaged(path, table.line_num, f"{row[0]!r} is no step")
+            if step > steps_done or (of_steps is not None and step not in of_steps):
+                continue
+            values = dict(zip(names, row, strict=False))
+            cells = [values.get(name, "") for name in columns[1:]]
+            for cell in cells:
+                if cell and not NUMBER.fullmatch(cell):
+                    raise _damaged(path, table.line_num, f"{cell!r} is no number")
+            kept.append([row[0], *cells])
+    except csv.Error as error:
+        raise _damaged(path, table.line_num, str(error)) from error
     return kept
 
 
-def _step(row: list[str]) -> int:
-    return int(row[0]) if row and re.fullmatch(r"[0-9]{1,18}", row[0]) else -1
+def _damaged(path: Path, line: int, what: str) -> TilenetError:
+    return TilenetError(
+        f"a table of a run must hold numbers ({path}, line {line}: {what}); mend or delete that "
+        "line, or remove the file, and run again with --resume"
+    )
+
+
+def _step(row: list[str]) -> int | None:
+    known = bool(row) and re.fullmatch(r"[0-9]{1,18}", row[0]) is not None
+    return int(row[0]) if known and int(row[0]) > 0 else None

@@ -1,11 +1,14 @@
 """Read the tables that a run leaves: columns of numbers, whatever version wrote them."""
 
 import csv
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tilenet.files.history import whole_lines
 
 __all__ = ["RunTable", "read_run_table"]
 
@@ -41,12 +44,11 @@ def read_run_table(path: Path) -> RunTable | None:
     text.
     """
     try:
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            rows = csv.reader(line.replace("\0", "") for line in file)
-            names = next(rows, [])
-            kept = [
-                [_number(text) for text in row] for row in rows if row and len(row) == len(names)
-            ]
+        lines, _ = whole_lines(path.read_bytes())
+        text = lines.decode("utf-8", errors="replace").replace("\0", "")
+        rows = csv.reader(io.StringIO(text, newline=""))
+        names = next(rows, [])
+        kept = [[_number(text) for text in row] for row in rows if row and len(row) == len(names)]
     except (OSError, csv.Error):
         return None
     kept = [row for row in kept if np.isfinite(row[0])]

@@ -25,21 +25,34 @@ class RunLog:
 
     Args:
         folder: The run's.
-        steps_done: What stands there of later steps is dropped.
+        steps_done: What stands there of later steps is dropped, as are last rows that were cut
+            off, which is said, and pixels of validations whose scores are not there.
+
+    Raises:
+        TilenetError: A table is damaged, or cannot be written.
     """
 
     def __init__(self, folder: Path, run: RunFile, steps_done: int) -> None:
         self.folder, self.run, self.names = folder, run, run.class_names
         history, validation, confusion = (folder / name for name in TABLES)
         self.history = History(history, steps_done)
+        tables = [self.history]
         self.validations: History | None = None
         if run.validation.wanted:
             of_classes = [f"{score}_{name}" for name in self.names for score in ("iou", "f1")]
             columns = ("step", "loss", "num_pixels", *SCORES, "seconds", *of_classes)
             self.validations = History(validation, steps_done, columns)
-            self.confusion = History(
-                confusion, steps_done, ("step", "label", "predicted", "pixels")
-            )
+            # Scores are written last: a run that was killed between them makes both again.
+            made = {int(row["step"]) for row in self.validations.rows()}
+            columns = ("step", "label", "predicted", "pixels")
+            self.confusion = History(confusion, steps_done, columns, made)
+            tables += self.validations, self.confusion
+        for table in tables:
+            if table.torn:
+                say(
+                    f"the last row of {table.path} was cut off, by a kill or a full disk, and is "
+                    "left out"
+                )
         self.scalars = Scalars(folder, steps_done) if run.tensorboard else None
 
     def step(self, step: int, done: StepResult, rate: float) -> None:
