@@ -18,7 +18,12 @@ from safetensors.torch import load_file, save_file
 import tilenet.run.folder
 from tilenet.files import weights as module
 from tilenet.files.checksums import wrong_file
-from tilenet.files.weights import FILES, save_checkpoint, saved_checkpoints
+from tilenet.files.weights import (
+    FILES,
+    checkpoint_of_step,
+    save_checkpoint,
+    saved_checkpoints,
+)
 from tilenet.files.whole_checkpoint import newest_whole
 
 
@@ -180,3 +185,37 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_to_the_same_numbers(
     assert step in (2, 4)
     assert train(scene, run, "--resume", **{"checkpoints.keep": 1}) == 0
     assert_same(run, whole)
+
+
+def test_of_a_step_that_is_saved_again_and_again_the_newest_comes_last(tmp_path: Path) -> None:
+    for keep in (1, 2, 1, 1, 2, 2):
+        save_checkpoint(tmp_path, 10, tensors(10), {}, tensors(10), {"step": 10}, keep=keep)
+        assert checkpoint_of_step(tmp_path, 10) == (tmp_path / "last").resolve()
+        assert saved_checkpoints(tmp_path)[-1] == (tmp_path / "last").resolve()
+
+
+def test_a_checkpoint_that_was_never_named_takes_no_place(tmp_path: Path) -> None:
+    """Killed after it renamed the folder of step 30, a run goes on from 20, and stops at 25."""
+    for step in (10, 20):
+        save(tmp_path, step)
+    shutil.copytree((tmp_path / "last").resolve(), tmp_path / "checkpoints" / "step-00000030")
+    values = tensors(25)
+    save_checkpoint(tmp_path, 25, values, {}, values, {"step": 25}, keep=2)
+    kept = [one.name for one in saved_checkpoints(tmp_path)]
+    assert kept == [f"step-{n:08d}" for n in (20, 25, 30)]
+    save_checkpoint(tmp_path, 30, values, {}, values, {"step": 30}, keep=2)
+    kept = [one.name for one in saved_checkpoints(tmp_path)]
+    assert kept == ["step-00000030", "step-00000030.1"]
+
+
+def test_a_run_with_nothing_left_to_do_clears_what_was_half_deleted(
+    scene: Path, whole: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    (run / "checkpoints" / "step-00000002").rename(run / "checkpoints" / ".step-00000002.part")
+    (run / ".best.part").symlink_to("checkpoints/step-00000006")
+    before = {path.name for path in whole.iterdir()}
+    assert train(scene, run, "--resume") == 0
+    assert {path.name for path in run.iterdir()} == before
+    assert sorted(os.listdir(run / "checkpoints")) == [one.name for one in saved_checkpoints(run)]

@@ -86,8 +86,7 @@ def save_checkpoint(
         for name, value in ((NETWORK, network), (PROGRESS, progress))
     }
     try:
-        for left in folder.glob(".step-*.part"):  # by a killed run
-            shutil.rmtree(left, ignore_errors=True)
+        _clear_left(run)
         aside.mkdir(parents=True)
         for name, values in tensors.items():
             save_file(values, aside / name)
@@ -112,10 +111,10 @@ def save_checkpoint(
                 "differs); the disk may be full or broken: mend that, and run again with --resume: "
                 "the checkpoint before it is whole"
             )
-        again = 0
-        while final.exists():  # the step was saved before, and `last` may be that checkpoint
-            again += 1
-            final = folder / f"step-{step:08d}.{again}"
+        orders = [step_order(one) for one in saved_checkpoints(run)]
+        again = [order[1] for order in orders if order is not None and order[0] == step]
+        if again:  # the step was saved before; where all are in order, the newest comes last
+            final = folder / f"step-{step:08d}.{max(again) + 1}"
         aside.rename(final)
         _sync(folder)
         link(run, "last", final)
@@ -176,17 +175,31 @@ def link(run: Path, name: str, checkpoint: Path) -> None:
     Raises:
         OSError: The run's folder cannot be written.
     """
-    part = run / f".{name}.part"
+    part = _aside(run, name)
     part.unlink(missing_ok=True)
     part.symlink_to(checkpoint.relative_to(run))
     part.replace(run / name)
     _sync(run)  # before what it named is deleted
 
 
+def _aside(run: Path, name: str) -> Path:
+    """Where a link is made, before it takes its name."""
+    return run / f".{name}.part"
+
+
+def _clear_left(run: Path) -> None:
+    """Delete what a run that was killed left half written or half deleted."""
+    for left in (run / "checkpoints").glob(".step-*.part"):
+        shutil.rmtree(left, ignore_errors=True)
+    for name in ("last", "best"):
+        _aside(run, name).unlink(missing_ok=True)
+
+
 def set_aside(run: Path, broken: list[Path], whole: Path) -> None:
-    """Give broken checkpoints other names, after `last` names the whole one. Nothing is deleted.
+    """Give broken checkpoints other names, after `last` names the whole one. None is deleted.
 
     So they neither count among the newest that are kept nor stand in the way of a step's next save.
+    What a killed run left half written or half deleted goes: there may be no next save.
 
     Raises:
         TilenetError: The run's folder cannot be written.
@@ -203,6 +216,7 @@ def set_aside(run: Path, broken: list[Path], whole: Path) -> None:
                     again += 1
                     name = f"broken-{folder.name}.{again}"
                 folder.rename(folder.with_name(name))
+        _clear_left(run)
     except OSError as error:
         raise TilenetError(
             f"a run's folder must be writable ({run}: {error.strerror}); make room there and run "
@@ -217,7 +231,10 @@ def _same(one: Path, other: Path) -> bool:
 
 def _delete_old(run: Path, keep: int) -> None:
     links = run / "last", run / "best"
-    for old in saved_checkpoints(run)[:-keep]:
+    saved = saved_checkpoints(run)
+    while saved and os.path.lexists(links[0]) and not _same(saved[-1], links[0]):
+        saved.pop()  # a later one, which a run that was killed never came to naming
+    for old in saved[:-keep]:
         if not any(_same(old, name) for name in links):
             part = old.with_name(f".{old.name}.part")  # half of one is never called a checkpoint
             old.rename(part)
