@@ -17,7 +17,7 @@ from rasterio.windows import Window as FileWindow
 from tilenet.files.plain_file import refuse_special
 from tilenet.files.stack import GDAL_ERRORS
 
-__all__ = ["Part", "frame_of", "part_of", "why_not_kept"]
+__all__ = ["Part", "frame_of", "part_of", "why_not_kept", "wrong_pixels"]
 
 # Row, column, height and width of a window of the file, and CRC-32 of its pixels.
 Part = tuple[int, int, int, int, int]
@@ -53,21 +53,33 @@ def why_not_kept(path: str, block_bytes: int, frame: tuple[int, int], parts: Ite
     try:
         if frame_of(path, block_bytes) != frame:
             return "damaged: its header is not what was written"
-        with rasterio.open(path) as file:
-            for row, col, height, width, crc in parts:
-                found = 0
-                for band in file.indexes:
-                    found = _crc_of(file, band, (row, col, height, width), found)
-                if found != crc:
-                    return (
-                        f"damaged: its pixels are not what was written (rows {row} to "
-                        f"{row + height - 1}, columns {col} to {col + width - 1})"
-                    )
+        wrong = wrong_pixels(path, parts)
+        if wrong:
+            return f"damaged: {wrong}"
     except FileNotFoundError:
         return "gone"
     except GDAL_ERRORS as error:
         reason = " ".join(str(error.__cause__ or error).split())
         return f"damaged: it cannot be read ({reason})"
+    return ""
+
+
+def wrong_pixels(path: str, parts: Iterable[Part]) -> str:
+    """Which of a file's pixels are not those that were written; "": they all are.
+
+    Raises:
+        OSError, rasterio.errors.RasterioError: It cannot be read.
+    """
+    with rasterio.open(path) as file:
+        for row, col, height, width, crc in parts:
+            found = 0
+            for band in file.indexes:
+                found = _crc_of(file, band, (row, col, height, width), found)
+            if found != crc:
+                return (
+                    f"its pixels are not what was written (rows {row} to {row + height - 1}, "
+                    f"columns {col} to {col + width - 1})"
+                )
     return ""
 
 

@@ -20,7 +20,7 @@ from rasterio.windows import Window as FileWindow
 
 from tilenet.errors import TilenetError
 from tilenet.files.cog import BLOCK_PX, copy_to_cog, put_map, sync_file
-from tilenet.files.kept_pixels import Part, frame_of, part_of, why_not_kept
+from tilenet.files.kept_pixels import Part, frame_of, part_of, why_not_kept, wrong_pixels
 from tilenet.files.map_journal import Done, MapJournal
 from tilenet.files.raster import GDAL_ERRORS, Raster
 from tilenet.files.stack import stacked_paths
@@ -185,6 +185,7 @@ class MapWriter:
         def flush() -> None:
             self._dataset.close()
             sync_file(self._raw)
+            self._check_written()
             self._dataset = rasterio.open(self._raw, "r+")
             self._journal.add_tiles(tiles, self._parts)
             self._parts = []
@@ -218,14 +219,14 @@ class MapWriter:
         row, col = part.row - self.window.row, part.col - self.window.col
         place = FileWindow(col, row, part.width, part.height)
         self._guarded(lambda: self._dataset.write(np.ascontiguousarray(inside), window=place))
-        if self._keeps:
-            self._parts.append(part_of(place, inside))
+        self._parts.append(part_of(place, inside))
 
     def finish(self) -> None:
         """Close the file, make it cloud-optimised, and put it in its place."""
         classes = self.kind.bands == 1
         self._guarded(self._dataset.close)
         self._guarded(self._check_raw)
+        self._guarded(self._check_written)
         self._guarded(lambda: copy_to_cog(self._raw, self._cog, classes=classes))
         names = self.kind.classes if classes else ()
         self._guarded(lambda: put_map(self._cog, self.path, names))
@@ -237,6 +238,15 @@ class MapWriter:
         pixels = self.window.height * self.window.width * self.kind.bands
         if os.path.getsize(self._raw) < pixels * np.dtype(self.kind.dtype).itemsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _check_written(self) -> None:
+        """Nor of pixels that the disk did not take, those since the last time that they were kept.
+
+        GDAL writes most of them when it closes the file, and does not say when that fails.
+        """
+        wrong = wrong_pixels(self._raw, self._parts)
+        if wrong:
+            raise OSError(wrong)
 
     def __enter__(self) -> "MapWriter":
         return self
