@@ -25,10 +25,9 @@ def test_every_bench_has_a_result_or_says_why_not() -> None:
     found = {path.stem for path in RESULTS.iterdir()}
     assert len(NAMES) > 10
     assert sorted(found | set(render.WITHOUT)) == NAMES
-    assert found.isdisjoint(render.WITHOUT)
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - set(render.WITHOUT)))
+@pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.iterdir()))
 def test_a_result_names_its_bench_its_machine_and_what_it_claims(name: str) -> None:
     text = (RESULTS / f"{name}.json").read_text()
     result = json.loads(text)
