@@ -13,7 +13,6 @@ from tilenet.account import RunAccount
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.label_files import resampling_note
 from tilenet.files.survey_record import Survey
-from tilenet.files.tensorboard import check_tensorboard
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, build_network
 from tilenet.parallel.collars import share_collars
@@ -79,8 +78,6 @@ def train(
             opened = open_images(run, stack, watchdog)
             shapes = tuple((image.bands, image.size) for image in opened.images)
             plan = plan_run(run, shapes, comm.size)
-            if run.tensorboard:
-                check_tensorboard()
         terms = run.terms | {"files": check_same_files(opened.files, comm)}
         share_collars(opened.all_images, comm, watchdog)
         # One rank compares checkpoints with their checksums, and the others wait.

@@ -1,8 +1,8 @@
 """What a run writes down of its validations, and what it knows of them when it goes on."""
 
 import csv
-import sys
-import types
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from tilenet.confusion import better, scores
-from tilenet.errors import TilenetError
-from tilenet.files import tensorboard
-from tilenet.files.tensorboard import check_tensorboard
+from tilenet.files.tensorboard import Scalars
 from tilenet.parallel.swap_statistics import SwapCounts
 from tilenet.run.file import RunFile
 from tilenet.run.keys import ValidationKeys
@@ -144,62 +142,40 @@ def test_of_a_loss_the_smaller_is_better() -> None:
     assert not better("accuracy", 0.2, 0.2)
 
 
-# --- scalars
-
-
-def test_tensorboard_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TilenetError, match="pip install tensorboard") as raised:
-        check_tensorboard()
-    assert "\n" not in str(raised.value)
-
-
-def test_scalars_go_to_the_writer_and_repeated_steps_are_purged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Any] = []
-
-    class Writer:
-        def __init__(self, folder: str, purge_step: int) -> None:
-            made.append((folder, purge_step))
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            made.append((name, value, step))
-
-        def close(self) -> None:
-            made.append("closed")
-
-    stand_in = types.SimpleNamespace(SummaryWriter=Writer)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
+def test_scalars_hold_what_the_tables_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[tuple[int, dict[str, float | None]]] = []
+    monkeypatch.setattr(Scalars, "add", lambda _, step, values: added.append((step, dict(values))))
     log = RunLog(tmp_path, a_run(tmp_path, tensorboard=True), 6)
     log.step(7, result(0.25), 0.125)
     one = found(3)
     log.validation(7, one, best=True)
     log.close()
-    assert made[0] == (str(tmp_path / "tensorboard"), 7)
-    assert made[1:3] == [("loss", 0.25, 7), ("learning_rate", 0.125, 7)]
-    rest = {name: value for name, value, step in made[3:-1] if step == 7}
+    (step, first), (also, rest) = added
+    assert step == also == 7
+    assert first == {"loss": 0.25, "learning_rate": 0.125}
     assert rest["validation/loss"] == one.loss
+    assert rest["validation/mean_iou"] == one.scores["mean_iou"]
     assert rest["validation/iou/road"] == one.scores["iou"][1]
     assert rest["validation/f1/field, wet"] == one.scores["f1"][0]
-    assert not any("nowhere" in name for name in rest)
-    assert made[-1] == "closed"
+    assert rest["validation/iou/nowhere"] is None
 
 
-def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+def test_a_run_goes_on_without_scalars_that_find_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = RunLog(tmp_path, a_run(tmp_path, tensorboard=True), 0)
 
-    run = a_run(tmp_path, tensorboard=True)
-    for first, steps in ((0, (1, 2, 3)), (1, (2, 3))):
-        log = RunLog(tmp_path, run, first)
-        for step in steps:
-            log.step(step, result(step + first / 2), 0.5)
-        log.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    values = [(event.step, event.value) for event in events.Scalars("loss")]
-    assert values == [(1, 1.0), (2, 2.5), (3, 3.5)]
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Scalars, "_write", full)
+    for step in (1, 2, 3):
+        log.step(step, result(0.5), 0.1)
+    log.close()
+    assert [row["step"] for row in rows_of(tmp_path / "history.csv")] == ["1", "2", "3"]
+    said = capsys.readouterr().err
+    assert said.count("No space left on device); training goes on") == 1
+    assert said.count("\n") == 1
 
 
 def test_pixels_of_a_validation_that_was_cut_off_are_not_counted_twice(

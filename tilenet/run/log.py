@@ -53,7 +53,7 @@ class RunLog:
                     f"the last row of {table.path} was cut off, by a kill or a full disk, and is "
                     "left out"
                 )
-        self.scalars = Scalars(folder, steps_done) if run.tensorboard else None
+        self.scalars = Scalars(folder, steps_done, say) if run.tensorboard else None
 
     def step(self, step: int, done: StepResult, rate: float) -> None:
         """Note a step, counted from 1, and the learning rate of its update."""
