@@ -2,14 +2,16 @@
 # make jobs: of these, job scripts, hanging ranks, and a real Slurm of virtual nodes (root, Debian).
 # make fuzz: spoilt files for as long as EXAMPLES says, with a SEED that is printed.
 # make bench: all benches, or those of BENCH="balance pipeline", and bench/README.md from what they say.
+# make soak: KILLS at random under mpiexec and Slurm, with a SEED; an hour or so for 200.
 # make check: ruff, mypy, the import contract, shellcheck.
 PYTHON ?= python3
 BIN := .venv/bin
 SIZE ?= 2048
 EXAMPLES ?= 500
+KILLS ?= 200
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: install demo test jobs fuzz bench check clean
+.PHONY: install demo test jobs fuzz bench soak check clean
 install: .venv/installed
 
 .venv/installed: setup.py constraints.txt
@@ -33,6 +35,12 @@ fuzz: install
 
 bench: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python bench/render.py --run $(BENCH)
+
+soak: install
+	@echo "seed $(SEED): make soak SEED=$(SEED) KILLS=$(KILLS) chooses the same again"
+	$(BIN)/python bench/soak.py --kills $(KILLS) --seed $(SEED) >soak.part
+	tail -n 1 soak.part >bench/results/soak.json && rm soak.part
+	$(BIN)/python bench/render.py
 
 check: install
 	$(BIN)/ruff check .

@@ -29,6 +29,7 @@ WITHOUT = {
     "gpu": "it needs a GPU, and none has run it.",
     "reduction": "its seconds need a machine that does nothing else.",
     "scaling": "its seconds need a machine that does nothing else.",
+    "soak": "it takes an hour.",
 }
 HEAD = """# What was measured
 

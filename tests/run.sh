@@ -6,9 +6,11 @@ cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1 # ranks share the cores; more threads than cores only wait for each other
 export MPIR_CVAR_ENABLE_HEAVY_YIELD=1 # ranks of MPICH that wait let others compute
 
-# Scripts with stand-ins for launchers, ranks that hang, and a real Slurm: by themselves, since other
-# programs run in each, and what a user needs to know of a Slurm that is missing comes at the end.
-jobs=(tests/test_jobs.py tests/test_ranks_that_hang.py tests/test_ranks_that_stop.py tests/launch/test_running_scripts.py tests/slurm)
+# Scripts with stand-ins for launchers, ranks that hang or are killed, and a real Slurm: by themselves,
+# since other programs run in each, and what a user needs to know of a Slurm that is missing comes at
+# the end.
+jobs=(tests/test_jobs.py tests/test_ranks_that_hang.py tests/test_ranks_that_stop.py \
+    tests/launch/test_running_scripts.py tests/soak tests/slurm)
 long=(-o faulthandler_timeout=1200) # a job may be started three times on a machine that does much else
 if [ "${1-}" = jobs ]; then
     exec python -m pytest -q "${long[@]}" "${jobs[@]}" "${@:2}"
