@@ -22,6 +22,7 @@ from tilenet.errors import AgreedError, TilenetError
 from tilenet.parallel.gpu_shares import share_gpus, visible_gpus
 from tilenet.parallel.heap import keep_freed_buffers
 from tilenet.parallel.shared_memory import unname_shared_memory
+from tilenet.parallel.start import STEP_SIZES, launched, watched_start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,9 +37,6 @@ __all__ = [
     "world",
 ]
 
-# Task counts that launchers leave in the environment of each task.
-STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
-
 # MPICH's Abort may return, and any may hang on a broken network.
 ABORT_SECONDS = 20.0
 
@@ -49,7 +47,8 @@ def world() -> "MPI.Intracomm":
     Raises:
         TilenetError: The launcher started several tasks, but MPI sees one: each would train alone.
     """
-    from mpi4py import MPI  # not at the top: importing starts MPI, and planning must not
+    with watched_start():
+        from mpi4py import MPI  # not at the top: importing starts MPI, and planning must not
 
     if MPI.COMM_WORLD.size == 1:
         for name in STEP_SIZES:
@@ -69,11 +68,6 @@ def _unname_once() -> None:
     from mpi4py import MPI
 
     unname_shared_memory(MPI.COMM_WORLD)
-
-
-def launched() -> bool:
-    """Whether a launcher started several tasks, as far as the environment tells; no MPI yet."""
-    return any(os.environ.get(name, "1") not in ("", "1") for name in STEP_SIZES)
 
 
 @contextmanager

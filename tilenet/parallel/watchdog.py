@@ -36,19 +36,20 @@ class Watchdog:
     and test runners use it.
     """
 
-    def __init__(self, hang_seconds: float, who: str = "") -> None:
+    def __init__(self, hang_seconds: float, who: str = "", key: str = "hang_seconds") -> None:
         """Make one that sleeps.
 
         Args:
             hang_seconds: Patience; 0: it never wakes.
             who: Of whom the stacks are: `rank 3 of 12`.
+            key: What the user calls the patience.
         """
         if not 0 <= hang_seconds <= 1e7:
             raise TilenetError(
-                f"hang_seconds must lie between 0 and 10 million (hang_seconds: {hang_seconds}); "
+                f"{key} must lie between 0 and 10 million ({key}: {hang_seconds}); "
                 "1800 is usual, 0 switches the watchdog off"
             )
-        self.hang_seconds, self.who = float(hang_seconds), who
+        self.hang_seconds, self.who, self._key = float(hang_seconds), who, key
         self._process: subprocess.Popen[bytes] | None = None
         self._signs = self._dumps = -1
 
@@ -56,7 +57,7 @@ class Watchdog:
         if not self.hang_seconds:
             return self
         theirs, self._dumps = os.pipe()
-        words = (os.getpid(), self.who, signal.SIGALRM.value, GRACE_SECONDS)
+        words = (os.getpid(), self.who, signal.SIGALRM.value, GRACE_SECONDS, self._key)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", PROGRAM, *(str(word) for word in words)],
@@ -68,7 +69,7 @@ class Watchdog:
             os.close(self._dumps)
             raise TilenetError(
                 f"the watchdog is a process beside each rank, which must start ({self.who}: "
-                f"{error.strerror}); permit more processes, or set hang_seconds: 0"
+                f"{error.strerror}); permit more processes, or set {self._key}: 0"
             ) from error
         finally:
             os.close(theirs)

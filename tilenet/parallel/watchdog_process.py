@@ -1,4 +1,4 @@
-"""The watchdog's process beside a rank: watchdog_process.py PID WHO SIGNAL GRACE.
+"""The watchdog's process beside a rank: watchdog_process.py PID WHO SIGNAL GRACE KEY.
 
 Stands outside the rank, because MPI calls may keep the rank's interpreter locked while they wait.
 Stdin brings `SECONDS WHAT` lines from the rank PID: what must end, and within how long. When that
@@ -20,7 +20,7 @@ QUIET_SECONDS = 0.5  # after the last piece of a dump
 SLICE_SECONDS = 1.0  # time is counted in such slices, of which a suspension costs one
 
 
-def watch(rank: int, who: str, signal: int, grace: float) -> None:
+def watch(rank: int, who: str, signal: int, grace: float, key: str = "hang_seconds") -> None:
     """Return when the rank has closed stdin: it has finished, or is gone."""
     wanted, left = "", float("inf")
     while True:
@@ -39,7 +39,7 @@ def watch(rank: int, who: str, signal: int, grace: float) -> None:
         say(
             who,
             f"tilenet: {doing} must end within {float(seconds):g} s; the stacks below show where "
-            f"it hangs, or what is slow: then raise hang_seconds\n{stacks(rank, signal)}",
+            f"it hangs, or what is slow: then raise {key}\n{stacks(rank, signal)}",
         )
         # Launchers kill all ranks as soon as one has ended: let the others speak first
         end = time.monotonic() + grace
@@ -84,4 +84,4 @@ def say(who: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    watch(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+    watch(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5])

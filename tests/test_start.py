@@ -1,0 +1,82 @@
+"""A rank whose peers never come to MPI's start says where it waits, and ends the job."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tilenet.errors import TilenetError
+from tilenet.parallel.start import watched_start
+
+LIMIT_S = 120  # it takes 4
+PROGRAM = """
+    import os, signal, sys, time
+    from unittest.mock import MagicMock
+    sys.modules["torch"] = MagicMock()  # which takes most of the time, and is not needed
+    from tilenet.parallel.mesh import run_as_rank, world
+
+    def program():
+        if os.environ["PMI_RANK"] == "1":
+            {fault}
+        assert world().allreduce(1) == 2
+        time.sleep({after})  # longer than the patience, which is over
+        return 0
+
+    sys.exit(run_as_rank(program))
+"""
+
+
+def ends(fault: str, after: float = 0) -> subprocess.CompletedProcess[str]:
+    program = textwrap.dedent(PROGRAM).format(fault=fault, after=after)
+    return subprocess.run(
+        ["mpiexec", "-n", "2", sys.executable, "-c", program],
+        env=os.environ | {"TILENET_START_SECONDS": "5"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("fault", ["time.sleep(1000)", "os.kill(os.getpid(), signal.SIGSTOP)"])
+def test_a_rank_that_never_starts_mpi_ends_the_job(fault: str) -> None:
+    """As when Slurm lost the messages of that rank: here it never sends any."""
+    ended = ends(fault)
+    assert ended.returncode != 0
+    said = "\n".join(
+        re.findall(r"^\[rank 0, before MPI's start\] (.*)", ended.stderr, re.MULTILINE)
+    )
+    assert said.startswith("tilenet: MPI_Init, for which all ranks must come, must end within 5 s")
+    assert "raise TILENET_START_SECONDS" in said
+    assert "in world\n" in said
+    assert "[rank 1" not in ended.stderr, "it does not wait in MPI's start"
+
+
+def test_once_started_it_watches_no_more() -> None:
+    ended = ends("pass", after=8)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_rank_alone_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And starts no process."""
+    monkeypatch.setattr(subprocess, "Popen", None)
+    for name in ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    with watched_start():
+        pass
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(TypeError), watched_start():
+        pass
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "1e9"])
+def test_patience_is_a_number_of_seconds(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILENET_START_SECONDS", text)
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    with pytest.raises(TilenetError, match="TILENET_START_SECONDS must"), watched_start():
+        pass
