@@ -1,0 +1,100 @@
+"""Checkpoints of strangers: networks, weights and optimizer states that are none."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tilenet.errors import TilenetError
+from tilenet.files.network_record import NetworkRecord
+from tilenet.files.weights import load_tensors
+from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.model.network import build_network, check_weight_count, load_weights
+from tilenet.model.optimizer_state import check_state
+
+LAYERS = unet_layers(UNetOptions(poolings=1, base=2, bands=1, classes=2, norm="batch"))
+RECORD = NetworkRecord(LAYERS, (1,), ("a", "b"), 255, (0.5,), (2.0,), None, None, "float32", 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"bands": [float("inf")]}, "every key with its type"),
+        ({"ignore_index": 10**400}, "numbers below 2³¹"),
+        ({"statistics": {"mean": [float("nan")], "std": [1]}}, "finite statistics"),
+        ({"statistics": {"mean": [10**400], "std": [1]}}, "every key with its type"),
+        ({"resolution": "fine"}, "every key with its type"),
+        ({"nodata": [1]}, "every key with its type"),
+        ({"precision": "float17"}, "is no precision"),
+        ({"layers": []}, "1 to 10000 layers"),
+        ({"layers": RECORD.to_json()["layers"][2:3] * 10**5}, r"1 to 10000 layers .*: 100000\)"),
+        ({"layers": RECORD.to_json()["layers"][:-1]}, "one channel per class"),
+        ({"classes": ["a", "b", "c"]}, "one channel per class"),
+        ({"bands": [1, 2], "statistics": {"mean": [0, 0], "std": [1, 1]}}, "layer 0.*in_channels"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_network_that_is_none_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(TilenetError, match=said):
+        NetworkRecord.from_json(RECORD.to_json() | change)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(key, value) for key in ("out_channels", "kernel", "stride") for value in (0, -1, "x", 10**9)]
+    + [("padding", -1), ("padding", 0.5), ("bias", 1), ("dilation", float("nan")), ("kernel", [])],
+)
+def test_a_layer_of_wrong_values_is_refused(key: str, value: Any) -> None:
+    entry = RECORD.to_json()
+    entry["layers"][0][key] = value
+    with pytest.raises(TilenetError, match=r"layer 0 of network\.json|every key with its type"):
+        NetworkRecord.from_json(json.loads(json.dumps(entry)))
+
+
+def test_a_larger_network_than_its_weights_is_refused_before_it_is_built() -> None:
+    weights = build_network(LAYERS).state_dict()
+    check_weight_count(LAYERS, weights, "w")
+    wide = unet_layers(UNetOptions(poolings=1, base=2**20, bands=1, classes=2))
+    with pytest.raises(TilenetError, match=r"weights must fit .*network\.json: \d\d,\d{3},\d{3},"):
+        check_weight_count(wide, weights, "w")
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1j])
+def test_weights_that_are_no_numbers_are_refused(wrong: Any) -> None:
+    network = build_network(LAYERS)
+    weights = dict(network.state_dict())
+    weights["0.weight"] = weights["0.weight"] * torch.tensor(wrong)
+    with pytest.raises(TilenetError, match=r"finite real numbers \(w: 0\.weight and 0 more"):
+        load_weights(network, weights, "w")
+
+
+@pytest.mark.parametrize("shape", [[2**60], [0, 2**63], [2**32, 2**32], [-1]])
+def test_shapes_without_end_are_refused(tmp_path: Path, shape: list[int]) -> None:
+    header = {"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}
+    text = json.dumps(header).encode()
+    (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    with pytest.raises(TilenetError, match="files must be whole"):
+        load_tensors(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exp_avg": torch.ones(3)},
+        {"exp_avg": torch.full((2, 1, 3, 3), torch.nan)},
+        {"step": torch.ones(2)},
+        {"momentum_buffer": torch.ones(2, 1, 3, 3)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_an_optimizers_state_must_fit(change: dict[str, torch.Tensor]) -> None:
+    network = build_network(LAYERS)
+    optimizer = torch.optim.AdamW(network.parameters())
+    good = {"step": torch.tensor(3.0)}
+    good |= {name: torch.ones(2, 1, 3, 3) for name in ("exp_avg", "exp_avg_sq")}
+    check_state("0.weight", network[0].weight, good, optimizer, "s")  # type: ignore[arg-type]
+    with pytest.raises(TilenetError, match=rf"\(s: {next(iter(change))} of 0\.weight"):
+        check_state("0.weight", network[0].weight, good | change, optimizer, "s")  # type: ignore[arg-type]

@@ -1,0 +1,91 @@
+"""Run files and options that unfold, name other files, or hold numbers without end."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilenet.errors import TilenetError, UsageError
+from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.planning.layer_bytes import check_weight_bytes
+from tilenet.run.arguments import read_run_file
+
+LEAST = "images: a.tif\nlabels: b.tif\nclasses: 2\noutput: out\nsteps: 1\n"
+
+
+def read(tmp_path: Path, text: str, *options: str) -> Any:
+    (tmp_path / "run.yaml").write_text(text)
+    return read_run_file(["-c", str(tmp_path / "run.yaml"), *options])
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "init: " + "[" * 100_000,
+        "network: " + "{a: " * 5000 + "1" + "}" * 5000,
+        BOMB,
+        f"bands: [{'1,' * 20_000}1]",
+    ],
+    ids=["nest", "groups", "laughs", "values"],
+)
+@pytest.mark.usefixtures("in_time")
+def test_run_files_that_unfold_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match="at most 20000 values, 16 levels deep"):
+        read(tmp_path, LEAST + text)
+    if text.startswith("network"):
+        with pytest.raises(UsageError, match="at most 20000 values, 16 levels deep"):
+            read(tmp_path, LEAST, f"--network={{{text}}}")
+
+
+def test_aliases_may_be_used(tmp_path: Path) -> None:
+    text = "images: &a [a.tif, b.tif]\nlabels: *a\nclasses: 2\noutput: out\nsteps: 1\n"
+    run, _ = read(tmp_path, text)
+    assert run.image_paths == run.label_paths == ("a.tif", "b.tif")
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("config: /etc/passwd", ()),
+        ("network: /etc/passwd", ()),
+        ("", ("--network", "/etc/passwd")),
+        ("", ("--network=/etc/passwd",)),
+    ],
+)
+def test_run_files_read_no_other_files(tmp_path: Path, text: str, options: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match=r"names no other ones|is a group of keys") as raised:
+        read(tmp_path, LEAST + text, *options)
+    assert "root:" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "saying"),
+    [
+        ("seed", "0x" + "f" * 20_000, "bits"),
+        ("seed", "9" * 4000, "bits"),
+        ("seed", "null", "has a value .seed: null"),
+        ("optimizer", "{lr: null}", "has a value .optimizer.lr: null"),
+        ("steps", "-0x" + "f" * 20_000, "bits"),
+        ("vectors", "{field: a, classes: {? 0x" + "f" * 20_000 + " : 1}}", "bits"),
+        ("classes", "1000000000", "at most 4096 classes"),
+        ("batch_size", "1000000000000", "at most 1048576 images or crops"),
+        ("profile", f"{{steps: '{'9' * 5000}'}}", "profile.steps are a first"),
+    ],
+)
+def test_numbers_without_end_are_refused(tmp_path: Path, key: str, value: str, saying: str) -> None:
+    lines = [line for line in LEAST.splitlines() if not line.startswith(key)]
+    with pytest.raises(TilenetError, match=saying):
+        read(tmp_path, "\n".join([*lines, f"{key}: {value}"]))
+
+
+@pytest.mark.usefixtures("in_time")
+def test_networks_without_end_are_refused() -> None:
+    with pytest.raises(TilenetError, match="at most 100 convolutions"):
+        UNetOptions(convolutions=10**9)
+    many = unet_layers(UNetOptions(poolings=1, base=4, norm="group", groups=10**15))
+    assert many == unet_layers(UNetOptions(poolings=1, base=4, norm="group", groups=64))
+    with pytest.raises(TilenetError, match="weights alone"):
+        check_weight_bytes(unet_layers(UNetOptions(poolings=1, base=10**6)))

@@ -1,0 +1,58 @@
+"""Tables, lists and patterns of strangers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tilenet.errors import TilenetError
+from tilenet.files.history import History
+from tilenet.files.image_list import read_image_list
+from tilenet.files.image_patterns import matched
+from tilenet.files.stack import stacked_paths
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"step,loss\n1,x\n", b"step,loss\n1,\xff\n", b'step,loss\n1,"' + b"9" * 200_000 + b'"\n'],
+    ids=["word", "bytes", "long"],
+)
+def test_a_table_of_other_things_is_refused(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "history.csv").write_bytes(text)
+    with pytest.raises(TilenetError, match="a table of a run must hold numbers"):
+        History(tmp_path / "history.csv", 3)
+
+
+@pytest.mark.parametrize("step", ["²", "1" * 9999, "0", "-1", "x", "1.0", ""])
+def test_a_row_of_no_step_is_refused(tmp_path: Path, step: str) -> None:
+    path = tmp_path / "history.csv"
+    path.write_text(f"\0tep,loss\n{step},2\n1,3\n")
+    with pytest.raises(TilenetError, match=r"history\.csv, line 2: .* is no step\)"):
+        History(path, 3)
+
+
+@pytest.mark.usefixtures("in_time")
+def test_lists_without_end_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text("image,label\n" + "," * (2 << 20))
+    with pytest.raises(TilenetError, match="a line has 1048576 letters or more"):
+        read_image_list(str(path))
+    assert len(stacked_paths("+" * 4000)) == 4001
+
+
+def test_lists_within_a_list_are_texts(tmp_path: Path) -> None:
+    feature = {"type": "Feature", "geometry": None, "properties": {"image": [1, 2], "label": "b"}}
+    path = tmp_path / "list.geojson"
+    path.write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}))
+    assert len(read_image_list(str(path)).train) == 1
+
+
+@pytest.mark.usefixtures("in_time")
+def test_patterns_without_end_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).symlink_to(".")
+    (tmp_path / ("x" * 200 + ".tif")).write_text("")
+    with pytest.raises(TilenetError, match=r"searches at most 20,000 folders"):
+        matched(f"{tmp_path}/**/*.tif", f"{tmp_path}/**/*.tif")
+    with pytest.raises(TilenetError, match=r"at most 8 wildcards.*: 30\)"):
+        matched(f"{tmp_path}/{'*x' * 30}.tif", f"{tmp_path}/{'*x' * 30}.tif")
