@@ -1,12 +1,16 @@
 """Broken input: values that no file should hold, and ways to put them into good files."""
 
 import copy
+import json
+import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from tilenet.errors import TilenetError, UsageError
@@ -30,6 +34,11 @@ VALUES: list[Any] = [
     ),
     *([0] * 3000, {"class_path": "os.system"}, "${x}", "*", "<VRTDataset/>", [[[[[[[[1]]]]]]]]),
 ]
+# Folders and files are the same for all examples of a test.
+few = settings(
+    suppress_health_check=list(HealthCheck),
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "10")),
+)
 values = st.sampled_from(VALUES) | st.integers() | st.floats() | st.text(max_size=9)
 
 
@@ -119,3 +128,11 @@ def said(action: Callable[[], Any]) -> str | None:
     assert sentence.isprintable()
     assert 0 < len(sentence) < 2000
     return sentence
+
+
+def written(folder: Path, name: str, data: bytes | str | Any) -> Path:
+    path = folder / name
+    if not isinstance(data, bytes | str):
+        data = json.dumps(data)
+    path.write_bytes(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass"))
+    return path

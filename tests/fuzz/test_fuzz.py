@@ -12,8 +12,8 @@ import pytest
 import rasterio
 import torch
 import yaml
-from hostile import noisy, said, spoilt
-from hypothesis import HealthCheck, given, settings
+from hostile import few, noisy, said, spoilt, written
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
@@ -80,12 +80,6 @@ GEOJSON = {
 LIST = b'image,label,split\na.tif,b.tif,train\nR.tif+G.tif,c.gpkg,val\n"d,.tif",e.tif,test\n'
 HISTORY = b"step,loss,weight_sum,seconds\n1,0.5,100,1\n2,0.25,100,1.5\n3,nan,,2\n"
 
-# Folders and files are the same for all examples of a test.
-few = settings(
-    suppress_health_check=list(HealthCheck),
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "10")),
-)
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -110,14 +104,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (made / "a_mask.tif").write_text("")
     return made
-
-
-def written(folder: Path, name: str, data: bytes | str | Any) -> Path:
-    path = folder / name
-    if not isinstance(data, bytes | str):
-        data = json.dumps(data)
-    path.write_bytes(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass"))
-    return path
 
 
 def read_raster(path: Path, **keys: Any) -> None:

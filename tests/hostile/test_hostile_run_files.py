@@ -89,3 +89,13 @@ def test_networks_without_end_are_refused() -> None:
     assert many == unet_layers(UNetOptions(poolings=1, base=4, norm="group", groups=64))
     with pytest.raises(TilenetError, match="weights alone"):
         check_weight_bytes(unet_layers(UNetOptions(poolings=1, base=10**6)))
+
+
+@pytest.mark.parametrize(
+    ("data", "saying"),
+    [(b"", "is empty"), (b" \n", "is empty"), (b"a: \xe9\n", r"is UTF-8 text .*byte 3 is none")],
+)
+def test_files_that_are_no_run_files_are_named(tmp_path: Path, data: bytes, saying: str) -> None:
+    (tmp_path / "run.yaml").write_bytes(data)
+    with pytest.raises(UsageError, match=f"a run file .*{saying}"):
+        read_run_file(["-c", str(tmp_path / "run.yaml")])

@@ -1,19 +1,27 @@
 """Pipes, devices and sockets are refused unopened: they would be waited for, or read for ever."""
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tilenet.errors import TilenetError, UsageError
+from tilenet.files.checksums import wrong_file
 from tilenet.files.history import History
 from tilenet.files.image_list import read_image_list
 from tilenet.files.label_files import open_labels
+from tilenet.files.maps import check_target
 from tilenet.files.raster import Raster
-from tilenet.files.weights import load_json, load_tensors
+from tilenet.files.survey_record import load_survey
+from tilenet.files.weights import FILES, load_json, load_tensors
 from tilenet.planning.plan import read_plan
+from tilenet.report.run_view import RunView
 from tilenet.run.arguments import read_run_file
+from tilenet.run.folder import RunFolder
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
@@ -29,6 +37,7 @@ from tilenet.run.arguments import read_run_file
         lambda path: History(path, 1),
         lambda path: read_run_file(["-c", str(path)]),
         lambda path: read_run_file([f"--config={path}"]),
+        lambda path: load_survey(path, "key"),
     ],
 )
 @pytest.mark.usefixtures("in_time")
@@ -52,3 +61,34 @@ def test_a_virtual_raster_of_a_pipe_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(TilenetError, match=r"a\.vrt.*is a pipe"):
         Raster(str(tmp_path / "a.vrt"))
+
+
+@pytest.mark.parametrize("name", [*FILES, "checksums.json"])
+@pytest.mark.usefixtures("in_time")
+def test_a_checkpoint_of_a_pipe_is_broken(tmp_path: Path, name: str) -> None:
+    (tmp_path / "checksums.json").write_text(json.dumps({name: {"sha256": "", "bytes": 0}}))
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    assert "cannot be read" in str(wrong_file(tmp_path, [name]))
+
+
+@pytest.mark.usefixtures("in_time")
+def test_a_report_passes_pipes_by(tmp_path: Path) -> None:
+    for name in ("run.yaml", "run.json", "timings.json", "history.csv", "validation.csv"):
+        os.mkfifo(tmp_path / name)
+    view = RunView(tmp_path)
+    assert (view.run, view.run_text, view.facts, view.timings) == (None, None, {}, {})
+    assert (view.history, view.validation) == (None, None)
+
+
+def test_names_that_are_no_utf8_are_refused(
+    tmp_path: Path, write_raster: Callable[..., str]
+) -> None:
+    name = str(tmp_path / os.fsdecode(b"a\xff.tif"))
+    with pytest.raises(TilenetError, match=r"the name of a map is UTF-8"):
+        check_target(name, overwrite=False)
+    os.rename(write_raster("a.tif", np.arange(64, dtype="uint8").reshape(8, 8)), name)
+    with pytest.raises(TilenetError, match=r"a raster must be a file that GDAL can open"):
+        Raster(name)
+    with pytest.raises(TilenetError, match="the name of output is UTF-8"):
+        RunFolder(Path(name), write=True).prepare(resume=False, overwrite=False)

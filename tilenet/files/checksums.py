@@ -15,10 +15,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tilenet.files.plain_file import read_plain, refuse_special
+
 __all__ = ["CHECKSUMS", "checksums_text", "differing_files", "forget_cached", "wrong_file"]
 
 CHECKSUMS = "checksums.json"
 PIECE_BYTES = 1 << 20
+MOST_BYTES = 1 << 20  # of checksums.json
 
 
 def checksums_text(files: Iterable[Path]) -> str:
@@ -41,11 +44,12 @@ def wrong_file(folder: Path, names: Iterable[str]) -> str | None:
     sums: Any = None
     try:
         if (folder / CHECKSUMS).exists():
-            sums = json.loads((folder / CHECKSUMS).read_text())
+            sums = json.loads(read_plain(folder / CHECKSUMS, MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         return f"{CHECKSUMS} cannot be read: {error}"
     for name in names:
         try:
+            refuse_special(folder / name)
             wrong = _wrong_form(folder / name) if sums is None else _wrong_sum(folder / name, sums)
         except FileNotFoundError:
             wrong = "is missing"

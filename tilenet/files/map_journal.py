@@ -22,6 +22,8 @@ from tilenet.files.plain_file import read_plain
 __all__ = ["Done", "MapJournal", "file_facts", "hash_of"]
 
 MOST_BYTES = 1 << 30
+# What lines raise that hold something else than what is noted.
+NONSENSE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 DAMAGED = "damaged: the lines of its journal do not follow from one another"
 
 
@@ -69,7 +71,7 @@ class MapJournal:
             return None, f"not said any more: its journal cannot be read ({error.strerror})"
         try:
             entries = list(_entries(lines))
-        except (ValueError, TypeError, RecursionError):
+        except NONSENSE:
             return None, DAMAGED
         if len(entries) < 2:
             return None, "not said any more: its journal was not begun"
@@ -84,7 +86,7 @@ class MapJournal:
             return None, f"of something else: {', '.join(other)}"
         try:
             done = _done(entries[1:])
-        except (ValueError, TypeError, KeyError):
+        except NONSENSE:
             return None, DAMAGED
         self._digest = json.loads(lines[-1])["digest"]
         return done, ""
@@ -139,7 +141,7 @@ def _entries(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Those of whole lines.
 
     Raises:
-        ValueError, TypeError, RecursionError: One does not follow from those before.
+        Any of `NONSENSE`: One does not follow from those before.
     """
     before = ""
     for line in lines:
@@ -155,7 +157,7 @@ def _done(entries: Sequence[dict[str, Any]]) -> Done:
     """What lines after the first say.
 
     Raises:
-        ValueError, TypeError, KeyError: Something else than what is noted.
+        Any of `NONSENSE`: Something else than what is noted.
     """
     num_bytes, crc = map(int, entries[0]["frame"])
     done = Done(frame=(num_bytes, crc))

@@ -22,6 +22,7 @@ from tilenet.errors import TilenetError
 from tilenet.files.cog import BLOCK_PX, copy_to_cog, put_map, sync_file
 from tilenet.files.kept_pixels import Part, frame_of, part_of, why_not_kept, wrong_pixels
 from tilenet.files.map_journal import Done, MapJournal
+from tilenet.files.plain_file import check_name
 from tilenet.files.raster import GDAL_ERRORS, Raster
 from tilenet.files.stack import stacked_paths
 from tilenet.geometry.bbox import overlap
@@ -73,6 +74,7 @@ def check_target(path: str, *, overwrite: bool, image: str | None = None) -> Non
         )
     if not os.path.isdir(folder):
         raise TilenetError(f"a map needs an existing directory ({folder} is none); make it first")
+    check_name("a map", path)
     probe = os.path.join(folder, f".{os.path.basename(path)}.probe.part")
     try:
         with open(probe, "wb"):

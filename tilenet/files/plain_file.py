@@ -1,11 +1,26 @@
-"""Files that are no pipes, devices or sockets: those would be waited for, or read for ever."""
+"""Files that are no pipes, devices or sockets, which would be waited for, or read for ever."""
 
 import errno
 import os
 import stat
 from pathlib import Path
 
-__all__ = ["read_plain", "refuse_special"]
+from tilenet.errors import TilenetError
+
+__all__ = ["check_name", "read_plain", "refuse_special"]
+
+
+def check_name(what: str, path: str | Path) -> None:
+    """Refuse a name that GDAL and safetensors could not write to: they know UTF-8 only.
+
+    Raises:
+        TilenetError: Its bytes are no UTF-8, or one is NUL.
+    """
+    text = str(path)
+    if "\0" in text or text != text.encode(errors="replace").decode():
+        raise TilenetError(
+            f"the name of {what} is UTF-8 without NUL bytes ({text!r}); give it another one"
+        )
 
 
 def refuse_special(path: str | Path) -> None:

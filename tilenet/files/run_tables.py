@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.files.history import whole_lines
+from tilenet.files.plain_file import refuse_special
 
 __all__ = ["RunTable", "read_run_table"]
 
@@ -44,12 +45,13 @@ def read_run_table(path: Path) -> RunTable | None:
     text.
     """
     try:
+        refuse_special(path)
         lines, _ = whole_lines(path.read_bytes())
         text = lines.decode("utf-8", errors="replace").replace("\0", "")
         rows = csv.reader(io.StringIO(text, newline=""))
         names = next(rows, [])
         kept = [[_number(text) for text in row] for row in rows if row and len(row) == len(names)]
-    except (OSError, csv.Error):
+    except (OSError, ValueError, csv.Error):
         return None
     kept = [row for row in kept if np.isfinite(row[0])]
     if not kept:

@@ -33,7 +33,7 @@ __all__ = ["GDAL_ERRORS", "FileStack", "reason", "stacked_paths", "why_no_raster
 
 # What rasterio raises for GDAL's errors; some reach the caller as the private kind.
 # Where a broken file's words are no UTF-8, rasterio cannot say them.
-GDAL_ERRORS = (RasterioError, OSError, CPLE_BaseError, UnicodeDecodeError)
+GDAL_ERRORS = (RasterioError, OSError, CPLE_BaseError, UnicodeError)
 
 MOST_BLOCK_BYTES = 1 << 30
 MOST_BANDS = 4096

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from tilenet.errors import TilenetError
+from tilenet.files.plain_file import refuse_special
 
 __all__ = ["PERCENTS", "Survey", "load_survey", "save_survey"]
 
@@ -97,6 +98,7 @@ def load_survey(path: Path, key: str) -> Survey | None:
         TilenetError: It is not whole.
     """
     try:
+        refuse_special(path)
         with safe_open(path, "numpy") as file:
             about = file.metadata() or {}
             arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118

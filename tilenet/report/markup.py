@@ -1,5 +1,10 @@
-"""HTML and SVG as text in which nothing from outside is markup unless it was made here."""
+r"""HTML and SVG as text in which nothing from outside is markup unless it was made here.
 
+Nor a command to a terminal that shows the page's source: what cannot be printed is written as
+Python writes it (\x1b).
+"""
+
+import unicodedata
 from html import escape
 from typing import Any
 
@@ -24,7 +29,7 @@ def tag(name: str, /, *children: object, **attributes: Any) -> Markup:
             are None are left out. Numbers are written short.
     """
     pairs = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_text(value), quote=True)}"'
+        f' {key.rstrip("_").replace("_", "-")}="{_escaped(_text(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -37,7 +42,7 @@ def join(*children: object) -> Markup:
     """Pieces after one another."""
     return Markup(
         "".join(
-            child if isinstance(child, Markup) else escape(str(child))
+            child if isinstance(child, Markup) else _escaped(str(child))
             for child in children
             if child is not None
         )
@@ -47,3 +52,16 @@ def join(*children: object) -> Markup:
 def _text(value: object) -> str:
     # Hundredths of a pixel are enough, and keep curves of many points small.
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def _escaped(text: str) -> str:
+    if not text.isprintable():
+        text = "".join(
+            letter if _shows(letter) else letter.encode("unicode_escape").decode()
+            for letter in text
+        )
+    return escape(text, quote=True)
+
+
+def _shows(letter: str) -> bool:
+    return letter.isprintable() or letter in "\n\t" or unicodedata.category(letter) == "Zs"

@@ -9,6 +9,7 @@ from typing import Any
 
 from tilenet.errors import TilenetError, UsageError
 from tilenet.files.network_record import NetworkRecord
+from tilenet.files.plain_file import read_plain
 from tilenet.files.run_tables import RunTable, read_run_table
 from tilenet.files.stack import stacked_paths
 from tilenet.files.weights import find_checkpoint, load_json
@@ -19,6 +20,7 @@ from tilenet.run.folder import FACTS, KEPT_RUN_FILE
 
 __all__ = ["RunView"]
 
+MOST_BYTES = 64 << 20
 CONFUSION = "step", "label", "predicted", "pixels"
 
 
@@ -47,7 +49,8 @@ class RunView:
     def run_text(self) -> str | None:
         """The same as text."""
         try:
-            return (self.folder / KEPT_RUN_FILE).read_text(encoding="utf-8", errors="replace")
+            kept = read_plain(self.folder / KEPT_RUN_FILE, MOST_BYTES)
+            return kept.decode("utf-8", errors="replace")
         except OSError:
             return None
 
@@ -117,7 +120,7 @@ class RunView:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(read_plain(path, MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

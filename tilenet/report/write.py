@@ -1,5 +1,6 @@
 """`report.html`: one page that says how a run went, without network and without scripts."""
 
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -14,11 +15,15 @@ from tilenet.report.memory_used import memory_used
 from tilenet.report.places import places
 from tilenet.report.run_view import RunView
 from tilenet.report.style import STYLE
+from tilenet.report.tables import note, section
 from tilenet.report.tile_grid import tile_grid
 from tilenet.report.time_spent import time_spent
 from tilenet.run.folder import REPORT
 
 __all__ = ["page", "try_report", "write_report"]
+
+# What numbers, lists and texts raise in the place of others.
+NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 # Should anything of a page ever ask for another file, browsers refuse.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -65,14 +70,14 @@ def page(view: RunView, map_path: str | None = None, *, maps: bool = True) -> Ma
     made = datetime.now(timezone.utc)
     body = tag(
         "main",
-        heading(view, made),
-        learning(view),
-        validation(view),
-        classes(view),
-        time_spent(view),
-        memory_used(view),
-        tile_grid(view),
-        places(view, map_path, compute=maps),
+        _part("Run", lambda: heading(view, made)),
+        _part("Learning", lambda: learning(view)),
+        _part("Validation", lambda: validation(view)),
+        _part("Classes", lambda: classes(view)),
+        _part("Time", lambda: time_spent(view)),
+        _part("Memory", lambda: memory_used(view)),
+        _part("Tiles", lambda: tile_grid(view)),
+        _part("Places", lambda: places(view, map_path, compute=maps)),
         run_file(view),
         tag("footer", "Written by tilenet. Colours are chosen to be told apart by everybody."),
     )
@@ -85,3 +90,15 @@ def page(view: RunView, map_path: str | None = None, *, maps: bool = True) -> Ma
         tag("style", Markup(STYLE)),
     )
     return join(Markup("<!DOCTYPE html>\n"), tag("html", head, tag("body", body), lang="en"))
+
+
+def _part(title: str, make: Callable[[], Markup | None]) -> Markup | None:
+    """A part of the page; a sentence where files of the run hold what no run writes."""
+    try:
+        return make()
+    except NONSENSE as error:
+        said = f"{type(error).__name__}: {error}"
+        return section(
+            title,
+            note(f"This cannot be shown: a file of the run holds what no run writes ({said})."),
+        )

@@ -15,6 +15,7 @@ from tilenet.errors import TilenetError
 from tilenet.files import tensorboard
 from tilenet.files.background_save import BackgroundSave
 from tilenet.files.network_record import NetworkRecord
+from tilenet.files.plain_file import check_name
 from tilenet.files.weights import (
     checkpoint_of_step,
     find_checkpoint,
@@ -82,6 +83,7 @@ class RunFolder:
             TilenetError: It holds a run and neither was asked for, or it cannot be written, or no
                 checkpoint is whole.
         """
+        check_name("output", self.path)
         try:
             holds_run = self.history.exists() or os.path.lexists(self.path / "last")
             if self._write:

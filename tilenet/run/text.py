@@ -91,13 +91,20 @@ def _text_of(value: str) -> str:
         refuse_special(value)
         if not os.path.isfile(value):
             return value
-        return read_plain(value, MOST_BYTES).decode("utf-8")
+        text = read_plain(value, MOST_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"a run file is UTF-8 text ({value}: byte {error.start} is none); save it as UTF-8"
+        ) from error
     except ValueError:
         return value  # the parser says what is wrong
     except OSError as error:
         raise UsageError(
             f"a run file must be a file that can be read ({value}: {error.strerror}); name another"
         ) from error
+    if not text.strip():
+        raise UsageError(f"a run file holds keys and values ({value} is empty); name another")
+    return text
 
 
 def _check_keys(text: str, groups: Sequence[str]) -> None:

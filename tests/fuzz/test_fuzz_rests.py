@@ -1,0 +1,193 @@
+"""What runs leave and go on from, spoilt: it is found, or it is still what was written."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+from hostile import few, noisy, said, spoilt, written
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilenet.files.map_journal import MapJournal
+from tilenet.files.maps import MapKind, MapWriter
+from tilenet.files.raster import Raster
+from tilenet.files.survey_record import Survey, load_survey, save_survey
+from tilenet.files.weights import FILES, save_checkpoint
+from tilenet.files.whole_checkpoint import checked_checkpoint, newest_whole
+from tilenet.geometry.tiles import Window
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+KIND = MapKind(1, "uint8", 255, ("sea", "land"))
+SIDE = 64
+PIXELS = np.random.default_rng(5).integers(0, 2, (1, SIDE, SIDE)).astype("uint8")
+TILES = [Window(0, 0, 30, SIDE), Window(30, 0, 34, 30), Window(30, 30, 34, 34)]
+MADE_OF = {"the weights": "ab12", "nodata": float("nan"), "the tiles": [[0, 1], [2, 3]]}
+SURVEY = Survey(
+    *(4096, (1.5,), (0.5,), (0.0,), (3.0,), ((0.0, 1.0, 1.0, 2.0, 3.0),), (7, 9)),
+    (np.arange(64, dtype=np.uint8).reshape(1, 8, 8),),
+)
+KEY = "0123456789abcdef"
+
+
+def pixels_of(window: Window) -> Any:
+    return PIXELS[
+        :, window.row : window.row + window.height, window.col : window.col + window.width
+    ]
+
+
+@pytest.fixture(scope="module")
+def rest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A map of which two of three tiles are done."""
+    made = tmp_path_factory.mktemp("rest")
+    size = {"driver": "GTiff", "count": 1, "height": SIDE, "width": SIDE, "dtype": "uint8"}
+    with rasterio.open(made / "image.tif", "w", **size) as file:
+        file.write(PIXELS)
+    with (
+        Raster(str(made / "image.tif")) as image,
+        MapWriter(str(made / "map.tif"), image, KIND, made_of=MADE_OF) as writer,
+    ):
+        for number, window in enumerate(TILES[:2]):
+            writer.write(window, pixels_of(window))
+            writer.keep([number])
+        writer.keep_sums("3", {"tiles": 1, "count": 4.0, "mean": [0.5], "squares": [1 / 3]})
+    return made
+
+
+def go_on(rest: Path) -> None:
+    """Go on as prediction does: the map has every tile's pixels, whatever was left of it."""
+    with (
+        Raster(str(rest / "image.tif")) as image,
+        MapWriter(str(rest / "map.tif"), image, KIND, made_of=MADE_OF) as writer,
+    ):
+        assert writer.why_anew.isprintable()
+        for number, window in enumerate(TILES):
+            if number not in writer.done.tiles:
+                writer.write(window, pixels_of(window))
+                writer.keep([number])
+        with rasterio.open(rest / ".map.tif.raw.part") as file:
+            assert np.array_equal(file.read(), PIXELS)
+
+
+@pytest.mark.parametrize("name", ["journal", "raw"])
+@few
+@given(data=st.data())
+def test_rests_of_maps_of_noise(
+    rest: Path, name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("noise")
+    shutil.copytree(rest, folder, dirs_exist_ok=True)
+    part = f".map.tif.{name}.part"
+    written(folder, part, data.draw(noisy((rest / part).read_bytes())))
+    said(lambda: go_on(folder))
+    shutil.rmtree(folder)
+
+
+@few
+@given(order=st.lists(st.integers(0, 5), max_size=8))
+def test_lines_of_journals_in_any_order(
+    rest: Path, order: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("order")
+    shutil.copytree(rest, folder, dirs_exist_ok=True)
+    lines = (rest / ".map.tif.journal.part").read_bytes().splitlines(keepends=True)
+    written(folder, ".map.tif.journal.part", b"".join(lines[n % len(lines)] for n in order))
+    said(lambda: go_on(folder))
+    shutil.rmtree(folder)
+
+
+@few
+@given(
+    entries=spoilt([{"frame": [242, 7]}, {"tiles": [0], "parts": [[0, 0, 9, 9, 5]]}, {"sums": {}}])
+)
+def test_journals_of_other_things(entries: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With digests that fit, as a program of another version might leave them."""
+    path = tmp_path_factory.mktemp("other") / "journal"
+    journal = MapJournal(str(path), MADE_OF)
+    journal.begin((0, 0))
+    journal._digest = ""
+    path.write_bytes(b"")
+    try:
+        journal._add(
+            MADE_OF, *(one if isinstance(one, dict) else {"tiles": one} for one in entries)
+        )
+    except (ValueError, TypeError):  # no JSON
+        return
+    done, why = MapJournal(str(path), MADE_OF).read()
+    assert why.isprintable()
+    if done is not None:
+        assert all(isinstance(tile, int) for tile in done.tiles)
+        assert all(len(part) == 5 for part in done.parts)
+
+
+@pytest.fixture(scope="module")
+def survey(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("survey") / "good.safetensors"
+    save_survey(SURVEY, path, KEY)
+    return path
+
+
+@few
+@given(data=st.data())
+def test_surveys_of_noise(survey: Path, data: st.DataObject) -> None:
+    path = written(survey.parent, "spoilt", data.draw(noisy(survey.read_bytes())))
+
+    def use() -> None:
+        found = load_survey(path, KEY)
+        # None: of another key, which is a text of the header.
+        assert found is None or repr(found) == repr(SURVEY)
+
+    said(use)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two checkpoints."""
+    made = tmp_path_factory.mktemp("run")
+    tensors = {"0.weight": torch.arange(12.0).reshape(3, 4)}
+    for step in (1, 2):
+        save_checkpoint(made, step, tensors, {"a": [1, 2]}, tensors, {"step": step})
+    return made
+
+
+@pytest.mark.parametrize("name", [*FILES, "checksums.json"])
+@few
+@given(data=st.data())
+def test_checkpoints_of_noise(run: Path, name: str, data: st.DataObject) -> None:
+    """The spoilt one is not gone on from, unless only the words about its sums have other forms."""
+    place = run / "checkpoints" / "step-00000002"
+    good = (place / name).read_bytes()
+    spoiled = data.draw(noisy(good))
+    try:
+        written(place, name, spoiled)
+
+        def use() -> None:
+            going_on = newest_whole(run)
+            assert going_on.checkpoint is not None
+            if going_on.checkpoint.resolve() == place and name in FILES:
+                assert spoiled == good
+
+        assert said(use) is None
+        said(lambda: checked_checkpoint(run))
+    finally:
+        (place / name).write_bytes(good)
+
+
+@few
+@given(entry=spoilt({"weights.safetensors": {"sha256": "ab", "bytes": 3}, "network.json": {}}))
+def test_checksums_of_other_things(run: Path, entry: Any) -> None:
+    place = run / "checkpoints" / "step-00000002" / "checksums.json"
+    good = place.read_bytes()
+    try:
+        text = json.loads(good)
+        merged = {**text, **entry} if isinstance(entry, dict) else entry
+        written(place.parent, place.name, merged)
+        said(lambda: newest_whole(run))
+        said(lambda: checked_checkpoint(run))
+    finally:
+        place.write_bytes(good)
