@@ -171,7 +171,9 @@ def difference(run: Path, other: Path) -> float | str:
             tensors, wanted = (load_file(one / link / file) for one in (run, other))
             if tensors.keys() != wanted.keys():
                 return f"{link}/{file} has other tensors"
-            furthest = max(furthest, *(_apart(tensors[key], wanted[key]) for key in wanted))
+            # The number of batches that a norm saw counts a rank's tiles, and is of no use.
+            keys = [key for key in wanted if not key.endswith("num_batches_tracked")]
+            furthest = max(furthest, *(_apart(tensors[key], wanted[key]) for key in keys))
     with rasterio.open(run / MAP) as file, rasterio.open(other / MAP) as reference:
         furthest = max(furthest, _apart(file.read(), reference.read()))
     # Where there is no room for the report, a run says so and is done.
