@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import rasterio
 
 from tilenet.__main__ import main
+from tilenet.files.maps import MapWriter
 
 # A rank ends itself after so many rounds.
 PROGRAM = """
@@ -95,3 +97,30 @@ def test_a_map_goes_on_after_kills_and_a_stop(
     with rasterio.open(out) as file, rasterio.open(whole) as other:
         np.testing.assert_array_equal(file.read(), other.read())
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]
+
+
+def test_who_asks_for_a_stop_while_the_map_is_finished_gets_it(
+    tmp_path: Path, job: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a job that was to make room would be run again for a map that is there."""
+    asked: list[int] = []
+    finish = MapWriter.finish
+
+    def asked_meanwhile(writer: MapWriter) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        finish(writer)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    monkeypatch.setattr(MapWriter, "finish", asked_meanwhile)
+    numbers = signal.SIGTERM, signal.SIGUSR1
+    before = [signal.signal(number, lambda number, _: asked.append(number)) for number in numbers]
+    try:
+        assert main([*job[:3], str(tmp_path / "map.tif"), *job[3:], "--resume"]) == 0
+        assert asked == []
+        for number in numbers:  # which are this process's own again
+            os.kill(os.getpid(), number)
+        assert asked == list(numbers)
+    finally:
+        for number, one in zip(numbers, before, strict=True):
+            signal.signal(number, one)
+    assert (tmp_path / "map.tif").exists()

@@ -199,6 +199,8 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         wait_quietly(comm)
         # Also a barrier: no rank says that it is done before the map stands in its place.
         peaks = comm.allgather(peak_bytes([]))
+        if resume is not None and not stopped:
+            resume.release()
     return {
         "map": wanted.out,
         "size": [window.height, window.width],

@@ -30,7 +30,8 @@ SHARE = 0.05
 class MapResume:
     """Keeps what is done while it is entered, and catches signals that ask to stop. Collective.
 
-    Once the ranks have agreed to stop, signals stay caught: the process is about to end.
+    Once the ranks have agreed to stop, signals stay caught: the process is about to end. Once all
+    tiles are done they stay caught until `release`: who asks then gets a whole map.
 
     Args:
         comm: All ranks that map.
@@ -62,8 +63,12 @@ class MapResume:
         if error is None or isinstance(error, StopAgreed):
             self._rounds.close()
         # Job scripts ask every second: who dies of it while it ends looks like a crash.
-        if not isinstance(error, StopAgreed):
-            self._requests.__exit__(kind, error, traceback)
+        if error is not None and not isinstance(error, StopAgreed):
+            self.release()
+
+    def release(self) -> None:
+        """Let signals do again what they did before."""
+        self._requests.__exit__(None, None, None)
 
     def is_done(self, own: Window) -> bool:
         """Whether the tile that owns this window was done before."""
