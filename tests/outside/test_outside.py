@@ -5,9 +5,10 @@ And it finds those wrong that were made wrong on purpose: otherwise it would pro
 
 import ast
 import json
-import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +17,9 @@ import pytest
 import rasterio
 from rebuild import read_safetensors
 
+Tilenet = Callable[..., None]
 CHECK = str(Path(__file__).with_name("check.py"))
 HEIGHT, WIDTH = 157, 211  # no multiple of any alignment
-# Far above the cost of any run here: a rank that waits for ever ends the test, not the day.
-TIMEOUT_S = 240
 SGD = ("--optimizer.name", "sgd", "--optimizer.lr", "1")
 FINE = ("--tiles.rows", "3", "--tiles.columns", "4")  # uneven shares for 2 and 4 ranks
 
@@ -37,10 +37,12 @@ class Run:
 
     Attributes:
         options: Of `tilenet train`, tiles and steps aside.
+        tilenet: Runs its commands.
     """
 
     folder: Path
     options: tuple[str, ...]
+    tilenet: Tilenet
 
     @property
     def image(self) -> str:
@@ -66,7 +68,7 @@ class Run:
         """Train; return the last checkpoint."""
         folder = self.folder / output
         files = ("--images", self.image, "--labels", self.labels, "--output", str(folder))
-        tilenet(ranks, "train", *files, *self.options, "--steps", str(steps), *options)
+        self.tilenet(ranks, "train", *files, *self.options, "--steps", str(steps), *options)
         return folder / "last"
 
     def predict(self, ranks: int, checkpoint: Path) -> str:
@@ -74,28 +76,14 @@ class Run:
         out = self.folder / f"{checkpoint.parent.name}-{ranks}.tif"
         if not out.exists():
             given = ("--output", "logits", "--device", "cpu", "--tile", "64")
-            tilenet(ranks, "predict", str(checkpoint), self.image, str(out), *given)
+            self.tilenet(ranks, "predict", str(checkpoint), self.image, str(out), *given)
         return str(out)
-
-
-def tilenet(ranks: int, *arguments: str) -> None:
-    """Run a command of tilenet over MPI ranks."""
-    program = ("mpiexec", "-n", str(ranks), sys.executable, "-m", "mpi4py", "-m", "tilenet")
-    done = execute(*program, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def check(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run the checker."""
-    return execute(sys.executable, CHECK, *map(str, arguments))
-
-
-def execute(*command: str) -> subprocess.CompletedProcess[str]:
-    # The environment as Python knows it: an MPI that a test before began here leaves its own in C's
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    command = (sys.executable, CHECK, *map(str, arguments))
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def write_scene(folder: Path) -> None:
@@ -115,16 +103,18 @@ def write_scene(folder: Path) -> None:
         out.write(labels, 1)
 
 
-def begin(folder: Path, network: str) -> Run:
+def begin(folder: Path, network: str, tilenet: Tilenet) -> Run:
     write_scene(folder)
     common = "--classes 3 --precision float64 --device cpu --network.base 4 --network.dropout 0.2"
-    return Run(folder, (*common.split(), *network.split()))
+    return Run(folder, (*common.split(), *network.split()), tilenet)
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tilenet: Tilenet
+) -> Run:
     """A run of each network, its first weights in w0/last."""
-    made = begin(tmp_path_factory.mktemp(request.param), NETWORKS[request.param])
+    made = begin(tmp_path_factory.mktemp(request.param), NETWORKS[request.param], tilenet)
     made.train(1, 0, "w0")
     return made
 
@@ -187,9 +177,9 @@ def test_a_pipelined_step_is_the_whole_image_s_gradient(
     ],
 )
 def test_a_step_of_ranks_that_exchange_is_the_whole_image_s_gradient(
-    tmp_path: Path, norm: str, mode: str, ranks: int
+    tmp_path: Path, tilenet: Tilenet, norm: str, mode: str, ranks: int
 ) -> None:
-    run = begin(tmp_path, f"--network.poolings 2 --network.norm {norm} --network.groups 2")
+    run = begin(tmp_path, f"--network.poolings 2 --network.norm {norm} --network.groups 2", tilenet)
     run.train(1, 0, "w0")
     second = run.train(ranks, 1, "w1", *SGD, "--halo_mode", mode)
     found = check("step", run.first, second, run.image, run.labels)
@@ -207,8 +197,8 @@ def test_a_step_of_ranks_that_exchange_is_the_whole_image_s_gradient(
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-def test_class_weights_divide_by_their_sum_over_pixels(tmp_path: Path) -> None:
-    run = begin(tmp_path, "--network.poolings 1 --network.convolutions 1 --seed 3")
+def test_class_weights_divide_by_their_sum_over_pixels(tmp_path: Path, tilenet: Tilenet) -> None:
+    run = begin(tmp_path, "--network.poolings 1 --network.convolutions 1 --seed 3", tilenet)
     options = (*SGD, *FINE, "--class_weights", "[1.0, 0.25, 7.0]")
     run.train(1, 0, "w0")
     second = run.train(2, 1, "w1", *options)
@@ -218,8 +208,8 @@ def test_class_weights_divide_by_their_sum_over_pixels(tmp_path: Path) -> None:
     assert check(*step).returncode == 1
 
 
-def test_a_black_collar_is_left_out_and_a_lake_is_not(tmp_path: Path) -> None:
-    run = begin(tmp_path, "--network.poolings 1 --network.convolutions 1 --nodata collar")
+def test_a_black_collar_is_left_out_and_a_lake_is_not(tmp_path: Path, tilenet: Tilenet) -> None:
+    run = begin(tmp_path, "--network.poolings 1 --network.convolutions 1 --nodata collar", tilenet)
     run.train(1, 0, "w0")
     second = run.train(2, 1, "w1", *SGD, *FINE)
     found = check("step", run.first, second, run.image, run.labels)
@@ -232,8 +222,10 @@ def test_a_black_collar_is_left_out_and_a_lake_is_not(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-def test_maps_with_batch_norm_use_running_statistics(tmp_path: Path) -> None:
-    run = begin(tmp_path, "--network.poolings 2 --network.norm batch --network.norm_scope tile")
+def test_maps_with_batch_norm_use_running_statistics(tmp_path: Path, tilenet: Tilenet) -> None:
+    run = begin(
+        tmp_path, "--network.poolings 2 --network.norm batch --network.norm_scope tile", tilenet
+    )
     trained = run.train(2, 3, "w3", "--optimizer.lr", "0.01", *FINE)
     tensors = read_safetensors(trained / "weights.safetensors")
     running = [tensor for name, tensor in tensors.items() if name.endswith(".running_mean")]
@@ -272,7 +264,7 @@ def test_a_halo_that_is_one_unit_too_small_is_found_in_the_step(run: Run) -> Non
     print(found.stdout)
     assert found.returncode == 1
     assert "DIFFERENT" in found.stdout
-    assert "statistics: off by 0: equal" in found.stdout
+    assert re.search(r"^statistics: off by \S+: equal$", found.stdout, re.MULTILINE)
 
 
 def test_other_dropout_masks_are_found_in_the_step(run: Run) -> None:
