@@ -8,7 +8,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from launch.commands import command, environment
-from launch.layout import explain
+from launch.elastic import job_of_least, node_range
+from launch.layout import explain, in_one_line
 from launch.placement import Placement, place
 from launch.planned_job import read_job
 from launch.scripts import Job, script, submit_command
@@ -25,9 +26,15 @@ def main(arguments: list[str]) -> int:
         given = _parser().parse_args(arguments)
         planned = read_job(Path(given.plan))
         facts = machine(given.machine or planned.machine)
-        placed = place(planned, facts, given.nodes)
-        job = _job(given, placed)
+        nodes, most = given.nodes or (None, None)
+        if nodes is not None and most is not None:
+            planned = job_of_least(Path(given.plan), facts, nodes)
+        placed = place(planned, facts, nodes)
+        job = _job(given, placed, most)
         text = script(placed, job)
+        if most is not None:
+            _check_script(given)
+            print(f"{in_one_line(placed, most)}; with the fewest:")
         print(explain(placed))
         if not (given.script or given.submit):
             print("\n" + "\n".join(_lines(placed, job)))
@@ -43,7 +50,15 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _job(given: Namespace, placed: Placement) -> Job:
+def _check_script(given: Namespace) -> None:
+    if not (given.script or given.submit):
+        raise TilenetError(
+            "a range of nodes takes a script, which plans anew for those that are left; add "
+            "--script FILE or --submit"
+        )
+
+
+def _job(given: Namespace, placed: Placement, most_nodes: int | None) -> Job:
     ending = "lsf" if placed.machine.launch.scheduler == "lsf" else "sh"
     return Job(
         run=given.run,
@@ -57,6 +72,7 @@ def _job(given: Namespace, placed: Placement) -> Job:
         queue=given.queue,
         stage=tuple(given.stage),
         file=given.script or f"{given.name}-{placed.machine.name}.{ending}",
+        most_nodes=most_nodes,
     )
 
 
@@ -93,7 +109,12 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("plan", help="of tilenet plan -o")
     parser.add_argument("--machine", metavar="|".join(known_machines()), help="default: the plan's")
-    parser.add_argument("--nodes", type=int, metavar="N", help="default: as few as hold the ranks")
+    parser.add_argument(
+        "--nodes",
+        type=node_range,
+        metavar="N|N-M",
+        help="default: as few as hold the ranks; N-M: M if there are, and on with N when some die",
+    )
     parser.add_argument(
         "--run", default="run.yaml", help="the run file (%(default)s); '': only map"
     )

@@ -5,15 +5,25 @@ from launch.placement import Placement
 __all__ = ["explain", "in_one_line"]
 
 
-def in_one_line(placed: Placement) -> str:
-    """Nodes, ranks, cores and devices."""
+def in_one_line(placed: Placement, most_nodes: int | None = None) -> str:
+    """Nodes, ranks, cores and devices; up to `most_nodes` nodes, each like the placement's."""
+    if most_nodes:
+        return (
+            f"{placed.nodes} to {_many(most_nodes, 'node')}, {_many(placed.ranks_per_node, 'rank')}"
+            f" a node, {_each(placed)}"
+        )
     per_node = f"{placed.ranks_per_node} a node"
     if placed.straddles:
         per_node += f", {placed.last_node_ranks} on the last"
     return (
-        f"{_many(placed.nodes, 'node')}, {_many(placed.ranks, 'rank')} ({per_node}), each with "
-        f"{_many(placed.partitions, 'device')} and {_many(placed.cores_per_rank, 'core')}"
+        f"{_many(placed.nodes, 'node')}, {_many(placed.ranks, 'rank')} ({per_node}), "
+        f"{_each(placed)}"
     )
+
+
+def _each(placed: Placement) -> str:
+    devices = _many(placed.partitions, "device")
+    return f"each with {devices} and {_many(placed.cores_per_rank, 'core')}"
 
 
 def explain(placed: Placement) -> str:

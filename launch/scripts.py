@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Template
 
 from launch.commands import command, environment, once_per_node
+from launch.elastic import check_range, without_nodes
 from launch.layout import in_one_line
 from launch.placement import Placement
 from tilenet.errors import TilenetError
@@ -36,6 +37,8 @@ class Job:
         queue: Instead of the machine's.
         stage: Relative paths of what is copied to the nodes first.
         file: What the script will be called.
+        most_nodes: With how many nodes it shall start if there are so many, and go on with fewer,
+            down to the placement's; None: the placement's, always.
     """
 
     run: str = "run.yaml"
@@ -49,6 +52,7 @@ class Job:
     queue: str = ""
     stage: tuple[str, ...] = ()
     file: str = "job.sh"
+    most_nodes: int | None = None
 
 
 class _Shell(Template):
@@ -66,8 +70,12 @@ def script(placed: Placement, job: Job) -> str:
     facts = placed.machine.launch
     minutes = _check(placed, job)
     kind = {"lsf": "lsf", "slurm": "slurm", "none": "plain"}[facts.scheduler]
+    starts = command(placed), once_per_node(placed)
+    if job.most_nodes:
+        starts = without_nodes(starts[0]), without_nodes(starts[1])
+    layout = in_one_line(placed, job.most_nodes)
     values = {
-        "title": f"{_aim(job)} on {placed.machine.name}: {in_one_line(placed)}.",
+        "title": f"{_aim(job)} on {placed.machine.name}: {layout}.",
         "script": shlex.quote(job.file),
         "name": job.name,
         "minutes": str(minutes),
@@ -88,13 +96,21 @@ def script(placed: Placement, job: Job) -> str:
         "environment": "".join(
             f"export {name}={shlex.quote(text)}\n" for name, text in environment(placed).items()
         ),
-        "layout": in_one_line(placed),
+        "layout": layout,
         "program": shlex.join(facts.program),
-        "launch": _lines(command(placed)),
-        "once_per_node": _lines(once_per_node(placed)),
+        "launch": _lines(starts[0]),
+        "once_per_node": _lines(starts[1]),
+        "step": "lives" if job.most_nodes else "step",
+        "least": str(placed.nodes),
+        "most": str(job.most_nodes),
+        "per_node": str(placed.ranks_per_node),
     }
-    parts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in (f"{kind}.sh", "body.sh")]
-    return "".join(_Shell(part).substitute(values) for part in parts)
+    values["lives"] = _filled("lives.sh", values) if job.most_nodes else ""
+    return "".join(_filled(name, values) for name in (f"{kind}.sh", "body.sh"))
+
+
+def _filled(template: str, values: dict[str, str]) -> str:
+    return _Shell((TEMPLATES / template).read_text(encoding="utf-8")).substitute(values)
 
 
 def submit_command(placed: Placement, path: str) -> list[str]:
@@ -127,7 +143,11 @@ def _header(placed: Placement, job: Job) -> str:
     else:
         cores = placed.cores_per_rank * facts.threads_per_core
         mark, options = "#SBATCH", [f"--nodes={placed.nodes}"]
-        options += [f"--ntasks-per-node={placed.ranks_per_node}"] * (not placed.straddles)
+        if job.most_nodes:
+            # With tasks per node Slurm counts those of the fewest nodes, and gives no more nodes
+            options = [f"--nodes={placed.nodes}-{job.most_nodes}", "--no-kill"]
+        elif not placed.straddles:
+            options += [f"--ntasks-per-node={placed.ranks_per_node}"]
         options += [f"--cpus-per-task={cores}"]
         options += [f"--gpus-per-node={machine.devices_per_node}"] * (machine.device != "cpu")
         options += [f"--account={account}"] if job.account else []
@@ -170,6 +190,8 @@ def _check(placed: Placement, job: Job) -> int:
             f"a job's name must be letters, digits, dots and dashes (got {job.name!r}); choose "
             "another --name"
         )
+    if job.most_nodes is not None:
+        check_range(placed, job.most_nodes)
     time = TIME.fullmatch(job.time)
     minutes = int(time[1]) * 60 + int(time[2]) if time else 0
     if minutes < 1:

@@ -115,7 +115,7 @@ stopped() {
     run_again
 }
 
-if [ ${#STAGE[@]} -gt 0 ]; then
+%%{lives}if [ ${#STAGE[@]} -gt 0 ]; then
     WORK=$STORAGE/${USER:-$(id -un)}/tilenet
     # shellcheck disable=SC2016 # expands on the nodes
     "${ONCE_PER_NODE[@]}" bash -c 'mkdir -p "$1" && cp -rp --parents "${@:2}" "$1"' copy "$WORK" "${STAGE[@]}"
@@ -124,7 +124,7 @@ fi
 if [ -n "$RUN" ]; then
     RUN=$(realpath "$RUN")
     TRAIN=(train -c "$RUN" --plan "$PLAN" --output "$OUTPUT" --resume)
-    step train ignore "${TILENET[@]}" "${TRAIN[@]}"
+    %%{step} train ignore "${TILENET[@]}" "${TRAIN[@]}"
     if [ "$RESULT" = failed ]; then exit 1; fi
     if [ "$RESULT" != finished ] || [ -n "$ASKED$ENDED" ]; then stopped; fi
 fi
@@ -132,7 +132,7 @@ fi
 if [ -n "$IMAGE" ]; then
     read -ra MORE <<<"$PREDICT"
     MAP=(predict "$OUTPUT" "$IMAGE" "$OUTPUT/map.tif" --plan "$PLAN" --overwrite --resume "${MORE[@]}")
-    step predict take "${TILENET[@]}" "${MAP[@]}"
+    %%{step} predict take "${TILENET[@]}" "${MAP[@]}"
     if [ "$RESULT" = failed ]; then exit 1; fi
     if [ "$RESULT" != finished ] && [ -n "$ASKED" ]; then
         # Its journal grows with what is done. If nothing was, once is bad luck, twice means that

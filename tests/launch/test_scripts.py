@@ -26,6 +26,7 @@ JOBS = {
     "summit-straddling.lsf": ("summit", 64, 1, Job(account="ABC123", stage=STAGE)),
     "frontier.sh": ("frontier", 8, 2, Job(account="ABC123", stage=STAGE, time="0:10")),
     "slurm.sh": ("slurm", 5, 2, Job(queue="gpu", image="")),
+    "slurm-elastic.sh": ("slurm", 4, 2, Job(most_nodes=4, stage=STAGE)),
     # what `make check` need not find clean: $ and ` in single quotes are meant there
     "awkward.bash": (
         *("slurm", 4, 1),
@@ -134,6 +135,9 @@ def test_each_batch_system_has_its_command() -> None:
         ("slurm", Job(stage=("../data",)), "by relative paths"),
         ("slurm", Job(stage=("-r",)), "by relative paths"),
         ("perlmutter", Job(stage=("data",)), "need storage on the nodes"),
+        ("summit", Job(most_nodes=2), "only Slurm gives a job a range of nodes"),
+        ("workstation", Job(most_nodes=2), "only Slurm gives a job a range of nodes"),
+        ("slurm", Job(most_nodes=1), "more at most than at least"),
     ],
 )
 def test_what_cannot_be_written_is_refused(name: str, job: Job, said: str) -> None:

@@ -11,10 +11,13 @@ HERE = Path(__file__).parent
 UP_LIMIT_S = 150  # of which installing packages may take 120
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
+IDLE = "idle\nidle\nidle"  # all nodes
+
 # The scripts of the interpreter that runs the tests come first: tilenet and mpiexec.
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
+    "TILENET_START_SECONDS": "60",  # of ranks that Slurm garbles, whose test then runs once more
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
 }
 
@@ -35,6 +38,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.dead: list[int] = []  # nodes that tests have ended
         log = folder / "up.log"
         try:
             with log.open("w") as file:  # not a pipe, which daemons would hold open
@@ -86,6 +90,29 @@ class Cluster:
         found = re.search(r"JobState=(\w+).* ExitCode=(\d+):", shown)
         assert found, shown
         return found[1], int(found[2])
+
+    def kill_node(self, number: int) -> None:
+        """End all processes of node n1, n2, …; only where nodes have namespaces."""
+        self.dead.append(number)
+        self.answer(HERE / "node.sh", self.folder, "kill", str(number))
+
+    def start_dead_nodes(self) -> None:
+        """Start the nodes that were ended, and wait until all nodes are there for jobs."""
+        while self.dead:
+            node = HERE / "node.sh", self.folder, "start", str(self.dead.pop())
+            with (self.folder / "started.log").open("w") as file:  # no pipe: the daemon holds it
+                subprocess.run(
+                    [HERE / "enter.sh", self.folder, *node],
+                    stdout=file,
+                    stderr=file,
+                    stdin=subprocess.DEVNULL,
+                    check=True,
+                    timeout=30,
+                )
+        until = time.monotonic() + 60
+        while (states := self.answer("sinfo", "-h", "-N", "-p", "all", "-o", "%t")) != IDLE:
+            assert time.monotonic() < until, states
+            time.sleep(0.5)
 
     def wait(self, number: str, limit_s: float, states: tuple[str, ...] = ENDS) -> tuple[str, int]:
         """Wait until a job is in one of `states`; return it, and its script's exit code."""

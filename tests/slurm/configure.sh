@@ -47,6 +47,7 @@ SlurmdParameters=config_overrides
 GresTypes=gpu
 SchedulerParameters=batch_sched_delay=1,sched_interval=2,bf_interval=2
 KillWait=5
+SlurmdTimeout=15
 MinJobAge=600
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE

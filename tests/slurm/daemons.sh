@@ -17,13 +17,5 @@ munged --force --key-file="$folder/munge.key" --socket="$folder/munge.socket" \
 
 slurmctld
 for i in $(seq "$NODES"); do
-    mkdir -p "$folder/spool-n$i"
-    if [ -e "$folder/plain" ]; then
-        slurmd -N "n$i"
-    else
-        # Not `ip netns exec`, which mounts another /sys, without the control groups.
-        # shellcheck disable=SC2016  # the inner shell expands
-        nsenter --net="/run/netns/n$i" unshare -m -u sh -c \
-            'hostname "$1" && mount -t tmpfs shm /dev/shm && exec slurmd -N "$1"' node "n$i"
-    fi
+    "$here/node.sh" "$folder" start "$i"
 done

@@ -20,6 +20,7 @@ from tilenet.planning.machines import known_machines, machine
 from tilenet.planning.plan import Plan, Question, write_plan
 from tilenet.planning.profile import read_profile
 from tilenet.planning.remedies import why_nothing_fits
+from tilenet.planning.replan import question_again
 from tilenet.planning.roofline import ITEM_BYTES
 from tilenet.planning.search import Search
 from tilenet.planning.sweep import sweep
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> int:
     """Run the command; returns its exit code."""
     try:
         given = _parser().parse_args(arguments)
-        question = _question(given)
+        question = _question(given, arguments)
         if given.sweep and (given.plot or given.out or given.dry_run):
             raise UsageError("--sweep prints a table; leave --plot, --dry-run and -o out")
         if given.sweep:
@@ -256,7 +257,10 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
-def _question(given: Namespace) -> Question:
+def _question(given: Namespace, arguments: Sequence[str]) -> Question:
+    if given.again is not None:
+        _check_alone(arguments)
+        return question_again(Path(given.again), given.nodes)
     options, levels = network_of(given)
     image, tiles = image_of(given)
     if image is None:
@@ -293,6 +297,14 @@ def _question(given: Namespace) -> Question:
         reserve=given.reserve,
         profile=read_profile(Path(given.profile)) if given.profile else None,
     )
+
+
+def _check_alone(arguments: Sequence[str]) -> None:
+    """Refuse what the plan that is made again already says."""
+    for word in arguments:
+        name = word.partition("=")[0]
+        if name.startswith("--") and name not in ("--again", "--nodes", "--out", "--json"):
+            raise UsageError(f"beside --again stand only --nodes, -o and --json, not {name}")
 
 
 def _positive(name: str, value: float) -> Any:
@@ -341,6 +353,11 @@ def _parser() -> Arguments:
         choices=["off", "auto", "all"],
         default="off",
         help="tensors that wait on the host: none, what must, what can",
+    )
+    parser.add_argument(
+        "--again",
+        metavar="PLAN",
+        help="that plan for another number of --nodes: the same tiles, other ranks",
     )
     parser.add_argument("--sweep", choices=["grid"], help="compare grids of 4 × 4 to 16 × 16")
     parser.add_argument(

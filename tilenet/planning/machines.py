@@ -17,7 +17,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = ["PRECISIONS", "Machine", "known_machines", "machine", "user_file"]
+__all__ = ["PRECISIONS", "Machine", "checked_machine", "known_machines", "machine", "user_file"]
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 LARGEST = 1e30  # beyond any machine; products of whole numbers stay within floats
@@ -112,7 +112,7 @@ def machine(name: str) -> Machine:
             f"there is no machine named {name!r} (known: {', '.join(tables)}; nearest: {near[0]}); "
             f"describe your own in {user_file()}"
         )
-    return _checked(name, tables[name])
+    return checked_machine(name, tables[name])
 
 
 def known_machines() -> tuple[str, ...]:
@@ -162,7 +162,12 @@ def _user_tables(path: Path) -> dict[str, dict[str, Any]]:
     return read
 
 
-def _checked(name: str, table: dict[str, Any]) -> Machine:
+def checked_machine(name: str, table: dict[str, Any]) -> Machine:
+    """The machine that a table describes.
+
+    Raises:
+        TilenetError: A key is missing, unknown, or its value impossible.
+    """
     for key in table:
         if key not in KEYS:
             near = get_close_matches(key, KEYS, n=1, cutoff=0)

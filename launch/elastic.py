@@ -1,0 +1,75 @@
+"""Jobs that go on with the nodes that are left when some die, as plan and machine have it."""
+
+import re
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+from launch.placement import Placement
+from launch.planned_job import PlannedJob
+from tilenet.errors import TilenetError
+from tilenet.planning.machines import Machine
+from tilenet.planning.remedies import why_nothing_fits
+from tilenet.planning.replan import question_again
+from tilenet.planning.search import Search
+
+__all__ = ["check_range", "job_of_least", "node_range", "without_nodes"]
+
+
+def node_range(text: str) -> tuple[int, int | None]:
+    """`4`: so many nodes, None; `3-4`: at least and at most so many.
+
+    Raises:
+        ArgumentTypeError: It is neither.
+    """
+    found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise ArgumentTypeError(f"expected a number of nodes, or a range such as 3-4, got {text!r}")
+    return least, None if most == least else most
+
+
+def job_of_least(path: Path, facts: Machine, least: int) -> PlannedJob:
+    """The plan made again for the fewest nodes, with which a job must be able to go on.
+
+    Raises:
+        TilenetError: It is no plan, is of another machine, or does not fit so few nodes.
+    """
+    question = question_again(path, least)
+    if question.machine.name != facts.name:
+        raise TilenetError(
+            f"a plan that is made again for fewer nodes must be of the machine of the job (plan: "
+            f"{question.machine.name}, job: {facts.name}); plan with --machine {facts.name}"
+        )
+    search = Search(question)
+    plans = search.best(1)
+    if not plans:
+        raise TilenetError(f"{least} nodes: {why_nothing_fits(search)}")
+    plan = plans[0]
+    name, partitions = question.machine.name, plan.layout.partitions
+    return PlannedJob(plan.mesh, partitions, plan.ranks_per_node, name, plan.device_bytes)
+
+
+def check_range(placed: Placement, most: int) -> None:
+    """Refuse a range of nodes where nobody takes it.
+
+    Raises:
+        TilenetError: The machine's batch system or launcher is not Slurm's, or the range is none.
+    """
+    facts = placed.machine.launch
+    if (facts.scheduler, facts.launcher) != ("slurm", "srun"):
+        raise TilenetError(
+            f"only Slurm gives a job a range of nodes and leaves it those that live ("
+            f"{placed.machine.name}: {facts.scheduler}, {facts.launcher}); give one number of "
+            "--nodes"
+        )
+    if most <= placed.nodes or placed.straddles:
+        raise TilenetError(
+            f"all nodes of a range must be filled alike (at least: {placed.nodes}, at most: "
+            f"{most}, ranks: {placed.ranks}); give more at most than at least"
+        )
+
+
+def without_nodes(line: list[str]) -> list[str]:
+    """A command line of srun without its nodes and ranks, which each life of the job has anew."""
+    skip = {at + more for at, word in enumerate(line) if word in ("-N", "-n") for more in (0, 1)}
+    return [word for at, word in enumerate(line) if at not in skip]

@@ -1,0 +1,177 @@
+"""Scripts for a range of nodes, at work: a pretended Slurm whose nodes die as the test wants."""
+
+import os
+import subprocess
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+import pytest
+
+from launch.__main__ import main
+from launch.elastic import node_range, without_nodes
+from tilenet.__main__ import main as tilenet
+
+# Slurm's commands know the nodes that are there (file nodes) and that answer (file alive).
+TOOLS = {
+    "squeue": 'cat "$HERE/nodes"',
+    "scontrol": """case "$1 $2" in
+"show hostnames") tr , "\\n" <<<"$3" ;;
+"show job") echo " JobState=RUNNING " ;;
+*) echo "$@" >>"$HERE/log"; kill "$PPID" ;;
+esac""",
+    # -w NAME… of a probe or a watch; else it is a step
+    "srun": """words="$*"
+names=${words##*-w }
+names=${names%% *}
+case $words in *--overlap*)
+    grep -qx "$names" "$HERE/alive" || exit 1
+    [[ $words != *"bash -c"* ]] || echo "watch on $names" >>"$HERE/log"
+    exit ;;
+esac
+echo "srun ${words%% bash -c*}" >>"$HERE/log"
+while [ "$1" != bash ]; do shift; done
+SLURM_PROCID=0 "$@" """,
+    "tilenet": """echo "tilenet $1 ${*: -4}" >>"$HERE/log"
+if [ "$1" != plan ]; then source "$HERE/ranks"; exit; fi
+grep -q '"tilenet_plan": 1' "$3" || { echo "tilenet: $3 must be a plan" >&2; exit 1; }
+echo "for $5" >"$7" """,
+}
+LIMIT_S = 120
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A plan for 3 nodes and its script for 2 to 3, and a Slurm of 3 nodes that answer."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    asked = ["--poolings", "1", "--base", "4", "--image", "150x110", "--grid", "4x4"]
+    where = ["--machine", "slurm", "--nodes", "3", "--partitions", "2"]
+    assert tilenet(["plan", *asked, *where, "-o", "plan.json"]) == 0
+    assert main(["plan.json", "--nodes", "2-3", "--image", "", "--script", "job.sh"]) == 0
+    (tmp_path / "run.yaml").touch()
+    (tmp_path / "tools").mkdir()
+    for name, text in TOOLS.items():
+        (tmp_path / "tools" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "tools" / name).chmod(0o755)
+    (tmp_path / "nodes").write_text("n1,n2,n3\n")
+    (tmp_path / "alive").write_text("n1\nn2\nn3\n")
+    (tmp_path / "log").touch()
+    return tmp_path
+
+
+def run(folder: Path, ranks: str) -> tuple[int, str, list[str]]:
+    """What the job returns and says when its ranks do that; and what it ran."""
+    (folder / "ranks").write_text(ranks)
+    env = os.environ | {
+        "PATH": f"{folder}/tools:{os.environ['PATH']}",
+        "HERE": str(folder),
+        "SLURM_JOB_ID": "7",
+        "SLURMD_NODENAME": "n1",
+    }
+    done = subprocess.run(
+        ["bash", "job.sh"],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr, (folder / "log").read_text().splitlines()
+
+
+def starts(log: list[str]) -> list[str]:
+    """Nodes, ranks and names of each step."""
+    return [line.partition(" -N ")[2] for line in log if line.startswith("srun")]
+
+
+def test_a_range_is_two_numbers() -> None:
+    assert node_range("4") == (4, None)
+    assert node_range("4-4") == (4, None)
+    assert node_range("3-12") == (3, 12)
+    for wrong in ("", "0", "0-3", "4-3", "a", "-3", "3-", "1-2-3", "1.5"):
+        with pytest.raises(ArgumentTypeError, match="expected a number of nodes"):
+            node_range(wrong)
+
+
+def test_nodes_and_ranks_leave_the_line() -> None:
+    line = ["srun", "-N", "2", "-n", "4", "--ntasks-per-node=2", "-c", "32", "--mpi=pmi2"]
+    assert without_nodes(line) == ["srun", "--ntasks-per-node=2", "-c", "32", "--mpi=pmi2"]
+
+
+def test_undisturbed_it_runs_once_on_all_nodes(folder: Path) -> None:
+    code, said, log = run(folder, "")
+    assert (code, starts(log)) == (0, ["3 -n 6 -w n1,n2,n3"]), said
+    assert "watch on n3" in log
+    assert said.splitlines()[-1] == "train: finished"
+
+
+def test_it_goes_on_with_the_nodes_that_are_left(folder: Path) -> None:
+    """The plan that train gets is for those; the user's own stays as it is."""
+    before = (folder / "plan.json").read_bytes()
+    dies = """if [ -e "$HERE/died" ]; then exit 0; fi
+touch "$HERE/died"
+printf 'n1\\nn3\\n' >"$HERE/alive"
+exit 137
+"""
+    code, said, log = run(folder, dies)
+    assert (code, starts(log)) == (0, ["3 -n 6 -w n1,n2,n3", "2 -n 4 -w n1,n3"]), said
+    plans = [line for line in log if line.startswith("tilenet plan")]
+    assert [line.split()[-3] for line in plans] == ["3", "2"]
+    assert [line for line in log if "train" in line] == [
+        f"tilenet train {folder}/out/plan.now.json --output {folder}/out --resume"
+    ] * 2
+    assert (folder / "plan.json").read_bytes() == before
+    assert (folder / "out" / "plan.now.json").read_text() == "for 2\n"
+    assert said.splitlines()[-1] == "train: finished"
+
+
+def test_a_failure_on_living_nodes_ends_it(folder: Path) -> None:
+    code, said, log = run(folder, "exit 3\n")
+    assert (code, len(starts(log))) == (1, 1), said
+    assert not [line for line in log if "requeue" in line]
+
+
+def test_too_few_nodes_queue_again(folder: Path) -> None:
+    code, said, log = run(folder, 'echo n1 >"$HERE/alive"\nexit 137\n')
+    assert code != 0
+    assert "1 of the job's nodes answer (n1), at least 2 must" in said
+    assert (log[-1], len(starts(log))) == ("requeue 7", 1)
+
+
+def test_a_launcher_that_starts_nothing_is_a_failure(folder: Path) -> None:
+    (folder / "alive").write_text("")
+    code, said, log = run(folder, "")
+    assert (code, starts(log)) == (1, []), said
+    assert "srun does not work here" in said
+
+
+def test_a_plan_that_cannot_be_made_again_ends_it(folder: Path) -> None:
+    (folder / "plan.json").write_text("{}")
+    code, said, log = run(folder, "")
+    assert (code, starts(log)) == (1, []), said
+    assert "must be a plan" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--nodes", "2-3"], "add --script FILE"),
+        (["--nodes", "2-3", "--machine", "frontier", "--script", "x.sh"], "be of the machine of"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    folder: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan.json", *options]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert said in error
+
+
+def test_only_slurm_takes_a_range(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--poolings", "1", "--base", "4", "--image", "150x110", "--machine", "summit"]
+    assert tilenet(["plan", *asked, "--nodes", "2", "-o", "summit.json"]) == 0
+    capsys.readouterr()
+    assert main(["summit.json", "--nodes", "1-2", "--script", "x.lsf"]) == 1
+    assert "only Slurm gives a job a range of nodes" in capsys.readouterr().err
