@@ -1,15 +1,21 @@
 """Tables, lists and patterns of strangers."""
 
 import json
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tilenet.errors import TilenetError
 from tilenet.files.history import History
 from tilenet.files.image_list import read_image_list
 from tilenet.files.image_patterns import matched
+from tilenet.files.label_files import open_labels
+from tilenet.files.raster import Raster
 from tilenet.files.stack import stacked_paths
+from tilenet.files.vector_keys import VectorKeys
 
 
 @pytest.mark.parametrize(
@@ -56,3 +62,23 @@ def test_patterns_without_end_are_refused(tmp_path: Path) -> None:
         matched(f"{tmp_path}/**/*.tif", f"{tmp_path}/**/*.tif")
     with pytest.raises(TilenetError, match=r"at most 8 wildcards.*: 30\)"):
         matched(f"{tmp_path}/{'*x' * 30}.tif", f"{tmp_path}/{'*x' * 30}.tif")
+
+
+def test_what_gdal_mends_of_polygons_is_not_said(
+    tmp_path: Path, write_raster: Callable[..., str]
+) -> None:
+    ring = [[500001, 3999999], [500009, 3999999], [500009, 3999985], [500001, 3999985]]
+    shape = {"type": "Polygon", "coordinates": [ring]}
+    feature = {"type": "Feature", "id": 3, "properties": {"class": 1}, "geometry": shape}
+    crs = {"type": "name", "properties": {"name": "urn:ogc:def:crs:EPSG::32630"}}
+    path = tmp_path / "a.geojson"
+    entry = {"type": "FeatureCollection", "crs": crs, "features": [feature, feature]}
+    path.write_text(json.dumps(entry))
+    pixels = np.arange(64, dtype="uint8").reshape(8, 8)
+    with (
+        warnings.catch_warnings(),
+        Raster(write_raster("a.tif", pixels)) as image,
+        open_labels(str(path), image, 255, VectorKeys(field="class")) as labels,
+    ):
+        warnings.simplefilter("error")
+        assert (labels.read(image.whole) == 1).any()

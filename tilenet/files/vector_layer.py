@@ -26,6 +26,8 @@ __all__ = ["VECTOR_ERRORS", "Polygons", "VectorLayer"]
 # What pyogrio raises for GDAL's errors; ValueError for texts and geometries that it cannot decode.
 VECTOR_ERRORS = (DataSourceError, DataLayerError, ValueError, OSError)
 
+MENDED = ".*winding order|Non closed ring detected|Several features with id"
+
 
 @dataclass(frozen=True)
 class Polygons:
@@ -104,7 +106,7 @@ class VectorLayer:
         try:
             with warnings.catch_warnings():
                 # Mended while reading, and said by every rank.
-                warnings.filterwarnings("ignore", ".*winding order", RuntimeWarning)
+                warnings.filterwarnings("ignore", MENDED, RuntimeWarning)
                 _, fids, wkb, columns = pyogrio.raw.read(
                     self.path,
                     layer=self.name,
