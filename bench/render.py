@@ -24,7 +24,6 @@ RESULTS = BENCH / "results"
 MOST_ROWS, MOST_COLUMNS, MOST_CHARACTERS = 24, 12, 60
 # why a bench has no result yet
 WITHOUT = {
-    "survey": "its seconds need a machine that does nothing else.",
     "end_to_end": "its seconds need a machine that does nothing else.",
     "gpu": "it needs a GPU, and none has run it.",
     "reduction": "its seconds need a machine that does nothing else.",
