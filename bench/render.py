@@ -26,6 +26,7 @@ MOST_ROWS, MOST_COLUMNS, MOST_CHARACTERS = 24, 12, 60
 WITHOUT = {
     "end_to_end": "its seconds need a machine that does nothing else.",
     "gpu": "it needs a GPU, and none has run it.",
+    "model": "its seconds need a machine that does nothing else.",
     "reduction": "its seconds need a machine that does nothing else.",
     "scaling": "its seconds need a machine that does nothing else.",
     "soak": "it takes an hour.",

@@ -1,0 +1,132 @@
+"""How well are the seconds of a training step predicted? Tested on runs it has not seen.
+
+    python bench/model.py [--cpu] [--quick]
+
+The closed form behind `tilenet plan` is calibrated on this machine: seconds of the layers of one
+network (base 16) on a tile of 384², by one rank alone and by as many as there are cores; what a
+message and a byte between two ranks cost; what a byte of a file costs; and a whole step on that
+tile over the sum of its layers. It is then asked for whole steps of `tilenet train` that it has not
+seen: other tiles, 1 to 4 ranks, both halo modes, other widths (layer by layer as the roofline has
+it), several tiles a rank, batch norm. Ranks that share a core take turns.
+
+Seconds are the clock's, medians over steps; with --cpu those that the processor of the busiest rank
+spent, for a machine that others use too, where waiting for messages counts in part. Quick: fewer
+and smaller runs.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from report import Claim, at_most, mpiexec, report
+
+if TYPE_CHECKING:
+    from tilenet.geometry.networks import NormKind
+
+BASE, SMALL_PX = 16, 384
+GRIDS = {1: (1, 1), 2: (1, 2), 4: (2, 2)}
+GOAL = 0.2
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run to predict.
+
+    Attributes:
+        tile_px: Side of what a rank owns of a tile.
+        ranks: Of the job; all hold one image.
+        halo_mode: As in run files.
+        base: Channels of the network's first level.
+        norm: Its norm.
+        tiles: Tiles along rows of each rank, one after another.
+    """
+
+    tile_px: int
+    ranks: int
+    halo_mode: str = "overlap"
+    base: int = BASE
+    norm: "NormKind" = "none"
+    tiles: int = 1
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles of the image along rows and columns."""
+        rows, columns = GRIDS[self.ranks]
+        return rows * self.tiles, columns
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Rows and columns, pixels."""
+        return self.grid[0] * self.tile_px, self.grid[1] * self.tile_px
+
+
+SEEN = Point(SMALL_PX, 1)
+POINTS = (
+    Point(256, 1), Point(512, 1), Point(768, 1), Point(512, 1, base=8), Point(512, 1, base=24),
+    Point(512, 1, base=32), Point(512, 1, tiles=3), Point(512, 1, norm="batch"),
+    *(Point(size, ranks, mode) for mode in ("overlap", "exchange") for ranks in (2, 4)
+      for size in (256, 512)),
+    *(Point(512, 2, mode, base=24) for mode in ("overlap", "exchange")),
+    *(Point(512, 2, mode, norm="batch") for mode in ("overlap", "exchange")),
+)  # fmt: skip
+QUICK = (Point(256, 1), Point(256, 2), Point(256, 2, "exchange"), Point(256, 1, base=24))
+
+
+def main() -> None:
+    """Calibrate, measure, compare and report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cpu", action="store_true", help="count processor seconds")
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    from model_prediction import predicted
+
+    steps = 5 if given.quick else 12
+    clock = "cpu" if given.cpu else "wall"
+    ran = Path(__file__).with_name("model_run.py")
+
+    def ask(ranks: int, *arguments: object) -> Any:
+        printed = mpiexec(ranks, "-m", "mpi4py", str(ran), *map(str, arguments))
+        return json.loads(printed.splitlines()[-1])
+
+    def measured(point: Point) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            words = json.dumps({**vars(point), "image": point.image, "grid": point.grid})
+            rows = ask(point.ranks, "train", folder, words, steps)
+        return float(statistics.median(row[clock] for row in rows))
+
+    cores = len(os.sched_getaffinity(0))
+    layers = {ranks: ask(ranks, "layers", SMALL_PX, BASE, clock) for ranks in {1, min(cores, 2)}}
+    facts: dict[str, Any] = {"cores": cores, "layers": layers, "links": ask(2, "links")}
+    # Layers one by one are not a step: caches, and the loss, labels, zeros and the optimizer
+    facts["step_by_layers"] = 1.0
+    facts["step_by_layers"] = measured(SEEN) / predicted(SEEN, facts)["step_s"]
+    rows = []
+    for point in QUICK if given.quick else POINTS:
+        says, took = predicted(point, facts), measured(point)
+        error = says["step_s"] / took - 1
+        rows.append({**vars(point), "measured_s": took, **says, "error": error})
+        print(
+            f"{point}: measured {took:.3f} s, predicted {says['step_s']:.3f} s, {error:+.0%}",
+            flush=True,
+        )
+    errors = [abs(row["error"]) for row in rows]
+    figures = {
+        "clock": clock,
+        "calibrated on": {"tile_px": SMALL_PX, "base": BASE,
+                          "step_by_layers": facts["step_by_layers"], **facts["links"]},
+        "points": rows,
+    }  # fmt: skip
+    claims: list[Claim] = [
+        at_most("largest error of a step's predicted seconds", max(errors), GOAL),
+        at_most("median error", statistics.median(errors), GOAL / 2),
+    ]
+    report("model", figures, claims)
+
+
+if __name__ == "__main__":
+    main()

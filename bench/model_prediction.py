@@ -1,0 +1,95 @@
+"""The planner's closed form for the runs of bench/model.py, with what was measured here."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.networks import NormKind, UNetOptions, unet_layers
+from tilenet.planning.estimate import Estimator
+from tilenet.planning.machines import Machine, machine
+from tilenet.planning.plan import Layout, Question
+from tilenet.planning.profile import Profile, ProfiledLayer
+from tilenet.planning.roofline import LayerTime, roofline
+
+if TYPE_CHECKING:
+    from model import Point
+
+__all__ = ["layers_of", "predicted"]
+
+SEEN_PX, SEEN_BASE = 384, 16
+
+
+def options_of(base: int, norm: NormKind) -> UNetOptions:
+    """The networks of the runs."""
+    return UNetOptions(poolings=4, convolutions=2, base=base, bands=4, classes=3, norm=norm)
+
+
+def layers_of(base: int, norm: NormKind) -> tuple[Layer, ...]:
+    """Their layers."""
+    return unet_layers(options_of(base, norm))
+
+
+def predicted(point: "Point", facts: dict[str, Any]) -> dict[str, float]:
+    """Seconds of a step, and of its parts, as the plan has them."""
+    turns = max(1.0, point.ranks / facts["cores"])  # ranks that share a core
+    links = facts["links"]
+    local = replace(
+        machine("local"),
+        devices_per_node=point.ranks,
+        memory_efficiency=1.0,
+        latency_s=0.0,
+        message_s=links["message_s"] * turns,
+        # of sums, which is the lesser one: rims are small
+        host_bandwidth=links["sum_bandwidth"] / turns,
+        file_bandwidth=links["file_bandwidth"],
+    )
+    options = options_of(point.base, point.norm)
+    exchange = point.halo_mode == "exchange"
+    asked = Question(
+        options, 0, point.image, local, optimizer="sgd", grid=None if exchange else point.grid,
+        halo_mode="exchange" if exchange else "overlap", partitions=1,
+    )  # fmt: skip
+    estimator = Estimator(replace(asked, profile=_profile(point, facts, turns, local)))
+    layout = Layout(point.grid, 1, 1, "never")
+    step_s, pipeline_s, sum_s = estimator.step_s(layout, (len(estimator.layers),))
+    return {
+        "step_s": step_s,
+        "pipeline_s": pipeline_s,
+        "sum_s": sum_s,
+        "exchange_s": estimator.exchange_s(layout),
+        "read_s": estimator.read_s(layout),
+    }
+
+
+def _profile(point: "Point", facts: dict[str, Any], turns: float, local: Machine) -> Profile:
+    """The measured layers as those of the point's network, on the tile that was seen."""
+    layers = facts["layers"]
+    ranks = min(point.ranks, max(layers))
+    measured = [LayerTime(*one) for one in layers[ranks]]
+    seen = layers_of(SEEN_BASE, "none")
+    wanted = layers_of(point.base, point.norm)
+    size = SEEN_PX, SEEN_PX
+    old = roofline(seen, *size, "float32", local)
+    new = roofline(wanted, *size, "float32", local)
+    # Norms were not seen: they move memory as activations do.
+    by_place = iter(zip(measured, old, strict=True))
+    moving = [(m, o) for m, o, layer in zip(measured, old, seen, strict=True)
+              if layer.kind == "activation"]  # fmt: skip
+    pace = sum(m.forward_s + m.backward_s for m, _ in moving) / sum(
+        o.forward_s + o.backward_s for _, o in moving
+    )
+    slower = turns * facts["step_by_layers"]
+    profiled = []
+    for layer, time in zip(wanted, new, strict=True):
+        if layer.kind == "norm":
+            forward_s, backward_s = time.forward_s * pace, time.backward_s * pace
+        else:
+            took, was = next(by_place)
+            forward_s = took.forward_s * _ratio(time.forward_s, was.forward_s)
+            backward_s = took.backward_s * _ratio(time.backward_s, was.backward_s)
+        profiled.append(ProfiledLayer(layer.kind, forward_s * slower, backward_s * slower))
+    return Profile("cpu", "float32", *size, tuple(profiled))
+
+
+def _ratio(new: float, old: float) -> float:
+    return new / old if old else 1.0
