@@ -29,7 +29,6 @@ WITHOUT = {
     "model": "its seconds need a machine that does nothing else.",
     "reduction": "its seconds need a machine that does nothing else.",
     "scaling": "its seconds need a machine that does nothing else.",
-    "soak": "it takes an hour.",
 }
 HEAD = """# What was measured
 

@@ -47,3 +47,18 @@ def test_a_seed_tells_what_is_done_and_all_is_done_some_time() -> None:
             assert 0 <= one.moment.seconds <= seconds
     assert {choose(str(i), "map", 3).ranks for i in range(50)} == {3}
     assert {choose(str(i), "map", None, 2).ranks for i in range(50)} == {1, 2}
+
+
+def test_the_table_of_kills_is_the_one_that_was_measured() -> None:
+    root = SOAK.parents[1]
+    text = (root / "docs" / "failures.md").read_text().split("\n## Killed at random\n")[1]
+    lines = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("|")]
+    measured = json.loads((root / "bench" / "results" / "soak.json").read_text())["figures"]
+    seen = measured["launchers"]
+    wanted = {(kind, *(_cell(one, kind) for one in seen.values())) for kind in KINDS}
+    assert {tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in lines[2:]} == wanted
+
+
+def _cell(seen: dict[str, dict[str, dict[str, int]]], kind: str) -> str:
+    codes = seen["exits"].get(kind, {})
+    return f"{seen['kills'][kind]} times: {', '.join(codes)}" if codes else "–"
