@@ -7,7 +7,8 @@ network (base 16) on a tile of 384², by one rank alone and by as many as there 
 message and a byte between two ranks cost; what a byte of a file costs; and a whole step on that
 tile over the sum of its layers. It is then asked for whole steps of `tilenet train` that it has not
 seen: other tiles, 1 to 4 ranks, both halo modes, other widths (layer by layer as the roofline has
-it), several tiles a rank, batch norm. Ranks that share a core take turns.
+it, with convolutions of at least 16 channels, which is what processors compute), several tiles a
+rank, batch norm. Ranks that share a core take turns.
 
 Seconds are the clock's, medians over steps; with --cpu those that the processor of the busiest rank
 spent, for a machine that others use too, where waiting for messages counts in part. Quick: fewer

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tilenet.geometry.layers import Layer
+from tilenet.geometry.layers import Conv, Layer
 from tilenet.geometry.networks import NormKind, UNetOptions, unet_layers
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.machines import Machine, machine
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["layers_of", "predicted"]
 
 SEEN_PX, SEEN_BASE = 384, 16
+BLOCK = 16  # of float32 with AVX-512, into which oneDNN's convolutions sort channels
 
 
 def options_of(base: int, norm: NormKind) -> UNetOptions:
@@ -69,8 +70,8 @@ def _profile(point: "Point", facts: dict[str, Any], turns: float, local: Machine
     seen = layers_of(SEEN_BASE, "none")
     wanted = layers_of(point.base, point.norm)
     size = SEEN_PX, SEEN_PX
-    old = roofline(seen, *size, "float32", local)
-    new = roofline(wanted, *size, "float32", local)
+    old = roofline(_blocked(seen), *size, "float32", local)
+    new = roofline(_blocked(wanted), *size, "float32", local)
     # Norms were not seen: they move memory as activations do.
     by_place = iter(zip(measured, old, strict=True))
     moving = [(m, o) for m, o, layer in zip(measured, old, seen, strict=True)
@@ -89,6 +90,20 @@ def _profile(point: "Point", facts: dict[str, Any], turns: float, local: Machine
             backward_s = took.backward_s * _ratio(time.backward_s, was.backward_s)
         profiled.append(ProfiledLayer(layer.kind, forward_s * slower, backward_s * slower))
     return Profile("cpu", "float32", *size, tuple(profiled))
+
+
+def _blocked(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Convolutions with the channels that are computed: vectors hold BLOCK of them."""
+    return tuple(
+        replace(
+            layer,
+            in_channels=max(layer.in_channels, BLOCK) if layer.in_channels > 4 else 4,
+            out_channels=max(layer.out_channels, BLOCK),
+        )
+        if isinstance(layer, Conv) and layer.kernel > 1
+        else layer
+        for layer in layers
+    )
 
 
 def _ratio(new: float, old: float) -> float:
