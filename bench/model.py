@@ -102,7 +102,12 @@ def main() -> None:
 
     cores = len(os.sched_getaffinity(0))
     layers = {ranks: ask(ranks, "layers", SMALL_PX, BASE, clock) for ranks in {1, min(cores, 2)}}
-    facts: dict[str, Any] = {"cores": cores, "layers": layers, "links": ask(2, "links")}
+    facts: dict[str, Any] = {
+        "clock": clock,
+        "cores": cores,
+        "layers": layers,
+        "links": ask(2, "links"),
+    }
     # Layers one by one are not a step: caches, and the loss, labels, zeros and the optimizer
     facts["step_by_layers"] = 1.0
     facts["step_by_layers"] = measured(SEEN) / predicted(SEEN, facts)["step_s"]

@@ -32,7 +32,8 @@ def layers_of(base: int, norm: NormKind) -> tuple[Layer, ...]:
 
 def predicted(point: "Point", facts: dict[str, Any]) -> dict[str, float]:
     """Seconds of a step, and of its parts, as the plan has them."""
-    turns = max(1.0, point.ranks / facts["cores"])  # ranks that share a core
+    # Ranks that share a core wait for one another, which processor seconds do not show
+    turns = 1.0 if facts["clock"] == "cpu" else max(1.0, point.ranks / facts["cores"])
     links = facts["links"]
     local = replace(
         machine("local"),
