@@ -34,6 +34,7 @@ setup(
         "tensorboard": ["tensorboard>=2.9"],  # tensorboard: true
         "test": [
             "pytest>=9.0",  # faulthandler_exit_on_timeout: a hanging rank ends the job
+            "pytest-xdist>=3.6",  # tests of one process side by side
             "hypothesis>=6.100",
             "matplotlib>=3.7",  # as plot
             "rio-cogeo>=5.0",  # says whether a map is a valid cloud-optimised GeoTIFF

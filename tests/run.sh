@@ -16,7 +16,9 @@ if [ "${1-}" = jobs ]; then
     exec python -m pytest -q "${long[@]}" "${jobs[@]}" "${@:2}"
 fi
 
-python -m pytest -q tests --ignore tests/parallel "${jobs[@]/#/--ignore=}" "$@"
+# A file's tests stay together, for they share what they made.
+python -m pytest -q -n auto --maxprocesses 4 --dist loadfile tests --ignore tests/parallel \
+    "${jobs[@]/#/--ignore=}" "$@"
 echo "== jobs"
 python -m pytest -q "${long[@]}" "${jobs[@]}" "$@"
 for ranks in 1 2 3 4 6; do

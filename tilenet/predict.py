@@ -31,6 +31,7 @@ from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.peak_memory import peak_bytes
 from tilenet.parallel.progress import say
 from tilenet.parallel.quiet import wait_quietly
+from tilenet.parallel.signals import StopRequests
 from tilenet.parallel.stop_rounds import StopAgreed
 from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.planning.balance import check_balance, likely_balance
@@ -105,6 +106,9 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             _check_choices(wanted)
             who = f"rank {comm.rank} of {comm.size}"
             watchdog = stack.enter_context(Watchdog(wanted.hang_seconds, who))
+        requests = StopRequests()
+        if wanted.resume:  # from here on: MPICH catches SIGUSR1 itself, and forgets it
+            stack.enter_context(requests)
         watchdog.arm("opening the checkpoint and the image", SLOW)
         place = node_place(comm, wanted.device)
         with agreed(comm):
@@ -173,6 +177,8 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         )
         # One pass over windows that ranks hold at once has nothing to go on with.
         resumes = wanted.resume and plan.method != "exchange"
+        if wanted.resume and not resumes:
+            requests.release()
         if wanted.resume and not resumes and comm.rank == 0:
             say("a map in one pass over shares of the ranks is not interrupted: it begins anew")
         with agreed(comm):
@@ -188,7 +194,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         with target as writer:
             if writer is not None and writer.why_anew:
                 say(f"the map begins anew, since what was done of it is {writer.why_anew}")
-            resume = MapResume(comm, plan.tiling, writer) if resumes else None
+            resume = MapResume(comm, plan.tiling, writer, requests) if resumes else None
             sink = WritingSink(mapper, comm, writer, window, resume)
             stopped = _work(job, comm, sink, resume)
             # Compressing it takes as many rounds of tiles as it has, at the most.
@@ -199,8 +205,6 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         wait_quietly(comm)
         # Also a barrier: no rank says that it is done before the map stands in its place.
         peaks = comm.allgather(peak_bytes([]))
-        if resume is not None and not stopped:
-            resume.release()
     return {
         "map": wanted.out,
         "size": [window.height, window.width],

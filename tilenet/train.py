@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,6 +74,8 @@ def train(
         with agreed(comm):
             who = f"rank {comm.rank} of {comm.size}"
             watchdog = stack.enter_context(Watchdog(run.hang_seconds, who))
+            # From here on: MPICH catches SIGUSR1 itself, and forgets it.
+            stop = stack.enter_context(StopRequests())
             opened = open_images(run, stack, watchdog)
             shapes = tuple((image.bands, image.size) for image in opened.images)
             plan = plan_run(run, shapes, comm.size)
@@ -97,7 +98,7 @@ def train(
         opened = hold_out(run, opened, context_px, comm, watchdog)
         if comm.rank == 0 and opened.held_out is not None:
             say(held_out_note(opened.held_out, context_px, plan.record.layers))
-        job = _Job(run, plan, opened, folder, watchdog, comm)
+        job = _Job(run, plan, opened, folder, watchdog, stop, comm)
         code = job.train()
         watchdog.arm("the end of the run", SLOW)
     return code
@@ -113,10 +114,11 @@ class _Job:
         opened: RunImages,
         folder: RunFolder,
         watchdog: Watchdog,
+        stop: StopRequests,
         comm: "MPI.Intracomm",
     ) -> None:
         self.run, self.plan, self.comm, self.folder = run, plan, comm, folder
-        self.watchdog = watchdog
+        self.watchdog, self.stop = watchdog, stop
         watchdog.arm("the start of the run", SLOW)
         self.images, self.labels = opened.images, opened.labels
         self.dtype = torch.float64 if run.precision == "float64" else torch.float32
@@ -243,7 +245,7 @@ class _Job:
         log: RunLog | None,
     ) -> bool:
         """Make the steps from `first` to `last`; return whether nothing is left to do."""
-        run, comm, validation = self.run, self.comm, None
+        run, comm, stop, validation = self.run, self.comm, self.stop, None
         if self.validation is not None:
             every = run.validation.every or self.schedule.steps_per_epoch
             validation = RunValidation(
@@ -252,9 +254,10 @@ class _Job:
         whole_images = run.crop_px is None and run.batch_size == 1
         saved = first if self.folder.has_checkpoint else -1
         step = first
-        with StopRequests() as stop, self.trace, self._reads(first, last) as reads:
-            scored = True
-            if validation is not None:
+        stop.agreed = bool(comm.allreduce(int(stop.requested)))
+        with self.trace, self._reads(first, last) as reads:
+            scored = not stop.agreed
+            if validation is not None and scored:
                 validation.resume(first, stop)
             progress = progress_bar(comm, last, "image" if whole_images else "step", first)
             while step < last and not stop.agreed:
@@ -263,8 +266,7 @@ class _Job:
                 images = [one.number for one in self.work.samples(step)]
                 num_reads = len(self.work.micro_batches(step))
                 with self.trace.step(step + 1):
-                    ends = partial(self._ends, stop)
-                    done = take.take(step, reads, num_reads, images, ends)
+                    done = take.take(step, reads, num_reads, images, self._ends)
                     self.trace.add(done.seconds, done.read_seconds, done.reduce_seconds, done.swaps)
                 stop.agreed = done.stop
                 self.swapped += done.swaps
@@ -301,9 +303,9 @@ class _Job:
         ahead = ((step, one) for step in steps for one in self.work.micro_batches(step))
         return ReadAhead(reader.read, ahead, self.run.read_ahead)
 
-    def _ends(self, stop: StopRequests) -> bool:
+    def _ends(self) -> bool:
         """Whether this rank asks to stop: on a signal, or as it could not write a checkpoint."""
-        return stop.requested or self.folder.failed
+        return self.stop.requested or self.folder.failed
 
     def _save(self, step: int, optimizer: torch.optim.Optimizer, *, best: bool = False) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)

@@ -1,6 +1,7 @@
 """Every test here runs on all ranks of the job; files that tests share are written by rank 0."""
 
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -47,6 +48,15 @@ def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Runs write no report, which takes longer than a small run, unless a test is marked so."""
     if not request.node.get_closest_marker("report"):
         monkeypatch.setattr(run_account, "try_report", lambda folder, maps: None)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Signals are caught as before: after a stop they are kept from the process, which ends."""
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGUSR1, signal.SIGTERM)]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
 
 
 @pytest.fixture

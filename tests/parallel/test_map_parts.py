@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from test_predict_norms import OPTIONS, Trained, scene_of, trained
 from whole_image import Scene
 
 import tilenet.maps.resume
+import tilenet.predict
 from tilenet.__main__ import main
 from tilenet.errors import AgreedError
 from tilenet.maps.job import Mapper
@@ -152,15 +153,6 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    """Signals are caught as before: after a stop they are kept from the process, which ends."""
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGUSR1, signal.SIGTERM)]
-    yield
-    for number, handler in before:
-        signal.signal(number, handler)
-
-
 def interrupt(
     monkeypatch: pytest.MonkeyPatch, method: str, at: int, act: Callable[[], None]
 ) -> None:
@@ -199,7 +191,6 @@ def test_an_interrupted_map_goes_on_and_does_nothing_twice(
     shared_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     inputs: list[Any],
-    handlers: None,
     method: str,
     where: str,
     at: int,
@@ -238,6 +229,30 @@ def test_an_interrupted_map_goes_on_and_does_nothing_twice(
         assert not done["stopped"]
     assert first + sum(comm.allgather(len(inputs))) == total
     assert not list(shared_path.glob(".*part"))
+
+
+@pytest.mark.ranks(2)
+def test_a_signal_before_the_first_tile_is_not_lost(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPICH catches SIGUSR1 by itself, and does nothing."""
+    options, more = METHODS["tiles"]
+    scene = scene_of(comm, shared_path, SIZE)
+    made = scene, trained(comm, shared_path, scene, options, precision="float32"), more
+    (wanted, _), _ = map_of(made, comm, "whole.tif")
+    original = tilenet.predict.decide_map
+
+    def asked(*arguments: Any, **more: Any) -> Any:
+        ask()
+        return original(*arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tilenet.predict, "decide_map", asked)
+        found, done = map_of(made, comm, "map.tif", resume=True)
+    assert found is None
+    assert done["stopped"]
+    (found, _), _ = map_of(made, comm, "map.tif", resume=True)
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.ranks(2)

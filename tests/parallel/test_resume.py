@@ -15,6 +15,7 @@ from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
 import tilenet.run.folder
+import tilenet.train
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.run.file import RunFile
 from tilenet.run.keys import (
@@ -244,6 +245,31 @@ def test_a_signal_on_one_rank_stops_all_with_a_checkpoint(
         patch.setattr(Step, "take", asked_in_the_third)
         assert train(run, comm=comm) == 75
     assert len(rows(run)) == 3
+    assert train(run, resume=True, comm=comm) == 0
+    check_same(run, whole)
+
+
+@pytest.mark.parametrize("done", [0, 2])
+def test_a_signal_before_the_first_step_is_not_lost(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    """MPICH catches SIGUSR1 by itself, and does nothing."""
+    run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
+    whole = replace(run, output=str(shared_path / "whole"))
+    assert train(whole, comm=comm) == 0
+    if done:
+        assert train(replace(run, steps=done), comm=comm) == 0
+    original = tilenet.train.open_images
+
+    def asked(*arguments: Any) -> Any:
+        if comm.rank == comm.size - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tilenet.train, "open_images", asked)
+        assert train(run, resume=True, comm=comm) == 75
+    assert len(rows(run)) == done
     assert train(run, resume=True, comm=comm) == 0
     check_same(run, whole)
 

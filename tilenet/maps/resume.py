@@ -28,28 +28,31 @@ SHARE = 0.05
 
 
 class MapResume:
-    """Keeps what is done while it is entered, and catches signals that ask to stop. Collective.
-
-    Once the ranks have agreed to stop, signals stay caught: the process is about to end. Once all
-    tiles are done they stay caught until `release`: who asks then gets a whole map.
+    """Keeps what is done while it is entered, and ends rounds where a stop was asked. Collective.
 
     Args:
         comm: All ranks that map.
         tiling: Of the map.
         writer: On rank 0, opened to go on; None on the others.
+        requests: To stop.
     """
 
-    def __init__(self, comm: "MPI.Intracomm", tiling: Tiling, writer: MapWriter | None) -> None:
+    def __init__(
+        self,
+        comm: "MPI.Intracomm",
+        tiling: Tiling,
+        writer: MapWriter | None,
+        requests: StopRequests,
+    ) -> None:
         self.comm, self.writer = comm, writer
         self._numbers = {tile.own: number for number, tile in enumerate(tiling.tiles)}
         done: Done = comm.bcast(writer.done if writer else None)
         self._tiles, self._sums = done.tiles, done.sums
         self._waiting: list[int] = []
         self._kept_at, self._cost = time.monotonic(), 0.0
-        self._requests = StopRequests()
+        self._requests = requests
 
     def __enter__(self) -> "MapResume":
-        self._requests.__enter__()
         self._rounds = StopRounds(self.comm, self._requests)
         return self
 
@@ -62,13 +65,6 @@ class MapResume:
         # After another error the ranks do not come here together.
         if error is None or isinstance(error, StopAgreed):
             self._rounds.close()
-        # Job scripts ask every second: who dies of it while it ends looks like a crash.
-        if error is not None and not isinstance(error, StopAgreed):
-            self.release()
-
-    def release(self) -> None:
-        """Let signals do again what they did before."""
-        self._requests.__exit__(None, None, None)
 
     def is_done(self, own: Window) -> bool:
         """Whether the tile that owns this window was done before."""

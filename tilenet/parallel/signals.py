@@ -13,6 +13,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 class StopRequests:
     """Catches signals while it is entered.
 
+    Once the ranks have agreed to stop, signals stay caught: the process is about to end, and job
+    scripts ask every second: who dies of that looks like a crash.
+
     Attributes:
         requested: Whether this rank was asked to stop.
         agreed: Whether any rank was; set by the step that compared.
@@ -33,6 +36,11 @@ class StopRequests:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if not self.agreed:
+            self.release()
+
+    def release(self) -> None:
+        """Let signals do again what they did before."""
         for number, before in zip(SIGNALS, self._before, strict=True):
             signal.signal(number, before)  # type: ignore[arg-type]
 
