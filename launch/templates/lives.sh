@@ -48,13 +48,25 @@ settle() {
         ONCE_PER_NODE=("${ONCE[@]}" -N "$count" -n "$count" -w "$names")
         if [ -n "$HEIR" ]; then kill "$HEIR" 2>/dev/null || true; fi
         if [ "$count" -gt 1 ]; then
-            srun -N 1 -n 1 -w "${names##*,}" --overlap --mpi=none -Q \
+            srun -N 1 -n 1 -w "${names##*,}" --overlap --mpi=none -Q -J watch \
                 bash -c "$WATCH" watch "$SLURM_JOB_ID" "$SLURMD_NODENAME" </dev/null &
             HEIR=$!
         fi
         return
     done
     exit 1
+}
+
+# Whether Slurm has let the last step go. One whose ranks end just before Slurm gives their node up
+# it may hold for ever (seen with 22.05), and with it all devices of the job.
+let_go() {
+    local second
+    for ((second = 0; second < 90; second++)); do
+        if ! squeue -h -s -j "$SLURM_JOB_ID" -o '%i %j' |
+            grep -qv -e '\.batch ' -e '\.extern ' -e ' watch$'; then return 0; fi
+        sleep 1
+    done
+    return 1
 }
 
 # A step, again and again as long as it fails because nodes died.
@@ -69,6 +81,11 @@ lives() {
         if [ -n "$ASKED" ]; then
             RESULT=killed
             return
+        fi
+        if ! let_go; then
+            echo "Slurm does not let go of the step that lost a node: this needs a new allocation"
+            ASKED=yes
+            run_again
         fi
         settle
     done

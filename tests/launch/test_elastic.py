@@ -13,7 +13,11 @@ from tilenet.__main__ import main as tilenet
 
 # Slurm's commands know the nodes that are there (file nodes) and that answer (file alive).
 TOOLS = {
-    "squeue": 'cat "$HERE/nodes"',
+    "squeue": """case $* in
+*-s*) cat "$HERE/steps" ;;
+*) cat "$HERE/nodes" ;;
+esac""",
+    "sleep": "exit",
     "scontrol": """case "$1 $2" in
 "show hostnames") tr , "\\n" <<<"$3" ;;
 "show job") echo " JobState=RUNNING " ;;
@@ -56,6 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "nodes").write_text("n1,n2,n3\n")
     (tmp_path / "alive").write_text("n1\nn2\nn3\n")
     (tmp_path / "log").touch()
+    (tmp_path / "steps").write_text("7.batch batch\n7.extern extern\n7.3 watch\n")
     return tmp_path
 
 
@@ -130,6 +135,17 @@ def test_a_failure_on_living_nodes_ends_it(folder: Path) -> None:
     code, said, log = run(folder, "exit 3\n")
     assert (code, len(starts(log))) == (1, 1), said
     assert not [line for line in log if "requeue" in line]
+
+
+def test_a_step_that_slurm_does_not_let_go_queues_again(folder: Path) -> None:
+    dies = """printf 'n1\nn3\n' >"$HERE/alive"
+echo "7.4 bash" >>"$HERE/steps"
+exit 137
+"""
+    code, said, log = run(folder, dies)
+    assert code != 0
+    assert "Slurm does not let go of the step that lost a node" in said
+    assert (log[-1], len(starts(log))) == ("requeue 7", 1)
 
 
 def test_too_few_nodes_queue_again(folder: Path) -> None:
