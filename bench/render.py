@@ -24,6 +24,7 @@ RESULTS = BENCH / "results"
 MOST_ROWS, MOST_COLUMNS, MOST_CHARACTERS = 24, 12, 60
 # why a bench has no result yet
 WITHOUT = {
+    "survival": "its seconds need a machine that does nothing else.",
     "end_to_end": "its seconds need a machine that does nothing else.",
     "gpu": "it needs a GPU, and none has run it.",
     "model": "its seconds need a machine that does nothing else.",
