@@ -6,8 +6,11 @@ SRUN=("${LAUNCH[@]}") ONCE=("${ONCE_PER_NODE[@]}") ANSWER=() HEIR=''
 
 # Which of the job's nodes run what they are given: Slurm may not know yet that one is dead.
 look() {
-    local name nodes
-    nodes=$(squeue -h -j "$SLURM_JOB_ID" -o %N)
+    local name nodes try
+    for try in 1 2 3 4 5; do # the controller may not answer while it waits for a dead node
+        if nodes=$(squeue -h -j "$SLURM_JOB_ID" -o %N) && [ -n "$nodes" ]; then break; fi
+        sleep "$try"
+    done
     mapfile -t ANSWER < <(
         for name in $(scontrol show hostnames "$nodes"); do
             {

@@ -15,7 +15,7 @@ from tilenet.__main__ import main as tilenet
 TOOLS = {
     "squeue": """case $* in
 *-s*) cat "$HERE/steps" ;;
-*) cat "$HERE/nodes" ;;
+*) rm "$HERE/busy" 2>/dev/null && exit 1; cat "$HERE/nodes" ;;
 esac""",
     "sleep": "exit",
     "scontrol": """case "$1 $2" in
@@ -129,6 +129,16 @@ exit 137
     assert (folder / "plan.json").read_bytes() == before
     assert (folder / "out" / "plan.now.json").read_text() == "for 2\n"
     assert said.splitlines()[-1] == "train: finished"
+
+
+def test_a_controller_that_does_not_answer_is_asked_again(folder: Path) -> None:
+    dies = """if [ -e "$HERE/died" ]; then exit 0; fi
+touch "$HERE/died" "$HERE/busy"
+printf 'n1\nn3\n' >"$HERE/alive"
+exit 137
+"""
+    code, said, log = run(folder, dies)
+    assert (code, starts(log)) == (0, ["3 -n 6 -w n1,n2,n3", "2 -n 4 -w n1,n3"]), said
 
 
 def test_a_failure_on_living_nodes_ends_it(folder: Path) -> None:
