@@ -38,7 +38,7 @@ bench: install
 
 soak: install
 	@echo "seed $(SEED): make soak SEED=$(SEED) KILLS=$(KILLS) chooses the same again"
-	$(BIN)/python bench/soak.py --kills $(KILLS) --seed $(SEED) >soak.part
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python bench/soak.py --kills $(KILLS) --seed $(SEED) >soak.part
 	tail -n 1 soak.part >bench/results/soak.json && rm soak.part
 	$(BIN)/python bench/render.py
 

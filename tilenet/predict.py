@@ -179,8 +179,8 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         resumes = wanted.resume and plan.method != "exchange"
         if wanted.resume and not resumes:
             requests.release()
-        if wanted.resume and not resumes and comm.rank == 0:
-            say("a map in one pass over shares of the ranks is not interrupted: it begins anew")
+            if comm.rank == 0:
+                say("a map in one pass over shares of the ranks is not interrupted: it begins anew")
         with agreed(comm):
             made_of = None
             if resumes and comm.rank == 0:
