@@ -25,6 +25,7 @@ class StopRequests:
         self.requested = False
         self.agreed = False
         self._before: list[object] = []
+        self._came = 0
 
     def __enter__(self) -> "StopRequests":
         self._before = [signal.signal(number, self._caught) for number in SIGNALS]
@@ -37,12 +38,17 @@ class StopRequests:
         traceback: TracebackType | None,
     ) -> None:
         if not self.agreed:
-            self.release()
+            self._restore()
 
     def release(self) -> None:
-        """Let signals do again what they did before."""
+        """Let signals do again what they did before, one that has come meanwhile first of all."""
+        self._restore()
+        if self._came:
+            signal.raise_signal(self._came)
+
+    def _restore(self) -> None:
         for number, before in zip(SIGNALS, self._before, strict=True):
             signal.signal(number, before)  # type: ignore[arg-type]
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+        self.requested, self._came = True, number

@@ -1,0 +1,40 @@
+"""Signals that ask for a stop: caught, agreed on, or handed back to whom they were for."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tilenet.parallel.signals import SIGNALS, StopRequests
+
+
+@pytest.fixture
+def heard() -> Iterator[list[int]]:
+    """Numbers of the signals that came to who caught them before."""
+    numbers: list[int] = []
+    before = {n: signal.signal(n, lambda number, frame: numbers.append(number)) for n in SIGNALS}
+    yield numbers
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_came_before_a_release_is_heard_after_it(heard: list[int], number: int) -> None:
+    with StopRequests() as requests:
+        signal.raise_signal(number)
+        assert requests.requested
+        assert heard == []
+        requests.release()
+        assert heard == [number]
+        signal.raise_signal(number)
+        assert heard == [number, number]
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+def test_signals_stay_caught_once_ranks_agreed(heard: list[int], agreed: bool) -> None:
+    with StopRequests() as requests:
+        signal.raise_signal(signal.SIGTERM)
+        requests.agreed = agreed
+    assert heard == []
+    signal.raise_signal(signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1] * (not agreed)
