@@ -89,7 +89,7 @@ def _profile(point: "Point", facts: dict[str, Any], turns: float, local: Machine
             took, was = next(by_place)
             forward_s = took.forward_s * _ratio(time.forward_s, was.forward_s)
             backward_s = took.backward_s * _ratio(time.backward_s, was.backward_s)
-        profiled.append(ProfiledLayer(layer.kind, forward_s * slower, backward_s * slower))
+        profiled.append(ProfiledLayer(layer, forward_s * slower, backward_s * slower))
     return Profile("cpu", "float32", *size, tuple(profiled))
 
 

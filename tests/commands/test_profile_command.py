@@ -55,7 +55,7 @@ def test_a_profile_is_written_and_planned_with(capsys: Capture, tmp_path: Path) 
     table = capsys.readouterr().out
     assert "48 × 64 px, float32, cpu" in table
     profile = read_profile(path)
-    assert [layer.kind for layer in profile.layers] == [layer.kind for layer in LAYERS]
+    assert [one.layer for one in profile.layers] == list(LAYERS)
     for kind in {layer.kind for layer in LAYERS}:
         count = sum(layer.kind == kind for layer in LAYERS)
         assert any(line.split()[:2] == [kind, str(count)] for line in table.splitlines())
@@ -65,9 +65,17 @@ def test_a_profile_is_written_and_planned_with(capsys: Capture, tmp_path: Path) 
     total = sum(layer.forward_s + layer.backward_s for layer in profile.layers)
     answer = json.loads(out.read_text())["answer"]
     assert answer["pipeline_s"] == pytest.approx(total)
-    another = [*SMALL[:-2], "--convs", "2", "--image", "48", "--profile", str(path)]
-    assert plan_command.main(another) == 1
-    assert "profile this network" in capsys.readouterr().err
+    for unlike, said in (
+        (["--convs", "2"], "in the network: "),
+        (["--base", "8"], "(layer 0, conv, in the profile: out_channels 4, in the network: out_"),
+        (["--bands", "4"], "(layer 0, conv, in the profile: in_channels 3, in the network: in_c"),
+    ):
+        another = [*SMALL[:-2], *unlike, "--image", "48", "--profile", str(path)]
+        assert plan_command.main(another) == 1
+        refused = capsys.readouterr().err
+        assert said in refused
+        assert "profile this network" in refused
+        assert refused.count("\n") == 1
 
 
 def test_json_is_what_is_written(capsys: Capture, tmp_path: Path) -> None:

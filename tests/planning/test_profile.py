@@ -22,7 +22,7 @@ LAYERS: tuple[Layer, ...] = (Conv(4, 8), Norm(8, 8), Activation(8, 8), Conv(8, 1
 @pytest.fixture
 def profile() -> Profile:
     rng = random.Random(7)
-    layers = tuple(ProfiledLayer(layer.kind, rng.random(), rng.random()) for layer in LAYERS)
+    layers = tuple(ProfiledLayer(layer, rng.random(), rng.random()) for layer in LAYERS)
     return Profile("Tesla V100", "float16", 160, 224, layers, {"reserve": 0.07})
 
 
@@ -54,6 +54,14 @@ def test_seconds_follow_the_pixels(profile: Profile) -> None:
 def test_a_profile_of_another_network_is_refused(profile: Profile) -> None:
     with pytest.raises(TilenetError, match="in the profile: 4, in the network: 3"):
         layer_times_of_profile(profile, LAYERS[:3], 64, 64)
+    widths = r"layer 0, conv, in the profile: out_channels 8, in the network: out_channels 16\)"
+    wider = (Conv(4, 16), Norm(16, 16), Activation(16, 16), Conv(16, 1, kernel=1))
+    with pytest.raises(TilenetError, match=widths):
+        layer_times_of_profile(profile, wider, 64, 64)
+    sharper = (*LAYERS[:3], Conv(8, 1, kernel=3, padding=1))
+    kernels = r"layer 3, conv, in the profile: kernel 1, padding 0, in the network: kernel 3, padd"
+    with pytest.raises(TilenetError, match=kernels):
+        layer_times_of_profile(profile, sharper, 64, 64)
     swapped = (*LAYERS[:1], LAYERS[2], LAYERS[1], LAYERS[3])
     with pytest.raises(TilenetError, match="layer 1 in the profile: norm, in the network: activ"):
         layer_times_of_profile(profile, swapped, 64, 64)
@@ -61,8 +69,8 @@ def test_a_profile_of_another_network_is_refused(profile: Profile) -> None:
 
 HOSTILE = [
     *("{", "", "[" * 100_000, "null", "3", "[]", "{}", '{"tilenet_profile": NaN}', "9" * 9999),
-    '{"tilenet_profile": 1}',
-    '{"tilenet_profile": 1, "layers": []}',
+    '{"tilenet_profile": 2}',
+    '{"tilenet_profile": 2, "layers": []}',
 ]
 
 
@@ -75,9 +83,10 @@ def test_hostile_json_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("tilenet_profile", 2, r"reads profiles of version 1 .*: 2\)"),
-        ("tilenet_profile", True, "reads profiles of version 1"),
-        ("tilenet_profile", "1", "reads profiles of version 1"),
+        ("tilenet_profile", 1, r"reads profiles of version 2 .*: 1\); measure again"),
+        ("tilenet_profile", 3, "reads profiles of version 2"),
+        ("tilenet_profile", True, "reads profiles of version 2"),
+        ("tilenet_profile", "2", "reads profiles of version 2"),
         ("device", 3, "device must be a text"),
         ("precision", "float8", "precision must be one of"),
         ("precision", ["float32"], "precision must be one of"),
@@ -102,9 +111,10 @@ def test_values_that_make_no_sense_are_refused(
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("forward_s", value) for value in (-1e-9, "1", None, True, [], {}, 10**4000)),
+        *(("forward_s", value) for value in (-1e-9, 1e7, "1", None, True, [], {}, 10**4000)),
         *(("backward_s", float(value)) for value in ("nan", "inf", "-inf")),
-        *(("kind", value) for value in ("con", 3, None, ["conv"])),
+        *(("kind", value) for value in ("con", 3, None, ["conv"], "conv")),
+        ("width", 3),
     ],
 )
 def test_layers_that_make_no_sense_are_refused(
@@ -114,6 +124,16 @@ def test_layers_that_make_no_sense_are_refused(
     entry["layers"][2][key] = value
     with pytest.raises(TilenetError, match="layer 2"):
         read_profile(written(tmp_path, entry))
+
+
+def test_a_profile_without_seconds_is_refused(tmp_path: Path, profile: Profile) -> None:
+    entry = profile.to_json()
+    for layer in entry["layers"]:
+        layer["forward_s"] = layer["backward_s"] = 0.0
+    with pytest.raises(TilenetError, match="no layer takes any time"):
+        read_profile(written(tmp_path, entry))
+    entry["layers"][1]["backward_s"] = 1e-9
+    assert read_profile(written(tmp_path, entry)).layers[0].forward_s == 0
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

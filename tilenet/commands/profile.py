@@ -79,7 +79,7 @@ def profile(given: Namespace) -> Profile:
         height=height,
         width=width,
         layers=tuple(
-            ProfiledLayer(layer.kind, one.forward_s, one.backward_s)
+            ProfiledLayer(layer, one.forward_s, one.backward_s)
             for layer, one in zip(layers, seconds, strict=True)
         ),
     )
@@ -90,7 +90,7 @@ def _processor() -> str:
 
 
 def _table(measured: Profile) -> str:
-    kinds = sorted({layer.kind for layer in measured.layers})
+    kinds = sorted({one.layer.kind for one in measured.layers})
     total = sum(layer.forward_s + layer.backward_s for layer in measured.layers)
     lines = [
         f"{measured.height} × {measured.width} px, {measured.precision}, {measured.device}: "
@@ -98,7 +98,7 @@ def _table(measured: Profile) -> str:
         f"{'kind':<12} {'layers':>6} {'forward':>10} {'backward':>10} {'share':>6}",
     ]
     for kind in kinds:
-        some = [layer for layer in measured.layers if layer.kind == kind]
+        some = [one for one in measured.layers if one.layer.kind == kind]
         forward, backward = sum(x.forward_s for x in some), sum(x.backward_s for x in some)
         share = (forward + backward) / total
         lines.append(

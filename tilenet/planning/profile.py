@@ -9,14 +9,15 @@ from typing import Any
 
 from tilenet.errors import TilenetError
 from tilenet.files.plain_file import read_plain
-from tilenet.geometry.layers import KINDS, Layer
+from tilenet.geometry.layers import KINDS, Layer, layer_from_json, layer_to_json
 from tilenet.planning.machines import PRECISIONS
 from tilenet.planning.roofline import LayerTime
 
 __all__ = ["Profile", "ProfiledLayer", "layer_times_of_profile", "read_profile"]
 
-VERSION = 1
+VERSION = 2  # of the file; 1 kept kinds alone, so that widths could not be compared
 MOST_BYTES = 64 << 20
+LONGEST_S = 1e6  # of a layer; far beyond any, and small enough that sums stay finite
 LARGEST_PX = 2**20  # per side; far beyond any tile, and small enough that products stay exact
 
 
@@ -25,14 +26,19 @@ class ProfiledLayer:
     """What was measured of one layer.
 
     Attributes:
-        kind: The layer's kind (`Layer.kind`), so that a profile of another network is noticed.
+        layer: The layer itself, so that a profile of another network is noticed.
         forward_s: Seconds forward, of one sample.
         backward_s: Seconds backward, without recomputation.
     """
 
-    kind: str
+    layer: Layer
     forward_s: float
     backward_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As a plain dictionary, the way it is written: the layer's own fields, and its seconds."""
+        seconds = {"forward_s": self.forward_s, "backward_s": self.backward_s}
+        return {**layer_to_json(self.layer), **seconds}
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,8 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """As a plain dictionary, the way it is written."""
-        return {"tilenet_profile": VERSION, **asdict(self), "layers": [*map(asdict, self.layers)]}
+        layers = [layer.to_json() for layer in self.layers]
+        return {"tilenet_profile": VERSION, **asdict(self), "layers": layers}
 
 
 def read_profile(path: Path) -> Profile:
@@ -80,7 +87,7 @@ def read_profile(path: Path) -> Profile:
     if version is True or version != VERSION:
         raise TilenetError(
             f"this version of tilenet reads profiles of version {VERSION} ({path}: "
-            f"{_short(version)}); write it again with tilenet profile"
+            f"{_short(version)}); measure again and write one with tilenet profile"
         )
     layers = entry.get("layers")
     if not isinstance(layers, list) or not layers:
@@ -96,12 +103,15 @@ def read_profile(path: Path) -> Profile:
     device = entry.get("device")
     if not isinstance(device, str):
         raise _wrong(path, f"device must be a text (got {_short(device)})")
+    read = tuple(_layer(path, number, layer) for number, layer in enumerate(layers))
+    if not any(layer.forward_s or layer.backward_s for layer in read):
+        raise _wrong(path, "no layer takes any time")
     return Profile(
         device=device,
         precision=precision,
         height=_pixels(path, entry, "height"),
         width=_pixels(path, entry, "width"),
-        layers=tuple(_layer(path, number, layer) for number, layer in enumerate(layers)),
+        layers=read,
         memory=memory,
     )
 
@@ -114,11 +124,10 @@ def layer_times_of_profile(
     Raises:
         TilenetError: The profile is of another network.
     """
-    measured = [layer.kind for layer in profile.layers]
-    wanted = [layer.kind for layer in layers]
-    if measured != wanted:
+    measured = tuple(layer.layer for layer in profile.layers)
+    if measured != layers:
         raise TilenetError(
-            f"the profile must be of the network that is planned ({_difference(measured, wanted)});"
+            f"the profile must be of the network that is planned ({_difference(measured, layers)});"
             " profile this network"
         )
     scale = height * width / (profile.height * profile.width)
@@ -127,12 +136,23 @@ def layer_times_of_profile(
     )
 
 
-def _difference(measured: list[str], wanted: list[str]) -> str:
+def _difference(measured: tuple[Layer, ...], wanted: tuple[Layer, ...]) -> str:
     if len(measured) != len(wanted):
         return f"layers in the profile: {len(measured)}, in the network: {len(wanted)}"
-    pairs = zip(measured, wanted, strict=True)
-    number, (old, new) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
-    return f"layer {number} in the profile: {old}, in the network: {new}"
+    pairs = enumerate(zip(measured, wanted, strict=True))
+    number, (old, new) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
+    if old.kind != new.kind:
+        return f"layer {number} in the profile: {old.kind}, in the network: {new.kind}"
+    was, now = layer_to_json(old), layer_to_json(new)
+    unlike = [key for key in now if was[key] != now[key]]
+    return (
+        f"layer {number}, {new.kind}, in the profile: {_said(was, unlike)}, "
+        f"in the network: {_said(now, unlike)}"
+    )
+
+
+def _said(entry: dict[str, Any], keys: list[str]) -> str:
+    return ", ".join(f"{key} {_short(entry[key])}" for key in keys)
 
 
 def _layer(path: Path, number: int, entry: Any) -> ProfiledLayer:
@@ -143,8 +163,13 @@ def _layer(path: Path, number: int, entry: Any) -> ProfiledLayer:
         raise _wrong(
             path, f"layer {number} must have a kind of {', '.join(KINDS)} (got {_short(kind)})"
         )
+    own = {key: value for key, value in entry.items() if key not in ("forward_s", "backward_s")}
+    try:
+        layer = layer_from_json(own)
+    except TilenetError as error:
+        raise _wrong(path, f"layer {number}, {kind}, must have that kind's fields") from error
     return ProfiledLayer(
-        kind,
+        layer,
         _seconds(path, number, entry, "forward_s"),
         _seconds(path, number, entry, "backward_s"),
     )
@@ -156,8 +181,11 @@ def _seconds(path: Path, number: int, entry: dict[str, Any], key: str) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         with suppress(OverflowError):
             seconds = float(value)
-    if not 0 <= seconds < math.inf:
-        raise _wrong(path, f"layer {number}: {key} must be seconds (got {_short(value)})")
+    if not 0 <= seconds <= LONGEST_S:
+        raise _wrong(
+            path,
+            f"layer {number}: {key} must be seconds, 0 to {LONGEST_S:.0f} (got {_short(value)})",
+        )
     return seconds
 
 
