@@ -1,7 +1,8 @@
-"""Run benches and write bench/README.md from what they found, so that no figure is typed by hand.
+"""Run benches and write bench/README.md from what they found: no figure is typed by hand.
 
     python bench/render.py [--run [NAME ...]]
 
+Plots are drawn along, to plots/NAME.svg (plots.py).
 Each program here that reports is a bench; its last line is kept in results/NAME.json. Without --run
 nothing is measured. With it the named ones are run first, or all of them where none is named.
 """
@@ -15,9 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from plots import PLOTS, drawn, said
 from report import ROOT
 
-__all__ = ["WITHOUT", "benches", "rendered"]
+__all__ = ["WITHOUT", "benches", "plotted", "rendered"]
 
 BENCH = Path(__file__).resolve().parent
 RESULTS = BENCH / "results"
@@ -107,6 +109,12 @@ def rendered() -> str:
     return "\n".join([HEAD, _table(index), *sections]).rstrip() + "\n"
 
 
+def plotted() -> dict[str, str]:
+    """The text of each bench's plot that has a result, by name."""
+    results = {name: _result(name) for name in sorted(PLOTS)}
+    return {name: drawn(name, result) for name, result in results.items() if result is not None}
+
+
 def _said(name: str) -> tuple[str, str]:
     """First line of a bench's docstring, and what it says after the command."""
     words = ast.get_docstring(ast.parse((BENCH / f"{name}.py").read_text())) or ""
@@ -139,6 +147,8 @@ def _section(name: str) -> str:
         return "\n".join([*parts, f"No result yet: {_why_not(name)}", ""])
     versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items())
     parts += [f"On {result['machine']}; {versions}. [JSON](results/{name}.json)", ""]
+    if name in PLOTS:
+        parts += [f"![{said(name)}](plots/{name}.svg)", ""]
     if result["claims"]:
         rows = [
             [
@@ -226,6 +236,13 @@ def _table(rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    aside = path.with_name(f"{path.name}.part")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
+
+
 def main() -> None:
     """Run what is asked for, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -236,10 +253,9 @@ def main() -> None:
         parser.error(f"no bench is called {unknown[0]} (there are: {', '.join(benches())})")
     wanted = [] if names is None else names or benches()
     failed = [says for name in wanted if (says := _failure(name))]
-    page = BENCH / "README.md"
-    aside = page.with_suffix(".md.part")
-    aside.write_text(rendered(), encoding="utf-8")
-    aside.replace(page)
+    for name, text in plotted().items():
+        _write(BENCH / "plots" / f"{name}.svg", text)
+    _write(BENCH / "README.md", rendered())
     if failed:
         raise SystemExit("\n".join([*failed, "what was found before is kept"]))
 
