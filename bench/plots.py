@@ -7,50 +7,39 @@ give the same bytes with the same matplotlib.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+from plot_style import (
+    BLUE,
+    GREEN,
+    GREY,
+    MARKERS,
+    ORANGE,
+    PALE,
+    PURPLE,
+    RED,
+    WIDTH,
+    grouped,
+    labelled,
+    logarithmic,
+    settings,
+)
+
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["PLOTS", "drawn", "figure_of", "said"]
 
 Result = dict[str, Any]
 MIB = 2**20
-# By M. Okabe and K. Ito: told apart with any colour vision
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY = (
-    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9",
-)  # fmt: skip
-GREY, PALE = "#666666", "#e8e8e8"
-MARKERS = "osD^v"
-WIDTH = 6.6  # inches of 72 points; shown at some 640 px
-STYLE: dict[str, Any] = {
-    "svg.hashsalt": "tilenet",
-    "svg.fonttype": "none",
-    "font.family": ["sans-serif"],
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": PALE,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4.5,
-    "legend.fontsize": 8.5,
-    "legend.frameon": False,
-}
 
 
 def drawn(name: str, result: Result) -> str:
     """The text of a bench's SVG."""
     text = StringIO()
-    with _style():
+    with settings():
         figure_of(name, result).savefig(
             text, format="svg", metadata={"Date": None, "Creator": None}
         )
@@ -61,7 +50,7 @@ def figure_of(name: str, result: Result) -> "Figure":
     """A bench's plot as matplotlib has it."""
     from matplotlib.figure import Figure
 
-    with _style():
+    with settings():
         figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
         PLOTS[name](figure, result)
     return figure
@@ -72,10 +61,31 @@ def said(name: str) -> str:
     return (PLOTS[name].__doc__ or "").splitlines()[0]
 
 
-def _style() -> Any:
-    from matplotlib import style
-
-    return style.context(["default", STYLE])
+def exactness(figure: "Figure", result: Result) -> None:
+    """Trained weights against those of a plain loop over the whole image, for all tilings."""
+    axes = figure.subplots()
+    rows = result["figures"]["rows"]
+    ranks = sorted({row["ranks"] for row in rows})
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    for network, colour, marker in zip(
+        networks, (BLUE, ORANGE, GREEN, PURPLE), MARKERS, strict=False
+    ):
+        some = [row for row in rows if row["network"] == network and not row["less_px"]]
+        shift = (networks.index(network) - 1.5) / 8
+        places = [ranks.index(row["ranks"]) + shift for row in some]
+        values = [row["weights"] for row in some]
+        axes.plot(places, values, marker, color=colour, alpha=0.6, label=network)
+    some = [row for row in rows if row["less_px"]]
+    places = [ranks.index(row["ranks"]) for row in some]
+    axes.plot(places, [row["weights"] for row in some], "x", color=RED, label="a halo too small")
+    goal = _goal(result, "final weights differ relatively by")
+    axes.axhline(goal, ls=":", color=GREY, label="goal: at most")
+    axes.set_yscale("log")
+    axes.set_ylim(1e-16, 1)
+    axes.set_xticks(range(len(ranks)), [str(count) for count in ranks])
+    title = "Largest relative difference of the weights, float64"
+    labelled(axes, title, "ranks", "relative difference")
+    axes.legend(ncols=2)
 
 
 def summit(figure: "Figure", result: Result) -> None:
@@ -94,21 +104,21 @@ def summit(figure: "Figure", result: Result) -> None:
         left.plot(
             int(gpu_count[0]), run["measured_s"], marker, color=RED, markersize=8, label=label
         )
-    _logarithmic(left, [6, 24, 96, 384, 1536], [10, 100, 1000])
-    _labels(left, "An epoch of the paper's run", "GPUs", "seconds", legend=2)
+    logarithmic(left, [6, 24, 96, 384, 1536], [10, 100, 1000])
+    labelled(left, "An epoch of the paper's run", "GPUs", "seconds", legend=2)
     title = "how far 100 images a step scale: "
     for key, colour in ((f"{title}Summit, float32", BLUE), (f"{title}H200, bfloat16", ORANGE)):
         devices = [row["devices"] for row in figures[key]]
         for way, line in (("exchange", "o-"), ("overlap", "s:")):
             shares = [100 * row[f"{way}, efficiency"] for row in figures[key]]
-            label = f"{key.removeprefix(title).split(',')[0]}, {way}"
-            right.plot(devices, shares, line, color=colour, label=label)
+            says = f"{key.removeprefix(title).split(',')[0]}, {way}"
+            right.plot(devices, shares, line, color=colour, label=says)
     right.axhline(100, ls="--", color=GREY)
     right.set_xscale("log")
     right.set_xticks([10**n for n in (2, 3, 4, 5)], ["100", "1 000", "10 000", "100 000"])
     right.set_ylim(0, 105)
     title = "100 images of 10 000² a step"
-    _labels(right, title, "devices", "predicted efficiency, %", legend=2)
+    labelled(right, title, "devices", "predicted efficiency, %", legend=2)
 
 
 def pipeline(figure: "Figure", result: Result) -> None:
@@ -131,7 +141,7 @@ def pipeline(figure: "Figure", result: Result) -> None:
     axes.bar(6.2, high - low, 0.07, bottom=low, color=RED, label="measured by the paper")
     axes.set_ylim(0.8, 6.2)
     title = f"Predicted for Summit: tiles of {tile_px}², two micro-batches per partition"
-    _labels(axes, title, "partitions, one GPU each", "speed-up over one GPU")
+    labelled(axes, title, "partitions, one GPU each", "speed-up over one GPU")
 
 
 def exchange(figure: "Figure", result: Result) -> None:
@@ -141,17 +151,17 @@ def exchange(figure: "Figure", result: Result) -> None:
     rows = [row for row in result["figures"]["work"] if row["size"] == 10_000]
     bars = {way: [row[way] for row in rows] for way in ways[:2]}
     presets = [row["preset"].replace("-", "\n") for row in rows]
-    _bars(left, presets, bars, (ORANGE, BLUE))
+    grouped(left, presets, bars, (ORANGE, BLUE))
     left.axhline(1, ls="--", color=GREY)
-    _labels(left, "Work of 16 ranks on 10 000²", "", "computed, over the image")
+    labelled(left, "Work of 16 ranks on 10 000²", "", "computed, over the image")
     rows = [row for row in result["figures"]["step"] if row["norm"] == "none"]
     ranks = sorted({row["ranks"] for row in rows})
     found = {(row["way"], row["ranks"]): row["seconds"] for row in rows}
     bars = {way: [found[way, count] for count in ranks] for way in ways}
-    _bars(right, [str(count) for count in ranks], bars, (ORANGE, BLUE, GREY))
+    grouped(right, [str(count) for count in ranks], bars, (ORANGE, BLUE, GREY))
     side = result["figures"]["side_px"]
     title = f"A step on {side}², {_cores(result)} cores"
-    _labels(right, title, "ranks", "seconds")
+    labelled(right, title, "ranks", "seconds")
 
 
 def model(figure: "Figure", result: Result) -> None:
@@ -175,9 +185,9 @@ def model(figure: "Figure", result: Result) -> None:
         axes.plot(took, says, MARKERS[number % 5], color=colour, label=kind)
     places = [first * 10.0**n for n in range(-3, 4) for first in (1, 2, 5)]
     places = [place for place in places if ends[0] <= place <= ends[1]]
-    _logarithmic(axes, places, places)
+    logarithmic(axes, places, places)
     axes.set(xlim=ends, ylim=ends)
-    _labels(axes, "A training step", "measured, seconds", "predicted, seconds")
+    labelled(axes, "A training step", "measured, seconds", "predicted, seconds")
 
 
 def scaling(figure: "Figure", result: Result) -> None:
@@ -192,8 +202,8 @@ def scaling(figure: "Figure", result: Result) -> None:
             for way, line in (("weak", "-"), ("strong", ":")):
                 some = [run for run in runs if (run["kind"], run["scaling"]) == (kind, way)]
                 counts, values = [run["ranks"] for run in some], [run[key] for run in some]
-                label = f"{kind}, {way}" if some else None
-                axes.plot(counts, values, marker + line, color=colour, label=label)
+                says = f"{kind}, {way}" if some else None
+                axes.plot(counts, values, marker + line, color=colour, label=says)
         if ranks[-1] > cores:
             axes.axvspan(cores, ranks[-1], color=PALE, label="more ranks than cores")
         axes.set_xscale("log")
@@ -201,8 +211,8 @@ def scaling(figure: "Figure", result: Result) -> None:
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
     panels[1].axhline(1, ls="--", color=GREY)
-    _labels(panels[0], "Seconds of a training step", "ranks", "seconds", legend=0)
-    _labels(panels[1], "Efficiency", "ranks", "of one rank's", legend=0)
+    labelled(panels[0], "Seconds of a training step", "ranks", "seconds", legend=0)
+    labelled(panels[1], "Efficiency", "ranks", "of one rank's", legend=0)
     handles = panels[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4, handlelength=1.6)
 
@@ -213,12 +223,12 @@ def lms(figure: "Figure", result: Result) -> None:
     networks = result["figures"]["networks"]
     ways = ("checkpointing", "swap", "auto")
     bars = {way: [one["pixels_over_off"][way] for one in networks.values()] for way in ways}
-    _bars(axes, list(networks), bars, (ORANGE, BLUE, GREEN))
+    grouped(axes, list(networks), bars, (ORANGE, BLUE, GREEN))
     theirs = [(n, one["articles"]) for n, one in enumerate(networks.values()) if one["articles"]]
     axes.plot(*zip(*theirs, strict=True), "*", color=RED, markersize=9, label="IBM's articles")
     axes.axhline(1, ls="--", color=GREY)
     title = f"Largest image in {result['figures']['limit_mib']:.0f} MiB of device memory"
-    _labels(axes, title, "network", "pixels, over those with neither")
+    labelled(axes, title, "network", "pixels, over those with neither")
 
 
 def memory(figure: "Figure", result: Result) -> None:
@@ -237,7 +247,7 @@ def memory(figure: "Figure", result: Result) -> None:
         axes.plot(places, errors, marker, color=colour, markerfacecolor=fill, label=way)
     axes.axhline(0, ls="--", color=GREY)
     axes.set_xlim(left=0)
-    _labels(axes, "Error of a device's predicted peak", "measured, MiB", "predicted too much, %")
+    labelled(axes, "Error of a device's predicted peak", "measured, MiB", "predicted too much, %")
 
 
 def leaks(figure: "Figure", result: Result) -> None:
@@ -251,10 +261,10 @@ def leaks(figure: "Figure", result: Result) -> None:
             steps = [step for step, _ in held]
             more = [(count - held[0][1]) / MIB for _, count in held]
             axes.plot(steps, more, line, color=colour, label=mode if number == 0 else None)
-    goals = [one["goal"] for one in result["claims"] if one["claim"].endswith("MiB added in all")]
-    axes.axhline(max(goals), ls=":", color=GREY, label="goal: at most")
+    goal = _goal(result, "MiB added in all")
+    axes.axhline(goal, ls=":", color=GREY, label="goal: at most")
     axes.set_ylim(bottom=-0.5)
-    _labels(axes, "Added resident memory, a line for each rank", "step", "MiB")
+    labelled(axes, "Added resident memory, a line for each rank", "step", "MiB")
 
 
 def soak(figure: "Figure", result: Result) -> None:
@@ -271,7 +281,7 @@ def soak(figure: "Figure", result: Result) -> None:
             start = [begun + more for begun, more in zip(start, wide, strict=True)]
         axes.grid(visible=False, axis="y")
         legend = 1 if of == "kills" else 0
-        _labels(axes, f"{total.total()} kills, by {title}", "kills", "", legend=legend)
+        labelled(axes, f"{total.total()} kills, by {title}", "kills", "", legend=legend)
 
 
 def store(figure: "Figure", result: Result) -> None:
@@ -284,7 +294,7 @@ def store(figure: "Figure", result: Result) -> None:
         axes.plot(counts, peaks, f"{marker}-", color=colour, label=f"maps on the {where}")
     axes.set_xticks(counts)
     axes.set_ylim(bottom=0)
-    _labels(axes, "Peak of the fullest of six devices", "micro-batches of 512²", "MiB")
+    labelled(axes, "Peak of the fullest of six devices", "micro-batches of 512²", "MiB")
 
 
 def reduction(figure: "Figure", result: Result) -> None:
@@ -294,8 +304,8 @@ def reduction(figure: "Figure", result: Result) -> None:
     names = [f"{row['network']},\n{_ranks(row['ranks'])}" for row in rows]
     ways = {"ours": BLUE, "ddp": ORANGE, "pieces": GREEN, "one message": PURPLE}
     bars = {way: [row["seconds"][way] - row["seconds"]["none"] for row in rows] for way in ways}
-    _bars(axes, names, bars, tuple(ways.values()))
-    _labels(axes, "Sums of gradients", "parameters", "seconds")
+    grouped(axes, names, bars, tuple(ways.values()))
+    labelled(axes, "Sums of gradients", "parameters", "seconds")
 
 
 def end_to_end(figure: "Figure", result: Result) -> None:
@@ -311,7 +321,7 @@ def end_to_end(figure: "Figure", result: Result) -> None:
     axes.grid(visible=False, axis="y")
     size = f"{figures['size_px']:,}".replace(",", " ")
     title = f"The demo on {size}², {_ranks(figures['ranks'])}"
-    _labels(axes, title, "seconds", "")
+    labelled(axes, title, "seconds", "")
 
 
 def survival(figure: "Figure", result: Result) -> None:
@@ -326,56 +336,27 @@ def survival(figure: "Figure", result: Result) -> None:
         wide = [row["seconds"] if row["resumes"] == how else 0 for row in rows]
         axes.barh(names, wide, color=colour, label=says)
     axes.grid(visible=False, axis="y")
-    _labels(axes, "Disturbed jobs", "seconds", "")
+    labelled(axes, "Disturbed jobs", "seconds", "")
 
 
 PLOTS: dict[str, Callable[["Figure", Result], None]] = {
     draw.__name__: draw
     for draw in (
-        end_to_end, exchange, leaks, lms, memory, model, pipeline, reduction, scaling, soak, store,
-        summit, survival,
+        end_to_end, exactness, exchange, leaks, lms, memory, model, pipeline, reduction, scaling,
+        soak, store, summit, survival,
     )
 }  # fmt: skip
-
-
-def _labels(axes: "Axes", title: str, x: str, y: str, *, legend: int = 1) -> None:
-    """Title, axes and a legend: 0: none; 1: inside; else below, in so many columns."""
-    axes.set_title(title)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    if legend == 1:
-        axes.legend()
-    elif legend:
-        axes.legend(
-            loc="upper left", bbox_to_anchor=(-0.15, -0.2), ncols=legend,
-            handlelength=1.6, columnspacing=1,
-        )  # fmt: skip
-
-
-def _bars(
-    axes: "Axes", names: Sequence[str], bars: dict[str, list[float]], colours: Sequence[str]
-) -> None:
-    """Groups of bars side by side, a group for each name."""
-    wide = 0.8 / len(bars)
-    for number, ((label, values), colour) in enumerate(zip(bars.items(), colours, strict=True)):
-        shift = (number - (len(bars) - 1) / 2) * wide
-        places = [place + shift for place in range(len(names))]
-        axes.bar(places, values, wide, color=colour, label=label)
-    axes.set_xticks(range(len(names)), names)
-    axes.grid(visible=False, axis="x")
-
-
-def _logarithmic(axes: "Axes", x: Sequence[float], y: Sequence[float]) -> None:
-    """Both axes, with plain numbers at some places."""
-    axes.set(xscale="log", yscale="log")
-    axes.set_xticks(x, [f"{one:g}" for one in x])
-    axes.set_yticks(y, [f"{one:g}" for one in y])
-    axes.minorticks_off()
 
 
 def _partitions(entry: Any) -> list[int]:
     """Bytes of each partition, as the bench lists them."""
     return list(entry["partitions"] if isinstance(entry, dict) else entry)
+
+
+def _goal(result: Result, ending: str) -> float:
+    """Of the claims that end so, which share it."""
+    (goal,) = {one["goal"] for one in result["claims"] if one["claim"].endswith(ending)}
+    return float(goal)
 
 
 def _cores(result: Result) -> int:
