@@ -1,142 +1,172 @@
-"""What a GPU says of the predictions: memory of training steps, seconds of layers, precisions.
+"""What a GPU says: exactness, memory, speed, largest images, copies beside work, the roofline.
 
-    python bench/gpu.py [--quick]
+    python bench/gpu.py [--quick] [--keep] [--machine NAME] [--parts NAME ...]
 
-On one GPU, named several times where there are partitions: the peak that torch's allocator saw
-during the third step of training against `planning.memory`, as it is and calibrated by the first
-case (cuDNN's workspace is no tensor); the seconds of a tile in float32, TF32, bfloat16 and
-float16; and measured seconds of the layers against the roofline of the machine that is named by
---machine, where its facts are known. Without a GPU it says so and measures nothing.
+On one CUDA GPU, which is named several times where there are partitions, in less than 8 minutes.
+Each part runs in a process of its own, with a budget of seconds:
+
+(tiles, partitions, swaps) float64 losses and gradients in tiles, in a pipeline with checkpointing,
+and with swapping, against the same network on the same GPU without (`gpu_exactness.py`);
+(memory) the peak that torch's allocator saw during the third step of training against
+`planning.memory`, calibrated by the first case, since cuDNN's workspace is no tensor;
+(speed, compiled) seconds of training per megapixel in each precision, with channels last, and with
+torch.compile;
+(sizes) the largest image that trains under a limit of 8 GiB with nothing done, checkpointing, swap
+and auto, beside the planner's;
+(overlap) pinned copies beside convolutions;
+(roofline) seconds of the roofline over measured ones, by kind of layer, with the peaks of the
+machine whose device is called so, or of --machine.
+
+A part that fails is a claim that does not hold. --keep writes results/DEVICE.json. Without a GPU it
+says so and measures nothing.
 """
 
 import argparse
-import statistics
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
-from typing import Any
+from contextlib import redirect_stdout, suppress
+from dataclasses import asdict
+from datetime import date
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryFile
 
 import torch
-from report import Claim, at_most, report
+from gpu_part import Asked, Figures, Part
+from report import Claim, device_stem, report
 
-from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
-from tilenet.model.network import build_network
-from tilenet.model.skips import Origin
-from tilenet.parallel.measure import measure_layers
-from tilenet.parallel.pipeline import Pipe
-from tilenet.planning.balance import likely_balance
-from tilenet.planning.layer_bytes import layer_bytes
-from tilenet.planning.machines import machine
-from tilenet.planning.memory import partition_bytes
-from tilenet.planning.roofline import roofline
-
-GPU = torch.device("cuda", 0)
-CASES = [  # tile, partitions, micro-batches, checkpointing, precision
-    (512, 1, 1, "never", "float32"),
-    (1024, 1, 1, "never", "float32"),
-    (1024, 1, 1, "never", "bfloat16"),
-    (512, 1, 4, "always", "float32"),
-    (512, 3, 4, "always", "float32"),
-    (512, 3, 4, "except_last", "float16"),
-    (512, 3, 4, "never", "float32"),
-    (1024, 6, 6, "always", "bfloat16"),
-]
+# Where it is, seconds it should take, and whether its failure is one of ours
+PARTS: dict[str, tuple[str, int, bool]] = {
+    "tiles": ("gpu_exactness.tiles", 30, True),
+    "partitions": ("gpu_exactness.partitions", 45, True),
+    "swaps": ("gpu_exactness.swaps", 30, True),
+    "memory": ("gpu_memory.memory", 70, True),
+    "speed": ("gpu_speed.speed", 40, True),
+    "sizes": ("gpu_sizes.sizes", 110, True),
+    "overlap": ("gpu_overlap.overlap", 25, True),
+    "roofline": ("gpu_roofline.shares", 25, True),
+    "compiled": ("gpu_speed.compiled", 60, False),
+}
+GRACE_S = 20  # beyond its budget a part is ended
+ALL_S = 470
+WORD = "part "
+Said = tuple[Figures, list[Claim]]
 
 
-def one_step(pipe: Pipe, images: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-    outputs = pipe(images, [Origin((number,)) for number in range(len(images))])
-    total = sum(output.float().square().sum(dtype=torch.float64) for output in outputs)
-    del outputs
-    total.backward()  # type: ignore[union-attr]
-    optimizer.step()
-    torch.cuda.synchronize(GPU)
+def answer(part: Part, asked: Asked) -> str:
+    """Run a part in this process; a JSON line with what it found or why it failed."""
+    try:
+        figures, claims = part(asked)
+    except Exception as error:  # whatever a GPU's libraries raise
+        return WORD + json.dumps({"failed": _sentence(error)})
+    said = {"figures": figures, "claims": [asdict(claim) for claim in claims]}
+    return WORD + json.dumps(said)
 
 
-def memory(options: UNetOptions, case: tuple[int, int, int, Any, str]) -> dict[str, Any]:
-    """Predicted and measured bytes of a step; all partitions lie on one GPU, so they add up."""
-    size, partitions, micro_batches, checkpointing, precision = case
-    layers = unet_layers(options)
-    balance = likely_balance(layers, (size, size), partitions)
-    costs = layer_bytes(layers, size, size, precision)
-    parts = partition_bytes(costs, balance, micro_batches, checkpointing, "adamw")
-    network = build_network(layers).train()
-    devices = [GPU] * partitions
-    pipe = Pipe(network, balance, devices, checkpointing, precision, inline=partitions == 1)
-    for parameter in network.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer = torch.optim.AdamW(network.parameters(), 1e-5, foreach=False)
-    images = [torch.randn(1, options.bands, size, size, device=GPU) for _ in range(micro_batches)]
-    peaks = []
-    for _ in range(3):
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(GPU)
-        one_step(pipe, images, optimizer)
-        peaks.append(torch.cuda.max_memory_allocated(GPU))
-    predicted = sum(part.total for part in parts)
-    began = time.perf_counter()
-    one_step(pipe, images, optimizer)
-    return {
-        "predicted_bytes": predicted,
-        "measured_bytes": peaks[2],
-        "ratio": peaks[2] / predicted,
-        "step_s": time.perf_counter() - began,
-    }
+def failed(name: str, why: str) -> Said:
+    """What is said of a part that did not end: a sentence, and a claim that does not hold."""
+    sentence = f"{name} failed: {why}"
+    claims = [Claim(sentence, 1, 0, False)] if PARTS[name][2] else []
+    return {"failed": sentence}, claims
 
 
-def precisions(options: UNetOptions, size: int, repeats: int) -> dict[str, float]:
-    """Median seconds of a tile, forward and backward."""
-    layers = unet_layers(options)
-    seconds = {}
-    for name in ("float32", "tf32", "bfloat16", "float16"):
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name == "tf32"
-        network = build_network(layers, device=GPU).train()
-        precision = "float32" if name == "tf32" else name
-        pipe = Pipe(network, [len(layers)], [GPU], precision=precision, inline=True)
-        optimizer = torch.optim.SGD(network.parameters(), 0.0)
-        images = [torch.randn(1, options.bands, size, size, device=GPU)]
-        took = []
-        for _ in range(repeats + 2):
-            began = time.perf_counter()
-            one_step(pipe, images, optimizer)
-            took.append(time.perf_counter() - began)
-        seconds[name] = statistics.median(took[2:])
-    return seconds
+def run_part(name: str, options: list[str], limit_s: float) -> Said:
+    """Run a part in a process of its own, and end that when its time is over."""
+    command = [sys.executable, __file__, "--part", name, *options]
+    # Files and a session of its own, since compilers that it started may hold pipes open.
+    with TemporaryFile("w+") as printed, TemporaryFile("w+") as errors:
+        running = subprocess.Popen(command, stdout=printed, stderr=errors, start_new_session=True)
+        try:
+            code: int | None = running.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        printed.seek(0)
+        errors.seek(0)
+        shown, wrong = printed.read(), errors.read()
+    if code is not None:
+        return read(name, shown, wrong, code)
+    figures, claims = failed(name, f"its {limit_s:.0f} s were over")
+    return {**figures, "before": shown.splitlines()}, claims
 
 
-def layers_against_roofline(options: UNetOptions, size: int, name: str) -> dict[str, float]:
-    """Measured and predicted seconds of all layers, by kind."""
-    layers = unet_layers(options)
-    network = build_network(layers, device=GPU).train()
-    image = torch.randn(1, options.bands, size, size, device=GPU)
-    measured = measure_layers(network, image, "float32")
-    predicted = roofline(layers, size, size, "float32", machine(name))
-    figures: dict[str, float] = {}
-    for layer, one, other in zip(layers, measured, predicted, strict=True):
-        for key, value in (("measured", one), ("predicted", other)):
-            kind = f"{layer.kind} {key} s"
-            figures[kind] = figures.get(kind, 0.0) + value.forward_s + value.backward_s
-    return figures
+def read(name: str, printed: str, errors: str, code: int) -> Said:
+    """What a part's process said in its last line."""
+    last = (printed.strip().splitlines() or [""])[-1]
+    if not last.startswith(WORD):
+        why = (errors.strip().splitlines() or ["it said nothing"])[-1][:300].replace("|", "/")
+        return failed(name, f"its process ended with {code}: {why}")
+    found = json.loads(last.removeprefix(WORD))
+    if "failed" in found:
+        return failed(name, found["failed"])
+    return found["figures"], [Claim(**claim) for claim in found["claims"]]
+
+
+def _sentence(error: Exception) -> str:
+    words = (str(error).strip().splitlines() or [""])[0].replace("|", "/")
+    return f"{type(error).__name__}: {words}"[:300]
 
 
 def main() -> None:
+    """Run the parts one after another."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--machine", default="perlmutter", help="whose roofline to compare with")
+    parser.add_argument("--keep", action="store_true", help="write bench/results/DEVICE.json")
+    parser.add_argument("--machine", help="whose peaks to compare with; default: by the device")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--device", default="cuda:0", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if not torch.cuda.is_available():
+    if given.part:
+        place, budget_s, _ = PARTS[given.part]
+        module, _, function = place.partition(".")
+        until = time.perf_counter() + budget_s
+        if given.device == "cpu":
+            torch.set_num_threads(1)
+        part: Part = getattr(import_module(module), function)
+        asked = Asked(torch.device(given.device), given.quick, until, given.machine)
+        print(answer(part, asked), flush=True)
+        return
+    if given.device != "cpu" and not torch.cuda.is_available():
         report("gpu", {"device": "none: torch sees no GPU, nothing was measured"}, [])
         return
-    options = PRESETS["small"]
-    figures: dict[str, Any] = {"device": torch.cuda.get_device_name(GPU)}
-    cases = CASES[:4] if given.quick else CASES
-    for case in cases:
-        name = "{} px, {} partitions, {} micro-batches, {}, {}".format(*case)
-        figures[name] = memory(options, case)
-        print(name, figures[name])
-    figures["seconds of a 1024² tile"] = precisions(options, 1024, 3 if given.quick else 10)
-    figures["layers of a 1024² tile"] = layers_against_roofline(options, 1024, given.machine)
-    ratios = [one["ratio"] for one in figures.values() if "ratio" in one]
-    worst = max(abs(ratio / ratios[0] - 1) for ratio in ratios)
-    claims: list[Claim] = [at_most("error of predicted memory, calibrated once", worst, 0.05)]
+    options = ["--device", given.device, *(["--quick"] if given.quick else [])]
+    options += ["--machine", given.machine] if given.machine else []
+    device = "cpu" if given.device == "cpu" else torch.cuda.get_device_name(given.device)
+    figures: Figures = {"device": device, "date": str(date.today())}
+    claims: list[Claim] = []
+    began, seconds = time.perf_counter(), dict[str, float]()
+    for name in given.parts:
+        left = ALL_S - (time.perf_counter() - began)
+        begun = time.perf_counter()
+        found, made = run_part(name, options, max(1.0, min(PARTS[name][1] + GRACE_S, left)))
+        seconds[name] = time.perf_counter() - begun
+        print(f"{name}: {seconds[name]:.1f} s of {PARTS[name][1]}", flush=True)
+        figures[name] = found
+        claims += made
+    figures["seconds"] = {**seconds, "all": time.perf_counter() - began}
+    if given.keep:
+        _keep(figures, claims, device)
     report("gpu", figures, claims)
+
+
+def _keep(figures: Figures, claims: list[Claim], device: str) -> None:
+    printed = StringIO()
+    with redirect_stdout(printed):
+        report("gpu", figures, claims)
+    path = Path(__file__).resolve().parent / "results" / f"{device_stem(device)}.json"
+    aside = path.with_suffix(".json.part")
+    aside.write_text(printed.getvalue().splitlines()[-1] + "\n")
+    aside.replace(path)
+    print(f"kept in {path}")
 
 
 if __name__ == "__main__":

@@ -108,6 +108,7 @@ def leanest(kind: Kind, place: Place, mode: str, batch: int, side: int) -> tuple
     try:
         training = Training(kind, place, batch, side)
         cells, room = training.measured(), place.limit_bytes - training.fixed_bytes
+        del training  # the next one needs its memory
     except (torch.OutOfMemoryError, TilenetError):
         return Way(mode), None
     # The policy adds up what it knows of cells, and of what lives beside them, a skip in a local

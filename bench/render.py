@@ -3,8 +3,9 @@
     python bench/render.py [--run [NAME ...]]
 
 Plots are drawn along, to plots/NAME.svg (plots.py).
-Each program here that reports is a bench; its last line is kept in results/NAME.json. Without --run
-nothing is measured. With it the named ones are run first, or all of them where none is named.
+Each program here that reports is a bench; its last line is kept in results/NAME.json, or, of those
+that name their device, in results/DEVICE.json. Without --run nothing is measured. With it the named
+ones are run first, or all of them where none is named.
 """
 
 import argparse
@@ -17,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from plots import PLOTS, drawn, said
-from report import ROOT
+from report import ROOT, device_stem
 
 __all__ = ["WITHOUT", "benches", "plotted", "rendered"]
 
 BENCH = Path(__file__).resolve().parent
 RESULTS = BENCH / "results"
 MOST_ROWS, MOST_COLUMNS, MOST_CHARACTERS = 24, 12, 60
+BY_DEVICE = ("gpu",)  # there are as many results as devices
 # why a bench has no result yet
 WITHOUT = {
     "survival": "its seconds need a machine that does nothing else.",
@@ -70,15 +72,16 @@ def run(name: str) -> None:
         raise RuntimeError(f"{name} ended with {running.returncode} and no result: {last.strip()}")
     if not result["claims"]:
         return  # it says that it could not measure here
-    kept = _result(name)
+    stem = device_stem(result["figures"]["device"]) if name in BY_DEVICE else name
+    kept = _result(stem)
     if kept is not None and len(result["claims"]) < len(kept["claims"]):
         raise RuntimeError(
             f"{name} claims less than the result that is kept ({len(result['claims'])}, "
             f"{len(kept['claims'])}): give it what it lacks here, or delete that"
         )
-    aside = RESULTS / f"{name}.json.part"
+    aside = RESULTS / f"{stem}.json.part"
     aside.write_text(last)
-    aside.replace(RESULTS / f"{name}.json")
+    aside.replace(RESULTS / f"{stem}.json")
 
 
 def _failure(name: str) -> str:
@@ -127,26 +130,43 @@ def _result(name: str) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
+def _kept(name: str) -> dict[str, dict[str, Any]]:
+    """Results of a bench by their files' names."""
+    stems = [name]
+    if name in BY_DEVICE:
+        stems = sorted({path.stem for path in RESULTS.glob("*.json")} - set(benches()))
+    found = {stem: result for stem in stems if (result := _result(stem)) is not None}
+    return {stem: result for stem, result in found.items() if result["bench"] == name}
+
+
 def _why_not(name: str) -> str:
     return WITHOUT.get(name, "nobody has said why.")
 
 
 def _held(name: str) -> str:
-    result = _result(name)
-    if result is None:
+    kept = _kept(name)
+    if not kept:
         return f"no result: {_why_not(name)}"
-    claims = result["claims"]
+    claims = [claim for result in kept.values() for claim in result["claims"]]
     return f"{sum(claim['holds'] for claim in claims)} of {len(claims)}"
 
 
 def _section(name: str) -> str:
     question, words = _said(name)
-    result = _result(name)
     parts = ["", f"## {name}", "", question, "", words.strip(), ""]
-    if result is None:
+    kept = _kept(name)
+    if not kept:
         return "\n".join([*parts, f"No result yet: {_why_not(name)}", ""])
+    for stem, result in kept.items():
+        parts += _shown(name, stem, result)
+    return "\n".join(parts)
+
+
+def _shown(name: str, stem: str, result: dict[str, Any]) -> list[str]:
+    """One result of a bench."""
+    parts = [f"### {result['figures']['device']}", ""] if name in BY_DEVICE else []
     versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items())
-    parts += [f"On {result['machine']}; {versions}. [JSON](results/{name}.json)", ""]
+    parts += [f"On {result['machine']}; {versions}. [JSON](results/{stem}.json)", ""]
     if name in PLOTS:
         parts += [f"![{said(name)}](plots/{name}.svg)", ""]
     if result["claims"]:
@@ -160,8 +180,7 @@ def _section(name: str) -> str:
             for claim in result["claims"]
         ]
         parts += [_table([["claim", "value", "goal", "holds"], *rows])]
-    parts += _figures(result["figures"], "")
-    return "\n".join(parts)
+    return parts + _figures(result["figures"], "")
 
 
 def _holds(holds: bool) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -10,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Claim", "at_least", "at_most", "mpiexec", "report"]
+__all__ = ["Claim", "at_least", "at_most", "device_stem", "mpiexec", "report"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,6 +53,11 @@ def report(bench: str, figures: dict[str, Any], claims: list[Claim]) -> None:
         "claims": [asdict(claim) for claim in claims],
     }
     print(json.dumps(entry))
+
+
+def device_stem(device: str) -> str:
+    """`nvidia-h100-80gb-hbm3`: what results of a bench that names its device are called."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 def mpiexec(ranks: int, *arguments: str, timeout: float = 3600) -> str:

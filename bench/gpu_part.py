@@ -1,0 +1,50 @@
+"""What every part of bench/gpu.py is asked, and what it answers."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from report import Claim
+
+__all__ = ["Asked", "Figures", "Found", "Part", "wait"]
+
+Figures = dict[str, Any]
+Found = tuple[Figures, list[Claim]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a part is asked.
+
+    Attributes:
+        device: A GPU; on a CPU every part runs too, with sizes that prove nothing but that it does.
+        quick: Fewer cases.
+        until: When no further case may begin, by `time.perf_counter`.
+        machine: Whose peaks to compare with; None: those of the device's name.
+    """
+
+    device: torch.device
+    quick: bool = False
+    until: float = float("inf")
+    machine: str | None = None
+
+    @property
+    def cuda(self) -> bool:
+        """Whether it is a GPU."""
+        return self.device.type == "cuda"
+
+    @property
+    def late(self) -> bool:
+        """Whether no further case may begin."""
+        return time.perf_counter() > self.until
+
+
+Part = Callable[[Asked], Found]
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
