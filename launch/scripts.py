@@ -100,12 +100,12 @@ def script(placed: Placement, job: Job) -> str:
         "program": shlex.join(facts.program),
         "launch": _lines(starts[0]),
         "once_per_node": _lines(starts[1]),
-        "step": "lives" if job.most_nodes else "step",
+        "several": "lives" if job.most_nodes else "attempts",
         "least": str(placed.nodes),
         "most": str(job.most_nodes),
         "per_node": str(placed.ranks_per_node),
     }
-    values["lives"] = _filled("lives.sh", values) if job.most_nodes else ""
+    values["steps"] = _filled(f"{values['several']}.sh", values)
     return "".join(_filled(name, values) for name in (f"{kind}.sh", "body.sh"))
 
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,18 @@ def test_a_rank_that_never_starts_mpi_ends_the_job(fault: str) -> None:
 def test_once_started_it_watches_no_more() -> None:
     ended = ends("pass", after=8)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_that_mpi_started_is_left_for_the_job_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILENET_STARTED", str(tmp_path / "started"))
+    assert ends("time.sleep(1000)").returncode != 0
+    assert list(tmp_path.iterdir()) == []
+    assert ends("pass").returncode == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["started"]
+    monkeypatch.setenv("TILENET_STARTED", str(tmp_path / "no such folder" / "started"))
+    assert ends("pass").returncode == 0
 
 
 def test_a_rank_alone_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

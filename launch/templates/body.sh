@@ -35,7 +35,7 @@ TILENET=(%%{program})
 mkdir -p "$OUTPUT"
 OUTPUT=$(realpath "$OUTPUT")
 PLAN=$(realpath "$PLAN")
-WORK=$PWD LAUNCHER='' RESULT=''
+WORK=$PWD LAUNCHER='' RESULT='' STARTED='' UNSTARTED=0
 
 # What a rank runs. It writes how the program ended into the status file, where the launcher's exit
 # code does not tell a stop from a crash (a step that is killed always says 137 or 143). A stop (75)
@@ -46,6 +46,7 @@ status=$1 work=$2 early=$3
 shift 3
 rank=${PMIX_RANK:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${SLURM_PROCID:-0}}}}
 cd "$work" || exit 1
+export TILENET_STARTED=$status.mpi # which rank 0 makes when MPI is up
 # A shell that ignores signals waits for the program: bash that catches one at the moment in which
 # the program ends can lose its code. The program must not die of one that comes before it listens.
 exec 3>&1 4< <(
@@ -82,7 +83,8 @@ exit "$code"
 '
 
 # Run a program on all ranks: step NAME ignore|take PROGRAM… (what it does with signals before it
-# catches them). RESULT is finished, stopped, failed, or killed: none of the ranks could say.
+# catches them). RESULT is finished, stopped, failed, or killed: none of the ranks could say. STARTED
+# is empty where MPI never was up.
 step() {
     local status
     status=$(mktemp "$OUTPUT/status.XXXXXX")
@@ -104,9 +106,21 @@ step() {
     else
         RESULT=killed
     fi
-    rm "$status"
+    STARTED=''
+    if [ -e "$status.mpi" ]; then STARTED=yes; fi
+    rm -f "$status" "$status.mpi"
     echo "$1: $RESULT"
 }
+
+# Whether the last step is to be run once more, since MPI did not start (Slurm's PMI2, for one, takes
+# messages apart now and then): nothing was done yet. Twice in all.
+once_more() {
+    if [ -n "$STARTED$ASKED$ENDED" ] || [ "$RESULT" = finished ]; then return 1; fi
+    UNSTARTED=$((UNSTARTED + 1))
+    if [ "$UNSTARTED" -gt 2 ]; then return 1; fi
+    echo "MPI did not start: once more"
+}
+
 
 # Ranks stopped, or the job was asked to while they still finished: who ends the job?
 stopped() {
@@ -115,7 +129,7 @@ stopped() {
     run_again
 }
 
-%%{lives}if [ ${#STAGE[@]} -gt 0 ]; then
+%%{steps}if [ ${#STAGE[@]} -gt 0 ]; then
     WORK=$STORAGE/${USER:-$(id -un)}/tilenet
     # shellcheck disable=SC2016 # expands on the nodes
     "${ONCE_PER_NODE[@]}" bash -c 'mkdir -p "$1" && cp -rp --parents "${@:2}" "$1"' copy "$WORK" "${STAGE[@]}"
@@ -124,7 +138,7 @@ fi
 if [ -n "$RUN" ]; then
     RUN=$(realpath "$RUN")
     TRAIN=(train -c "$RUN" --plan "$PLAN" --output "$OUTPUT" --resume)
-    %%{step} train ignore "${TILENET[@]}" "${TRAIN[@]}"
+    %%{several} train ignore "${TILENET[@]}" "${TRAIN[@]}"
     if [ "$RESULT" = failed ]; then exit 1; fi
     if [ "$RESULT" != finished ] || [ -n "$ASKED$ENDED" ]; then stopped; fi
 fi
@@ -132,7 +146,7 @@ fi
 if [ -n "$IMAGE" ]; then
     read -ra MORE <<<"$PREDICT"
     MAP=(predict "$OUTPUT" "$IMAGE" "$OUTPUT/map.tif" --plan "$PLAN" --overwrite --resume "${MORE[@]}")
-    %%{step} predict take "${TILENET[@]}" "${MAP[@]}"
+    %%{several} predict take "${TILENET[@]}" "${MAP[@]}"
     if [ "$RESULT" = failed ]; then exit 1; fi
     if [ "$RESULT" != finished ] && [ -n "$ASKED" ]; then
         # Its journal grows with what is done. If nothing was, once is bad luck, twice means that

@@ -72,7 +72,7 @@ let_go() {
     return 1
 }
 
-# A step, again and again as long as it fails because nodes died.
+# A step, again and again as long as it fails because nodes died, or MPI did not start.
 lives() {
     local before
     while :; do
@@ -80,7 +80,10 @@ lives() {
         if [ "$RESULT" = finished ] || [ "$RESULT" = stopped ] || [ -n "$ENDED" ]; then return; fi
         before=${#ANSWER[@]}
         look
-        if [ ${#ANSWER[@]} -ge "$before" ]; then return; fi # the nodes are not to blame
+        if [ ${#ANSWER[@]} -ge "$before" ]; then # the nodes are not to blame
+            if once_more; then continue; fi
+            return
+        fi
         if [ -n "$ASKED" ]; then
             RESULT=killed
             return

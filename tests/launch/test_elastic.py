@@ -36,7 +36,11 @@ echo "srun ${words%% bash -c*}" >>"$HERE/log"
 while [ "$1" != bash ]; do shift; done
 SLURM_PROCID=0 "$@" """,
     "tilenet": """echo "tilenet $1 ${*: -4}" >>"$HERE/log"
-if [ "$1" != plan ]; then source "$HERE/ranks"; exit; fi
+if [ "$1" != plan ]; then
+    [ -n "$(grep UNSTARTED "$HERE/ranks")" ] || touch "$TILENET_STARTED"
+    source "$HERE/ranks"
+    exit
+fi
 grep -q '"tilenet_plan": 1' "$3" || { echo "tilenet: $3 must be a plan" >&2; exit 1; }
 echo "for $5" >"$7" """,
 }
@@ -145,6 +149,13 @@ def test_a_failure_on_living_nodes_ends_it(folder: Path) -> None:
     code, said, log = run(folder, "exit 3\n")
     assert (code, len(starts(log))) == (1, 1), said
     assert not [line for line in log if "requeue" in line]
+
+
+def test_a_step_in_which_mpi_does_not_start_runs_again(folder: Path) -> None:
+    """On the same nodes, since all of them answer; twice at most."""
+    code, said, log = run(folder, "exit 134 # UNSTARTED\n")
+    assert (code, starts(log)) == (1, ["3 -n 6 -w n1,n2,n3"] * 3), said
+    assert said.count("MPI did not start: once more") == 2
 
 
 def test_a_step_that_slurm_does_not_let_go_queues_again(folder: Path) -> None:

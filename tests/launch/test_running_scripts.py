@@ -31,8 +31,13 @@ def note(*words):
 def catch(code=75):
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(code))
+def started():
+    open(os.environ["TILENET_STARTED"], "a").close()
 note(sys.argv[1], rank, os.getcwd())
-exec(open(os.path.join(os.environ["PLANS"], sys.argv[1])).read())
+lines = open(os.path.join(os.environ["PLANS"], sys.argv[1])).read()
+if "started()" not in lines:
+    started()
+exec(lines)
 """
 WAIT = "time.sleep(60)\n"
 ENDLESS = "catch()\nnote('listens')\n" + WAIT
@@ -157,6 +162,30 @@ def test_ranks_that_do_not_listen_yet_are_told_until_they_do(start: Start, tmp_p
     code, output = ends(job)
     assert (code, output.splitlines()[-1]) == (75, "train: stopped")
     assert "listens" in log(tmp_path)
+
+
+NEVER = "time.sleep(0.1)\nos._exit(rank == '0')\nstarted()\n"
+ONCE = f"""if open(os.environ["LOG"]).read().count("train 0") > 1:
+    started()
+    os._exit(0)
+{NEVER}"""
+
+
+@pytest.mark.parametrize(("train", "code", "starts"), [(ONCE, 0, 2), (NEVER, 1, 3)])
+def test_a_step_in_which_mpi_does_not_start_runs_again(
+    start: Start, tmp_path: Path, train: str, code: int, starts: int
+) -> None:
+    ended, output = ends(start(train, job=Job(image="")))
+    assert ended == code, output
+    assert output.count("MPI did not start: once more") == min(starts - 1, 2)
+    assert output.count("train: failed\n") == starts - (not code)
+    assert log(tmp_path).count(f"train 0 {tmp_path}") == starts
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_step_that_fails_later_does_not(start: Start, tmp_path: Path) -> None:
+    code, output = ends(start("os._exit(rank == '0')", job=Job(image="")))
+    assert (code, output.count("train: failed\n")) == (1, 1), output
 
 
 def test_a_signal_before_the_first_step_is_not_lost(start: Start, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tilenet.errors import AgreedError, TilenetError
 from tilenet.parallel.gpu_shares import share_gpus, visible_gpus
 from tilenet.parallel.heap import keep_freed_buffers
 from tilenet.parallel.shared_memory import unname_shared_memory
-from tilenet.parallel.start import STEP_SIZES, launched, watched_start
+from tilenet.parallel.start import STEP_SIZES, launched, say_started, watched_start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -59,14 +59,16 @@ def world() -> "MPI.Intracomm":
                     "(--mpi=pmi2 for mpich, --mpi=pmix for Open MPI) or use the mpiexec that came "
                     "with it"
                 )
-    _unname_once()
+    _begin_once()
     return MPI.COMM_WORLD
 
 
 @cache
-def _unname_once() -> None:
+def _begin_once() -> None:
     from mpi4py import MPI
 
+    if MPI.COMM_WORLD.rank == 0:
+        say_started()
     unname_shared_memory(MPI.COMM_WORLD)
 
 

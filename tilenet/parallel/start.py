@@ -7,12 +7,13 @@ yet, and ranks have no numbers but those of their launcher.
 import os
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from tilenet.errors import TilenetError
 from tilenet.parallel.watchdog import Watchdog
 
-__all__ = ["STEP_SIZES", "launched", "watched_start"]
+__all__ = ["STEP_SIZES", "launched", "say_started", "watched_start"]
 
 # Task counts that launchers leave in the environment of each task, and the task's number.
 STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
@@ -21,6 +22,7 @@ NUMBERS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "SLURM_PROC
 # Ranks that read Python's modules from a file system with much to do come minutes apart.
 PATIENCE = "TILENET_START_SECONDS"
 START_SECONDS = 1800.0
+STARTED = "TILENET_STARTED"
 
 
 def launched() -> bool:
@@ -42,6 +44,13 @@ def watched_start() -> Generator[None, None, None]:
     with Watchdog(_patience(), f"rank {number}, before MPI's start", PATIENCE) as watchdog:
         watchdog.arm("MPI_Init, for which all ranks must come,")
         yield
+
+
+def say_started() -> None:
+    """Make the empty file that TILENET_STARTED names: job scripts start a step again without it."""
+    if name := os.environ.get(STARTED):
+        with suppress(OSError):  # a full disk; the run itself will say so
+            Path(name).touch()
 
 
 def _patience() -> float:

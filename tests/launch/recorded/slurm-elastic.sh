@@ -89,7 +89,7 @@ TILENET=(tilenet)
 mkdir -p "$OUTPUT"
 OUTPUT=$(realpath "$OUTPUT")
 PLAN=$(realpath "$PLAN")
-WORK=$PWD LAUNCHER='' RESULT=''
+WORK=$PWD LAUNCHER='' RESULT='' STARTED='' UNSTARTED=0
 
 # What a rank runs. It writes how the program ended into the status file, where the launcher's exit
 # code does not tell a stop from a crash (a step that is killed always says 137 or 143). A stop (75)
@@ -100,6 +100,7 @@ status=$1 work=$2 early=$3
 shift 3
 rank=${PMIX_RANK:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${SLURM_PROCID:-0}}}}
 cd "$work" || exit 1
+export TILENET_STARTED=$status.mpi # which rank 0 makes when MPI is up
 # A shell that ignores signals waits for the program: bash that catches one at the moment in which
 # the program ends can lose its code. The program must not die of one that comes before it listens.
 exec 3>&1 4< <(
@@ -136,7 +137,8 @@ exit "$code"
 '
 
 # Run a program on all ranks: step NAME ignore|take PROGRAM… (what it does with signals before it
-# catches them). RESULT is finished, stopped, failed, or killed: none of the ranks could say.
+# catches them). RESULT is finished, stopped, failed, or killed: none of the ranks could say. STARTED
+# is empty where MPI never was up.
 step() {
     local status
     status=$(mktemp "$OUTPUT/status.XXXXXX")
@@ -158,9 +160,21 @@ step() {
     else
         RESULT=killed
     fi
-    rm "$status"
+    STARTED=''
+    if [ -e "$status.mpi" ]; then STARTED=yes; fi
+    rm -f "$status" "$status.mpi"
     echo "$1: $RESULT"
 }
+
+# Whether the last step is to be run once more, since MPI did not start (Slurm's PMI2, for one, takes
+# messages apart now and then): nothing was done yet. Twice in all.
+once_more() {
+    if [ -n "$STARTED$ASKED$ENDED" ] || [ "$RESULT" = finished ]; then return 1; fi
+    UNSTARTED=$((UNSTARTED + 1))
+    if [ "$UNSTARTED" -gt 2 ]; then return 1; fi
+    echo "MPI did not start: once more"
+}
+
 
 # Ranks stopped, or the job was asked to while they still finished: who ends the job?
 stopped() {
@@ -243,7 +257,7 @@ let_go() {
     return 1
 }
 
-# A step, again and again as long as it fails because nodes died.
+# A step, again and again as long as it fails because nodes died, or MPI did not start.
 lives() {
     local before
     while :; do
@@ -251,7 +265,10 @@ lives() {
         if [ "$RESULT" = finished ] || [ "$RESULT" = stopped ] || [ -n "$ENDED" ]; then return; fi
         before=${#ANSWER[@]}
         look
-        if [ ${#ANSWER[@]} -ge "$before" ]; then return; fi # the nodes are not to blame
+        if [ ${#ANSWER[@]} -ge "$before" ]; then # the nodes are not to blame
+            if once_more; then continue; fi
+            return
+        fi
         if [ -n "$ASKED" ]; then
             RESULT=killed
             return
