@@ -73,6 +73,11 @@ def test_folders_in_folders(here: Path, images: str, labels: str) -> None:
         ("s/*.tif", "n/*.tif", r"no image for n/d\.tif and 1 more\)"),
         ("s/*.tif", "m/?.tif", "same wildcards in the same order"),
         ("s/*.tif", "l/a.tif", "same wildcards in the same order"),
+        (
+            "s\0/?.tif",
+            "l/?.tif",
+            r"name of a pattern is UTF-8 without NUL bytes \('s\\x00/\?\.tif'\)",
+        ),
     ],
 )
 def test_patterns_that_do_not_match_are_refused(

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import PurePath
 
 from tilenet.errors import TilenetError
+from tilenet.files.plain_file import check_name
 
 __all__ = ["MOST_IMAGES", "is_list_file", "is_pattern", "matched"]
 
@@ -50,9 +51,11 @@ def matched(images: str, labels: str) -> list[tuple[str, str]]:
     file cannot shift those after it by one.
 
     Raises:
-        TilenetError: One of them is no pattern, they have different wildcards, one is met by no
-            file or too many, or an image or label is left alone.
+        TilenetError: One of them is no pattern, its name is odd, they have different wildcards, one
+            is met by no file or too many, or an image or label is left alone.
     """
+    for pattern in (images, labels):
+        check_name("a pattern", pattern)
     kinds = [_wildcards(pattern) for pattern in (images, labels)]
     for pattern, kind in zip((images, labels), kinds, strict=True):
         if len(kind) > MOST_WILDCARDS or sum(word.startswith("**") for word in kind) > 1:

@@ -51,7 +51,7 @@ def check_config(arguments: Sequence[str], groups: Sequence[str]) -> None:
 
 
 def check_text(text: str) -> None:
-    """Refuse a text of YAML that is nested or unfolds too much; broken ones pass.
+    """Refuse a text of YAML that is nested or unfolds too much, or holds NUL; broken ones pass.
 
     Raises:
         UsageError: With the limit.
@@ -72,6 +72,11 @@ def check_text(text: str) -> None:
                     sizes[anchor] = total - before
             elif isinstance(event, yaml.ScalarEvent):
                 total += 1
+                if "\0" in event.value:
+                    raise UsageError(
+                        f"no text of a run file holds a NUL byte (got {event.value!r}); write it "
+                        "anew"
+                    )
             if len(open_nodes) > MOST_DEPTH or total > MOST_VALUES:
                 raise UsageError(
                     f"a run file holds at most {MOST_VALUES} values, {MOST_DEPTH} levels deep "
