@@ -1,6 +1,6 @@
 """What a GPU says: exactness, memory, speed, largest images, copies beside work, the roofline.
 
-    python bench/gpu.py [--quick] [--keep] [--machine NAME] [--parts NAME ...]
+    python bench/gpu.py [--quick] [--keep] [--machine NAME] [--limit-gib N] [--parts NAME ...]
 
 On one CUDA GPU, which is named several times where there are partitions, in less than 8 minutes.
 Each part runs in a process of its own, with a budget of seconds:
@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--keep", action="store_true", help="write bench/results/DEVICE.json")
     parser.add_argument("--machine", help="whose peaks to compare with; default: by the device")
+    parser.add_argument("--limit-gib", type=float, help="for the largest images; default: 8")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--device", default="cuda:0", help=argparse.SUPPRESS)
@@ -132,7 +133,8 @@ def main() -> None:
         if given.device == "cpu":
             torch.set_num_threads(1)
         part: Part = getattr(import_module(module), function)
-        asked = Asked(torch.device(given.device), given.quick, until, given.machine)
+        where = torch.device(given.device)
+        asked = Asked(where, given.quick, until, given.machine, given.limit_gib)
         print(answer(part, asked), flush=True)
         return
     if given.device != "cpu" and not torch.cuda.is_available():
@@ -140,6 +142,7 @@ def main() -> None:
         return
     options = ["--device", given.device, *(["--quick"] if given.quick else [])]
     options += ["--machine", given.machine] if given.machine else []
+    options += ["--limit-gib", str(given.limit_gib)] if given.limit_gib else []
     device = "cpu" if given.device == "cpu" else torch.cuda.get_device_name(given.device)
     figures: Figures = {"device": device, "date": str(date.today())}
     claims: list[Claim] = []

@@ -4,6 +4,7 @@ Networks have dropout, the loss is cross-entropy over random labels with holes. 
 the same network on the same device without any of it, so that what differs is not the arithmetic.
 """
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -108,18 +109,20 @@ def swaps(asked: Asked) -> Found:
 
     cells = [*network.cells, network.loss]
     some = 6 * base * images.numel() // 3 * 8
+    # Where torch sees a GPU swapping takes pinned memory, to which a CPU's tensors do not go.
+    folder = None if asked.cuda else tempfile.gettempdir()
+    every = partial(swapping, network, min_bytes=0, swap_dir=folder)
     ways: dict[str, Callable[[], Any]] = {
-        "everything": lambda: swapping(network, min_bytes=0),
-        "some": lambda: swapping(network, limit_bytes=some, min_bytes=0),
-        "without lookahead": lambda: swapping(network, min_bytes=0, lookahead=0),
-        "on a stream of its own": lambda: _beside(asked.device, swapping(network, min_bytes=0)),
-        "as IBM's": _everywhere,
+        "everything": every,
+        "some": partial(every, limit_bytes=some),
+        "without lookahead": partial(every, lookahead=0),
+        "on a stream of its own": lambda: _beside(asked.device, every()),
     }
+    if asked.cuda or not torch.cuda.is_available():
+        ways["as IBM's"] = _everywhere
     for turn in range(len(ALL)):
         actions = {cell: _action(turn + place, cell) for place, cell in enumerate(cells)}
-        ways[f"keep, swap, compute again, turn {turn}"] = partial(
-            swapping, network, min_bytes=0, actions=actions
-        )
+        ways[f"keep, swap, compute again, turn {turn}"] = partial(every, actions=actions)
     torch.use_deterministic_algorithms(asked.cuda, warn_only=True)
     wanted = trained()
     rows = []
@@ -281,6 +284,7 @@ def _beside(device: torch.device, inside: Any) -> Iterator[Any]:
 @contextmanager
 def _everywhere() -> Iterator[None]:
     """As a script written for IBM's PyTorch would have it."""
+    size = lms.get_size_lms()
     lms.set_size_lms(0)
     lms.reset_memory_reclaimed()
     lms.set_enabled_lms(True)
@@ -288,3 +292,4 @@ def _everywhere() -> Iterator[None]:
         yield
     finally:
         lms.set_enabled_lms(False)
+        lms.set_size_lms(size)

@@ -36,6 +36,7 @@ def memory(asked: Asked) -> Found:
     """All cases; the first one calibrates, since cuDNN's workspace is no tensor."""
     options = PRESETS["small"] if asked.cuda else UNetOptions(poolings=2, base=8, norm="instance")
     cases = (CASES[:4] if asked.quick else CASES) if asked.cuda else TINY
+    cases = [case for case in cases if asked.computes(case[4])]
     rows: list[Figures] = []
     for case in cases:
         if rows and asked.late:

@@ -78,7 +78,7 @@ def overlap(asked: Asked) -> Found:
     rows: list[Figures] = []
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     for precision, dtype in dtypes.items():
-        if rows and asked.late:
+        if (rows and asked.late) or not asked.computes(precision):
             continue
         work = _Work(asked, dtype)
         many = _count(work.compute, asked)

@@ -23,12 +23,14 @@ class Asked:
         quick: Fewer cases.
         until: When no further case may begin, by `time.perf_counter`.
         machine: Whose peaks to compare with; None: those of the device's name.
+        limit_gib: Of the device, for the largest images; None: 8, or what the host has room for.
     """
 
     device: torch.device
     quick: bool = False
     until: float = float("inf")
     machine: str | None = None
+    limit_gib: float | None = None
 
     @property
     def cuda(self) -> bool:
@@ -39,6 +41,12 @@ class Asked:
     def late(self) -> bool:
         """Whether no further case may begin."""
         return time.perf_counter() > self.until
+
+    def computes(self, precision: str) -> bool:
+        """Whether the device has arithmetic for a precision."""
+        if not self.cuda or precision != "bfloat16":
+            return True
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 Part = Callable[[Asked], Found]

@@ -65,7 +65,7 @@ def shares(asked: Asked) -> Found:
     claims = []
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     for precision in ("float32", "bfloat16"):
-        if asked.late or precision not in facts.flops:
+        if asked.late or precision not in facts.flops or not asked.computes(precision):
             continue
         network = build_network(layers, device=asked.device).train()
         image = torch.randn(1, options.bands, size, size, device=asked.device)

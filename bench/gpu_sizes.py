@@ -33,6 +33,7 @@ from tilenet.planning.swap_policy import Action, predict
 __all__ = ["planned_bytes", "searched", "sizes"]
 
 LIMIT = 8 << 30
+ROOM = 10  # times the limit, on the host
 OFF = 0.15  # by which the planner may miss the pixels that train without anything
 PEAK = Callable[[int], int | None]
 
@@ -60,8 +61,8 @@ def sizes(asked: Asked) -> Found:
         start = (row["side"] or kind.unit) // kind.unit
         bytes_of = partial(planned_bytes, place, facts, row["mode"])
         plan = searched(bytes_of, place.limit_bytes, kind, start, asked.until)
-        row["planned_side"], row["planned_to_the_end"] = plan["side"], plan["to_the_end"]
-        if row["side"]:
+        row["planned_side"], row["planned_to_the_end"] = plan["side"] or None, plan["to_the_end"]
+        if row["side"] and row["to_the_end"] and plan["to_the_end"]:
             row["planned_pixels_over_trained"] = (plan["side"] / row["side"]) ** 2
     figures = {
         "limit_gib": place.limit_bytes / 2**30,
@@ -82,7 +83,7 @@ def sizes(asked: Asked) -> Found:
         )
     )
     for row in rows:
-        if row["side"] and row["to_the_end"] and row["planned_to_the_end"]:
+        if "planned_pixels_over_trained" in row:
             ratio = row["planned_pixels_over_trained"]
             if row["mode"] == "off":
                 claims.append(
@@ -165,7 +166,10 @@ def _place(asked: Asked) -> Place:
         return Place(asked.device, 6 << 20, host, 4)
     total = torch.cuda.get_device_properties(asked.device).total_memory
     # What is swapped out is several times as large, and must fit the host.
-    limit = min(total, host // 10, LIMIT // 2 if asked.quick else LIMIT)
+    limit = min(total, host // ROOM, LIMIT // 2 if asked.quick else LIMIT)
+    if asked.limit_gib is not None:
+        limit = min(total, int(asked.limit_gib * 2**30))
+        host = max(host, ROOM * limit)
     torch.cuda.set_per_process_memory_fraction(limit / total, asked.device)
     return Place(asked.device, limit, host, 64)
 
@@ -186,7 +190,8 @@ def _peak(kind: Kind, place: Place, mode: str, side: int) -> int | None:
         return leanest(kind, place, mode, 1, side)[1]
     except RuntimeError as error:
         words = str(error).lower()
-        if place.cuda and ("out of memory" in words or "cudnn" in words or "alloc" in words):
+        # of cuDNN, which finds no engine whose workspace there is room for
+        if place.cuda and any(word in words for word in ("out of memory", "cudnn", "engine")):
             gc.collect()
             torch.cuda.empty_cache()
             return None

@@ -26,7 +26,7 @@ def speed(asked: Asked) -> Found:
     rows: list[Figures] = []
     for channels_last in (False, True):
         for precision in PRECISIONS:
-            if rows and asked.late:
+            if (rows and asked.late) or not asked.computes(precision):
                 continue
             seconds = _seconds(asked, options, size, repeats, precision, channels_last)
             rows.append(
@@ -58,7 +58,7 @@ def compiled(asked: Asked) -> Found:
         if asked.cuda:
             return {"why_not": "triton is missing, so torch.compile was not tried", "rows": []}, []
     for precision in ("bfloat16", "float32"):
-        if rows and asked.late:
+        if (rows and asked.late) or not asked.computes(precision):
             continue
         plain = _seconds(asked, options, size, repeats, precision, False)
         counters.clear()
