@@ -28,7 +28,6 @@ MOST_ROWS, MOST_COLUMNS, MOST_CHARACTERS = 24, 12, 60
 BY_DEVICE = ("gpu",)  # there are as many results as devices
 # why a bench has no result yet
 WITHOUT = {
-    "survival": "its seconds need a machine that does nothing else.",
     "end_to_end": "its seconds need a machine that does nothing else.",
     "gpu": "it needs a GPU, and none has run it.",
     "model": "its seconds need a machine that does nothing else.",

@@ -70,6 +70,22 @@ def test_the_table_of_failures_is_the_one_that_was_measured() -> None:
     }
 
 
+def test_the_table_of_disturbances_is_the_one_that_was_measured() -> None:
+    text = (ROOT / "docs" / "failures.md").read_text().split("\n## What a disturbance costs\n")[1]
+    lines = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("|")]
+    shown = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in lines[2:]]
+    measured = json.loads((ROOT / "bench" / "results" / "survival.json").read_text())
+    assert [(row[0], *row[2:]) for row in shown] == [
+        (
+            row["disturbance"],
+            f"{row['seconds']:.0f} s",
+            f"{row['state']}, {row['exit']}" if row["resumes"] == "submitted" else "goes on",
+            str(row["steps_lost"]),
+        )
+        for row in measured["figures"]["rows"]
+    ]
+
+
 def test_the_readme_prints_what_the_halo_calculator_prints(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
