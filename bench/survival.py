@@ -180,9 +180,9 @@ def disturb(bench: Bench, name: str) -> dict[str, Any]:
             break
         if state == "PENDING" and not released:  # it need not wait for the usual 2 minutes
             row["seconds_to_queue"], released = round(waited, 1), True
-            update = ("scontrol", "update", f"jobid={job.number}", "StartTime=now+3seconds")
-            update = (*update, "TimeLimit=9")  # or the next life is over as soon
-            bench.cluster.answer(*update)
+            # With its limit as before: else the next life is over as soon.
+            new = f"jobid={job.number}", "StartTime=now+3seconds", "TimeLimit=9"
+            bench.cluster.answer("scontrol", "update", *new)
         time.sleep(0.05)
     assert before < STEPS, f"nothing disturbed it: {job.log}"
     row |= {"seconds": round(waited, 1), "state": state, "exit": code}
