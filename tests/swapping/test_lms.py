@@ -15,6 +15,8 @@ from tilenet import lms
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
+    lms.reset_memory_reclaimed()  # of other tests in this process
+    lms.reset_max_memory_active()
     yield
     lms.set_enabled_lms(False)
     lms.set_limit_lms(0)
