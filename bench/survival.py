@@ -26,7 +26,7 @@ from report import ROOT, at_most, report
 from safetensors.numpy import load_file
 
 sys.path.insert(0, str(ROOT / "tests" / "slurm"))
-from cluster import ENDS, Cluster
+from cluster import ENDS, GARBLED, Cluster
 from job import HEIGHT, NETWORK, RUN, WIDTH, Job, write_scene
 
 from launch.__main__ import main as launch
@@ -36,7 +36,6 @@ STEPS, EVERY = 600, 5  # a minute: Slurm looks for jobs near their limit every h
 HANG_S = 40  # above what Slurm takes to give a node up, as on clusters
 DISK_BYTES = 4 << 20
 LIMIT_S = 400
-GARBLED = "mpi/pmi2: invalid client request"  # docs/failures.md
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 UP_LIMIT_S = 150  # of which installing packages may take 120
+# What Slurm's plug-in says that took the ranks' first messages apart, on a machine with much to do:
+# the step never began. Job scripts run it once more.
+GARBLED = "mpi/pmi2: invalid client request"
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 IDLE = "idle\nidle\nidle"  # all nodes

@@ -12,11 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, NoSlurmError
-
-# What Slurm's plug-in says that took the ranks' first messages apart, on a machine with much to do
-# (1 of 60 steps at a load of 10): the step never began, and a user submits it again.
-GARBLED = "mpi/pmi2: invalid client request"
+from cluster import GARBLED, Cluster, NoSlurmError
 
 reasons: list[str] = []  # why the tests skipped, or ran with less than they should
 again: list[str] = []  # tests that Slurm garbled

@@ -179,7 +179,6 @@ once_more() {
     echo "MPI did not start: once more"
 }
 
-
 # Ranks stopped, or the job was asked to while they still finished: who ends the job?
 stopped() {
     if [ -n "$ENDED" ]; then exit 143; fi
