@@ -1,11 +1,12 @@
 """The floor under a run: the same layers in bare torch, with nothing around them.
 
-    mpiexec -n RANKS python bench/end_to_end_floor.py RUN CROP_PX BATCH STEPS HEIGHT WIDTH TILES
+    mpiexec -n RANKS python bench/end_to_end_floor.py RUN CROP_PX BATCH STEPS H W TILES KEEP
 
 Each rank by itself, on pixels that are in memory and are the same each time: STEPS steps of its
 share of BATCH crops at once (forward, cross-entropy, backward, AdamW), and TILES forward passes
-over HEIGHT × WIDTH. No rank talks to another, nothing is read, standardised, summed or written.
-Rank 0 prints the slowest rank's seconds of a step and of a tile.
+over H × W. With KEEP of 1 malloc keeps large buffers, as tilenet has it; with 0 it gives them back
+to the system and takes them anew in each layer. No rank talks to another, nothing is read,
+standardised, summed or written. Rank 0 prints the slowest rank's seconds of a step and of a tile.
 """
 
 import json
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.weights import load_json
 from tilenet.geometry.layers import Activation, Conv, Dropout, Layer, Pool, Pop, Stash, Upsample
+from tilenet.parallel.heap import keep_freed_buffers
 
 LABELLED = 0.6  # of the demo's pixels, which costs nothing
 
@@ -100,7 +102,9 @@ def predict(network: Bare, height: int, width: int, tiles: int) -> float:
 def main() -> None:
     """Measure both on all ranks at once."""
     run, *numbers = sys.argv[1:]
-    crop_px, batch, steps, height, width, tiles = map(int, numbers)
+    crop_px, batch, steps, height, width, tiles, keep = map(int, numbers)
+    if keep:
+        keep_freed_buffers()
     comm = MPI.COMM_WORLD
     torch.set_num_threads(1)
     record = NetworkRecord.from_json(load_json(Path(run) / "last" / "network.json"))

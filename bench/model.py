@@ -2,13 +2,14 @@
 
     python bench/model.py [--cpu] [--quick]
 
-The closed form behind `tilenet plan` is calibrated on this machine: seconds of the layers of one
-network (base 16) on a tile of 384², by one rank alone and by as many as there are cores; what a
-message and a byte between two ranks cost; what a byte of a file costs; and a whole step on that
-tile over the sum of its layers. It is then asked for whole steps of `tilenet train` that it has not
-seen: other tiles, 1 to 4 ranks, both halo modes, other widths (layer by layer as the roofline has
-it, with convolutions of at least 16 channels, which is what processors compute), several tiles a
-rank, batch norm. Ranks that share a core take turns.
+The closed form behind `tilenet plan` is calibrated on this machine: seconds of the layers of two
+networks (base 16 and 32) on a tile of 384², by one rank alone and by as many as there are cores;
+what a message and a byte between two ranks cost; what a byte of a file costs; and whole steps on
+small tiles over the sum of their layers, the median of three. It is then asked for whole steps of
+`tilenet train` that it has not seen: other tiles, 1 to 4 ranks, both halo modes, other widths
+(layer by layer, with what the two networks took over the roofline, which has convolutions of at
+least 16 channels, as processors compute them), several tiles a rank, batch norm. Ranks that share a
+core take turns.
 
 Seconds are the clock's, medians over steps; with --cpu those that the processor of the busiest rank
 spent, for a machine that others use too, where waiting for messages counts in part. Quick: fewer
@@ -24,12 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from model_prediction import SEEN_BASES, SEEN_PX, predicted
 from report import Claim, at_most, mpiexec, report
 
 if TYPE_CHECKING:
     from tilenet.geometry.networks import NormKind
 
-BASE, SMALL_PX = 16, 384
+BASE = 16
 GRIDS = {1: (1, 1), 2: (1, 2), 4: (2, 2)}
 GOAL = 0.2
 
@@ -66,7 +68,7 @@ class Point:
         return self.grid[0] * self.tile_px, self.grid[1] * self.tile_px
 
 
-SEEN = Point(SMALL_PX, 1)
+SEEN = Point(320, 1), Point(SEEN_PX, 1), Point(SEEN_PX, 1, base=SEEN_BASES[1])
 POINTS = (
     Point(256, 1), Point(512, 1), Point(768, 1), Point(512, 1, base=8), Point(512, 1, base=24),
     Point(512, 1, base=32), Point(512, 1, tiles=3), Point(512, 1, norm="batch"),
@@ -84,8 +86,6 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="count processor seconds")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
-    from model_prediction import predicted
-
     steps = 5 if given.quick else 12
     clock = "cpu" if given.cpu else "wall"
     ran = Path(__file__).with_name("model_run.py")
@@ -101,7 +101,10 @@ def main() -> None:
         return float(statistics.median(row[clock] for row in rows))
 
     cores = len(os.sched_getaffinity(0))
-    layers = {ranks: ask(ranks, "layers", SMALL_PX, BASE, clock) for ranks in {1, min(cores, 2)}}
+    layers = {
+        base: {ranks: ask(ranks, "layers", SEEN_PX, base, clock) for ranks in {1, min(cores, 2)}}
+        for base in SEEN_BASES
+    }
     facts: dict[str, Any] = {
         "clock": clock,
         "cores": cores,
@@ -110,7 +113,9 @@ def main() -> None:
     }
     # Layers one by one are not a step: caches, and the loss, labels, zeros and the optimizer
     facts["step_by_layers"] = 1.0
-    facts["step_by_layers"] = measured(SEEN) / predicted(SEEN, facts)["step_s"]
+    facts["step_by_layers"] = statistics.median(
+        [measured(point) / predicted(point, facts)["step_s"] for point in SEEN]
+    )
     rows = []
     for point in QUICK if given.quick else POINTS:
         says, took = predicted(point, facts), measured(point)
@@ -123,7 +128,7 @@ def main() -> None:
     errors = [abs(row["error"]) for row in rows]
     figures = {
         "clock": clock,
-        "calibrated on": {"tile_px": SMALL_PX, "base": BASE,
+        "calibrated on": {"tile_px": SEEN_PX, "bases": list(SEEN_BASES),
                           "step_by_layers": facts["step_by_layers"], **facts["links"]},
         "points": rows,
     }  # fmt: skip

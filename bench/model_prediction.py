@@ -1,5 +1,6 @@
 """The planner's closed form for the runs of bench/model.py, with what was measured here."""
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["layers_of", "predicted"]
 
-SEEN_PX, SEEN_BASE = 384, 16
+SEEN_PX, SEEN_BASES = 384, (16, 32)
 BLOCK = 16  # of float32 with AVX-512, into which oneDNN's convolutions sort channels
 
 
@@ -65,32 +66,44 @@ def predicted(point: "Point", facts: dict[str, Any]) -> dict[str, float]:
 
 def _profile(point: "Point", facts: dict[str, Any], turns: float, local: Machine) -> Profile:
     """The measured layers as those of the point's network, on the tile that was seen."""
-    layers = facts["layers"]
-    ranks = min(point.ranks, max(layers))
-    measured = [LayerTime(*one) for one in layers[ranks]]
-    seen = layers_of(SEEN_BASE, "none")
     wanted = layers_of(point.base, point.norm)
-    size = SEEN_PX, SEEN_PX
-    old = roofline(_blocked(seen), *size, "float32", local)
-    new = roofline(_blocked(wanted), *size, "float32", local)
+    new = roofline(_blocked(wanted), SEEN_PX, SEEN_PX, "float32", local)
+    paces = [_paces(base, point.ranks, facts, local) for base in SEEN_BASES]
+    share = _between(point.base)
+    pace = [
+        tuple((1 - share) * low + share * high for low, high in zip(*both, strict=True))
+        for both in zip(*paces, strict=True)
+    ]
     # Norms were not seen: they move memory as activations do.
-    by_place = iter(zip(measured, old, strict=True))
-    moving = [(m, o) for m, o, layer in zip(measured, old, seen, strict=True)
-              if layer.kind == "activation"]  # fmt: skip
-    pace = sum(m.forward_s + m.backward_s for m, _ in moving) / sum(
-        o.forward_s + o.backward_s for _, o in moving
-    )
+    kinds = [layer.kind for layer in layers_of(SEEN_BASES[0], "none")]
+    moving = pace[kinds.index("activation")]
+    by_place = iter(pace)
     slower = turns * facts["step_by_layers"]
     profiled = []
     for layer, time in zip(wanted, new, strict=True):
-        if layer.kind == "norm":
-            forward_s, backward_s = time.forward_s * pace, time.backward_s * pace
-        else:
-            took, was = next(by_place)
-            forward_s = took.forward_s * _ratio(time.forward_s, was.forward_s)
-            backward_s = took.backward_s * _ratio(time.backward_s, was.backward_s)
+        forward, backward = moving if layer.kind == "norm" else next(by_place)
+        forward_s, backward_s = time.forward_s * forward, time.backward_s * backward
         profiled.append(ProfiledLayer(layer, forward_s * slower, backward_s * slower))
-    return Profile("cpu", "float32", *size, tuple(profiled))
+    return Profile("cpu", "float32", SEEN_PX, SEEN_PX, tuple(profiled))
+
+
+def _paces(
+    base: int, ranks: int, facts: dict[str, Any], local: Machine
+) -> list[tuple[float, float]]:
+    """Of each layer of a network that was seen: measured seconds over the roofline's."""
+    by_ranks = facts["layers"][base]
+    measured = [LayerTime(*one) for one in by_ranks[min(ranks, max(by_ranks))]]
+    old = roofline(_blocked(layers_of(base, "none")), SEEN_PX, SEEN_PX, "float32", local)
+    return [
+        (_ratio(m.forward_s, o.forward_s), _ratio(m.backward_s, o.backward_s))
+        for m, o in zip(measured, old, strict=True)
+    ]
+
+
+def _between(base: int) -> float:
+    """Where a width lies between the two that were seen: 0 at the lesser, 1 at the greater."""
+    low, high = SEEN_BASES
+    return min(max(math.log(base / low) / math.log(high / low), 0.0), 1.0)
 
 
 def _blocked(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from tilenet.geometry.layers import Layer
 from tilenet.model.network import Network, build_network
+from tilenet.model.pool import BlockMaxPool
 
 Interval = tuple[int, int]
 
@@ -33,13 +34,15 @@ def in_one_row(network: Network) -> Network:
 
     A network of seven poolings needs images of more than a thousand rows; this one needs one row.
     """
-    for module in network:
+    for index, module in enumerate(network):
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
             module.weight.data = module.weight.data.sum(2, keepdim=True)
             module.kernel_size = (1, module.kernel_size[1])
             module.stride, module.dilation = (1, module.stride[1]), (1, module.dilation[1])
             module.padding = (0, module.padding[1])
             module.output_padding = (0, module.output_padding[1])
+        elif isinstance(module, BlockMaxPool):
+            network[index] = nn.MaxPool2d((1, 2))
         elif isinstance(module, nn.MaxPool2d | nn.AvgPool2d):
             module.kernel_size, module.stride = (1, module.kernel_size), (1, module.stride)
             module.padding = (0, module.padding)

@@ -108,9 +108,7 @@ def test_each_layer_keeps_what_its_backward_needs() -> None:
         assert cost.keeps_input == isinstance(layer, Conv | Norm | Pool)
         assert cost.in_place == isinstance(layer, Activation | Stash)
         assert cost.keeps_output == isinstance(layer, Activation)
-        if isinstance(layer, Pool):
-            assert cost.saved == 8 * after.num_elements  # int64 indices
-        elif isinstance(layer, Dropout | Norm):
+        if isinstance(layer, Dropout | Norm):
             assert 0 < cost.saved <= 8 * layer.out_channels
         else:
             assert cost.saved == 0
@@ -121,6 +119,14 @@ def test_each_layer_keeps_what_its_backward_needs() -> None:
             assert cost.first is not None
             assert not cost.first.in_place
             assert cost.first.forward == cost.output
+
+
+def test_only_pools_whose_windows_overlap_keep_indices() -> None:
+    for pool, indices in (Pool(4, 4), 0), (Pool(4, 4, 3, 2, 1), 8), (Pool(4, 4, 3, 3), 8):
+        layers = (Conv(3, 4), pool, Conv(4, 2))
+        cost = layer_bytes(layers, 30, 47)[1]
+        assert cost.saved == indices * cost.elements
+        assert cost.keeps_input
 
 
 def test_writing_over_instance_norms_view_costs_backward_a_copy() -> None:

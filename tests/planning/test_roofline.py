@@ -99,9 +99,16 @@ def test_cheap_layers_move_whole_maps(layer: Layer, forward: int, backward: int)
 
 @pytest.mark.parametrize(("mode", "item_bytes"), [("max", 12), ("average", 4)])
 def test_a_pool_moves_its_indices_too(mode: str, item_bytes: int) -> None:
-    pool = Pool(4, 4, mode=mode)  # type: ignore[arg-type]
-    seconds = (4 * 63 * 4 + 4 * (3 * 4) * item_bytes) / 0.5e6
+    pool = Pool(4, 4, 3, 3, mode=mode)  # type: ignore[arg-type]
+    seconds = (4 * 63 * 4 + 4 * (2 * 3) * item_bytes) / 0.5e6
     assert second_of_two(pool, SLOW_MEMORY) == pytest.approx((seconds, seconds))
+
+
+def test_a_pool_of_blocks_moves_rows_and_columns_one_after_the_other() -> None:
+    before, after = 4 * 63 * 4, 4 * (3 * 4) * 4
+    bytes_moved = 2 * before + after, 4 * before + after
+    seconds = tuple(one / 0.5e6 for one in bytes_moved)
+    assert second_of_two(Pool(4, 4), SLOW_MEMORY) == pytest.approx(seconds)
 
 
 def test_a_concatenation_reads_and_writes_both_halves() -> None:

@@ -19,6 +19,7 @@ from tilenet.files.bands import BandNames, band_numbers
 from tilenet.files.coarsen import block_mean
 from tilenet.files.collar import Collar, Runs, collar_strips, strip_runs
 from tilenet.files.fingerprint import fingerprint
+from tilenet.files.sample_parts import sample_parts
 from tilenet.files.stack import GDAL_ERRORS, FileStack, reason, why_no_raster
 from tilenet.files.staged import Kind, StagedBlocks
 from tilenet.files.staging_folder import StagingFolder
@@ -252,7 +253,13 @@ class Raster:
             TilenetError: The file cannot be read there.
         """
         fine, size = self.fine(window, self.factor), size or (window.height, window.width)
-        values = self._files.read(self.bands, fine, size)
+        parts = [
+            (rows, cols, self._files.read(self.bands, part, (_len(rows), _len(cols))))
+            for rows, cols, part in sample_parts(fine, size, self._files.block_rows)
+        ]
+        values = np.empty((len(self.bands), *size), parts[0][2].dtype)
+        for rows, cols, read in parts:
+            values[:, rows, cols] = read
         if self.nodata is None:
             valid = self._files.mask(self.bands, values, fine, size)
         elif self.nodata == "collar":
@@ -369,3 +376,7 @@ def _places(first: int, count: int, pixels: int) -> list[int] | range:
     if first >= 0 and first + count <= pixels:
         return range(first, first + count)
     return reflected(first, count, pixels)
+
+
+def _len(part: slice) -> int:
+    return int(part.stop - part.start)

@@ -160,6 +160,11 @@ class Pool(Layer):
 
     kind: ClassVar[str] = "pool"
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it is the maximum of blocks of 2 × 2 cells, which has an operator of its own."""
+        return self.mode == "max" and self.kernel == self.stride == 2 and not self.padding
+
     def size(self, cells: int) -> int:
         return (cells + 2 * self.padding - self.kernel) // self.stride + 1
 

@@ -27,6 +27,7 @@ from tilenet.geometry.layers import (
 from tilenet.keys import key
 from tilenet.model.dropout import ChannelDropout, MaskKey
 from tilenet.model.norms import BatchNorm
+from tilenet.model.pool import BlockMaxPool
 from tilenet.model.skips import pop_layer, stash_layer
 
 __all__ = [
@@ -98,6 +99,8 @@ def build_layer(
             return nn.Conv2d(wide, out, kernel, stride, padding, dilation, bias=bias)
         case TransposedConv(wide, out, kernel, stride, padding, output_padding, bias):
             return nn.ConvTranspose2d(wide, out, kernel, stride, padding, output_padding, bias=bias)
+        case Pool() if layer.in_blocks:
+            return BlockMaxPool()
         case Pool(mode="max"):
             return nn.MaxPool2d(layer.kernel, layer.stride, layer.padding)
         case Pool():

@@ -17,6 +17,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv, Upsample
 from tilenet.geometry.shares import AxisShares, Rim, rim_of, takes_copy, tiling_shares
 from tilenet.geometry.tiles import Tiling
+from tilenet.model.pool import block_max
 from tilenet.model.skips import Origin, origin_under_way
 from tilenet.parallel.exchange import Journey, Line, extend
 from tilenet.parallel.spatial_conv import Shape, convolve
@@ -185,7 +186,10 @@ class SpatialPool(_Spatial):
         journey = self.around.journey(self.index)
         kernel, stride = self.layer.kernel, self.layer.stride
         if self.layer.mode == "max":
-            return F.max_pool2d(_extended(x, journey, float("-inf")), kernel, stride)
+            extended = _extended(x, journey, float("-inf"))
+            if self.layer.in_blocks:
+                return block_max(extended)
+            return F.max_pool2d(extended, kernel, stride)
         return F.avg_pool2d(_extended(x, journey, 0.0), kernel, stride)
 
 

@@ -54,6 +54,9 @@ class Shape:
 class _Strip:
     """A side of the rim, and what it reaches.
 
+    Those left and right are computed lying down: kernels are made for wide rows, and take twice as
+    long for high columns.
+
     Attributes:
         window: Of the map; above and below corners are in it, left and right they are not.
         pad: Zeros around it (left, right, above, below), so that taps on own cells see nothing.
@@ -69,8 +72,12 @@ class _Strip:
     reach: tuple[slice, slice]
 
     def weight(self, weight: Tensor) -> Tensor:
-        """The part of the kernel that reaches the strip."""
+        """The part of the kernel that reaches the strip, not lying down."""
         return weight[:, :, self.taps] if self.along_rows else weight[:, :, :, self.taps]
+
+    def lying(self, x: Tensor) -> Tensor:
+        """A map or a kernel (…, H, W) as the strip is computed, or back from there."""
+        return x if self.along_rows else x.mT
 
 
 def _strips(own: Window, takes: tuple[tuple[int, Window], ...], shape: Shape) -> list[_Strip]:
@@ -135,7 +142,9 @@ class _Convolve(torch.autograd.Function):
         filled = [_fill(strip, taken, x) for strip in ctx.strips]
         for strip, values in zip(ctx.strips, filled, strict=True):
             rows, cols = strip.reach
-            y[:, :, rows, cols] += F.conv2d(values, strip.weight(weight), dilation=shape.dilation)
+            taps = strip.lying(strip.weight(weight))
+            more = F.conv2d(strip.lying(values), taps, dilation=shape.dilation)
+            y[:, :, rows, cols] += strip.lying(more)
         ctx.shape, ctx.journey, ctx.has_bias = shape, journey, bias is not None
         ctx.save_for_backward(x, weight, *filled)
         return y
@@ -152,11 +161,12 @@ class _Convolve(torch.autograd.Function):
         for strip, values in zip(strips, filled, strict=True):
             rows, cols = strip.reach
             to_values, to_weight, _ = torch.ops.aten.convolution_backward(
-                gradient[:, :, rows, cols], values, strip.weight(weight), None, [1, 1], [0, 0],
+                strip.lying(gradient[:, :, rows, cols]), strip.lying(values),
+                strip.lying(strip.weight(weight)), None, [1, 1], [0, 0],
                 [shape.dilation] * 2, False, [0, 0], 1, [wants_x, wants_weight, False],
             )  # fmt: skip
-            added.append(to_weight)
-            found.append(to_values)
+            added.append(strip.lying(to_weight) if wants_weight else to_weight)
+            found.append(strip.lying(to_values) if wants_x else to_values)
         if wants_x:
             back = _collect(rim.takes, strips, found)
             pending = start_gradients(back, x.shape[1], gradient, ctx.journey)
@@ -176,7 +186,9 @@ def _fill(strip: _Strip, taken: list[tuple[Window, Tensor]], like: Tensor) -> Te
     """A strip's values, with zeros where nothing was taken."""
     left, right, above, below = strip.pad
     size = strip.window.height + above + below, strip.window.width + left + right
-    values = like.new_zeros((*like.shape[:2], *size))
+    # Lies in memory as it is computed.
+    shape = size if strip.along_rows else size[::-1]
+    values = strip.lying(like.new_zeros((*like.shape[:2], *shape)))
     row, col = strip.window.row - above, strip.window.col - left
     for window, part in taken:
         if _inside(window, strip.window):

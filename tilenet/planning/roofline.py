@@ -130,6 +130,9 @@ def _maps_moved(layer: Layer, before: float, after: float, item_bytes: int) -> t
     if isinstance(layer, Pop):
         return 2 * after, 2 * after  # both halves are read, and written once more
     if isinstance(layer, Pool):
+        if layer.in_blocks:
+            # Rows, then columns; backward columns, their gradients, and the map once more.
+            return 2 * before + after, 4 * before + after
         indices = after / item_bytes * INDEX_BYTES if layer.mode == "max" else 0
         return before + after + indices, before + after + indices
     return 0, 0  # a stash hands its map on

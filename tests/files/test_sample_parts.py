@@ -1,0 +1,61 @@
+"""Pictures of large files are read in parts: the same pixels as at once."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tilenet.files.raster import Raster
+from tilenet.files.sample_parts import PART_PX, sample_parts
+from tilenet.geometry.tiles import Window
+
+Write = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("window", "size", "block_rows"),
+    [
+        (Window(3, 5, 1200, 9000), (400, 3000), 512),
+        (Window(0, 0, 10_000, 10_000), (625, 625), 512),
+        (Window(7, 0, 4096, 60_000), (8, 6000), 1),
+        (Window(0, 0, 70, 70), (70, 70), 16),
+    ],
+)
+def test_parts_cover_the_picture_once_and_stay_small(
+    window: Window, size: tuple[int, int], block_rows: int
+) -> None:
+    parts = sample_parts(window, size, block_rows)
+    high, wide = window.height // size[0], window.width // size[1]
+    seen = np.zeros(size, int)
+    for rows, cols, part in parts:
+        seen[rows, cols] += 1
+        height, width = seen[rows, cols].shape
+        place = window.row + rows.start * high, window.col + cols.start * wide
+        assert part == Window(*place, height * high, width * wide)
+        assert part.height * part.width <= max(PART_PX, high * wide)
+    assert (seen == 1).all()
+
+
+def test_uneven_pictures_are_one_part() -> None:
+    window = Window(1, 2, 100, 90)
+    assert sample_parts(window, (33, 30), 16) == [(slice(0, 33), slice(0, 30), window)]
+
+
+def test_a_picture_has_the_pixels_that_gdal_takes(
+    write_raster: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilenet.files.sample_parts.PART_PX", 700)
+    rng = np.random.default_rng(3)
+    values = rng.integers(1, 5000, (3, 120, 150), dtype=np.uint16)
+    path = write_raster("image.tif", values, tiled=True, blockxsize=32, blockysize=32)
+    with Raster(path) as image:
+        for window, size in (
+            (Window(0, 0, 120, 150), (24, 30)),
+            (Window(9, 6, 66, 81), (22, 27)),
+            (Window(4, 1, 100, 140), (33, 60)),
+        ):
+            found = image.sample(window, size).values
+            wanted = image._files.read(image.bands, window, size)
+            assert found.dtype == wanted.dtype
+            assert np.array_equal(found, wanted)
+    assert len(sample_parts(Window(0, 0, 120, 150), (24, 30), 32)) > 10
