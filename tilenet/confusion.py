@@ -5,7 +5,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["better", "scores"]
+__all__ = ["better", "count_pairs", "scores"]
+
+SMALL_SPAN = 1024  # of values: a table of all their pairs takes 8 MB
+
+
+def count_pairs(labels: NDArray[np.int64], found: NDArray[np.int64]) -> dict[tuple[int, int], int]:
+    """How many pixels have which label and which class; both (N,), whatever their values."""
+    if not len(labels):
+        return {}
+    low = min(int(labels.min()), int(found.min()))
+    span = max(int(labels.max()), int(found.max())) - low + 1
+    if span <= SMALL_SPAN:
+        counts = np.bincount((labels - low) * span + (found - low))
+        codes = np.flatnonzero(counts)
+        cells, counts = np.stack(np.divmod(codes, span)) + low, counts[codes]
+    else:  # sorts pairs: a hundred times slower, for values that are hardly classes
+        cells, counts = np.unique(np.stack([labels, found]), axis=1, return_counts=True)
+    pairs = zip(cells.T.tolist(), counts.tolist(), strict=True)
+    return {(label, guess): count for (label, guess), count in pairs}
 
 
 def scores(matrix: NDArray[np.int64]) -> dict[str, Any]:

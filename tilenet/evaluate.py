@@ -5,6 +5,7 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
+from tilenet.confusion import count_pairs
 from tilenet.errors import TilenetError
 from tilenet.files.label_files import open_labels, resampling_note
 from tilenet.files.raster import Raster
@@ -59,10 +60,9 @@ def confusion_matrix(
                 pixels = mapped.read(window)
                 found = np.where(pixels.valid, pixels.values[0].astype(np.int64), -1)
                 truth = labels.read(window)
-                both = np.stack([truth, found])[:, truth != ignore_index]
-                cells, counts = np.unique(both, axis=1, return_counts=True)
-                for (label, guess), count in zip(cells.T.tolist(), counts.tolist(), strict=True):
-                    pairs[label, guess] = pairs.get((label, guess), 0) + count
+                counted = truth != ignore_index
+                for pair, count in count_pairs(truth[counted], found[counted]).items():
+                    pairs[pair] = pairs.get(pair, 0) + count
     if not pairs:
         raise TilenetError(
             f"at least one pixel must be labelled ({labels_path}: all are {ignore_index} or "

@@ -26,9 +26,12 @@ def inputs(rank: int, step: int, tile: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("piece_bytes", [8, 100, 1 << 20])
 @pytest.mark.parametrize("order", [1, -1], ids=["backward order", "other order"])
-def test_sum_over_ranks_and_tiles(comm: MPI.Intracomm, piece_bytes: int, order: int) -> None:
+@pytest.mark.parametrize("meanwhile", [True, False])
+def test_sum_over_ranks_and_tiles(
+    comm: MPI.Intracomm, piece_bytes: int, order: int, meanwhile: bool
+) -> None:
     held = parameters(0)
-    summing = GradientSum(held, comm, piece_bytes)
+    summing = GradientSum(held, comm, piece_bytes, meanwhile=meanwhile)
     for step in range(3):
         summing.zero()
         tiles = (comm.rank + step) % 3  # ranks have 0, 1 or 2 tiles
@@ -72,7 +75,7 @@ def test_the_sum_is_its_own_adjoint(comm: MPI.Intracomm) -> None:
 
 def test_pieces_are_summed_while_backward_is_still_running(comm: MPI.Intracomm) -> None:
     held = parameters(0)
-    summing = GradientSum(held, comm, 8)
+    summing = GradientSum(held, comm, 8, meanwhile=True)
     first = held[-1]  # completed first: the network's last layer
     summing.arm()
     (first * 2.0).sum().backward()
@@ -146,7 +149,7 @@ def test_the_sum_waits_for_the_last_of_three_passes(comm: MPI.Intracomm) -> None
     if comm.size == 1:
         pytest.skip("one rank sums nothing")
     held = parameters(0)
-    summing = GradientSum(held, comm, 64)
+    summing = GradientSum(held, comm, 64, meanwhile=True)
     recorder = recorded(summing)
     summing.arm(passes=3)
     for tile in range(3):
@@ -168,6 +171,21 @@ def test_the_sum_waits_for_the_last_of_three_passes(comm: MPI.Intracomm) -> None
     summing.close()
     for parameter, total in zip(held, wanted, strict=True):
         torch.testing.assert_close(parameter.grad, total, rtol=1e-14, atol=1e-14)
+
+
+def test_without_a_core_to_spare_nothing_is_summed_before_the_end(comm: MPI.Intracomm) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank sums nothing")
+    held = parameters(0)
+    summing = GradientSum(held, comm, 64, meanwhile=False)
+    recorder = recorded(summing)
+    summing.arm()
+    sum(((p * p).sum() for p in held), torch.zeros(())).backward()
+    time.sleep(0.1)  # a helper that began too early would be done by now
+    assert recorder.sizes == []
+    summing.finish()
+    assert sum(recorder.sizes) == sum(parameter.numel() for parameter in held)
+    summing.close()
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 8, 100, 592, 1 << 20])

@@ -7,6 +7,8 @@ of a piece of about 4 MB are complete, a helper thread sums it over the ranks.
 Why so: one MPI call for all gradients takes 2–3 times as long as pieces that fit the caches, a
 non-blocking call makes no progress while Python computes, and MPI's own progress threads take half
 of the cores. Every rank sums the pieces in the same order, whatever order they become ready in.
+Where all ranks share a node's cores and none is left for the helper, there is nothing to hide sums
+behind: it waits for the end of backward.
 """
 
 import math
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from tilenet.parallel.spare_cores import sums_pay_meanwhile
 from tilenet.parallel.transport import Transport, open_transport
 
 if TYPE_CHECKING:
@@ -58,6 +61,7 @@ class GradientSum:
         comm: Ranks that hold the same parameters on as many devices.
         piece_bytes: Size of the pieces.
         transport: How pieces are summed; see `transport.open_transport`.
+        meanwhile: Whether sums are made while backward runs; None: where `sums_pay_meanwhile`.
     """
 
     def __init__(
@@ -66,6 +70,8 @@ class GradientSum:
         comm: "MPI.Intracomm",
         piece_bytes: int = PIECE_BYTES,
         transport: str = "auto",
+        *,
+        meanwhile: bool | None = None,
     ) -> None:
         self._parameters = parameters[::-1]
         self._flats: list[Tensor] = []
@@ -81,9 +87,14 @@ class GradientSum:
         self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._helper: threading.Thread | None = None
         self._transport: Transport | None = None
+        self._meanwhile = True
         self.wait_seconds = 0.0
         if comm.size > 1:
             self._transport = open_transport(transport, comm, self._pieces)
+            if meanwhile is None:
+                on_devices = any(flat.is_cuda for flat in self._flats)
+                meanwhile = sums_pay_meanwhile(comm, on_devices=on_devices)
+            self._meanwhile = meanwhile
             self._helper = threading.Thread(target=self._sum_pieces, daemon=True)
             self._helper.start()
 
@@ -174,7 +185,7 @@ class GradientSum:
             self._missing[number] -= 1
         # Only in order: each rank must sum the same piece at the same time.
         while self._next < len(self._pieces) and self._missing[self._next] == 0:
-            if self._helper is not None:
+            if self._helper is not None and self._meanwhile:
                 self._ready.put(_Ready(self._pieces[self._next]))
             self._next += 1
 
@@ -189,6 +200,8 @@ class GradientSum:
             self._armed = False
         began = time.perf_counter()
         if self._helper is not None:
+            for piece in () if self._meanwhile else self._pieces:
+                self._ready.put(_Ready(piece))
             self._ready.put(None)
             error = self._done.get()
             if error is not None:
