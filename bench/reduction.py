@@ -119,8 +119,11 @@ def measure(what: str, name: str, turns: int) -> None:
     network = build_network(unet_layers(PRESETS[NETWORKS[name]]))
     shapes = [tuple(one.shape) for one in network.parameters()]
     seconds: dict[str, list[float]] = {}
+    if what == "alone":
+        network = build_network(())
     for way in WAYS if what == "alone" else ("none", "ours"):
         # One way at a time: gradients of all would not fit a small machine.
+        step: Callable[[], float] | None = None
         if what == "alone":
             step = step_of(way, parameters_only(shapes), torch.ones(()), comm)
         else:

@@ -28,11 +28,7 @@ MOST_ROWS, MOST_COLUMNS, MOST_CHARACTERS = 24, 12, 60
 BY_DEVICE = ("gpu",)  # there are as many results as devices
 # why a bench has no result yet
 WITHOUT = {
-    "end_to_end": "its seconds need a machine that does nothing else.",
     "gpu": "it needs a GPU, and none has run it.",
-    "model": "its seconds need a machine that does nothing else.",
-    "reduction": "its seconds need a machine that does nothing else.",
-    "scaling": "its seconds need a machine that does nothing else.",
 }
 HEAD = """# What was measured
 

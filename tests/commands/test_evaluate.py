@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from affine import Affine
 
 from tilenet import evaluate
 from tilenet.commands.evaluate import main
-from tilenet.confusion import scores
+from tilenet.confusion import SMALL_SPAN, count_pairs, scores
 from tilenet.errors import TilenetError
 from tilenet.evaluate import confusion_matrix
 
@@ -233,3 +234,23 @@ def test_errors_are_one_line(write_raster: Write, capsys: pytest.CaptureFixture[
         printed = capsys.readouterr()
         assert printed.out == ""
         assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0, 1, 2, 3],
+        [-1, 4, 7],
+        [-5, -3],
+        [0, SMALL_SPAN - 1],
+        [0, SMALL_SPAN],
+        [-(2**63), 2**63 - 1, 12],
+        [2**40, 2**40 + 3],
+    ],
+    ids=repr,
+)
+def test_pairs_are_counted_whatever_their_values(values: list[int]) -> None:
+    rng = np.random.default_rng(len(values))
+    labels, found = rng.choice(np.array(values, np.int64), (2, 301))
+    assert count_pairs(labels, found) == Counter(zip(labels.tolist(), found.tolist(), strict=True))
+    assert count_pairs(labels[:0], found[:0]) == {}
