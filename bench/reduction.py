@@ -3,9 +3,9 @@
     python bench/reduction.py [--quick]
 
 Alone: the parameters of the paper's networks of 72 and 290 million, whose backward only writes
-gradients. Ways follow one another in each of several jobs; seconds are the least of all turns, for
-what else the machine does is no way's own. What a way takes is its time less that of the same
-backward without a sum. `pieces` and `one message` are blocking `MPI_Allreduce` after backward, in
+gradients. Ways take turns, each in jobs of its own; seconds are the least of all turns, for what
+else the machine does is no way's own. What a way takes is its time less that of the same backward
+without a sum. `pieces` and `one message` are blocking `MPI_Allreduce` after backward, in
 pieces of 4 MB and in one call; `ours` is `tilenet.parallel.gradients`, `ddp` with
 `gradient_as_bucket_view`, whose mean is taken for the sum.
 
@@ -104,8 +104,8 @@ def step_of(way: str, module: "nn.Module", x: Any, comm: "MPI.Intracomm") -> Cal
     return step
 
 
-def measure(what: str, name: str, turns: int) -> None:
-    """On this job's ranks: print, on rank 0, a JSON line with the seconds of each way's turns."""
+def measure(what: str, name: str, way: str, turns: int) -> None:
+    """On this job's ranks: print, on rank 0, a JSON line with the seconds of a way's turns."""
     import torch
     from mpi4py import MPI
     from torch import distributed
@@ -114,25 +114,20 @@ def measure(what: str, name: str, turns: int) -> None:
     from tilenet.model.network import build_network
 
     comm = MPI.COMM_WORLD
-    join_gloo(comm)
+    if way == "ddp":
+        join_gloo(comm)
     torch.manual_seed(1)
     network = build_network(unet_layers(PRESETS[NETWORKS[name]]))
-    shapes = [tuple(one.shape) for one in network.parameters()]
-    seconds: dict[str, list[float]] = {}
+    network.mask_key.step = 0
     if what == "alone":
-        network = build_network(())
-    for way in WAYS if what == "alone" else ("none", "ours"):
-        # One way at a time: gradients of all would not fit a small machine.
-        step: Callable[[], float] | None = None
-        if what == "alone":
-            step = step_of(way, parameters_only(shapes), torch.ones(()), comm)
-        else:
-            step = step_of(way, network, torch.randn(1, 4, TILE_PX, TILE_PX), comm)
-            network.mask_key.step = 0
-        seconds[way] = [step() for _ in range(turns + 1)][1:]
-        for parameter in network.parameters():
-            parameter.grad = None
-    distributed.destroy_process_group()
+        shapes = [tuple(one.shape) for one in network.parameters()]
+        del network
+        step = step_of(way, parameters_only(shapes), torch.ones(()), comm)
+    else:
+        step = step_of(way, network, torch.randn(1, 4, TILE_PX, TILE_PX), comm)
+    seconds = [step() for _ in range(turns + 1)][1:]
+    if way == "ddp":
+        distributed.destroy_process_group()
     if comm.rank == 0:
         print(json.dumps(seconds))
 
@@ -141,9 +136,10 @@ def jobs(what: str, name: str, ranks: int, turns: int, rounds: int) -> dict[str,
     """The least seconds of each way over several jobs."""
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
-        printed = mpiexec(ranks, sys.argv[0], "--measure", what, name, str(turns))
-        for way, some in json.loads(printed.splitlines()[-1]).items():
-            found.setdefault(way, []).extend(some)
+        # One way a job: gradients of all would not fit a small machine.
+        for way in WAYS if what == "alone" else ("none", "ours"):
+            printed = mpiexec(ranks, sys.argv[0], "--measure", what, name, way, str(turns))
+            found.setdefault(way, []).extend(json.loads(printed.splitlines()[-1]))
     return {way: min(some) for way, some in found.items()}
 
 
@@ -164,14 +160,14 @@ def main() -> None:
     """Run all and print the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure:
-        what, name, turns = given.measure
-        measure(what, name, int(turns))
+        what, name, way, turns = given.measure
+        measure(what, name, way, int(turns))
         return
     names = list(NETWORKS)[:1] if given.quick else list(NETWORKS)
-    turns, rounds = (2, 1) if given.quick else (5, 2)
+    turns, rounds = (2, 1) if given.quick else (7, 2)
     alone: list[dict[str, Any]] = []
     hidden: list[dict[str, Any]] = []
     for name in names:
