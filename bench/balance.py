@@ -40,9 +40,9 @@ def saved_bytes(layers: tuple[Layer, ...], size_px: int) -> list[float]:
     """Bytes that each layer keeps for its backward, of one tile.
 
     This is what saved-tensor hooks see of plain torch layers: a norm keeps its input, an activation
-    in place its output, a maximum pool its indices, and a convolution its input, which the
-    activation in front of it keeps already (so only behind others it is new). Whole-channel
-    dropout, concatenation and enlargement keep no map.
+    in place its output, a maximum pool of other windows than blocks its indices, and a convolution
+    its input, which the activation in front of it keeps already (so only behind others it is new).
+    Whole-channel dropout, concatenation and enlargement keep no map.
     """
     shapes = map_shapes(layers, size_px, size_px)
     kept = []
@@ -51,7 +51,7 @@ def saved_bytes(layers: tuple[Layer, ...], size_px: int) -> list[float]:
         num_bytes = 0
         if isinstance(layer, (Activation, Norm)):
             num_bytes = ITEM_BYTES * after
-        elif isinstance(layer, Pool):
+        elif isinstance(layer, Pool) and not layer.in_blocks:
             num_bytes = INDEX_BYTES * after
         elif isinstance(layer, Conv) and not (
             number and isinstance(layers[number - 1], Activation)

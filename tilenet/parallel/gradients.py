@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from tilenet.parallel.spare_cores import sums_pay_meanwhile
 from tilenet.parallel.transport import Transport, open_transport
+from tilenet.parallel.when_to_sum import sums_pay_meanwhile
 
 if TYPE_CHECKING:
     from mpi4py import MPI
