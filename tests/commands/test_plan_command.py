@@ -130,7 +130,7 @@ def said_and_written(
 
 
 def test_cells_that_swap_are_said_and_written(capsys: Capture, tmp_path: Path) -> None:
-    asked = tight(capsys, 0.8, *ALONE)
+    asked = tight(capsys, 0.9, *ALONE)
     said = refusal(capsys, 1, *asked)
     assert re.search(r"\); swap auto: 2 × 3 tiles, 1 partition, .*, swapping take ", said)
     _, plan = said_and_written(capsys, tmp_path / "plan.json", *asked, "--swap", "auto")
