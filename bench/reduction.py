@@ -18,6 +18,7 @@ import argparse
 import json
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -109,21 +110,26 @@ def measure(what: str, name: str, way: str, turns: int) -> None:
     import torch
     from mpi4py import MPI
     from torch import distributed
+    from torchgpipe.skip import Namespace
 
     from tilenet.geometry.networks import PRESETS, unet_layers
-    from tilenet.model.network import build_network
+    from tilenet.model.dropout import MaskKey
+    from tilenet.model.network import build_layer, build_network
 
     comm = MPI.COMM_WORLD
     if way == "ddp":
         join_gloo(comm)
     torch.manual_seed(1)
-    network = build_network(unet_layers(PRESETS[NETWORKS[name]]))
-    network.mask_key.step = 0
+    layers = unet_layers(PRESETS[NETWORKS[name]])
     if what == "alone":
-        shapes = [tuple(one.shape) for one in network.parameters()]
-        del network
+        mask_key, names = MaskKey(), defaultdict[str, Namespace](Namespace)
+        with torch.device("meta"):  # for their shapes
+            modules = [build_layer(layer, i, mask_key, names) for i, layer in enumerate(layers)]
+        shapes = [tuple(one.shape) for module in modules for one in module.parameters()]
         step = step_of(way, parameters_only(shapes), torch.ones(()), comm)
     else:
+        network = build_network(layers)
+        network.mask_key.step = 0
         step = step_of(way, network, torch.randn(1, 4, TILE_PX, TILE_PX), comm)
     seconds = [step() for _ in range(turns + 1)][1:]
     if way == "ddp":
@@ -133,7 +139,7 @@ def measure(what: str, name: str, way: str, turns: int) -> None:
 
 
 def jobs(what: str, name: str, ranks: int, turns: int, rounds: int) -> dict[str, float]:
-    """The least seconds of each way over several jobs."""
+    """The least seconds of each way."""
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
         # One way a job: gradients of all would not fit a small machine.
