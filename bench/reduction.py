@@ -129,7 +129,7 @@ def measure(what: str, name: str, way: str, turns: int) -> None:
         step = step_of(way, parameters_only(shapes), torch.ones(()), comm)
     else:
         network = build_network(layers)
-        network.mask_key.step = 0
+        network.mask_key.images = (0,)
         step = step_of(way, network, torch.randn(1, 4, TILE_PX, TILE_PX), comm)
     seconds = [step() for _ in range(turns + 1)][1:]
     if way == "ddp":
@@ -173,7 +173,7 @@ def main() -> None:
         measure(what, name, way, int(turns))
         return
     names = list(NETWORKS)[:1] if given.quick else list(NETWORKS)
-    turns, rounds = (2, 1) if given.quick else (7, 2)
+    turns, rounds = (2, 1) if given.quick else (7, 3)
     alone: list[dict[str, Any]] = []
     hidden: list[dict[str, Any]] = []
     for name in names:

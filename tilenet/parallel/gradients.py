@@ -7,8 +7,8 @@ of a piece of about 4 MB are complete, a helper thread sums it over the ranks.
 Why so: one MPI call for all gradients takes 2–3 times as long as pieces that fit the caches, a
 non-blocking call makes no progress while Python computes, and MPI's own progress threads take half
 of the cores. Every rank sums the pieces in the same order, whatever order they become ready in.
-Where all ranks share a node's cores and none is left for the helper, there is nothing to hide sums
-behind: it waits for the end of backward.
+Where all ranks share a node's cores and none is left for a helper, there is nothing to hide sums
+behind: they wait for the end of backward, on its own thread.
 """
 
 import math
@@ -87,16 +87,15 @@ class GradientSum:
         self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._helper: threading.Thread | None = None
         self._transport: Transport | None = None
-        self._meanwhile = True
         self.wait_seconds = 0.0
         if comm.size > 1:
             self._transport = open_transport(transport, comm, self._pieces)
             if meanwhile is None:
                 on_devices = any(flat.is_cuda for flat in self._flats)
                 meanwhile = sums_pay_meanwhile(comm, on_devices=on_devices)
-            self._meanwhile = meanwhile
-            self._helper = threading.Thread(target=self._sum_pieces, daemon=True)
-            self._helper.start()
+            if meanwhile:
+                self._helper = threading.Thread(target=self._sum_pieces, daemon=True)
+                self._helper.start()
 
     def _lay_out(self, parameters: list[nn.Parameter], piece_bytes: int) -> None:
         """Make gradients of a device views of one buffer; note the pieces that each lies in."""
@@ -185,7 +184,7 @@ class GradientSum:
             self._missing[number] -= 1
         # Only in order: each rank must sum the same piece at the same time.
         while self._next < len(self._pieces) and self._missing[self._next] == 0:
-            if self._helper is not None and self._meanwhile:
+            if self._helper is not None:
                 self._ready.put(_Ready(self._pieces[self._next]))
             self._next += 1
 
@@ -200,12 +199,14 @@ class GradientSum:
             self._armed = False
         began = time.perf_counter()
         if self._helper is not None:
-            for piece in () if self._meanwhile else self._pieces:
-                self._ready.put(_Ready(piece))
             self._ready.put(None)
             error = self._done.get()
             if error is not None:
                 raise error
+        elif self._transport is not None:
+            for piece in self._pieces:
+                _Ready(piece).wait()
+                self._transport.sum(piece)
         self.wait_seconds = time.perf_counter() - began
 
     def _sum_pieces(self) -> None:
