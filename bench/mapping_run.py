@@ -9,7 +9,6 @@ CPU, and the peak memory.
 """
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from tilenet.files.raster import Raster
 from tilenet.files.weights import find_checkpoint, load_json, load_tensors
 from tilenet.model.inputs import standardise
 from tilenet.model.network import build_network, load_weights
+from tilenet.parallel.peak_memory import peak_bytes
 
 OVERLAP = 0.25  # of MONAI's windows, its default
 
@@ -76,7 +76,7 @@ def main() -> None:
     else:
         np.save(out, whole(how, run, image, output, precision, int(own_px)))
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_bytes(())
     print(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_bytes": peak}))
 
 

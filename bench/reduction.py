@@ -9,9 +9,10 @@ without a sum. `pieces` and `one message` are blocking `MPI_Allreduce` after bac
 pieces of 4 MB and in one call; `ours` is `tilenet.parallel.gradients`, `ddp` with
 `gradient_as_bucket_view`, whose mean is taken for the sum.
 
-Hidden: the network of 72 million on a tile, forward and backward, with the sum and without; what it
-adds to the step, over what it takes alone. On a CPU the sum's thread takes cycles from backward, so
-it can hide only its waiting; with more ranks than cores there is nothing to hide it behind.
+Hidden: the network of 72 million on a tile, forward and backward, with the sum and without in turns
+of one job; what it adds to the step, and of what it takes alone the share that it does not add. A
+sum is hidden only where a device computes, a network is waited for, or each rank has a core to
+spare; else `ours` waits for the end of backward (`tilenet.parallel.when_to_sum`).
 """
 
 import argparse
@@ -20,6 +21,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from report import Claim, at_least, at_most, mpiexec, report
@@ -65,16 +67,17 @@ def parameters_only(shapes: list[tuple[int, ...]]) -> "nn.Module":
     return Parameters()
 
 
-def step_of(way: str, module: "nn.Module", x: Any, comm: "MPI.Intracomm") -> Callable[[], float]:
-    """A function that runs forward, then times backward and the sum."""
+def step_of(way: str, module: "nn.Module", comm: "MPI.Intracomm") -> Callable[[], float]:
+    """A function that times backward and the sum."""
     import torch
     from mpi4py import MPI
     from torch.nn.parallel import DistributedDataParallel
 
     from tilenet.parallel.gradients import GradientSum
 
+    torch.set_num_threads(1)
     parameters = list(module.parameters())
-    size = PIECE_BYTES // 4
+    x, size = torch.ones(()), PIECE_BYTES // 4
     alone = MPI.COMM_SELF
     # Without a sum gradients lie in one buffer as well.
     sums = GradientSum(parameters, comm if way == "ours" else alone) if way != "ddp" else None
@@ -88,7 +91,7 @@ def step_of(way: str, module: "nn.Module", x: Any, comm: "MPI.Intracomm") -> Cal
             wrapped.zero_grad(set_to_none=False)
         comm.Barrier()
         began = time.perf_counter()
-        loss = wrapped(x).square().mean() if x.dim() else wrapped(x)
+        loss = wrapped(x)
         if sums:
             sums.arm()
         loss.backward()
@@ -101,11 +104,44 @@ def step_of(way: str, module: "nn.Module", x: Any, comm: "MPI.Intracomm") -> Cal
         comm.Barrier()
         return time.perf_counter() - began
 
-    torch.set_num_threads(1)
     return step
 
 
-def measure(what: str, name: str, way: str, turns: int) -> None:
+def measure_hidden(name: str, turns: int) -> None:
+    """On this job's ranks: print, on rank 0, seconds of steps without the sum and with it."""
+    import torch
+    from mpi4py import MPI
+
+    from tilenet.geometry.networks import PRESETS, unet_layers
+    from tilenet.model.network import build_network
+    from tilenet.parallel.gradients import GradientSum
+
+    comm = MPI.COMM_WORLD
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    network = build_network(unet_layers(PRESETS[NETWORKS[name]]))
+    network.mask_key.images = (0,)
+    x = torch.randn(1, 4, TILE_PX, TILE_PX)
+    sums = GradientSum(list(network.parameters()), comm)
+    seconds: dict[str, list[float]] = {"none": [], "ours": []}
+    for _ in range(turns + 1):
+        for way, some in seconds.items():
+            sums.zero()
+            comm.Barrier()
+            began = time.perf_counter()
+            loss = network(x).square().mean()
+            if way == "ours":
+                sums.arm()
+            loss.backward()
+            if way == "ours":
+                sums.finish()
+            comm.Barrier()
+            some.append(time.perf_counter() - began)
+    if comm.rank == 0:
+        print(json.dumps({way: some[1:] for way, some in seconds.items()}))
+
+
+def measure(name: str, way: str, turns: int) -> None:
     """On this job's ranks: print, on rank 0, a JSON line with the seconds of a way's turns."""
     import torch
     from mpi4py import MPI
@@ -114,23 +150,17 @@ def measure(what: str, name: str, way: str, turns: int) -> None:
 
     from tilenet.geometry.networks import PRESETS, unet_layers
     from tilenet.model.dropout import MaskKey
-    from tilenet.model.network import build_layer, build_network
+    from tilenet.model.network import build_layer
 
     comm = MPI.COMM_WORLD
     if way == "ddp":
         join_gloo(comm)
-    torch.manual_seed(1)
     layers = unet_layers(PRESETS[NETWORKS[name]])
-    if what == "alone":
-        mask_key, names = MaskKey(), defaultdict[str, Namespace](Namespace)
-        with torch.device("meta"):  # for their shapes
-            modules = [build_layer(layer, i, mask_key, names) for i, layer in enumerate(layers)]
-        shapes = [tuple(one.shape) for module in modules for one in module.parameters()]
-        step = step_of(way, parameters_only(shapes), torch.ones(()), comm)
-    else:
-        network = build_network(layers)
-        network.mask_key.images = (0,)
-        step = step_of(way, network, torch.randn(1, 4, TILE_PX, TILE_PX), comm)
+    mask_key, names = MaskKey(), defaultdict[str, Namespace](Namespace)
+    with torch.device("meta"):  # for their shapes
+        modules = [build_layer(layer, i, mask_key, names) for i, layer in enumerate(layers)]
+    shapes = [tuple(one.shape) for module in modules for one in module.parameters()]
+    step = step_of(way, parameters_only(shapes), comm)
     seconds = [step() for _ in range(turns + 1)][1:]
     if way == "ddp":
         distributed.destroy_process_group()
@@ -138,13 +168,13 @@ def measure(what: str, name: str, way: str, turns: int) -> None:
         print(json.dumps(seconds))
 
 
-def jobs(what: str, name: str, ranks: int, turns: int, rounds: int) -> dict[str, float]:
+def jobs(name: str, ranks: int, turns: int, rounds: int) -> dict[str, float]:
     """The least seconds of each way."""
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
         # One way a job: gradients of all would not fit a small machine.
-        for way in WAYS if what == "alone" else ("none", "ours"):
-            printed = mpiexec(ranks, sys.argv[0], "--measure", what, name, way, str(turns))
+        for way in WAYS:
+            printed = mpiexec(ranks, sys.argv[0], "--measure", name, way, str(turns))
             found.setdefault(way, []).extend(json.loads(printed.splitlines()[-1]))
     return {way: min(some) for way, some in found.items()}
 
@@ -166,11 +196,14 @@ def main() -> None:
     """Run all and print the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure:
-        what, name, way, turns = given.measure
-        measure(what, name, way, int(turns))
+        name, way, count = given.measure
+        if way == "hidden":
+            measure_hidden(name, int(count))
+        else:
+            measure(name, way, int(count))
         return
     names = list(NETWORKS)[:1] if given.quick else list(NETWORKS)
     turns, rounds = (2, 1) if given.quick else (7, 3)
@@ -178,16 +211,17 @@ def main() -> None:
     hidden: list[dict[str, Any]] = []
     for name in names:
         for ranks in (2,) if given.quick else (2, 4):
-            seconds = jobs("alone", name, ranks, turns, rounds)
+            seconds = jobs(name, ranks, turns, rounds)
             alone.append({"network": name, "ranks": ranks, "seconds": seconds})
             print(alone[-1])
     if not given.quick:
-        seconds = jobs("hidden", names[0], 2, turns, rounds)
+        printed = mpiexec(2, sys.argv[0], "--measure", names[0], "hidden", str(turns * rounds))
+        seconds = {way: median(some) for way, some in json.loads(printed.splitlines()[-1]).items()}
         added = seconds["ours"] - seconds["none"]
         takes = alone[0]["seconds"]["ours"] - alone[0]["seconds"]["none"]
         hidden.append(
             {"network": names[0], "ranks": 2, "tile_px": TILE_PX, "seconds": seconds,
-             "added": added, "alone": takes, "hidden": 1 - added / takes}
+             "added": added, "alone": takes, "share hidden": max(0.0, 1 - added / takes)}
         )  # fmt: skip
         print(hidden[-1])
     figures = {"piece_bytes": PIECE_BYTES, "alone": alone, "hidden": hidden}

@@ -29,7 +29,6 @@ BY_DEVICE = ("gpu",)  # there are as many results as devices
 # why a bench has no result yet
 WITHOUT = {
     "gpu": "it needs a GPU, and none has run it.",
-    "reduction": "its seconds need a machine that does nothing else.",
 }
 HEAD = """# What was measured
 

@@ -253,9 +253,10 @@ class Raster:
             TilenetError: The file cannot be read there.
         """
         fine, size = self.fine(window, self.factor), size or (window.height, window.width)
+        block = self._files.block_rows, self._files.block_cols
         parts = [
             (rows, cols, self._files.read(self.bands, part, (_len(rows), _len(cols))))
-            for rows, cols, part in sample_parts(fine, size, self._files.block_rows)
+            for rows, cols, part in sample_parts(fine, size, block)
         ]
         values = np.empty((len(self.bands), *size), parts[0][2].dtype)
         for rows, cols, read in parts:

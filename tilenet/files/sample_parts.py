@@ -13,7 +13,7 @@ PART_PX = 1 << 21  # of the file: 16 MB of 4 bands of 16 bits, a quarter of the 
 
 
 def sample_parts(
-    window: Window, size: tuple[int, int], block_rows: int
+    window: Window, size: tuple[int, int], block: tuple[int, int]
 ) -> list[tuple[slice, slice, Window]]:
     """Rows and columns of the picture, and the part of the window that they are taken from.
 
@@ -22,13 +22,13 @@ def sample_parts(
     Args:
         window: Of the file's pixels.
         size: Rows and columns that are taken of it.
-        block_rows: Of the file's blocks.
+        block: Rows and columns of the file's blocks; no part is narrower, save the last.
     """
     if window.height % size[0] or window.width % size[1]:
         return [(slice(0, size[0]), slice(0, size[1]), window)]
     high, wide = window.height // size[0], window.width // size[1]  # pixels that one is taken of
-    rows = max(1, block_rows // high)
-    cols = max(1, PART_PX // (rows * high) // wide)
+    rows = max(1, block[0] // high)
+    cols = max(PART_PX // (rows * high) // wide, -(-block[1] // wide))
     return [
         (
             slice(row, row + count),

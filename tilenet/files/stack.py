@@ -95,6 +95,7 @@ class FileStack:
         self.alpha = tuple(n for n, c in enumerate(colours, start=1) if c == ColorInterp.alpha)
         self._tags = [_plain_tag(d) for d in self._datasets]
         self.block_rows = max(int(d.block_shapes[0][0]) for d in self._datasets)
+        self.block_cols = max(int(d.block_shapes[0][1]) for d in self._datasets)
 
     def close(self) -> None:
         """Close the files."""
