@@ -33,7 +33,7 @@ def test_parts_cover_the_picture_once_and_stay_small(
         height, width = seen[rows, cols].shape
         place = window.row + rows.start * high, window.col + cols.start * wide
         assert part == Window(*place, height * high, width * wide)
-        assert part.height * part.width <= max(PART_PX, high * wide, block[0] * block[1])
+        assert part.height * part.width <= PART_PX or part.width < block[1] + wide
         assert part.width >= block[1] or cols.stop == size[1]  # or blocks are decoded for many
     assert (seen == 1).all()
 
