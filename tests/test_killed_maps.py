@@ -14,19 +14,29 @@ import rasterio
 from tilenet.__main__ import main
 from tilenet.files.maps import MapWriter
 
-# A rank ends itself after so many rounds.
+# A rank ends itself after so many rounds, once rank 0, which may be behind, noted some of them.
 PROGRAM = """
-import os, signal, sys
+import os, signal, sys, time
+from pathlib import Path
 import tilenet.maps.resume as resume
 from tilenet.__main__ import main
 
 rank, rounds, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 done, seen = resume.MapResume.tiles_done, []
+out = Path(sys.argv[7])
+journal = out.parent / f".{out.name}.journal.part"
+
+def noted():
+    return journal.read_bytes().count(b'"tiles"') if journal.exists() else 0
+
+before = noted()
 
 def tiles_done(self, tiles, *, last):
     done(self, tiles, last=last)
     seen.append(tiles)
     if self.comm.rank == rank and len(seen) == rounds:
+        while noted() == before:
+            time.sleep(0.01)
         os.kill(os.getpid(), getattr(signal, how))
 
 resume.MapResume.tiles_done = tiles_done
