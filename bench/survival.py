@@ -26,7 +26,7 @@ from report import ROOT, at_most, report
 from safetensors.numpy import load_file
 
 sys.path.insert(0, str(ROOT / "tests" / "slurm"))
-from cluster import ENDS, GARBLED, Cluster
+from cluster import ENDS, Cluster
 from job import HEIGHT, NETWORK, RUN, WIDTH, Job, write_scene
 
 from launch.__main__ import main as launch
@@ -147,16 +147,10 @@ def output_of(name: str) -> str:
     return (f"small/{name}" if name == "full disk" else name).replace(" ", "-")
 
 
-def under_way(bench: Bench, name: str, tries: int = 3) -> Job:
-    """A job that has made some steps. Slurm garbles a start, now and then."""
+def under_way(bench: Bench, name: str) -> Job:
+    """A job that has made some steps."""
     job = start(bench, name)
-    try:
-        job.until(lambda: made(job) > 2 * EVERY)
-    except AssertionError:
-        if GARBLED not in job.log or tries == 1:
-            raise
-        print(f"{name}: once more, for {GARBLED}", flush=True)
-        return under_way(bench, name, tries - 1)
+    job.until(lambda: made(job) > 2 * EVERY)
     return job
 
 

@@ -112,8 +112,8 @@ step() {
     echo "$1: $RESULT"
 }
 
-# Whether the last step is to be run once more, since MPI did not start (Slurm's PMI2, for one, takes
-# messages apart now and then): nothing was done yet. Twice in all.
+# Whether the last step is to be run once more, since MPI did not start (Slurm's PMI2, for one, cuts
+# long messages; docs/failures.md): nothing was done yet. Twice in all.
 once_more() {
     if [ -n "$STARTED$ASKED$ENDED" ] || [ "$RESULT" = finished ]; then return 1; fi
     UNSTARTED=$((UNSTARTED + 1))

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import GARBLED, Cluster, NoSlurmError
+from cluster import Cluster, NoSlurmError
 
 reasons: list[str] = []  # why the tests skipped, or ran with less than they should
-again: list[str] = []  # tests that Slurm garbled
 table: list[dict[str, object]] = []  # rows of the failure table
 
 
@@ -51,20 +50,6 @@ def failure_table() -> list[dict[str, object]]:
     return table
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
-    """Run a test once more where Slurm did not bring its ranks together."""
-    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    try:
-        pyfuncitem.obj(**given)
-    except AssertionError as error:
-        if GARBLED not in str(error):
-            raise
-        again.append(pyfuncitem.name)
-        pyfuncitem.obj(**given)
-    return True
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if table:
         terminalreporter.section("a rank fails: seconds until the job has ended, exit code")
@@ -74,8 +59,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             )
         if path := os.environ.get("TILENET_FAILURE_TABLE"):
             Path(path).write_text(json.dumps(table, indent=1) + "\n")
-    for name in again:
-        terminalreporter.write_line(f"{name} ran twice: {GARBLED}", red=True)
     if reasons:
         skipped = terminalreporter.stats.get("skipped", [])
         what = f"{len(skipped)} SKIPPED" if skipped else "WITHOUT NAMESPACES"

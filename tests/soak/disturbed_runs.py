@@ -28,7 +28,7 @@ __all__ = ["DisturbedRuns"]
 STEADY = 2, 1, 3, 2, 1, 4  # ranks of the runs that keep them, by turns
 MOST_KILLS = 12  # of a run and its map, before they may end in peace
 APART = 1e-10  # that runs on other ranks may be, of the largest value
-# What Slurm's plug-in says that took the ranks' first messages apart; the step never began.
+# What Slurm's plug-in says of ranks' first messages that are too long for it; the step never began.
 GARBLED = "mpi/pmi2: invalid client request"
 STOPPED = 75
 

@@ -59,6 +59,8 @@ STORAGE=/tmp
 # srun's --mpi below belongs to mpi4py's MPI: pmi2 to mpich, pmix to Open MPI, cray_shasta to Cray
 # MPICH; srun --mpi=list names what there is. With the wrong one each rank would be alone; tilenet
 # notices, and says so. CHANGE it there if need be, or as launch.mpi of a machine of your own.
+# Where srun says 'mpi/pmi2: invalid client request': export MPIR_CVAR_CH4_NETMOD=ofi below
+# (docs/failures.md says why).
 if [ -n "$VENV" ]; then
     # shellcheck source=/dev/null
     source "$VENV/bin/activate"
@@ -170,8 +172,8 @@ step() {
     echo "$1: $RESULT"
 }
 
-# Whether the last step is to be run once more, since MPI did not start (Slurm's PMI2, for one, takes
-# messages apart now and then): nothing was done yet. Twice in all.
+# Whether the last step is to be run once more, since MPI did not start (Slurm's PMI2, for one, cuts
+# long messages; docs/failures.md): nothing was done yet. Twice in all.
 once_more() {
     if [ -n "$STARTED$ASKED$ENDED" ] || [ "$RESULT" = finished ]; then return 1; fi
     UNSTARTED=$((UNSTARTED + 1))
