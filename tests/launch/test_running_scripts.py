@@ -183,6 +183,17 @@ def test_a_step_in_which_mpi_does_not_start_runs_again(
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_a_job_told_to_stop_while_mpi_does_not_start_comes_again(
+    start: Start, tmp_path: Path
+) -> None:
+    job = start("time.sleep(3)\n" + NEVER)
+    log(tmp_path, 2)
+    os.kill(job.pid, signal.SIGUSR1)
+    code, output = ends(job)
+    assert (code, output.splitlines()[-1]) == (75, "train: stopped")
+    assert len(log(tmp_path)) == 2, "it was to run once"
+
+
 def test_a_step_that_fails_later_does_not(start: Start, tmp_path: Path) -> None:
     code, output = ends(start("os._exit(rank == '0')", job=Job(image="")))
     assert (code, output.count("train: failed\n")) == (1, 1), output

@@ -164,6 +164,8 @@ step() {
     fi
     STARTED=''
     if [ -e "$status.mpi" ]; then STARTED=yes; fi
+    # Told to stop while MPI could not start: nothing was done, and nothing speaks against the queue.
+    if [ "$RESULT" = failed ] && [ -n "$ASKED" ] && [ -z "$STARTED" ]; then RESULT=stopped; fi
     rm -f "$status" "$status.mpi"
     echo "$1: $RESULT"
 }
