@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilenet.errors import TilenetError
+from tilenet.files.lock import Lock
 from tilenet.files.map_journal import file_facts, hash_of
-from tilenet.files.maps import MapWriter, check_target
+from tilenet.files.maps import MapWriter, check_target, map_lock
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.raster import Raster
 from tilenet.files.weights import find_checkpoint, load_json, load_tensors
@@ -110,9 +111,13 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         if wanted.resume:  # from here on: MPICH catches SIGUSR1 itself, and forgets it
             stack.enter_context(requests)
         watchdog.arm("opening the checkpoint and the image", SLOW)
+        lock: Lock | None = None
         place = node_place(comm, wanted.device)
         with agreed(comm):
             if comm.rank == 0:
+                check_target(wanted.out, overwrite=wanted.overwrite, image=wanted.image)
+                lock = stack.enter_context(map_lock(wanted.out, say))
+                # Once more: another job may have made the map while this one waited for the lock.
                 check_target(wanted.out, overwrite=wanted.overwrite, image=wanted.image)
             # One rank reads all bytes and compares them; no rank goes on where it finds them wrong.
             find = checked_checkpoint if comm.rank == 0 else find_checkpoint
@@ -187,7 +192,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
                 made_of = _made_of(wanted, job, folder, window)
         # Opened before the work: what cannot be written is known before hours have passed.
         target = (
-            MapWriter(wanted.out, image, mapper.kind, window, made_of)
+            MapWriter(wanted.out, image, mapper.kind, window, made_of, lock)
             if comm.rank == 0
             else nullcontext()
         )

@@ -58,9 +58,15 @@ def train(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    accept_gaps: bool = False,
     comm: "MPI.Intracomm | None" = None,
 ) -> int:
     """Train as the run file says. Collective: all ranks of `comm`, None: of the job, call it.
+
+    Args:
+        resume: Go on from the folder's checkpoint, where it has one.
+        overwrite: Begin where the folder holds a run.
+        accept_gaps: Resume although rows of the history are missing.
 
     Returns:
         The exit code: 0 done, 75 stopped on a signal with a checkpoint.
@@ -86,7 +92,8 @@ def train(
         with agreed(comm):
             keep = run.checkpoints.keep
             folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms, keep=keep)
-            found = folder.prepare(resume=resume, overwrite=overwrite)
+            stack.enter_context(folder)
+            found = folder.prepare(resume=resume, overwrite=overwrite, say=say)
         for warning in folder.go_on_from(comm.bcast(found)):
             say(warning)
         if run.cache_dir is not None:
@@ -99,7 +106,7 @@ def train(
         if comm.rank == 0 and opened.held_out is not None:
             say(held_out_note(opened.held_out, context_px, plan.record.layers))
         job = _Job(run, plan, opened, folder, watchdog, stop, comm)
-        code = job.train()
+        code = job.train(accept_gaps=accept_gaps)
         watchdog.arm("the end of the run", SLOW)
     return code
 
@@ -177,7 +184,7 @@ class _Job:
                 run, self.record, opened.validation, plan.balance, devices, watchdog, comm
             )
 
-    def train(self) -> int:
+    def train(self, *, accept_gaps: bool) -> int:
         """Run all steps."""
         run, comm = self.run, self.comm
         self.watchdog.arm("the first weights", SLOW)
@@ -188,7 +195,9 @@ class _Job:
             self.folder.begin()
             sample = self.schedule.samples(0)[0]
             self.account.begin(self.plan, self.pipe, sample)
-            log = RunLog(self.folder.path, run, first) if comm.rank == 0 else None
+            log = None
+            if comm.rank == 0:
+                log = RunLog(self.folder.path, run, first, accept_gaps=accept_gaps)
         if run.steps is None:
             last = (run.epochs or 0) * self.schedule.steps_per_epoch
         else:
@@ -286,10 +295,10 @@ class _Job:
                     scored = not stop.agreed
                     best = scored and validation.make(step, stop)
                 if best or step % run.checkpoint_every == 0:
-                    self._save(step, optimizer, best=best)
+                    self._save(step, optimizer, log, best=best)
                     saved = step
             if saved != step:
-                self._save(step, optimizer)
+                self._save(step, optimizer, log)
             self.watchdog.arm("the last checkpoint", SLOW)
             with agreed(self.comm):
                 self.folder.wait()
@@ -307,7 +316,14 @@ class _Job:
         """Whether this rank asks to stop: on a signal, or as it could not write a checkpoint."""
         return self.stop.requested or self.folder.failed
 
-    def _save(self, step: int, optimizer: torch.optim.Optimizer, *, best: bool = False) -> None:
+    def _save(
+        self,
+        step: int,
+        optimizer: torch.optim.Optimizer,
+        log: RunLog | None,
+        *,
+        best: bool = False,
+    ) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)
         with agreed(self.comm):
             wrong = [n for n, p in self.network.named_parameters() if not p.isfinite().all()]
@@ -316,6 +332,8 @@ class _Job:
                     f"weights must stay finite (step {step}: {wrong[0]} and {len(wrong) - 1} more "
                     "are not); lower optimizer.lr: the checkpoint before this step is whole"
                 )
+            if log:
+                log.sync()
             self.folder.save(step, self.network, self.record, optimizer, self.scale, best=best)
 
 

@@ -199,14 +199,14 @@ def test_a_disk_that_lies_is_found_out_before_last_is_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[bytes], bytes]
 ) -> None:
     save(tmp_path, 10)
-    real = module._sync
+    real = module.sync
 
     def sync(path: Path) -> None:
         real(path)
         if path.name == name:  # it said that it has it
             path.write_bytes(change(path.read_bytes()))
 
-    monkeypatch.setattr(module, "_sync", sync)
+    monkeypatch.setattr(module, "sync", sync)
     with pytest.raises(TilenetError, match=rf"read back as it was written .*{name} differs") as one:
         save(tmp_path, 20)
     assert "\n" not in str(one.value)

@@ -12,6 +12,8 @@ from tilenet.train import train
 
 __all__ = ["main"]
 
+FLAGS = "resume", "overwrite", "accept_gaps"
+
 
 def main(arguments: list[str]) -> int:
     """Run the command; returns its exit code."""
@@ -24,14 +26,14 @@ def _train(arguments: list[str]) -> int:
     comm = world()
     # Read once and handed out: a file that differs between nodes, or is missing on one, would have
     # the ranks do different things.
-    read: tuple[RunFile, bool, bool] | TilenetError | UsageError | None = None
+    read: tuple[RunFile, dict[str, bool]] | TilenetError | UsageError | None = None
     if comm.rank == 0:
         try:
-            run, flags = read_run_file(arguments)
+            run, given = read_run_file(arguments)
             run, notes = with_listed_images(run)
             for note in notes:
                 say(note)
-            read = run, flags.resume, flags.overwrite
+            read = run, {name: bool(given[name]) for name in FLAGS}
         except (TilenetError, UsageError) as error:
             read = error
     read = comm.bcast(read)
@@ -42,5 +44,5 @@ def _train(arguments: list[str]) -> int:
     if isinstance(read, TilenetError):
         raise AgreedError(str(read))
     assert read is not None
-    run, resume, overwrite = read
-    return train(run, resume=resume, overwrite=overwrite)
+    run, flags = read
+    return train(run, **flags)

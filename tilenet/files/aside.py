@@ -1,10 +1,39 @@
-"""Texts that are whole or not there: written beside their target, then renamed."""
+"""Files that are whole or not there: written beside their target, then renamed.
 
+A rename reaches the disk with the folder, so that both the file and its folder are synced: after
+a power cut there is the old file or the new one, never an empty one or none.
+"""
+
+import os
 from pathlib import Path
 
 from tilenet.errors import TilenetError
 
-__all__ = ["write_aside"]
+__all__ = ["put", "sync", "write_aside"]
+
+
+def sync(path: str | Path) -> None:
+    """Have the disk hold what a file or a folder says.
+
+    Raises:
+        OSError: The disk does not take it.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def put(part: str | Path, path: str | Path) -> None:
+    """Give a finished file its name, in the same folder, on the disk too.
+
+    Raises:
+        OSError: The disk does not take the file, or the folder cannot be written.
+    """
+    sync(part)
+    os.replace(part, path)
+    sync(os.path.dirname(os.path.abspath(path)))
 
 
 def write_aside(text: str, path: Path, what: str, *, executable: bool = False) -> None:
@@ -22,7 +51,7 @@ def write_aside(text: str, path: Path, what: str, *, executable: bool = False) -
         part.write_text(text + "\n", encoding="utf-8")
         if executable:
             part.chmod(0o755)
-        part.replace(path)
+        put(part, path)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise TilenetError(

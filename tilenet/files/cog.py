@@ -7,7 +7,9 @@ from xml.sax.saxutils import escape
 import rasterio
 import rasterio.shutil
 
-__all__ = ["BLOCK_PX", "copy_to_cog", "put_map", "sync_file"]
+from tilenet.files.aside import put
+
+__all__ = ["BLOCK_PX", "copy_to_cog", "put_map"]
 
 BLOCK_PX = 512
 
@@ -60,7 +62,6 @@ def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
         path: Its place.
         categories: Meanings of the values 0, 1, …; empty: they have none.
     """
-    sync_file(aside)
     beside, names = f"{path}.aux.xml", f"{aside}.names"
     try:
         if categories:
@@ -70,18 +71,11 @@ def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
                     '<PAMDataset><PAMRasterBand band="1"><CategoryNames>'
                     f"{named}</CategoryNames></PAMRasterBand></PAMDataset>\n"
                 )
-            sync_file(names)
         if os.path.exists(beside):
             os.remove(beside)
-        os.replace(aside, path)
+        put(aside, path)
         if categories:
-            os.replace(names, beside)
+            put(names, beside)
     finally:
         if os.path.exists(names):
             os.remove(names)
-
-
-def sync_file(path: str) -> None:
-    """Have the disk hold what was written to a file."""
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tilenet.errors import TilenetError
+from tilenet.files.aside import put
 from tilenet.files.plain_file import refuse_special
 
 __all__ = ["COLUMNS", "History", "whole_lines"]
@@ -47,12 +48,13 @@ class History:
             version began it, what is missing stays empty: it was not counted, which is not zero.
         columns: Their names, `step` first.
         of_steps: Rows of other steps are dropped, too; None: of none.
+        whole: Whether there must be one row for each step up to `steps_done`.
 
     Attributes:
         torn: Whether the last row was cut off, by a kill or a full disk, and is dropped.
 
     Raises:
-        TilenetError: It cannot be written, or a row before the last is damaged.
+        TilenetError: It cannot be written, a row before the last is damaged, or rows are missing.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class History:
         steps_done: int,
         columns: Sequence[str] = COLUMNS,
         of_steps: Container[int] | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
         self.path, self.torn = path, False
         aside = path.with_name(f".{path.name}.part")
@@ -71,12 +75,12 @@ class History:
                 lines, left = whole_lines(path.read_bytes())
                 self.torn = bool(left)
                 rows = _rows(path, lines, steps_done, columns, of_steps)
+            if whole:
+                _check_whole(path, rows, steps_done)
             # Aside and renamed: the old rows are never missing from the disk.
             with aside.open("w", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows([columns, *rows])
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
+            put(aside, path)
             self._file = path.open("a", newline="")
         except OSError as error:
             with suppress(OSError):
@@ -101,10 +105,18 @@ class History:
             self._writer.writerows(texts)
             self._file.flush()
         except OSError as error:
-            raise TilenetError(
-                f"{self.path.name} must be writable to its end ({self.path}: {error.strerror}); "
-                "make room there and run again with --resume"
-            ) from error
+            raise self._unwritable(error) from error
+
+    def sync(self) -> None:
+        """Have the disk hold all rows, before a checkpoint that counts their steps as made.
+
+        Raises:
+            TilenetError: The disk does not take them.
+        """
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def rows(self) -> list[dict[str, str]]:
         """What stands in the file, each value by the name of its column."""
@@ -115,6 +127,12 @@ class History:
         """Close the file."""
         with suppress(OSError):  # `add` has said what could not be written
             self._file.close()
+
+    def _unwritable(self, error: OSError) -> TilenetError:
+        return TilenetError(
+            f"{self.path.name} must be writable to its end ({self.path}: {error.strerror}); "
+            "make room there and run again with --resume"
+        )
 
 
 def whole_lines(data: bytes) -> tuple[bytes, bytes]:
@@ -164,6 +182,20 @@ def _rows(
     except csv.Error as error:
         raise _damaged(path, table.line_num, str(error)) from error
     return kept
+
+
+def _check_whole(path: Path, rows: Sequence[Sequence[str]], steps_done: int) -> None:
+    """Refuse a table that lacks steps or has one twice: two jobs wrote it, or it was edited."""
+    steps = [int(row[0]) for row in rows]
+    if steps == list(range(1, steps_done + 1)):
+        return
+    missing = set(range(1, steps_done + 1)) - set(steps)
+    wrong = f"step {min(missing)} is missing" if missing else "a step comes twice or out of order"
+    raise TilenetError(
+        f"{path.name} must hold one row for each step up to the checkpoint ({path}: {len(steps)} "
+        f"rows for {steps_done} steps, {wrong}); put back a whole copy of it, or add --accept-gaps "
+        "to go on with the rows that are there"
+    )
 
 
 def _damaged(path: Path, line: int, what: str) -> TilenetError:

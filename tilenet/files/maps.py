@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from rasterio.windows import Window as FileWindow
 
 from tilenet.errors import TilenetError
-from tilenet.files.cog import BLOCK_PX, copy_to_cog, put_map, sync_file
+from tilenet.files.aside import sync
+from tilenet.files.cog import BLOCK_PX, copy_to_cog, put_map
 from tilenet.files.kept_pixels import Part, frame_of, part_of, why_not_kept, wrong_pixels
+from tilenet.files.lock import Lock
 from tilenet.files.map_journal import Done, MapJournal
 from tilenet.files.plain_file import check_name
 from tilenet.files.raster import GDAL_ERRORS, Raster
@@ -28,7 +30,7 @@ from tilenet.files.stack import stacked_paths
 from tilenet.geometry.bbox import overlap
 from tilenet.geometry.tiles import Window
 
-__all__ = ["BLOCK_PX", "MapKind", "MapWriter", "check_target", "class_colours"]
+__all__ = ["BLOCK_PX", "MapKind", "MapWriter", "check_target", "class_colours", "map_lock"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,19 @@ def check_target(path: str, *, overwrite: bool, image: str | None = None) -> Non
         ) from error
 
 
+def map_lock(path: str, say: Callable[[str], None]) -> Lock:
+    """The right to write a map, beside which other jobs would write the same files.
+
+    Args:
+        say: Called with a sentence where it takes long to see whether another job lives.
+
+    Raises:
+        TilenetError: Another job writes it.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    return Lock(Path(folder, f".{name}.lock.part"), f"the map {path}", say)
+
+
 class MapWriter:
     """A map being written; a context manager that leaves either the whole map or nothing.
 
@@ -98,6 +113,7 @@ class MapWriter:
         kind: What the map holds.
         window: The pixels of `like` that the map shows; None: all.
         made_of: What the journal compares; None: the map cannot be interrupted.
+        lock: Held while the map is written; None: no other job may write it.
 
     Attributes:
         done: What an interrupted map had.
@@ -111,8 +127,9 @@ class MapWriter:
         kind: MapKind,
         window: Window | None = None,
         made_of: dict[str, Any] | None = None,
+        lock: Lock | None = None,
     ) -> None:
-        self.path = path
+        self.path, self._lock = path, lock
         self.kind = kind
         self.window = window or like.whole
         folder, name = os.path.split(os.path.abspath(path))
@@ -167,7 +184,7 @@ class MapWriter:
             # file, and whatever kills a rank, the file's structure is never half changed.
             self._dataset.close()
             self._check_raw()
-            sync_file(self._raw)
+            sync(self._raw)
             self._journal.begin(frame_of(self._raw, self._block_bytes))
         else:
             self.done = done
@@ -185,8 +202,9 @@ class MapWriter:
         """Have the disk hold what was written, then the journal say that these tiles are done."""
 
         def flush() -> None:
+            self._check_lock()
             self._dataset.close()
-            sync_file(self._raw)
+            sync(self._raw)
             self._check_written()
             self._dataset = rasterio.open(self._raw, "r+")
             self._journal.add_tiles(tiles, self._parts)
@@ -231,6 +249,7 @@ class MapWriter:
         self._guarded(self._check_written)
         self._guarded(lambda: copy_to_cog(self._raw, self._cog, classes=classes))
         names = self.kind.classes if classes else ()
+        self._check_lock()
         self._guarded(lambda: put_map(self._cog, self.path, names))
         self._keeps = False
         self._remove()
@@ -263,8 +282,14 @@ class MapWriter:
             self._dataset.close()
         self._remove()
 
+    def _check_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.check()
+
     def _remove(self) -> None:
         """All that is aside; of a map that goes on later what is done stays."""
+        if self._lock is not None and self._lock.lost:
+            return  # the files are another job's now
         for path in (self._cog,) if self._keeps else (self._cog, self._raw, self._journal.path):
             with contextlib.suppress(OSError):
                 os.remove(path)

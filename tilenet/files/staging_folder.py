@@ -1,9 +1,10 @@
 """A folder on a node's own disk for what a run's ranks there read; gone when the run is.
 
 The folder is locked (`flock`) by every rank that uses it, and the system gives a lock back when its
-process ends, however it ends. So a folder that nobody holds was left by a run that was killed, and
-the next run there removes it. Where a file system knows no locks, nothing is removed but a run's
-own folder.
+process ends, however it ends. So a folder that no process holds was left by a run that was killed,
+and the next run there removes it, if a marker in it says that tilenet made it: a user may have
+folders of such names, too. Where a file system knows no locks, nothing is removed but a run's own
+folder.
 """
 
 import fcntl
@@ -19,10 +20,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
+from tilenet.files.plain_file import read_plain
 
 __all__ = ["StagingFolder"]
 
 PREFIX = "tilenet-cache-"  # of the names of all such folders
+MARKER = ".made-by-tilenet"
+MARK = b"Pixels that a run of tilenet copied to this node. A later run deletes this folder.\n"
 
 
 class StagingFolder:
@@ -43,7 +47,7 @@ class StagingFolder:
         self.path, self._warn, self._writable = path, warn, True
         self._own = secrets.token_hex(8)  # process numbers may be the same in two containers
         try:
-            self._held = _locked(path, fcntl.LOCK_SH)
+            self._held = _hold(path)
         except OSError as error:
             raise _unusable(path.parent, error) from error
 
@@ -56,15 +60,19 @@ class StagingFolder:
         """
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
-            turn = _locked(cache_dir, fcntl.LOCK_EX)  # a new folder is not yet held
+            for left in cache_dir.glob(f"{PREFIX}*"):
+                _remove_unheld(left)
+            made = cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir=cache_dir)), warn)
             try:
-                for left in cache_dir.glob(f"{PREFIX}*"):
-                    _remove_unheld(left)
-                return cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir=cache_dir)), warn)
-            finally:
-                os.close(turn)
+                # Once it is held: until it is marked, no other run removes it.
+                (made.path / MARKER).write_bytes(MARK)
+            except OSError:
+                made.remove()
+                made.close()
+                raise
         except OSError as error:
             raise _unusable(cache_dir, error) from error
+        return made
 
     def write(self, name: str, arrays: Sequence[NDArray[Any]]) -> None:
         """Write a file of arrays, one after another, aside and renamed: it is whole or not there.
@@ -101,11 +109,11 @@ class StagingFolder:
             self._held = -1
 
 
-def _locked(folder: Path, kind: int) -> int:
+def _hold(folder: Path) -> int:
     """A folder's descriptor, which holds a lock on it where its file system knows any."""
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     with suppress(OSError):
-        fcntl.flock(held, kind)
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return held
 
 
@@ -115,11 +123,11 @@ def _remove_unheld(folder: Path) -> None:
     except OSError:
         return
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # a run holds it, or locks are not known
+        if read_plain(folder / MARKER, len(MARK)) == MARK:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError:  # it has no marker, a run holds it, or locks are not known
         return
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(held)
 

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tilenet.errors import TilenetError
+from tilenet.files.aside import sync
 from tilenet.files.checksums import CHECKSUMS, checksums_text, differing_files, forget_cached
 from tilenet.files.plain_file import read_plain, refuse_special
 
@@ -96,14 +97,14 @@ def save_checkpoint(
         for file in files:
             # safetensors keeps its files to the owner; the run's other files follow the umask
             file.chmod((aside / NETWORK).stat().st_mode)
-            _sync(file)
+            sync(file)
             forget_cached(file)
         # First the sums, which fail in a sentence where the disk does: reading a mapped file kills.
         texts[CHECKSUMS] = checksums_text(files)
         (aside / CHECKSUMS).write_text(texts[CHECKSUMS])
-        _sync(aside / CHECKSUMS)
+        sync(aside / CHECKSUMS)
         forget_cached(aside / CHECKSUMS)
-        _sync(aside)
+        sync(aside)
         wrong = differing_files(aside, tensors, texts)
         if wrong:
             raise TilenetError(
@@ -116,7 +117,7 @@ def save_checkpoint(
         if again:  # the step was saved before; where all are in order, the newest comes last
             final = folder / f"step-{step:08d}.{max(again) + 1}"
         aside.rename(final)
-        _sync(folder)
+        sync(folder)
         link(run, "last", final)
         if best:
             link(run, "best", final)
@@ -179,7 +180,7 @@ def link(run: Path, name: str, checkpoint: Path) -> None:
     part.unlink(missing_ok=True)
     part.symlink_to(checkpoint.relative_to(run))
     part.replace(run / name)
-    _sync(run)  # before what it named is deleted
+    sync(run)  # before what it named is deleted
 
 
 def _aside(run: Path, name: str) -> Path:
@@ -287,12 +288,3 @@ def _read(path: Path, read: Callable[[], T]) -> T:
         raise TilenetError(
             f"a checkpoint's files must be whole ({path}: {error}); use another checkpoint"
         ) from error
-
-
-def _sync(path: Path) -> None:
-    """Have the disk hold what the file or folder says, so that a rename never precedes it."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -32,6 +32,11 @@ def parser() -> ArgumentParser:
     made.add_argument(
         "--overwrite", action="store_true", help="begin anew where output holds a run"
     )
+    made.add_argument(
+        "--accept-gaps",
+        action="store_true",
+        help="resume although rows of history.csv are missing",
+    )
     made.add_class_arguments(RunFile)
     return made
 
@@ -40,7 +45,7 @@ def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
     """Parse the arguments of `tilenet train`.
 
     Returns:
-        The run, and the namespace it was made of (with `resume` and `overwrite`).
+        The run, and the namespace it was made of (with `resume`, `overwrite`, `accept_gaps`).
 
     Raises:
         UsageError: A key is unknown or missing, or a value has the wrong type.

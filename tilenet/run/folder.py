@@ -2,10 +2,11 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from tilenet.errors import TilenetError
 from tilenet.files import tensorboard
 from tilenet.files.background_save import BackgroundSave
+from tilenet.files.lock import Lock
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.plain_file import check_name
 from tilenet.files.weights import (
@@ -66,31 +68,48 @@ class RunFolder:
         self._resumed: Path | None = None
         self._broken: tuple[Broken, ...] = ()
         self._saving = BackgroundSave()
+        self._lock: Lock | None = None
 
     @property
     def has_checkpoint(self) -> bool:
         """Whether the run goes on from a checkpoint."""
         return self._resumed is not None
 
-    def prepare(self, *, resume: bool, overwrite: bool) -> Path | None:
-        """Make the folder, and decide whether to begin or to go on. Nothing is deleted yet.
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def prepare(
+        self, *, resume: bool, overwrite: bool, say: Callable[[str], None] = print
+    ) -> Path | None:
+        """Make the folder, lock it, and decide whether to begin or to resume. Deletes nothing.
 
         Returns:
             On the rank that writes, the checkpoint to go on from, which all `go_on_from`: that
             rank alone reads and compares them.
 
         Raises:
-            TilenetError: It holds a run and neither was asked for, or it cannot be written, or no
-                checkpoint is whole.
+            TilenetError: Another job writes it, it holds a run and neither was asked for, it cannot
+                be written, or no checkpoint is whole.
         """
         check_name("output", self.path)
+        if not self._write:
+            return None
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".writable.part"
+            probe.touch()
+            probe.unlink()
+            self._lock = Lock(self.path / ".lock", f"the run's folder {self.path}", say)
             holds_run = self.history.exists() or os.path.lexists(self.path / "last")
-            if self._write:
-                self.path.mkdir(parents=True, exist_ok=True)
-                probe = self.path / ".writable.part"
-                probe.touch()
-                probe.unlink()
         except OSError as error:
             raise TilenetError(
                 f"output must be a folder that can be written ({self.path}: {error.strerror}); "
@@ -101,7 +120,7 @@ class RunFolder:
                 f"a run is not overwritten unasked ({self.path} holds one); add --resume to go on "
                 "with it, --overwrite to begin anew, or name another output"
             )
-        if not (resume and self._write):
+        if not resume:
             return None
         going_on = newest_whole(self.path)
         self._broken = going_on.broken
@@ -226,7 +245,8 @@ class RunFolder:
         CPUs, writing and comparing would take the time from the steps that it saves.
 
         Raises:
-            TilenetError: This one, or the one before, could not be written.
+            TilenetError: This one, or the one before, could not be written, or another job has
+                taken over the folder.
         """
         if not self._write:
             return
@@ -251,16 +271,18 @@ class RunFolder:
 
     @property
     def failed(self) -> bool:
-        """Whether a save in the background failed, which `wait` raises."""
-        return self._saving.failed
+        """Whether a save in the background failed or the lock is lost, which `wait` raises."""
+        return self._saving.failed or (self._lock is not None and self._lock.lost)
 
     def wait(self) -> None:
         """Wait for a save in the background.
 
         Raises:
-            TilenetError: It failed.
+            TilenetError: It failed, or another job has taken over the folder.
         """
         self._saving.wait()
+        if self._lock is not None:
+            self._lock.check()
 
     def close(self) -> None:
         """Wait as well, for a run that ends because of another error."""

@@ -27,16 +27,19 @@ class RunLog:
         folder: The run's.
         steps_done: What stands there of later steps is dropped, as are last rows that were cut
             off, which is said, and pixels of validations whose scores are not there.
+        accept_gaps: Whether rows of steps up to `steps_done` may be missing from the history.
 
     Raises:
-        TilenetError: A table is damaged, or cannot be written.
+        TilenetError: A table is damaged, lacks rows, or cannot be written.
     """
 
-    def __init__(self, folder: Path, run: RunFile, steps_done: int) -> None:
+    def __init__(
+        self, folder: Path, run: RunFile, steps_done: int, *, accept_gaps: bool = False
+    ) -> None:
         self.folder, self.run, self.names = folder, run, run.class_names
         history, validation, confusion = (folder / name for name in TABLES)
-        self.history = History(history, steps_done)
-        tables = [self.history]
+        self.history = History(history, steps_done, whole=not accept_gaps)
+        self._tables = tables = [self.history]
         self.validations: History | None = None
         if run.validation.wanted:
             of_classes = [f"{score}_{name}" for name in self.names for score in ("iou", "f1")]
@@ -125,11 +128,18 @@ class RunLog:
                     best = step, value
         return best
 
+    def sync(self) -> None:
+        """Have the disk hold the tables, before a checkpoint that counts on them.
+
+        Raises:
+            TilenetError: The disk does not take them.
+        """
+        for table in self._tables:
+            table.sync()
+
     def close(self) -> None:
         """Close the files."""
-        for part in (self.history, self.scalars):
-            if part is not None:
-                part.close()
-        if self.validations is not None:
-            self.validations.close()
-            self.confusion.close()
+        for table in self._tables:
+            table.close()
+        if self.scalars is not None:
+            self.scalars.close()
