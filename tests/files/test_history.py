@@ -54,6 +54,58 @@ def test_a_resumed_run_drops_the_rows_that_it_repeats(tmp_path: Path, steps_done
     assert os.listdir(tmp_path) == ["history.csv"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "wrong"),
+    [
+        ([1, 2, 3, 9, 10], "5 rows for 10 steps, step 4 is missing"),
+        ([2, 3, 4], "3 rows for 10 steps, step 1 is missing"),
+        ([], "0 rows for 10 steps, step 1 is missing"),
+        ([1, 2, 3, 3, *range(4, 11)], "11 rows for 10 steps, a step comes twice or out of order"),
+        ([1, 2, 3, 5, 4, *range(6, 11)], "10 rows for 10 steps, a step comes twice or"),
+        ([*range(1, 11)], None),
+        ([*range(1, 14)], None),  # the run was killed before the checkpoint of step 13
+    ],
+)
+def test_a_history_that_must_be_whole_is_refused_where_it_is_not(
+    tmp_path: Path, steps: list[int], wrong: str | None
+) -> None:
+    path = tmp_path / "history.csv"
+    rows = [[str(step), *map(str, values_of(step))] for step in steps]
+    path.write_text("".join(",".join(row) + "\n" for row in [COLUMNS, *rows]))
+    before = path.read_bytes()
+    if wrong is None:
+        History(path, 10, whole=True).close()
+    else:
+        with pytest.raises(TilenetError, match=rf"one row for each step .*{wrong}.*--accept-gaps"):
+            History(path, 10, whole=True)
+        assert path.read_bytes() == before
+        assert os.listdir(tmp_path) == ["history.csv"]
+        History(path, 10).close()
+    kept = [step for step in steps if step <= 10]
+    assert [row[0] for row in rows_of(path)[1:]] == [str(step) for step in kept]
+
+
+def test_a_table_is_on_the_disk_once_it_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, int]] = []
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{handle}"), os.fstat(handle).st_size))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    path = tmp_path / "history.csv"
+    history = History(path, 0)
+    # The table before it gets its name, then the folder that names it.
+    assert [where for where, _ in synced] == [str(tmp_path / ".history.csv.part"), str(tmp_path)]
+    history.add(1, *values_of(1))
+    history.sync()
+    assert synced[2:] == [(str(path), path.stat().st_size)]
+    history.close()
+
+
 def test_a_resumed_run_without_history_begins_one(tmp_path: Path) -> None:
     history = History(tmp_path / "history.csv", 5)
     history.add(6, *values_of(5))

@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tilenet.files.held_out_labels import HeldOutLabels
 from tilenet.files.label_files import open_labels
 from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Raster
-from tilenet.files.staging_folder import StagingFolder
+from tilenet.files.staging_folder import MARKER, StagingFolder
 from tilenet.files.vector_keys import VectorKeys
 from tilenet.geometry.tiles import Window
 
@@ -69,7 +70,7 @@ def check_same(source: Raster | LabelSource, plain: Raster | LabelSource) -> Non
 
 
 def blocks(folder: StagingFolder) -> list[Path]:
-    return sorted(folder.path.iterdir())
+    return sorted(path for path in folder.path.iterdir() if path.name != MARKER)
 
 
 class Untouchable:
@@ -282,7 +283,7 @@ def test_a_folder_that_cannot_be_written_any_more_is_said_once(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tilenet.files.staging_folder import StagingFolder
+from tilenet.files.staging_folder import MARKER, StagingFolder
 folder = StagingFolder.make(Path(sys.argv[1]), print)
 folder.write("block", [])
 (folder.path / ".half.part").touch()
@@ -296,7 +297,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_nothing_else(tmp_path
     alive = StagingFolder.make(tmp_path, print)
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     (left,) = [p for p in tmp_path.glob("tilenet-cache-*") if p != alive.path]
-    assert sorted(file.name for file in left.iterdir()) == [".half.part", "block"]
+    assert sorted(file.name for file in left.iterdir()) == [".half.part", MARKER, "block"]
     new = StagingFolder.make(tmp_path, print)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"mine", "tilenet-of-mine", alive.path.name, new.path.name}
@@ -310,14 +311,45 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_nothing_else(tmp_path
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "tilenet-of-mine"}
 
 
+@pytest.mark.parametrize("inside", ["", "my data", MARKER])
+def test_a_folder_that_tilenet_did_not_make_is_never_removed(tmp_path: Path, inside: str) -> None:
+    mine = tmp_path / "tilenet-cache-2026"
+    mine.mkdir()
+    if inside:
+        (mine / inside).write_text("of my own")
+    folder = StagingFolder.make(tmp_path, print)
+    assert sorted(mine.iterdir()) == [mine / inside] * bool(inside)
+    folder.remove()
+    folder.close()
+    assert list(tmp_path.iterdir()) == [mine]
+
+
+def test_a_lock_of_another_program_on_cache_dir_stops_no_start(tmp_path: Path) -> None:
+    program = "import fcntl, os, sys; f = os.open(sys.argv[1], 0); fcntl.flock(f, fcntl.LOCK_EX)"
+    program += "; print('held', flush=True); sys.stdin.read()"
+    words, pipe = [sys.executable, "-c", program, str(tmp_path)], subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe) as other:
+        assert other.stdout
+        assert other.stdout.readline() == b"held\n"
+        made: list[StagingFolder] = []
+        start = threading.Thread(
+            target=lambda: made.append(StagingFolder.make(tmp_path, print)), daemon=True
+        )
+        start.start()
+        start.join(30)
+        assert made
+        made[0].remove()
+        made[0].close()
+
+
 def test_where_locks_are_not_known_nothing_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 
-    left = tmp_path / "tilenet-cache-old"
-    left.mkdir()
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    (left,) = tmp_path.iterdir()
     monkeypatch.setattr(fcntl, "flock", unknown)
     folder = StagingFolder.make(tmp_path, print)
     assert left.exists()
