@@ -71,27 +71,26 @@ def suspended(arguments: list[str], sign: Path) -> Iterator[None]:
             raise
 
 
-@pytest.mark.parametrize("flag", ["", "--resume", "--overwrite"])
+def started(*arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True)
+
+
 def test_a_second_job_is_refused_while_the_first_writes_the_run(
-    job: list[str], tmp_path: Path, flag: str
+    job: list[str], tmp_path: Path
 ) -> None:
     history = tmp_path / "run" / "history.csv"
     with suspended(job, history):
-        second = subprocess.run(
-            command(*job, *([flag] if flag else [])),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert second.returncode == 1
-        assert "Traceback" not in second.stderr
-        assert re.search(
-            r"^tilenet: one job at a time writes the run's folder \S+/run \(process \d+ on host \S+"
-            r" has written it since \d{4}-\d\d-\d\d \S+\); wait for its end",
-            second.stderr,
-            re.MULTILINE,
-        ), second.stderr
+        seconds = [started(*job, *flags) for flags in ([], ["--resume"], ["--overwrite"])]
+        for second in seconds:
+            said = second.communicate(timeout=LIMIT_S)[1]
+            assert second.returncode == 1
+            assert "Traceback" not in said
+            assert re.search(
+                r"^tilenet: one job at a time writes the run's folder \S+/run \(process \d+ on "
+                r"host \S+ has written it since \d{4}-\d\d-\d\d \S+\); wait for its end",
+                said,
+                re.MULTILINE,
+            ), said
     with history.open() as file:
         assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, STEPS + 1))
 
