@@ -4,12 +4,15 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from rasterio.enums import ColorInterp
 from rasterio.errors import CRSError
 
 from tilenet.files.extents import crs_name
 from tilenet.files.raster import GDAL_ERRORS
 
-__all__ = ["Palette", "Places", "array_of", "palette_of", "places_of"]
+__all__ = ["Palette", "Places", "array_of", "colour_table", "palette_of", "places_of"]
 
 PLAIN = {(0, 0, 0, 255), (0, 0, 0, 0)}  # GDAL fills palettes up with black
 ZARR_HEADERS = (".zarray", "zarr.json")
@@ -47,9 +50,8 @@ class Places:
 
 def palette_of(dataset: Any, band: int) -> Palette | None:
     """The palette of one of a dataset's bands."""
-    try:
-        entries = dataset.colormap(band)
-    except (*GDAL_ERRORS, ValueError):
+    entries = _entries(dataset, band)
+    if entries is None:
         return None
     colours = {
         int(number): f"#{colour[0]:02x}{colour[1]:02x}{colour[2]:02x}"
@@ -57,6 +59,26 @@ def palette_of(dataset: Any, band: int) -> Palette | None:
         if tuple(colour) not in PLAIN
     }
     return Palette(len(entries), colours)
+
+
+def colour_table(dataset: Any, band: int) -> NDArray[np.uint8] | None:
+    """Red, green and blue of each number of a band (N, 3); None: these are no colour numbers."""
+    entries = _entries(dataset, band)
+    if not entries:
+        return None
+    table = np.zeros((max(entries) + 1, 3), np.uint8)
+    for number, colour in entries.items():
+        table[number] = colour[:3]
+    return table
+
+
+def _entries(dataset: Any, band: int) -> dict[int, tuple[int, ...]] | None:
+    if dataset.colorinterp[band - 1] != ColorInterp.palette:
+        return None
+    try:
+        return dict(dataset.colormap(band))
+    except (*GDAL_ERRORS, ValueError):
+        return None
 
 
 def places_of(dataset: Any) -> Places:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tilenet.files.vector_keys import VectorKeys, is_whole, text_of
 
-__all__ = ["FieldValues", "chosen_classes", "field_values", "proposed_classes"]
+__all__ = ["FieldValues", "field_values", "proposed_classes"]
 
 MOST_SHOWN = 50
 MOST_AS_THEY_ARE = 254  # larger whole numbers are codes or years rather than classes
@@ -72,12 +72,3 @@ def proposed_classes(
         found = dict(zip(named, free, strict=False))
     found = {text: None if label == ignore_index else label for text, label in found.items()}
     return {text: given.get(text, found.get(text)) for text in values}
-
-
-def chosen_classes(
-    values: Iterable[str], chosen: Iterable[str], ignore_index: int
-) -> dict[str, int | None]:
-    """As `proposed_classes`, but all other values do not count."""
-    chosen = set(chosen)
-    classes = proposed_classes(values, {}, ignore_index)
-    return {text: label if text in chosen else None for text, label in classes.items()}
