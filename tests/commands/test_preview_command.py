@@ -264,6 +264,65 @@ def test_polygons_are_burned_as_in_training(write_raster: Write, tmp_path: Path)
     assert not np.array_equal(picture(outs[0]), picture(outs[2]))
 
 
+def some_polygons(write_raster: Write, folder: Path, kinds: list[str | None]) -> tuple[str, str]:
+    """An image and a row of boxes with these values."""
+    transform = Affine(2, 0, 5e5, 0, -2, 4e6)
+    image = write_raster("image.tif", an_image(), transform=transform)
+    features = []
+    for number, kind in enumerate(kinds):
+        sides = [(10, 10 * number), (10, 10 * number + 9), (30, 10 * number + 9)]
+        corners = [*sides, (30, 10 * number), sides[0]]
+        ring = [[5e5 + 2 * col, 4e6 - 2 * row] for row, col in corners]
+        shape = {"type": "Polygon", "coordinates": [ring]}
+        features.append({"type": "Feature", "properties": {"kind": kind}, "geometry": shape})
+    crs = {"type": "name", "properties": {"name": "urn:ogc:def:crs:EPSG::32630"}}
+    path = folder / "boxes.geojson"
+    path.write_text(json.dumps({"type": "FeatureCollection", "crs": crs, "features": features}))
+    return image, str(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "boxes"),
+    [
+        ([], [0, 1, 2, 3, 4, 5]),
+        (["--field", "kind"], [0, 1, 3, 4]),
+        (["--field", "kind", "--classes", "house"], [1]),
+        (["--field", "kind", "--classes", "road,a lake"], [0, 3, 4]),
+        (["--field", "kind", "--classes", "1"], [0, 3]),  # road, the most frequent value
+        (
+            ["--field", "kind", "--classes", "road=4,house=ignore,a lake=0,=0,null=7"],
+            [0, 2, 3, 4, 5],
+        ),
+        (["--classes", "1"], [0, 1, 2, 3, 4, 5]),
+    ],
+    ids=str,
+)
+def test_values_of_a_field_need_no_numbers_to_be_seen(
+    write_raster: Write, tmp_path: Path, given: list[str], boxes: list[int]
+) -> None:
+    kinds = ["road", "house", "", "road", "a lake", None]
+    image, path = some_polygons(write_raster, tmp_path, kinds)
+    plain, over = tmp_path / "plain.png", tmp_path / "over.png"
+    assert main(["preview", image, str(plain)]) == 0
+    assert main(["preview", image, path, str(over), "--no-legend", *given]) == 0
+    changed = (picture(plain) != picture(over)).any(axis=0)
+    assert [n for n in range(6) if changed[10:30, 10 * n : 10 * n + 9].mean() > 0.9] == boxes
+    assert changed[10:30, :60].mean() < len(boxes) / 6  # between them is nothing
+
+
+def test_values_that_are_not_there_are_refused(
+    write_raster: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, path = some_polygons(write_raster, tmp_path, ["road", "", "house"])
+    out = tmp_path / "out.png"
+    given = ["--field", "kind", "--classes", "road,horse"]
+    assert main(["preview", image, path, str(out), *given]) == 1
+    assert "no horse); the nearest is house" in capsys.readouterr().err
+    assert main(["preview", image, path, str(out), "--classes", "2"]) == 1
+    assert "no 2); the nearest is 1" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_a_window_is_a_part_of_the_image(write_raster: Write, tmp_path: Path) -> None:
     image = an_image()
     path, out = write_raster("image.tif", image), tmp_path / "out.png"

@@ -49,17 +49,20 @@ def test_pixels_and_labels_are_taken_from_their_blocks(
     assert seen.pixels.valid.all()
 
 
+def overlaps(pixels: int, count: int) -> np.ndarray:
+    """How much of each of `pixels` lies below each of `count`, (count, pixels)."""
+    first, place = np.arange(count)[:, None] * pixels / count, np.arange(pixels)
+    last = np.minimum(first + pixels / count, place + 1)
+    return np.clip(last - np.maximum(first, place), 0, None)
+
+
 def mean_by_hand(
     values: np.ndarray, valid: np.ndarray, size: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each pixel cut into so many that those of the picture are made of whole ones."""
-    height, width = valid.shape
-    fine = values.repeat(size[0], axis=1).repeat(size[1], axis=2).astype(np.float64)
-    there = valid.repeat(size[0], axis=0).repeat(size[1], axis=1)
-    blocks = size[0], height, size[1], width
-    count = there.reshape(blocks).sum(axis=(1, 3))
-    total = (fine * there).reshape(-1, *blocks).sum(axis=(2, 4))
-    return total / np.maximum(count, 1), count > 0
+    rows, cols = (overlaps(*pair) for pair in zip(valid.shape, size, strict=True))
+    cover = rows @ valid @ cols.T
+    total = rows @ (values * valid).astype(np.float64) @ cols.T
+    return np.where(cover > 1e-6, total / np.maximum(cover, 1e-6), 0), cover > 1e-6
 
 
 @pytest.mark.parametrize("strip_bytes", [1 << 20, 9000])
