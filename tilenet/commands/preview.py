@@ -135,7 +135,7 @@ def _preview(arguments: list[str]) -> None:
         picture = overlaid(picture, seen.labels, known, given.opacity)
     strip = None if given.no_legend else drawn(classes, picture.shape[2])
     write_png(with_legend(rgba(picture, seen.pixels.valid), strip), out)
-    _say(out, seen, classes)
+    _say(out, seen, painted, classes)
 
 
 def _shown(painted: Painted, labels: NDArray[np.int64]) -> list[Shown]:
@@ -154,16 +154,18 @@ def _shown(painted: Painted, labels: NDArray[np.int64]) -> list[Shown]:
     ]
 
 
-def _say(out: Path, seen: Thumbnail, classes: list[Shown]) -> None:
+def _say(out: Path, seen: Thumbnail, painted: Painted | None, classes: list[Shown]) -> None:
     height, width = seen.size
     whole = seen.window.height, seen.window.width
     of = "all pixels" if seen.size == whole else "of {:,} × {:,}".format(*whole)
     print(f"{out}: {height} × {width} px, {of}")
     for line in lines(classes):
         print(line)
-    if seen.labels is not None and all(one.colour is None for one in classes):
-        there = f"of {len(classes)} none is to be painted" if classes else "there are none"
-        print(f"  no labels are seen: {there}; name some with --classes")
+    if painted is not None and all(one.colour is None for one in classes):
+        print(
+            "  no labels are seen: --classes says which are painted, class 0 of a raster is only if "
+            f"it is named there, and {painted.labels.ignore_index} (--ignore-index) never is"
+        )
 
 
 def _bands(text: str) -> tuple[int | str, ...]:

@@ -19,7 +19,7 @@ MOST_LETTERS = 40
 ROW_PX = 20
 PATCH_PX = 12
 MARGIN_PX = 8
-LETTER_PX = 7.6  # of the monospaced font
+LETTER_PX = 8  # of the monospaced font
 POINTS = 9.0
 DPI = 100
 
@@ -79,9 +79,9 @@ def drawn(classes: Sequence[Shown], least_px: int) -> NDArray[np.uint8] | None:
         return None
     texts = [one.text for one in painted[:MOST_CLASSES]]
     texts += [f"and {len(painted) - len(texts)} more"] * (len(painted) > len(texts))
-    column = MARGIN_PX + PATCH_PX + MARGIN_PX + int(LETTER_PX * max(map(len, texts)))
+    column = 3 * MARGIN_PX + PATCH_PX + LETTER_PX * max(map(len, texts))
     columns = max(1, min(len(texts), (least_px - MARGIN_PX) // column))
-    width = max(least_px, column + MARGIN_PX)
+    width = max(least_px, column)
     height = -(-len(texts) // columns) * ROW_PX + MARGIN_PX
     figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
     canvas = FigureCanvasAgg(figure)
