@@ -135,6 +135,7 @@ def test_other_rasters_of_the_file_are_named(
     rasterio.shutil.copy(more, path, driver="GTiff", APPEND_SUBDATASET="YES")
     other = f"GTIFF_DIR:2:{path}"
     assert f"rasters  1 of 2 in the file is read; also: {other}\n" in shown(capfd, path)[0]
+    assert asked(capfd, path)[0]["others"] == [other]
     assert asked(capfd, other)[0]["size"] == [9, 7]
     assert "\n  rasters" not in shown(capfd, more)[0]
 

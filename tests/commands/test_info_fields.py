@@ -122,6 +122,21 @@ def test_of_many_values_a_bounded_number_is_listed(
     assert 'vectors: {field: "ids of mine", classes: {' in text
 
 
+def test_an_empty_layer_and_long_values_can_be_read(
+    write_raster: Write, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    empty = polygons(tmp_path / "a.gpkg", np.array([], object))
+    options = image_of(write_raster), "--field", "kind", "--labels"
+    text, _ = shown(capfd, *options, empty)
+    assert "kind: 0 values in 0 polygons\n" in text
+    assert not re.search(r"\b(nan|inf)\b", text)
+    long = polygons(tmp_path / "b.gpkg", np.array(["x" * 9999, "\x1b[2J"], object))
+    text, _ = shown(capfd, *options, long)
+    assert f"  {'x' * 79}…\n" in text
+    assert r'classes: {"\u001b[2J": 1}}' in text
+    assert "\x1b" not in text
+
+
 def test_no_field_no_values(
     write_raster: Write, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

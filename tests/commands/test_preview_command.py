@@ -395,6 +395,17 @@ def test_a_nan_or_an_empty_image_is_shown(write_raster: Write, tmp_path: Path) -
     assert not picture(out)[3].any()
 
 
+@pytest.mark.parametrize("most", [83, 60])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_the_largest_numbers_are_shown(write_raster: Write, tmp_path: Path, most: int) -> None:
+    image = np.random.default_rng(1).uniform(-1.7e308, 1.7e308, (3, *SIZE))
+    small, out = tmp_path / "small.png", tmp_path / "out.png"
+    given = ["--size", str(most)]
+    assert main(["preview", write_raster("huge.tif", image), str(out), *given]) == 0
+    assert main(["preview", write_raster("image.tif", image * 1e-300), str(small), *given]) == 0
+    assert np.abs(picture(out).astype(int) - picture(small)).max() <= 1
+
+
 def test_memory_does_not_grow_with_the_image(tmp_path: Path) -> None:
     """A sparse file of 60 000 × 60 000 pixels: 10.8 GB of values, most of them zeros."""
     path = tmp_path / "huge.tif"

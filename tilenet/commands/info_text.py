@@ -12,6 +12,7 @@ __all__ = ["block_of"]
 MOST_OTHERS = 5  # rasters and palettes of a file that are named
 MOST_QUANTITIES = 20
 MOST_COLOURS = 12  # of a palette
+MOST_LETTERS = 80  # of a value of a field
 
 
 def block_of(found: dict[str, Any]) -> str:
@@ -65,7 +66,7 @@ def _contents(found: dict[str, Any]) -> list[str]:
     lines = []
     if found["array"] is not None:
         lines.append(_line("array", f"{found['array']} is read"))
-    others = [name for name in found["others"] if not name.startswith("GTIFF_DIR:1:")]
+    others = found["others"]
     if others:
         shown = ", ".join(others[:MOST_OTHERS]) + " …" * (len(others) > MOST_OTHERS)
         lines.append(
@@ -215,11 +216,12 @@ def _values(values: dict[str, Any]) -> list[str]:
     if shown < number:
         counted += f", the {shown} most frequent of them:"
     rows = [
-        [f"{count:,}", _class(text, values), shown_value(text)]
+        [f"{count:,}", _class(text, values), _cut(shown_value(text))]
         for text, count in values["counts"].items()
     ]
     # In the order of the classes, what does not count last.
-    classes = sorted(values["classes"].items(), key=lambda pair: (pair[1] is None, pair[1] or 0))
+    short = [pair for pair in values["classes"].items() if _cut(pair[0]) == pair[0]]
+    classes = sorted(short, key=lambda pair: (pair[1] is None, pair[1] or 0))
     pairs = ", ".join(f"{_key(text)}: {flow_text(label)}" for text, label in classes)
     lines = [_line("field", f"{values['field']}: {counted}")]
     lines += _table(["polygons", "class", "value"], rows, left=1)
@@ -228,6 +230,11 @@ def _values(values: dict[str, Any]) -> list[str]:
         keys = f"vectors: {{field: {flow_text(values['field'])}, classes: {{{pairs}}}}}"
         lines += [_line("", told), _line("", keys)]
     return lines
+
+
+def _cut(text: str) -> str:
+    """The beginning of what is too long to be the name of a class."""
+    return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"
 
 
 def _class(text: str, values: dict[str, Any]) -> str:

@@ -163,8 +163,8 @@ def _say(out: Path, seen: Thumbnail, painted: Painted | None, classes: list[Show
         print(line)
     if painted is not None and all(one.colour is None for one in classes):
         print(
-            "  no labels are seen: --classes says which are painted, class 0 of a raster is only if "
-            f"it is named there, and {painted.labels.ignore_index} (--ignore-index) never is"
+            "  no labels are seen: class 0 of a raster is painted if --classes names it, "
+            f"{painted.labels.ignore_index} (--ignore-index) never"
         )
 
 

@@ -12,7 +12,7 @@ from rasterio.errors import CRSError
 from tilenet.files.extents import crs_name
 from tilenet.files.raster import GDAL_ERRORS
 
-__all__ = ["Palette", "Places", "array_of", "colour_table", "palette_of", "places_of"]
+__all__ = ["Palette", "Places", "array_of", "colour_table", "others_of", "palette_of", "places_of"]
 
 PLAIN = {(0, 0, 0, 255), (0, 0, 0, 0)}  # GDAL fills palettes up with black
 ZARR_HEADERS = (".zarray", "zarr.json")
@@ -101,3 +101,10 @@ def array_of(dataset: Any) -> str | None:
         found = (PurePath(path) for path in dataset.files)
         return next((path.parent.name for path in found if path.name in ZARR_HEADERS), None)
     return dataset.tags(1).get("NETCDF_VARNAME") if dataset.driver == "netCDF" else None
+
+
+def others_of(dataset: Any) -> tuple[str, ...]:
+    """Names of the rasters of a dataset's file that are not read with it."""
+    name = str(dataset.name)
+    read = {name, f"GTIFF_DIR:1:{name}"}  # of the pages of a TIFF the first
+    return tuple(other for other in map(str, dataset.subdatasets) if other not in read)

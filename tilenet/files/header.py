@@ -8,7 +8,14 @@ from typing import Any
 from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.errors import CRSError
 
-from tilenet.files.beyond_pixels import Palette, Places, array_of, palette_of, places_of
+from tilenet.files.beyond_pixels import (
+    Palette,
+    Places,
+    array_of,
+    others_of,
+    palette_of,
+    places_of,
+)
 from tilenet.files.extents import crs_name
 from tilenet.files.raster import GDAL_ERRORS, Raster
 
@@ -111,7 +118,7 @@ def header_of(raster: Raster) -> Header:
         corner=degrees(acos(max(-1.0, min(1.0, between)))),
         places=places_of(first),
         array=array_of(first),
-        others=tuple(name for name in map(str, first.subdatasets) if name != str(first.name)),
+        others=others_of(first),
         data=_data(raster),
         block=(block[0], block[1]),
         compression=_compression(first),

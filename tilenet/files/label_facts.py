@@ -91,7 +91,8 @@ def _lying(
     kind: str, crs: "CRS | None", grid: str, there: Bounds | None, image: Raster
 ) -> LabelFacts:
     own = bounds_of(image.transform, image.whole)
-    moved = None if there is None else bounds_in(there, crs, image.crs)
+    # An empty layer lies nowhere.
+    moved = bounds_in(there, crs, image.crs) if there and there.finite else None
     share = inside = None
     if moved is not None:
         width = min(own.right, moved.right) - max(own.left, moved.left)
