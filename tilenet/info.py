@@ -74,7 +74,7 @@ def describe(
                     stack.enter_context(labels)
                     facts = label_facts(labels, image)
                 bounds = None if facts.bounds is None else list(facts.bounds)
-                found["labels"] |= vars(facts) | {"bounds": bounds}
+                found["labels"] |= asdict(facts) | {"bounds": bounds}
             except TilenetError as error:
                 found["refused"] = str(error)
         if asked.pixels and comm is not None:
@@ -145,6 +145,7 @@ def _header_notes(path: str, header: Header) -> list[str]:
             f"{rows} × {cols} px; tile the file: gdal_translate -co TILED=YES -co COMPRESS=DEFLATE "
             f"-co BIGTIFF=IF_SAFER {quote(stacked_paths(path)[0])} tiled.tif"
         )
+    notes += _place_notes(path, header)
     height, width = header.read_size
     num_bands = sum(band.read for band in header.bands)
     notes.append(
@@ -152,6 +153,26 @@ def _header_notes(path: str, header: Header) -> list[str]:
         "or --preset; a halo alone: tilenet halo"
     )
     return notes
+
+
+def _place_notes(path: str, header: Header) -> list[str]:
+    """What to do where only control points or RPCs say where the pixels lie."""
+    places, name = header.places, quote(stacked_paths(path)[0])
+    if header.crs is not None:
+        return []
+    if places.gcps:
+        return [
+            "ground control points are not used; where labels or several images are to lie on each "
+            f"other, warp each image first: rio warp {name} warped.tif --dst-crs EPSG:…, or "
+            f"gdalwarp -t_srs EPSG:… {name} warped.tif"
+        ]
+    if places.rpcs:
+        return [
+            "RPCs are not used; where labels or several images are to lie on each other, warp each "
+            f"image first: gdalwarp -rpc -t_srs EPSG:… {name} warped.tif (with heights: -to "
+            "RPC_DEM=dem.tif)"
+        ]
+    return []
 
 
 def _pixel_notes(image: Raster, seen: Survey) -> list[str]:

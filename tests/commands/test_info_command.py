@@ -172,7 +172,7 @@ def test_wrong_labels_leave_the_image_to_be_seen(
     image = write_raster("image.tif", pixels(2))
     wrong = write_raster("wrong.tif", pixels(2, "uint8"))
     text, said = shown(capfd, image, image, "--labels", wrong, "/nowhere", "--pixels", code=1)
-    assert text.count("0.00% of 2,400 pixels are without data") == 2
+    assert text.count("0 of 2,400 pixels (0.00%) are without data") == 2
     lines = said.strip().splitlines()
     assert "labels must be one band of whole numbers" in lines[0]
     assert "labels must be a raster or a vector file" in lines[1]

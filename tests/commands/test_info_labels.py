@@ -66,7 +66,7 @@ def test_how_polygons_lie_to_their_image(
     options = ["--label-crs", "EPSG:32630", "--field", "kind", "--classes", "road=1,house=4"]
     (found,) = asked(capfd, image, "--labels", str(path), *options, "--pixels")
     labels = found["labels"]
-    assert labels["kind"] == "2 polygons of layer b (kind)"
+    assert labels["kind"] == "2 polygons of layer b (fields: kind)"
     assert labels["grid"] == "burned on the image's grid as classes from field kind"
     assert (labels["crs"], labels["share"]) == ("EPSG:32630", 0.5)
     assert labels["bounds"] == [5e5, 4e6 - 80, 5e5 + 60, 4e6]

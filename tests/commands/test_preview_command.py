@@ -65,39 +65,177 @@ def test_colours_are_found_by_what_the_file_says(write_raster: Write, tmp_path: 
     assert not np.array_equal(picture(out)[0], picture(out)[1])
 
 
-@pytest.mark.parametrize(("most", "factor"), [(83, 1), (42, 2), (41, 3), (20, 5)])
-def test_large_images_are_seen_coarsely(
-    write_raster: Write, tmp_path: Path, most: int, factor: int
+@pytest.mark.parametrize(
+    ("most", "size"), [(90, SIZE), (83, SIZE), (82, (60, 82)), (42, (31, 42)), (41, (30, 41))]
+)
+def test_a_picture_is_as_large_as_asked(
+    write_raster: Write,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    most: int,
+    size: tuple[int, int],
 ) -> None:
     out = tmp_path / "out.png"
     assert main(["preview", write_raster("image.tif", an_image()), str(out), f"--size={most}"]) == 0
-    assert picture(out).shape == (4, *(side // factor for side in SIZE))
+    assert picture(out).shape == (4, *size)
+    of = "all pixels" if size == SIZE else "of 61 × 83"
+    assert capsys.readouterr().out == f"{out}: {size[0]} × {size[1]} px, {of}\n"
 
 
-def test_labels_lie_on_the_image_in_the_colours_of_maps(
-    write_raster: Write, tmp_path: Path
-) -> None:
-    image = an_image()
-    labels = np.full(SIZE, 255, np.uint8)
+def labelled(write_raster: Write, **profile: object) -> tuple[str, str, np.ndarray]:
+    """An image and labels of a background, three classes and a border that does not count."""
+    labels = np.zeros(SIZE, np.uint8)
     labels[5:30, 8:40] = 1
     labels[5:30, 40:60] = 2
-    paths = [write_raster("image.tif", image), write_raster("labels.tif", labels)]
+    labels[35:50, 20:44] = 3
+    labels[:, 70:] = 255
+    image = write_raster("image.tif", an_image(), **profile)
+    return image, write_raster("labels.tif", labels, **profile), labels
+
+
+def inside(labels: np.ndarray, label: int) -> np.ndarray:
+    """Pixels of a class whose neighbours are of it too."""
+    found = labels == label
+    for axis in (0, 1):
+        for step in (-1, 1):
+            found &= np.roll(labels, step, axis) == label
+    return found
+
+
+def painted(below: np.ndarray, label: int, opacity: float) -> np.ndarray:
+    colour = np.array(class_colours(label + 1)[label][:3])[:, None, None]
+    return np.round(below[:3] * (1 - opacity) + colour * opacity)
+
+
+@pytest.mark.parametrize("opacity", [None, 0, 0.25, 1])
+def test_labels_are_painted_over_the_image_and_class_0_is_not(
+    write_raster: Write, tmp_path: Path, opacity: float | None
+) -> None:
+    image, path, labels = labelled(write_raster)
     plain, over = tmp_path / "plain.png", tmp_path / "over.png"
-    assert main(["preview", paths[0], str(plain)]) == 0
-    assert main(["preview", *paths, str(over)]) == 0
+    given = [] if opacity is None else [f"--opacity={opacity}"]
+    assert main(["preview", image, str(plain)]) == 0
+    assert main(["preview", image, path, str(over), "--no-legend", *given]) == 0
     below, above = picture(plain).astype(float), picture(over).astype(float)
-    assert np.array_equal(below[:, labels == 255], above[:, labels == 255])
-    colours = class_colours(3)
-    inside = np.zeros(SIZE, bool)
-    inside[6:29, 9:39] = True
-    mixed = np.round(below[:3] / 2 + np.array(colours[1][:3])[:, None, None] / 2)
-    assert np.array_equal(above[:3, inside], mixed[:, inside])
-    edge = above[:3, 5, 8:40]  # one colour, whatever lies below
-    assert (edge == edge[:, :1]).all()
-    assert (above[:3, 5:30, 39] != above[:3, 5:30, 40]).any()
-    other = tmp_path / "other.png"
-    assert main(["preview", *paths, str(other), "--ignore-index", "1"]) == 0
-    assert np.array_equal(picture(other)[:, inside], picture(plain)[:, inside])
+    unpainted = (labels == 0) | (labels == 255)
+    assert np.array_equal(below[:, unpainted], above[:, unpainted])
+    used = 0.4 if opacity is None else opacity
+    for label in (1, 2, 3):
+        where = inside(labels, label)
+        assert np.array_equal(above[:3, where], painted(below, label, used)[:, where])
+    assert np.array_equal(below, above) == (opacity == 0)
+    if opacity == 1:
+        edge = above[:3, 5, 8:40]  # one colour, whatever lies below
+        assert (edge == edge[:, :1]).all()
+        assert (above[:3, 5:30, 39] != above[:3, 5:30, 40]).any()
+
+
+@pytest.mark.parametrize(
+    ("classes", "shown"), [("0", {0}), ("2,3", {2, 3}), ("lake,0", {0, 2}), ("7", set())]
+)
+def test_the_classes_that_are_named_are_painted(
+    write_raster: Write,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    classes: str,
+    shown: set[int],
+) -> None:
+    image, path, labels = labelled(write_raster)
+    with rasterio.open(path, "r+") as file:
+        file.update_tags(1, class_0="field", class_1="a forest", class_2="lake")
+    plain, over = tmp_path / "plain.png", tmp_path / "over.png"
+    assert main(["preview", image, str(plain)]) == 0
+    capsys.readouterr()
+    assert main(["preview", image, path, str(over), "--no-legend", "--classes", classes]) == 0
+    below, above = picture(plain), picture(over)
+    changed = (below != above).any(axis=0)
+    for label in range(4):
+        assert changed[labels == label].any() == (label in shown)
+    assert not changed[labels == 255].any()
+    said = capsys.readouterr().out.splitlines()[1:]
+    colours = ["#{:02x}{:02x}{:02x}".format(*colour[:3]) for colour in class_colours(4)]
+    counted = (labels != 255).sum()
+    for label, name in enumerate(("0 field", "1 a forest", "2 lake", "3")):
+        colour = colours[label] if label in shown else "not painted"
+        share = f"{(labels == label).sum() / counted:.2%}"
+        assert said[label].split() == [*name.split(), *colour.split(), share]
+    assert len(said) == (4 if shown else 5)
+    assert shown or "no labels are seen" in said[4]
+
+
+def test_a_class_that_is_not_there_is_refused(
+    write_raster: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, path, _ = labelled(write_raster)
+    with rasterio.open(path, "r+") as file:
+        file.update_tags(1, class_0="field", class_2="lake")
+    out = str(tmp_path / "out.png")
+    assert main(["preview", image, path, out, "--classes", "1,lakes"]) == 1
+    assert "no lakes); the nearest is lake" in capsys.readouterr().err
+    assert main(["preview", image, path, out, "--opacity", "1.5"]) == 2
+    assert "--opacity is a number from 0 to 1 (1.5)" in capsys.readouterr().err
+    assert not Path(out).exists()
+
+
+def test_a_legend_is_drawn_below_the_picture(write_raster: Write, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    image, path, _ = labelled(write_raster)
+    with rasterio.open(path, "r+") as file:
+        file.update_tags(1, class_1="$x_{$\n森林 \x1b[2J", class_2="l" * 500)
+    bare, full = tmp_path / "bare.png", tmp_path / "full.png"
+    assert main(["preview", image, path, str(bare), "--no-legend"]) == 0
+    assert main(["preview", image, path, str(full)]) == 0
+    above, whole = picture(bare), picture(full)
+    assert np.array_equal(whole[:, : SIZE[0], : SIZE[1]], above)
+    strip = whole[:, SIZE[0] :]
+    assert not whole[3, : SIZE[0], SIZE[1] :].any()  # transparent where names need more room
+    assert strip.shape[2] < 500
+    for label, colour in enumerate(class_colours(4)):
+        patch = (strip == np.array(colour)[:, None, None]).all(axis=0).sum()
+        assert patch == (144 if label else 0)  # 12 × 12 px
+    dark = (strip[:3].max(axis=0) < 90).sum(axis=1)
+    assert (dark > 0).any()  # letters
+
+
+def test_without_matplotlib_the_legend_is_printed_only(
+    write_raster: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    image, path, _ = labelled(write_raster)
+    out = tmp_path / "out.png"
+    assert main(["preview", image, path, str(out)]) == 0
+    assert picture(out).shape == (4, *SIZE)
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+def test_nodata_is_what_the_option_says(write_raster: Write, tmp_path: Path) -> None:
+    image = an_image()
+    image[:, 10:30, 20:44] = 7
+    path, out = write_raster("image.tif", image, nodata=9), tmp_path / "out.png"
+    assert main(["preview", path, str(out), "--nodata", "7"]) == 0
+    assert np.array_equal(picture(out)[3] != 0, (image != 7).any(axis=0))
+    assert main(["preview", path, str(out), "--overwrite", "--nodata", "none"]) == 0
+    assert picture(out)[3].all()
+
+
+@pytest.mark.parametrize("most", [83, 57])
+def test_numbers_of_colours_are_shown_in_their_colours(
+    write_raster: Write, tmp_path: Path, most: int
+) -> None:
+    numbers = np.random.default_rng(1).integers(0, 6, SIZE).astype(np.uint8)
+    path, out = write_raster("image.tif", numbers), tmp_path / "out.png"
+    colours = {n: (40 * n, 255 - n, 7 * n, 255) for n in range(6)}
+    with rasterio.open(path, "r+") as file:
+        file.write_colormap(1, colours)
+    assert main(["preview", path, str(out), "--size", str(most)]) == 0
+    found = picture(out)
+    if most == 83:
+        table = np.array([colours[n] for n in range(6)]).T
+        assert np.array_equal(found, table[:, numbers])
+    assert {tuple(colour) for colour in found.reshape(4, -1).T.tolist()} == set(colours.values())
 
 
 def test_polygons_are_burned_as_in_training(write_raster: Write, tmp_path: Path) -> None:
@@ -117,13 +255,72 @@ def test_polygons_are_burned_as_in_training(write_raster: Write, tmp_path: Path)
     burned[10:30, 10:40] = 3
     raster = write_raster("labels.tif", burned, transform=transform)
     outs = [tmp_path / f"{name}.png" for name in ("polygons", "raster", "plain")]
-    keys = ["--field", "kind", "--classes", "road=3"]
+    keys = ["--field", "kind", "--classes", "road=3", "--no-legend"]
     roads = str(tmp_path / "roads.geojson")
     assert main(["preview", image, roads, str(outs[0]), *keys]) == 0
-    assert main(["preview", image, raster, str(outs[1])]) == 0
+    assert main(["preview", image, raster, str(outs[1]), "--no-legend"]) == 0
     assert main(["preview", image, str(outs[2])]) == 0
     assert np.array_equal(picture(outs[0]), picture(outs[1]))
     assert not np.array_equal(picture(outs[0]), picture(outs[2]))
+
+
+def some_polygons(write_raster: Write, folder: Path, kinds: list[str | None]) -> tuple[str, str]:
+    """An image and a row of boxes with these values."""
+    transform = Affine(2, 0, 5e5, 0, -2, 4e6)
+    image = write_raster("image.tif", an_image(), transform=transform)
+    features = []
+    for number, kind in enumerate(kinds):
+        sides = [(10, 10 * number), (10, 10 * number + 9), (30, 10 * number + 9)]
+        corners = [*sides, (30, 10 * number), sides[0]]
+        ring = [[5e5 + 2 * col, 4e6 - 2 * row] for row, col in corners]
+        shape = {"type": "Polygon", "coordinates": [ring]}
+        features.append({"type": "Feature", "properties": {"kind": kind}, "geometry": shape})
+    crs = {"type": "name", "properties": {"name": "urn:ogc:def:crs:EPSG::32630"}}
+    path = folder / "boxes.geojson"
+    path.write_text(json.dumps({"type": "FeatureCollection", "crs": crs, "features": features}))
+    return image, str(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "boxes"),
+    [
+        ([], [0, 1, 2, 3, 4, 5]),
+        (["--field", "kind"], [0, 1, 3, 4]),
+        (["--field", "kind", "--classes", "house"], [1]),
+        (["--field", "kind", "--classes", "road,a lake"], [0, 3, 4]),
+        (["--field", "kind", "--classes", "1"], [0, 3]),  # road, the most frequent value
+        (
+            ["--field", "kind", "--classes", "road=4,house=ignore,a lake=0,=0,null=7"],
+            [0, 2, 3, 4, 5],
+        ),
+        (["--classes", "1"], [0, 1, 2, 3, 4, 5]),
+    ],
+    ids=str,
+)
+def test_values_of_a_field_need_no_numbers_to_be_seen(
+    write_raster: Write, tmp_path: Path, given: list[str], boxes: list[int]
+) -> None:
+    kinds = ["road", "house", "", "road", "a lake", None]
+    image, path = some_polygons(write_raster, tmp_path, kinds)
+    plain, over = tmp_path / "plain.png", tmp_path / "over.png"
+    assert main(["preview", image, str(plain)]) == 0
+    assert main(["preview", image, path, str(over), "--no-legend", *given]) == 0
+    changed = (picture(plain) != picture(over)).any(axis=0)
+    assert [n for n in range(6) if changed[10:30, 10 * n : 10 * n + 9].mean() > 0.9] == boxes
+    assert changed[10:30, :60].mean() < len(boxes) / 6  # between them is nothing
+
+
+def test_values_that_are_not_there_are_refused(
+    write_raster: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, path = some_polygons(write_raster, tmp_path, ["road", "", "house"])
+    out = tmp_path / "out.png"
+    given = ["--field", "kind", "--classes", "road,horse"]
+    assert main(["preview", image, path, str(out), *given]) == 1
+    assert "no horse); the nearest is house" in capsys.readouterr().err
+    assert main(["preview", image, path, str(out), "--classes", "2"]) == 1
+    assert "no 2); the nearest is 1" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_a_window_is_a_part_of_the_image(write_raster: Write, tmp_path: Path) -> None:
@@ -196,6 +393,17 @@ def test_a_nan_or_an_empty_image_is_shown(write_raster: Write, tmp_path: Path) -
     nothing = write_raster("empty.tif", np.zeros((3, *SIZE), np.uint8), nodata=0)
     assert main(["preview", nothing, str(out), "--overwrite"]) == 0
     assert not picture(out)[3].any()
+
+
+@pytest.mark.parametrize("most", [83, 60])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_the_largest_numbers_are_shown(write_raster: Write, tmp_path: Path, most: int) -> None:
+    image = np.random.default_rng(1).uniform(-1, 1, (3, *SIZE)) * 1.7e308
+    small, out = tmp_path / "small.png", tmp_path / "out.png"
+    given = ["--size", str(most)]
+    assert main(["preview", write_raster("huge.tif", image), str(out), *given]) == 0
+    assert main(["preview", write_raster("image.tif", image * 1e-300), str(small), *given]) == 0
+    assert np.abs(picture(out).astype(int) - picture(small)).max() <= 1
 
 
 def test_memory_does_not_grow_with_the_image(tmp_path: Path) -> None:

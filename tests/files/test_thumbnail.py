@@ -1,4 +1,4 @@
-"""Pictures of large images: each pixel is one of the file's, and its label is that pixel's."""
+"""Pictures of large images: pixels are the file's or means of neighbours, labels those below."""
 
 import json
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from affine import Affine
 
+from tilenet.files import thumbnail as module
 from tilenet.files.thumbnail import LabelFile, thumbnail
 from tilenet.geometry.tiles import Window
 
@@ -29,7 +30,7 @@ def places(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values[0].astype(int) - 1, values[1].astype(int) - 1
 
 
-@pytest.mark.parametrize("most", [200, 66, 44, 30, 9, 1])
+@pytest.mark.parametrize("most", [200, 65, 43, 32, 9, 1])  # 131 columns hold them evenly
 @pytest.mark.parametrize("layout", [{}, {"tiled": True, "blockxsize": 16, "blockysize": 16}])
 def test_pixels_and_labels_are_taken_from_their_blocks(
     write_raster: Write, most: int, layout: dict[str, object]
@@ -37,8 +38,7 @@ def test_pixels_and_labels_are_taken_from_their_blocks(
     image = an_image(write_raster, **layout)
     labels = LabelFile(write_raster("labels.tif", LABELS, transform=GRID), 255)
     seen = thumbnail(image, most, labels=labels)
-    factor = -(-max(SIZE) // most)
-    assert seen.factor == factor
+    factor = max(1, max(SIZE) // most)
     assert seen.labels is not None
     height, width = seen.labels.shape
     assert (height, width) == tuple(max(1, side // factor) for side in SIZE)
@@ -49,24 +49,72 @@ def test_pixels_and_labels_are_taken_from_their_blocks(
     assert seen.pixels.valid.all()
 
 
-@pytest.mark.parametrize("most", [200, 20])
-def test_a_window_is_taken_where_it_lies(write_raster: Write, most: int) -> None:
+def overlaps(pixels: int, count: int) -> np.ndarray:
+    """How much of each of `pixels` lies below each of `count`, (count, pixels)."""
+    first, place = np.arange(count)[:, None] * pixels / count, np.arange(pixels)
+    last = np.minimum(first + pixels / count, place + 1)
+    return np.clip(last - np.maximum(first, place), 0, None)
+
+
+def mean_by_hand(
+    values: np.ndarray, valid: np.ndarray, size: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    rows, cols = (overlaps(*pair) for pair in zip(valid.shape, size, strict=True))
+    cover = rows @ valid @ cols.T
+    total = rows @ (values * valid).astype(np.float64) @ cols.T
+    return np.where(cover > 1e-6, total / np.maximum(cover, 1e-6), 0), cover > 1e-6
+
+
+@pytest.mark.parametrize("strip_bytes", [1 << 20, 9000])
+@pytest.mark.parametrize("most", [130, 101, 66, 48, 31])
+def test_a_picture_is_as_large_as_asked(
+    write_raster: Write, monkeypatch: pytest.MonkeyPatch, most: int, strip_bytes: int
+) -> None:
+    monkeypatch.setattr(module, "STRIP_BYTES", strip_bytes)
+    rng = np.random.default_rng(most)
+    values = rng.integers(0, 9000, (3, *SIZE)).astype(np.uint16)
+    values[:, rng.random(SIZE) < 0.3] = 0
+    values[:, 20:50, 70:90] = 0
+    image = write_raster("image.tif", values, transform=GRID, nodata=0)
+    labels = LabelFile(write_raster("labels.tif", LABELS, transform=GRID), 255)
+    between = thumbnail(image, 131 // (131 // most), labels=labels)  # taken, not averaged
+    seen = thumbnail(image, most, labels=labels)
+    assert between.labels is not None
+    assert seen.labels is not None
+    assert between.size != seen.size
+    assert seen.size == (round(between.size[0] * most / between.size[1]), most)
+    wanted, valid = mean_by_hand(between.pixels.values, between.pixels.valid, seen.size)
+    assert np.array_equal(seen.pixels.valid, valid)
+    assert not valid.all()
+    np.testing.assert_allclose(seen.pixels.values, wanted, rtol=1e-6)
+    places = [
+        [int((n + 0.5) * whole / part) for n in range(part)]
+        for whole, part in zip(between.size, seen.size, strict=True)
+    ]
+    assert np.array_equal(seen.labels, between.labels[np.ix_(*places)])
+    taken = thumbnail(image, most, means=False)
+    assert np.array_equal(
+        taken.pixels.values, between.pixels.values[(slice(None), *np.ix_(*places))]
+    )
+
+
+@pytest.mark.parametrize(("most", "factor"), [(200, 1), (20, 4)])
+def test_a_window_is_taken_where_it_lies(write_raster: Write, most: int, factor: int) -> None:
     window = Window(30, 40, 60, 80)
     seen = thumbnail(an_image(write_raster), most, window=window)
     rows, cols = places(seen.pixels.values)
-    assert abs(rows[0, 0] - 30) < seen.factor
-    assert abs(cols[0, 0] - 40) < seen.factor
+    assert abs(rows[0, 0] - 30) < factor
+    assert abs(cols[0, 0] - 40) < factor
     assert rows.max() < 90
     assert cols.max() < 120
-    assert max(rows.shape) <= most
-    assert max(rows.shape) > most / 2 or seen.factor == 1
+    assert seen.size == (60 // factor, 80 // factor)
 
 
 @pytest.mark.parametrize(
     ("nodata", "profile"),
     [(None, {"nodata": 5}), (5.0, {}), ("none", {"nodata": 5}), ("collar", {})],
 )
-@pytest.mark.parametrize("most", [200, 40])
+@pytest.mark.parametrize("most", [200, 32])
 def test_nodata_is_what_training_takes_for_it(
     write_raster: Write, most: int, nodata: float | str | None, profile: dict[str, object]
 ) -> None:
@@ -90,7 +138,7 @@ def test_labels_on_another_grid_and_polygons_lie_there_too(
     y = (np.arange(230) + 0.5 - 9) // 2
     fine = np.where((y[:, None] // 8 + x[None] // 12) % 2 == 1, 1, 0).astype(np.uint8)
     other = LabelFile(write_raster("other.tif", fine, transform=moved), 255)
-    seen = thumbnail(image, 44, labels=other)
+    seen = thumbnail(image, 43, labels=other)
     middle = np.indices(seen.labels.shape) * 3 + 1  # of three by three pixels
     assert np.array_equal(seen.labels, (middle[0] // 8 + middle[1] // 12) % 2)
     ring = [[5e5 + 2 * c, 4e6 - 2 * r] for r, c in [(9, 30), (9, 90), (60, 90), (60, 30), (9, 30)]]
@@ -107,6 +155,6 @@ def test_labels_on_another_grid_and_polygons_lie_there_too(
     }
     path = tmp_path / "polygons.geojson"
     path.write_text(json.dumps(collection))
-    seen = thumbnail(image, 44, labels=LabelFile(str(path), 255))
+    seen = thumbnail(image, 43, labels=LabelFile(str(path), 255))
     inside = (middle[0] >= 9) & (middle[0] < 60) & (middle[1] >= 30) & (middle[1] < 90)
     assert np.array_equal(seen.labels, inside.astype(int))

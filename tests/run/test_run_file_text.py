@@ -19,7 +19,20 @@ from tilenet.run.keys import (
 )
 
 PLAIN = RunFile(images="a.tif", labels="b.tif", classes=3, output="run", steps=7)
-NAMES = ["no", "Yes", "null", "1", "2.5", "ground: soil", "# x", "é\n\t\u2028", "<script>", "-", ""]
+NAMES = [
+    "no",
+    "Yes",
+    "null",
+    "1",
+    "2.5",
+    "ground: soil",
+    "# x",
+    "é\n\t\u2028",
+    "<script>",
+    "-",
+    "",
+    "🌲 ash",
+]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,18 @@
 """What `tilenet info` found, as people read it."""
 
+from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
+from tilenet.files.vector_keys import is_whole, shown_value
+from tilenet.run.file_text import flow_text
+
 __all__ = ["block_of"]
+
+MOST_OTHERS = 5  # rasters and palettes of a file that are named
+MOST_QUANTITIES = 20
+MOST_COLOURS = 12  # of a palette
+MOST_LETTERS = 80  # of a value of a field
 
 
 def block_of(found: dict[str, Any]) -> str:
@@ -35,14 +45,34 @@ def _header(found: dict[str, Any]) -> list[str]:
     if found["read_size"] != found["size"]:
         size += ", read as {:,} × {:,}".format(*found["read_size"])
     on_disk = "" if found["num_bytes"] is None else f", {_bytes(found['num_bytes'])}"
-    packed = f", {found['compression']}" if found["compression"] else ", not compressed"
+    packed = {None: "", "": ", not compressed"}.get(
+        found["compression"], f", {found['compression']}"
+    )
     return [
         _line("file", f"{found['driver']}{on_disk}{packed}; {_blocks(found)}"),
+        *_contents(found),
         _line("size", size),
         _line("bands", _bands(found["bands"])),
+        *_quantities(found["bands"]),
+        *_palettes(found["bands"]),
         _line("grid", _grid(found)),
+        *_places(found["places"]),
         _line("data", found["data"]),
     ]
+
+
+def _contents(found: dict[str, Any]) -> list[str]:
+    """Which of several arrays or rasters of a file is read."""
+    lines = []
+    if found["array"] is not None:
+        lines.append(_line("array", f"{found['array']} is read"))
+    others = found["others"]
+    if others:
+        shown = ", ".join(others[:MOST_OTHERS]) + " …" * (len(others) > MOST_OTHERS)
+        lines.append(
+            _line("rasters", f"1 of {len(others) + 1:,} in the file is read; also: {shown}")
+        )
+    return lines
 
 
 def _blocks(found: dict[str, Any]) -> str:
@@ -60,12 +90,74 @@ def _blocks(found: dict[str, Any]) -> str:
 def _bands(bands: list[dict[str, Any]]) -> str:
     """`1 red, 2 green (uint8)`; those of one dtype together, those that are not read said."""
     parts: list[str] = []
-    for place, band in enumerate(bands):
-        text = f"{band['number']} {band['name']}".strip()
-        text += "" if band["read"] else " (not read)"
-        last = place + 1 == len(bands) or bands[place + 1]["dtype"] != band["dtype"]
-        parts.append(f"{text}: {band['dtype']}" if last else text)
+    for first, last in _alike(
+        bands, lambda band: (band["dtype"], band["read"], bool(band["name"]))
+    ):
+        if bands[first]["name"]:
+            texts = [f"{band['number']} {band['name']}" for band in bands[first : last + 1]]
+        else:
+            texts = [_numbers(bands[first]["number"], bands[last]["number"])]
+        texts = texts if bands[first]["read"] else [f"{text} (not read)" for text in texts]
+        ends = last + 1 == len(bands) or bands[last + 1]["dtype"] != bands[first]["dtype"]
+        parts += [*texts[:-1], f"{texts[-1]}: {bands[first]['dtype']}" if ends else texts[-1]]
     return ", ".join(parts)
+
+
+def _alike(
+    bands: list[dict[str, Any]], facts: Callable[[dict[str, Any]], Any]
+) -> list[tuple[int, int]]:
+    """First and last places of neighbouring bands of the same facts."""
+    runs = [list(run) for _, run in groupby(range(len(bands)), lambda place: facts(bands[place]))]
+    return [(run[0], run[-1]) for run in runs]
+
+
+def _numbers(first: int, last: int) -> str:
+    return ", ".join(map(str, range(first, last + 1))) if last - first < 4 else f"{first}–{last}"
+
+
+def _quantities(bands: list[dict[str, Any]]) -> list[str]:
+    """What physical quantity the numbers of bands stand for, where the file says so."""
+    parts = []
+    for first, last in _alike(bands, lambda band: [band[n] for n in ("scale", "offset", "unit")]):
+        scale, offset, unit = (bands[first][name] for name in ("scale", "offset", "unit"))
+        if (scale, offset, unit) == (1, 0, None):
+            continue
+        text = "number" + (f" × {scale:.9g}" if scale != 1 else "")
+        text += f" {'−' if offset < 0 else '+'} {abs(offset):.9g}" if offset else ""
+        text += f" {unit}" if unit else ""
+        parts.append(f"{_numbers(bands[first]['number'], bands[last]['number'])}: {text}")
+    if not parts:
+        return []
+    shown = "; ".join(parts[:MOST_QUANTITIES]) + " …" * (len(parts) > MOST_QUANTITIES)
+    return [_line("value", f"{shown} (tilenet reads the numbers as they are stored)")]
+
+
+def _palettes(bands: list[dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for band in bands:
+        if band["palette"] is None or len(lines) == MOST_OTHERS:
+            continue
+        colours = band["palette"]["colours"]
+        shown = ", ".join(
+            f"{number} {colour}" for number, colour in list(colours.items())[:MOST_COLOURS]
+        )
+        more = len(colours) - MOST_COLOURS
+        shown += f" and {more} more" if more > 0 else ""
+        text = (
+            f"band {band['number']} holds numbers of colours or classes ({shown or 'all black'}), "
+            "read as these numbers"
+        )
+        lines.append(_line("palette", text))
+    return lines
+
+
+def _places(places: dict[str, Any]) -> list[str]:
+    parts = []
+    if places["gcps"]:
+        crs = places["gcps_crs"] or "no CRS"
+        parts.append(f"{places['gcps']:,} ground control points ({crs})")
+    parts += ["RPCs"] * places["rpcs"] + ["arrays of coordinates"] * places["geolocation"]
+    return [_line("", f"{' and '.join(parts)} in the file, not used")] if parts else []
 
 
 def _grid(found: dict[str, Any]) -> str:
@@ -92,14 +184,70 @@ def _labels(labels: dict[str, Any]) -> list[str]:
     ]
     if labels["bounds"] is not None:
         left, bottom, right, top = labels["bounds"]
+        about = "" if labels["exact"] else "about "
         lines.append(
             _line(
                 "",
-                f"x {left:.9g} to {right:.9g}, y {bottom:.9g} to {top:.9g} in the image's CRS: "
-                f"{labels['share']:.1%} of its rectangle",
+                f"{about}x {left:.9g} to {right:.9g}, y {bottom:.9g} to {top:.9g} in the image's "
+                "CRS",
             )
         )
+        lines.append(
+            _line("", f"this rectangle covers {about}{labels['share']:.1%} of the image's")
+        )
+        if labels["share_inside"] is not None:
+            lines[-1] += f"; {about}{labels['share_inside']:.1%} of it lies on the image"
+    if labels["names"]:
+        names = [f"{label} {name}" for label, name in labels["names"].items()]
+        shown = ", ".join(names[:MOST_COLOURS]) + " …" * (len(names) > MOST_COLOURS)
+        lines.append(_line("", f"classes are named: {shown}"))
+    if labels["values"] is not None:
+        lines += _values(labels["values"])
     return lines
+
+
+def _values(values: dict[str, Any]) -> list[str]:
+    """Values of the field, and the mapping that a run file needs."""
+    number, shown = values["distinct"], len(values["counts"])
+    features = values["features"]
+    counted = (
+        f"{number:,} value{'s' * (number != 1)} in {features:,} polygon{'s' * (features != 1)}"
+    )
+    if shown < number:
+        counted += f", the {shown} most frequent of them:"
+    rows = [
+        [f"{count:,}", _class(text, values), _cut(shown_value(text))]
+        for text, count in values["counts"].items()
+    ]
+    # In the order of the classes, what does not count last.
+    short = [pair for pair in values["classes"].items() if _cut(pair[0]) == pair[0]]
+    classes = sorted(short, key=lambda pair: (pair[1] is None, pair[1] or 0))
+    pairs = ", ".join(f"{_key(text)}: {flow_text(label)}" for text, label in classes)
+    lines = [_line("field", f"{values['field']}: {counted}")]
+    lines += _table(["polygons", "class", "value"], rows, left=1)
+    if pairs:
+        told = "for the run file (0 is what lies in no polygon, null does not count):"
+        keys = f"vectors: {{field: {flow_text(values['field'])}, classes: {{{pairs}}}}}"
+        lines += [_line("", told), _line("", keys)]
+    return lines
+
+
+def _cut(text: str) -> str:
+    """The beginning of what is too long to be the name of a class."""
+    return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"
+
+
+def _class(text: str, values: dict[str, Any]) -> str:
+    if text in values["missing"]:
+        return "not given"
+    label = values["classes"][text]
+    return "null" if label is None else str(label)
+
+
+def _key(text: str) -> str:
+    """A value as a key of YAML."""
+    plain = text == "null" or (is_whole(text) and str(int(text)) == text)
+    return text if plain else flow_text(text)
 
 
 def _pixels(found: dict[str, Any]) -> list[str]:
@@ -116,7 +264,10 @@ def _pixels(found: dict[str, Any]) -> list[str]:
         ]
         for band in pixels["bands"]
     ]
-    without = f"{share:.2%} of {pixels['num_pixels']:,} pixels are without data"
+    number = pixels["num_pixels"]
+    without = (
+        f"{number - pixels['num_valid']:,} of {number:,} pixels ({share:.2%}) are without data"
+    )
     return [_line("pixels", without), *_table(heads, rows)]
 
 
@@ -134,10 +285,18 @@ def _classes(labels: dict[str, Any]) -> list[str]:
     ]
 
 
-def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
+def _table(heads: list[str], rows: list[list[str]], left: int = 0) -> list[str]:
+    """Columns, of which the last `left` begin below each other."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    signs = [">"] * (len(heads) - left) + ["<"] * left
+    columns = list(zip(signs, widths, strict=True))
     return [
-        _line("", "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)))
+        _line(
+            "",
+            "  ".join(
+                f"{cell:{sign}{width}}" for cell, (sign, width) in zip(row, columns, strict=True)
+            ),
+        ).rstrip()
         for row in [heads, *rows]
     ]
 

@@ -8,17 +8,23 @@ from tilenet.files.vector_keys import VectorKeys
 __all__ = ["add_labels", "vectors_of"]
 
 
-def add_labels(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `vectors_of` reads, and `--ignore-index`."""
+def add_labels(parser: argparse.ArgumentParser, *, choice: bool = False) -> None:
+    """Add the options that `vectors_of` reads, and `--ignore-index`.
+
+    Args:
+        choice: Whether `--classes` may name classes instead of mapping values to them.
+    """
+    mapped = "polygons: classes of its values, or ignore; else these are class numbers"
+    chosen = "classes to show, by name or number; VALUE=CLASS,… says what values of --field mean"
     parser.add_argument(
         "--ignore-index", type=int, default=255, help="label that does not count (255)"
     )
     parser.add_argument("--field", help="polygons: attribute that holds the class; else all are 1")
     parser.add_argument(
         "--classes",
-        type=_mapping,
-        metavar="VALUE=CLASS,…",
-        help="polygons: classes of its values, or ignore; else these are class numbers",
+        type=_mapping_or_choice if choice else _mapping,
+        metavar="CLASS,…" if choice else "VALUE=CLASS,…",
+        help=chosen if choice else mapped,
     )
     parser.add_argument("--layer", help="polygons: layer, where the file has several")
     parser.add_argument(
@@ -35,15 +41,22 @@ def vectors_of(given: argparse.Namespace) -> VectorKeys:
     Raises:
         UsageError: Options contradict each other.
     """
-    if given.classes and given.field is None:
+    classes = given.classes if isinstance(given.classes, dict) else None
+    if classes and given.field is None:
         raise UsageError("--classes maps the values of a field; name it with --field")
     return VectorKeys(
         field=given.field,
-        classes=given.classes,
+        classes=classes,
         layer=given.layer,
         crs=given.label_crs,
         all_touched=given.all_touched,
     )
+
+
+def _mapping_or_choice(
+    text: str,
+) -> dict[str | int | float | bool | None, int | None] | tuple[str, ...]:
+    return _mapping(text) if "=" in text else tuple(part.strip() for part in text.split(","))
 
 
 def _mapping(text: str) -> dict[str | int | float | bool | None, int | None]:

@@ -11,20 +11,25 @@ from numpy.typing import NDArray
 
 from tilenet.commands.command_line import Arguments
 from tilenet.commands.label_arguments import add_labels, vectors_of
-from tilenet.commands.raster_arguments import band_names, numbers
+from tilenet.commands.painted_classes import Painted, painted_classes
+from tilenet.commands.raster_arguments import band_names, nodata_value, numbers
 from tilenet.errors import TilenetError, UsageError
 from tilenet.files.bands import BandNames
+from tilenet.files.beyond_pixels import colour_table
+from tilenet.files.maps import class_colours
 from tilenet.files.png import write_png
 from tilenet.files.raster import Raster
 from tilenet.files.stack import stacked_paths
-from tilenet.files.thumbnail import LabelFile, thumbnail
+from tilenet.files.thumbnail import LabelFile, Thumbnail, thumbnail
 from tilenet.geometry.bbox import checked_window
-from tilenet.report.pictures import overlaid, rgba, stretched
+from tilenet.report.class_legend import Shown, drawn, lines, with_legend
+from tilenet.report.pictures import coloured, overlaid, rgba, stretched
 
 __all__ = ["main"]
 
 MOST_PX = 16384  # of a picture's side: 1 GiB of memory
 MOST_CLASS = 65535
+OPACITY = 0.4
 WINDOW = "ROW,COL,HEIGHT,WIDTH"
 
 
@@ -44,8 +49,10 @@ def main(arguments: list[str]) -> int:
 def _parser() -> Arguments:
     parser = Arguments(
         prog="tilenet preview",
-        description="Write a picture of an image, of any size, with its labels half transparent "
-        "in the colours of maps, but for --ignore-index and what lies in no polygon. Pixels "
+        description="Write a picture of an image, of any size, under its labels, which are half "
+        "transparent in the colours of maps. Not painted are --ignore-index, what lies in no "
+        "polygon, and class 0 of label rasters unless --classes names it. The classes are printed "
+        "with their colours, and drawn below the picture where matplotlib is installed. Pixels "
         "without data are transparent.",
     )
     parser.add_argument("image", help="raster, or files on one grid: R.tif+G.tif+B.tif")
@@ -55,7 +62,16 @@ def _parser() -> Arguments:
         "--bands", type=_bands, metavar="R,G,B", help="names or numbers; one of them: grey"
     )
     parser.add_argument(
-        "--size", type=int, default=1024, metavar="PX", help="largest side (%(default)s)"
+        "--size",
+        type=int,
+        default=1024,
+        metavar="PX",
+        help="larger side of the picture, where the image has more pixels (%(default)s)",
+    )
+    parser.add_argument(
+        "--nodata",
+        type=nodata_value,
+        help="value without data, none, or collar (default: what the file says)",
     )
     parser.add_argument(
         "--window", type=numbers(int, WINDOW), metavar=WINDOW, help="pixels to show (default: all)"
@@ -67,36 +83,89 @@ def _parser() -> Arguments:
         metavar="LOW,HIGH",
         help="percentiles of each band that become black and white (2,98)",
     )
+    parser.add_argument(
+        "--opacity",
+        type=float,
+        default=OPACITY,
+        help="of the labels, from 0: none are seen to 1: they hide the image (%(default)s)",
+    )
+    parser.add_argument("--no-legend", action="store_true", help="draw no legend below")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing picture")
-    add_labels(parser)
+    add_labels(parser, choice=True)
     return parser
 
 
 def _preview(arguments: list[str]) -> None:
     given = _parser().parse_args(arguments)
-    # Beside polygons the image is seen as it is.
+    # Where no polygon lies the image is seen as it is.
     vectors = replace(vectors_of(given), background="ignore")
     if not 1 <= given.size <= MOST_PX:
         raise UsageError(f"--size is a number of pixels from 1 to {MOST_PX} ({given.size})")
+    if not 0 <= given.opacity <= 1:
+        raise UsageError(f"--opacity is a number from 0 to 1 ({given.opacity:g})")
     out = Path(given.out)
     _check_target(out, given.image, given.labels, overwrite=given.overwrite)
-    with Raster(given.image, given.bands) as image:
+    painted = None
+    with Raster(given.image, given.bands, None, given.nodata) as image:
         bands = given.bands or _colour_bands(image)
         window = None if given.window is None else checked_window(given.window, image.size)
-    labels = None
-    if given.labels is not None:
-        labels = LabelFile(given.labels, given.ignore_index, vectors)
-    seen = thumbnail(given.image, given.size, bands, window=window, labels=labels)
-    picture = stretched(seen.pixels, *given.stretch)
-    if seen.labels is not None:
-        _check_labels(seen.labels, given.labels, given.ignore_index)
-        picture = overlaid(picture, seen.labels, given.ignore_index)
-    write_png(rgba(picture, seen.pixels.valid), out)
-    height, width = picture.shape[1:]
-    print(
-        f"{out}: {height} × {width} px, "
-        + (f"one of {seen.factor} × {seen.factor} pixels" if seen.factor > 1 else "all pixels")
+        palette = _palette(image)
+        if given.labels is not None:
+            labels = LabelFile(given.labels, given.ignore_index, vectors)
+            chosen = None if isinstance(given.classes, dict) else given.classes
+            painted = painted_classes(labels, image, chosen)
+    seen = thumbnail(
+        given.image,
+        given.size,
+        bands,
+        given.nodata,
+        window=window,
+        labels=None if painted is None else painted.labels,
+        means=palette is None,
     )
+    if palette is None:
+        picture = stretched(seen.pixels, *given.stretch)
+    else:
+        picture = coloured(seen.pixels.values[0], palette)
+    classes: list[Shown] = []
+    if painted is not None and seen.labels is not None:
+        _check_labels(seen.labels, given.labels, given.ignore_index)
+        classes = _shown(painted, seen.labels)
+        known = np.isin(seen.labels, [one.label for one in classes if one.colour is not None])
+        picture = overlaid(picture, seen.labels, known, given.opacity)
+    strip = None if given.no_legend else drawn(classes, picture.shape[2])
+    write_png(with_legend(rgba(picture, seen.pixels.valid), strip), out)
+    _say(out, seen, painted, classes)
+
+
+def _shown(painted: Painted, labels: NDArray[np.int64]) -> list[Shown]:
+    """The classes of a picture."""
+    counted = labels[labels != painted.labels.ignore_index]
+    numbers, counts = np.unique(counted, return_counts=True)
+    colours = class_colours(int(numbers.max()) + 1) if len(numbers) else []
+    return [
+        Shown(
+            label,
+            painted.names.get(label, ""),
+            colours[label][:3] if painted.paints(label) else None,
+            count / counted.size,
+        )
+        for label, count in zip(numbers.tolist(), counts.tolist(), strict=True)
+    ]
+
+
+def _say(out: Path, seen: Thumbnail, painted: Painted | None, classes: list[Shown]) -> None:
+    height, width = seen.size
+    whole = seen.window.height, seen.window.width
+    of = "all pixels" if seen.size == whole else "of {:,} × {:,}".format(*whole)
+    print(f"{out}: {height} × {width} px, {of}")
+    for line in lines(classes):
+        print(line)
+    if painted is not None and all(one.colour is None for one in classes):
+        print(
+            "  no labels are seen: class 0 of a raster is painted if --classes names it, "
+            f"{painted.labels.ignore_index} (--ignore-index) never"
+        )
 
 
 def _bands(text: str) -> tuple[int | str, ...]:
@@ -122,6 +191,13 @@ def _colour_bands(image: Raster) -> BandNames:
     if None not in names:
         return [band for band in names if band is not None]
     return image.bands[:3] if len(image.bands) >= 3 else image.bands[:1]
+
+
+def _palette(image: Raster) -> NDArray[np.uint8] | None:
+    """Colours of the numbers of an image's only band; None: it holds no such numbers."""
+    if len(image.bands) > 1 or len(image.stack.datasets) > 1:
+        return None
+    return colour_table(image.dataset, image.bands[0])
 
 
 def _check_target(out: Path, image: str, labels: str | None, *, overwrite: bool) -> None:

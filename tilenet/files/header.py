@@ -5,9 +5,17 @@ from dataclasses import dataclass
 from math import acos, atan2, degrees, hypot
 from typing import Any
 
-from rasterio.enums import MaskFlags
+from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.errors import CRSError
 
+from tilenet.files.beyond_pixels import (
+    Palette,
+    Places,
+    array_of,
+    others_of,
+    palette_of,
+    places_of,
+)
 from tilenet.files.extents import crs_name
 from tilenet.files.raster import GDAL_ERRORS, Raster
 
@@ -15,6 +23,7 @@ __all__ = ["BandInFile", "Header", "header_of"]
 
 WINDOW_PX = 1024  # side of a window that is read
 MOST_TIMES = 4.0  # pixels that are decoded for one that is wanted
+MOST_TAGS = 10  # nodata tags that are said, where bands have different ones
 SMALL_BYTES = 64 << 20  # GDAL's cache holds what is no larger, see `raster`
 
 
@@ -26,12 +35,19 @@ class BandInFile:
         number: From 1, through all stacked files.
         name: What the file calls it, or nothing.
         read: Whether it is among those that are read; alpha is not, unless asked for.
+        scale, offset: What makes a physical quantity of a stored number; pixels are read as stored.
+        unit: Of that quantity; None: the file names none.
+        palette: Colours that the band's numbers stand for; None: they are no colour numbers.
     """
 
     number: int
     name: str
     dtype: str
     read: bool
+    scale: float
+    offset: float
+    unit: str | None
+    palette: Palette | None
 
 
 @dataclass(frozen=True)
@@ -48,9 +64,12 @@ class Header:
         rotation: Degrees by which rows of pixels are turned from the x axis, counterclockwise.
         mirrored: Whether it cannot be turned to be a map: rows go upwards, in an upright one.
         corner: Degrees between rows and columns; 90 unless the grid is sheared.
+        places: What else says where the pixels lie, unused: control points, RPCs.
+        array: Which array of a file of several is read, as in Zarr; None: there are no arrays.
+        others: Names under which other rasters of the same file can be opened.
         data: What says where there is data, in words.
         block: Rows and columns of the blocks that the file is stored in.
-        compression: Of the file; None: none.
+        compression: Of the file; "": none; None: GDAL does not say.
         times: Pixels decoded for each that is wanted, in a window of 1024 px that lies badly.
         suits_windows: Whether these are few, or the file so small that GDAL keeps it.
     """
@@ -66,6 +85,9 @@ class Header:
     rotation: float
     mirrored: bool
     corner: float
+    places: Places
+    array: str | None
+    others: tuple[str, ...]
     data: str
     block: tuple[int, int]
     compression: str | None
@@ -87,25 +109,62 @@ def header_of(raster: Raster) -> Header:
         num_bytes=_num_bytes(raster.files),
         size=raster.size_in_file,
         read_size=raster.size,
-        bands=tuple(
-            BandInFile(number, band.name, stack.dtypes[number - 1], number in raster.bands)
-            for number, band in enumerate(stack.bands, start=1)
-        ),
+        bands=_bands(raster),
         crs=crs_name(raster.crs) if raster.crs else None,
         unit=_unit(raster.crs),
         pixel=(columns, rows),
         rotation=degrees(atan2(t.d, t.a)),
         mirrored=t.a * t.e - t.b * t.d > 0,
         corner=degrees(acos(max(-1.0, min(1.0, between)))),
+        places=places_of(first),
+        array=array_of(first),
+        others=others_of(first),
         data=_data(raster),
         block=(block[0], block[1]),
-        compression=str(first.compression.value) if first.compression else None,
+        compression=_compression(first),
         times=times,
         suits_windows=times <= MOST_TIMES or num_values * raster.dtype.itemsize <= SMALL_BYTES,
     )
 
 
+def _bands(raster: Raster) -> tuple[BandInFile, ...]:
+    stack = raster.stack
+    # Of each file once: rasterio asks GDAL for all bands each time.
+    facts = [
+        (dataset, number, *rest)
+        for dataset in stack.datasets
+        for number, rest in enumerate(
+            zip(dataset.scales, dataset.offsets, dataset.units, dataset.colorinterp, strict=True),
+            start=1,
+        )
+    ]
+    return tuple(
+        BandInFile(
+            number,
+            band.name,
+            stack.dtypes[number - 1],
+            number in raster.bands,
+            float(scale),
+            float(offset),
+            unit or None,
+            palette_of(dataset, place) if colour == ColorInterp.palette else None,
+        )
+        for number, (band, (dataset, place, scale, offset, unit, colour)) in enumerate(
+            zip(stack.bands, facts, strict=True), start=1
+        )
+    )
+
+
+def _compression(dataset: Any) -> str | None:
+    if dataset.compression:
+        return str(dataset.compression.value)
+    # Other formats compress without a word: PNG, JPEG 2000, netCDF, Zarr.
+    return "" if dataset.driver == "GTiff" else None
+
+
 def _num_bytes(paths: tuple[str, ...]) -> int | None:
+    if any(map(os.path.isdir, paths)):
+        return None  # of a folder, such as Zarr's, GDAL lists not all files
     try:
         return sum(os.stat(path).st_size for path in set(paths))
     except OSError:
@@ -139,9 +198,12 @@ def _by_the_file(dataset: Any) -> str:
         return "no data where the alpha band is 0"
     if MaskFlags.per_dataset in flags:
         return "no data where the file's mask is 0"
-    tags = dict.fromkeys(value for value in dataset.nodatavals if value is not None)
+    tags = ["none" if value is None else f"{value:g}" for value in dataset.nodatavals]
     if MaskFlags.nodata in flags and tags:
-        return f"no data where all bands are {' or '.join(f'{tag:g}' for tag in tags)} (nodata tag)"
+        if len(set(tags)) == 1:
+            return f"no data where all bands are {tags[0]} (nodata tag)"
+        each = ", ".join(tags[:MOST_TAGS]) + " …" * (len(tags) > MOST_TAGS)
+        return f"no data where each band is its own nodata tag ({each})"
     return "every pixel counts (no nodata tag, mask or alpha band)"
 
 

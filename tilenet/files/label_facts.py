@@ -1,9 +1,11 @@
 """What labels are, and how they lie to their image, before they are read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from tilenet.files.class_names import class_names
 from tilenet.files.extents import Bounds, bounds_in, bounds_of, crs_name
+from tilenet.files.field_values import FieldValues, field_values
 from tilenet.files.label_source import LabelSource
 from tilenet.files.labels import Labels
 from tilenet.files.raster import Raster
@@ -26,14 +28,22 @@ class LabelFacts:
         crs: Its name; None: there is none.
         grid: How they get to the image's pixels.
         bounds: Where they lie, in the image's CRS; None: unknown, or taken to be the image's.
+        exact: Whether these are the labels' own bounds, not a little wider ones from another CRS.
         share: Of the image's rectangle, how much lies within these.
+        share_inside: Of the rectangle of the labels, how much lies within the image's.
+        names: Of classes, where a raster gives them.
+        values: Those of the field that holds the classes of polygons.
     """
 
     kind: str
     crs: str | None
     grid: str
     bounds: Bounds | None
+    exact: bool
     share: float | None
+    share_inside: float | None
+    names: dict[int, str] = field(default_factory=dict)
+    values: FieldValues | None = None
 
 
 def label_facts(labels: LabelSource, image: Raster) -> LabelFacts:
@@ -41,23 +51,29 @@ def label_facts(labels: LabelSource, image: Raster) -> LabelFacts:
     if isinstance(labels, Labels):
         raster = labels.raster
         rows, cols = raster.size
-        kind = f"raster of {rows} × {cols} px, {raster.dtype}"
+        kind = f"raster of {rows:,} × {cols:,} px, {raster.dtype}"
         placed = raster.crs is not None and image.crs is not None
         there = bounds_of(raster.transform, Window(0, 0, rows, cols)) if placed else None
-        return _lying(kind, raster.crs, _grid(labels, image), there, image)
+        facts = _lying(kind, raster.crs, _grid(labels, image), there, image)
+        return replace(facts, names=class_names(raster))
     # Not at the top: see `label_files`.
     from tilenet.files.vector_labels import VectorLabels
 
     assert isinstance(labels, VectorLabels)
-    layer = labels.layer
+    layer, keys = labels.layer, labels.keys
     number = f"{layer.num_features:,} polygons" if layer.num_features >= 0 else "polygons"
+    if layer.num_features == 1:
+        number = "1 polygon"
     shown = ", ".join(layer.fields[:MOST_FIELDS])
     more = f" and {len(layer.fields) - MOST_FIELDS} more" * (len(layer.fields) > MOST_FIELDS)
-    kind = f"{number} of layer {layer.name}" + (f" ({shown}{more})" if shown else "")
-    field = labels.keys.field
-    chosen = f"class {labels.keys.burn}" if field is None else f"classes from field {field}"
+    kind = f"{number} of layer {layer.name}" + (f" (fields: {shown}{more})" if shown else "")
+    chosen = f"class {keys.burn}" if keys.field is None else f"classes from field {keys.field}"
     grid = f"burned on the image's grid as {chosen}"
-    return _lying(kind, layer.crs, grid, layer.bounds, image)
+    facts = _lying(kind, layer.crs, grid, layer.bounds, image)
+    if keys.field is None:
+        return facts
+    counts = layer.value_counts()
+    return replace(facts, values=field_values(counts, keys, labels.ignore_index))
 
 
 def _grid(labels: Labels, image: Raster) -> str:
@@ -75,11 +91,18 @@ def _lying(
     kind: str, crs: "CRS | None", grid: str, there: Bounds | None, image: Raster
 ) -> LabelFacts:
     own = bounds_of(image.transform, image.whole)
-    moved = None if there is None else bounds_in(there, crs, image.crs)
-    share = None
+    # An empty layer lies nowhere.
+    moved = bounds_in(there, crs, image.crs) if there and there.finite else None
+    share = inside = None
     if moved is not None:
         width = min(own.right, moved.right) - max(own.left, moved.left)
         height = min(own.top, moved.top) - max(own.bottom, moved.bottom)
-        whole = (own.right - own.left) * (own.top - own.bottom)
-        share = max(width, 0.0) * max(height, 0.0) / whole
-    return LabelFacts(kind, crs_name(crs) if crs else None, grid, moved, share)
+        common = max(width, 0.0) * max(height, 0.0)
+        share = common / _area(own)
+        inside = common / _area(moved) if _area(moved) else None
+    name = crs_name(crs) if crs else None
+    return LabelFacts(kind, name, grid, moved, moved == there, share, inside)
+
+
+def _area(bounds: Bounds) -> float:
+    return (bounds.right - bounds.left) * (bounds.top - bounds.bottom)

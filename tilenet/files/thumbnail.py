@@ -1,5 +1,6 @@
 """An image and its labels as coarse as a picture of them needs, however large they are."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,11 +8,15 @@ from numpy.typing import NDArray
 
 from tilenet.files.bands import BandNames
 from tilenet.files.label_files import open_labels
+from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Nodata, Pixels, Raster
+from tilenet.files.shrunk import cells_below, mean_below, middles
 from tilenet.files.vector_keys import VectorKeys
 from tilenet.geometry.tiles import Window
 
 __all__ = ["LabelFile", "Thumbnail", "thumbnail"]
+
+STRIP_BYTES = 64 << 20  # of the pixels that are averaged at once
 
 
 @dataclass(frozen=True)
@@ -36,14 +41,17 @@ class Thumbnail:
     Attributes:
         pixels: (C, H, W) and where there is data.
         labels: (H, W); None: none were wanted.
-        factor: Rows and columns of the image that stand for one of the picture.
         window: Of the image, that is seen.
     """
 
     pixels: Pixels
     labels: NDArray[np.int64] | None
-    factor: int
     window: Window
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and columns of the picture."""
+        return self.pixels.valid.shape[0], self.pixels.valid.shape[1]
 
 
 def thumbnail(
@@ -54,11 +62,15 @@ def thumbnail(
     resolution: float | None = None,
     window: Window | None = None,
     labels: LabelFile | None = None,
+    *,
+    means: bool = True,
 ) -> Thumbnail:
-    """Read a picture of at most `most_px` rows and columns.
+    """Read a picture whose larger side has `most_px` pixels, or all pixels of what is smaller.
 
-    Every so many-th pixel is read, from overviews where the file has some; polygons are burned on
-    this coarse grid. Nothing of the image's size is ever held.
+    Every so many-th pixel is read, from overviews where the file has some, as long as these are
+    more than are wanted; each pixel of the picture is the mean of those that lie below it, and its
+    label is that below its middle. Polygons are burned on the coarse grid. Nothing of the image's
+    size is ever held.
 
     Args:
         path: Of the image.
@@ -68,27 +80,61 @@ def thumbnail(
         resolution: Pixel size that `window` counts; None: the file's.
         window: Within the image; None: all of it.
         labels: Wanted too.
+        means: Whether values can be averaged; else those below the middle of each pixel are taken.
 
     Raises:
         TilenetError: A file cannot be read, or does not fit.
     """
     with Raster(path, bands, resolution, nodata) as image:
         seen = window or image.whole
-        factor = max(1, -(-max(seen.height, seen.width) // most_px))
+        every = max(1, max(seen.height, seen.width) // most_px)
         transform = image.transform
         own = float(np.hypot(transform.a, transform.d))
-    with Raster(path, bands, own * factor, nodata) as coarse:
-        row, col = seen.row // factor, seen.col // factor
+    with ExitStack() as opened:
+        coarse = opened.enter_context(Raster(path, bands, own * every, nodata))
+        row, col = seen.row // every, seen.col // every
         place = Window(
             row,
             col,
-            min(max(1, seen.height // factor), coarse.height - row),
-            min(max(1, seen.width // factor), coarse.width - col),
+            min(max(1, seen.height // every), coarse.height - row),
+            min(max(1, seen.width // every), coarse.width - col),
         )
-        pixels = coarse.sample(place)
         found = None
         if labels is not None:
-            opened = open_labels(labels.path, coarse, labels.ignore_index, labels.vectors)
-            with opened:
-                found = opened.sample(place)
-    return Thumbnail(pixels, found, factor, seen)
+            keys = labels.ignore_index, labels.vectors
+            found = opened.enter_context(open_labels(labels.path, coarse, *keys))
+        if max(place.height, place.width) <= most_px:
+            return Thumbnail(
+                coarse.sample(place), None if found is None else found.sample(place), seen
+            )
+        return Thumbnail(*_shrunk(coarse, found, place, most_px, means=means), seen)
+
+
+def _shrunk(
+    coarse: Raster, labels: LabelSource | None, place: Window, most_px: int, *, means: bool
+) -> tuple[Pixels, NDArray[np.int64] | None]:
+    """A picture of somewhat more pixels than are wanted, strip by strip."""
+    scale = most_px / max(place.height, place.width)
+    height, width = (max(1, round(side * scale)) for side in (place.height, place.width))
+    rows, cols = middles(place.height, height), middles(place.width, width)
+    (below, shares), across = cells_below(place.height, height), cells_below(place.width, width)
+    num_bands = len(coarse.bands)
+    strip = max(1, STRIP_BYTES // (place.width * num_bands * 8))
+    parts, found = [], []
+    for first in range(0, height, strip):
+        part = slice(first, first + strip)
+        top = int(below[part].min())
+        high = Window(place.row + top, place.col, int(below[part].max()) - top + 1, place.width)
+        pixels = coarse.sample(high)
+        if means:
+            inside = below[part] - top, shares[part]
+            parts.append(Pixels(*mean_below(pixels.values, pixels.valid, inside, across)))
+        else:
+            high_rows = rows[part, None] - top
+            values = pixels.values[:, high_rows, cols]
+            parts.append(Pixels(values, pixels.valid[high_rows, cols]))
+        if labels is not None:
+            found.append(labels.sample(high)[rows[part, None] - top, cols])
+    values = np.concatenate([part.values for part in parts], axis=1)
+    picture = Pixels(values, np.concatenate([part.valid for part in parts]))
+    return picture, np.concatenate(found) if labels is not None else None

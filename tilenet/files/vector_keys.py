@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from tilenet.errors import TilenetError
 
-__all__ = ["VectorKeys"]
+__all__ = ["VectorKeys", "is_whole", "shown_value", "text_of"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class VectorKeys:
             TilenetError: A number is no class, `priority` names one twice, or `classes` stands
                 without `field`.
         """
-        named = {f"vectors.classes.{_text(key)}": n for key, n in (self.classes or {}).items()}
+        named = {f"vectors.classes.{text_of(key)}": n for key, n in (self.classes or {}).items()}
         named |= {f"vectors.priority[{i}]": n for i, n in enumerate(self.priority or [])}
         named["vectors.burn"] = self.burn if self.field is None else None
         named["vectors.background"] = None if self.background == "ignore" else self.background
@@ -62,24 +62,24 @@ class VectorKeys:
             TilenetError: A value has no class.
         """
         if self.classes is None:
-            known = {text: int(text) for text in map(_text, values) if _is_whole(text)}
+            known = {text: int(text) for text in map(text_of, values) if is_whole(text)}
             remedy = "map it to a class or to null under vectors.classes"
             rule = "values of vectors.field must be whole numbers, unless vectors.classes maps them"
         else:
             known = {
-                _text(key): ignore_index if number is None else number
+                text_of(key): ignore_index if number is None else number
                 for key, number in self.classes.items()
             }
             remedy = "add it there, with null if its pixels must not count"
             rule = "each value of vectors.field must stand under vectors.classes"
-        unknown = sorted({text for text in map(_text, values) if text not in known})
+        unknown = sorted({text for text in map(text_of, values) if text not in known})
         if unknown:
-            shown = ", ".join(unknown[:5]) + (" …" if len(unknown) > 5 else "")
+            shown = ", ".join(map(shown_value, unknown[:5])) + (" …" if len(unknown) > 5 else "")
             raise TilenetError(f"{rule} ({path}, {self.field}: {shown}); {remedy}")
-        return [known[_text(value)] for value in values]
+        return [known[text_of(value)] for value in values]
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     """A value as it is compared: 1, 1.0 and "1" are the same; none and NaN are null."""
     if hasattr(value, "item"):
         value = value.item()  # of numpy
@@ -92,6 +92,12 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _is_whole(text: str) -> bool:
+def shown_value(text: str) -> str:
+    """A value as people can tell it from its neighbours: quoted where it is empty or has blanks."""
+    return text if text and not (text[0].isspace() or text[-1].isspace()) else f'"{text}"'
+
+
+def is_whole(text: str) -> bool:
+    """Whether a value is a number that may be that of a class."""
     digits = text.removeprefix("-")
     return digits.isdecimal() and len(digits) <= 18

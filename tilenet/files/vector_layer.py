@@ -5,6 +5,7 @@ The only module that opens vector files.
 
 import difflib
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,14 @@ from tilenet.files.extents import Bounds, bounds_in, bounds_of, check_overlap
 from tilenet.files.raster import Raster
 from tilenet.files.shapes_on_image import shapes_on_image
 from tilenet.files.vector_crs import crs_of_layer
-from tilenet.files.vector_keys import VectorKeys
+from tilenet.files.vector_keys import VectorKeys, text_of
 
 __all__ = ["VECTOR_ERRORS", "Polygons", "VectorLayer"]
 
 # What pyogrio raises for GDAL's errors; ValueError for texts and geometries that it cannot decode.
 VECTOR_ERRORS = (DataSourceError, DataLayerError, ValueError, OSError)
+
+VALUES_AT_ONCE = 1 << 20
 
 MENDED = ".*winding order|Non closed ring detected|Several features with id"
 
@@ -100,6 +103,40 @@ class VectorLayer:
             self._kept = self._read(bounds_of(image.transform, image.whole).wider(0.01))
         return self._kept
 
+    def value_counts(self) -> Counter[str]:
+        """How many features of the whole layer have each value of the field (of `text_of`).
+
+        Raises:
+            TilenetError: The file cannot be read.
+        """
+        counts: Counter[str] = Counter()
+        first = 0
+        while True:
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", MENDED, RuntimeWarning)
+                    _, _, _, columns = pyogrio.raw.read(
+                        self.path,
+                        layer=self.name,
+                        columns=[self.keys.field],
+                        read_geometry=False,
+                        skip_features=first,
+                        max_features=VALUES_AT_ONCE,
+                    )
+            except VECTOR_ERRORS as error:
+                raise self._unreadable(error) from error
+            values = columns[0].tolist()
+            counts.update(map(text_of, values))
+            first += len(values)
+            if len(values) < VALUES_AT_ONCE:
+                return counts
+
+    def _unreadable(self, error: Exception) -> TilenetError:
+        return TilenetError(
+            f"a vector file must be readable everywhere ({self.path}, layer {self.name}: "
+            f"{' '.join(str(error).split())}); copy the file again or check it with ogrinfo -al"
+        )
+
     def _read(self, place: Bounds) -> Polygons:
         there = bounds_in(place, self._image.crs, self.crs)
         field = self.keys.field
@@ -117,10 +154,7 @@ class VectorLayer:
                 )
             shapes = shapely.from_wkb(wkb, on_invalid="fix")
         except (*VECTOR_ERRORS, shapely.errors.ShapelyError) as error:
-            raise TilenetError(
-                f"a vector file must be readable everywhere ({self.path}, layer {self.name}: "
-                f"{' '.join(str(error).split())}); copy the file again or check it with ogrinfo -al"
-            ) from error
+            raise self._unreadable(error) from error
         # An index gives them in its own order.
         order = np.argsort(fids, kind="stable") if self._indexed else np.arange(len(fids))
         order = order[~shapely.is_missing(shapes[order]) & ~shapely.is_empty(shapes[order])]

@@ -6,9 +6,10 @@ from numpy.typing import NDArray
 from tilenet.files.maps import class_colours
 from tilenet.files.raster import Pixels
 
-__all__ = ["class_picture", "error_picture", "outline", "overlaid", "rgba", "stretched"]
+__all__ = ["class_picture", "coloured", "error_picture", "outline", "overlaid", "rgba", "stretched"]
 
-OPACITY = 0.5
+EDGE_VALUE = 0.7  # of a colour, at an outline
+EDGE_OPACITY = 2.0  # of what is inside
 RIGHT, WRONG = (222, 228, 224), (213, 60, 0)
 
 
@@ -27,6 +28,13 @@ def stretched(pixels: Pixels, low: float = 2.0, high: float = 98.0) -> NDArray[n
     return np.stack(planes * (3 // len(planes)))
 
 
+def coloured(numbers: NDArray[np.generic], colours: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Numbers of colours (H, W) in these colours (N, 3); black where there is none for them."""
+    known = (numbers >= 0) & (numbers < len(colours))  # type: ignore[operator]
+    picture = colours[np.where(known, numbers, 0).astype(np.int64)] * known[..., None]
+    return np.asarray(picture.transpose(2, 0, 1), np.uint8)
+
+
 def rgba(picture: NDArray[np.uint8], valid: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """With a band that is transparent where there is no data, (4, H, W)."""
     return np.concatenate([picture, np.where(valid, 255, 0).astype(np.uint8)[None]])
@@ -43,24 +51,27 @@ def class_picture(
 
 
 def overlaid(
-    picture: NDArray[np.uint8], labels: NDArray[np.int64], ignore: int
+    picture: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    painted: NDArray[np.bool_],
+    opacity: float,
 ) -> NDArray[np.uint8]:
-    """A picture (3, H, W) under half transparent labels, whose outlines are opaque.
+    """A picture (3, H, W) under half transparent labels, whose outlines are darker and denser.
 
     Args:
         picture: The image.
-        labels: (H, W); negative ones and `ignore` are left out.
-        ignore: Label of pixels that do not count.
+        labels: (H, W).
+        painted: (H, W); where they are painted. Labels there are 0 or more.
+        opacity: 0: the picture as it is; 1: labels hide it.
     """
-    known = (labels >= 0) & (labels != ignore)
-    if not known.any():
+    if not painted.any():
         return picture
-    colours = class_picture(labels, int(labels[known].max()) + 1).astype(np.float64)
-    mixed = picture * (1 - OPACITY) + colours * OPACITY
-    edges = outline(labels) & known
-    mixed = np.where(edges, colours * 0.7, mixed)
-    shown: NDArray[np.uint8] = np.where(known, np.round(mixed), picture).astype(np.uint8)
-    return shown
+    shown = np.where(painted, labels, -1)
+    edges = outline(shown)
+    colours = class_picture(shown, int(shown.max()) + 1) * np.where(edges, EDGE_VALUE, 1.0)
+    share = np.where(edges, min(1.0, EDGE_OPACITY * opacity), opacity) * painted
+    mixed: NDArray[np.uint8] = np.round(picture * (1 - share) + colours * share).astype(np.uint8)
+    return mixed
 
 
 def outline(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -93,7 +104,7 @@ def _colours(num_classes: int) -> NDArray[np.uint8]:
 def _stretch(
     band: NDArray[np.generic], valid: NDArray[np.bool_], low: float, high: float
 ) -> NDArray[np.uint8]:
-    values = band.astype(np.float64)
+    values = band.astype(np.float64) / 2  # or differences of the largest numbers overflow
     if not valid.any():
         return np.zeros(band.shape, np.uint8)
     bottom, top = np.percentile(values[valid], [low, high])

@@ -90,11 +90,9 @@ def _drawn(path: str, seen: Thumbnail, facts: dict[str, Any]) -> list[Markup]:
         aria_label=alt,
         class_="tiles",
     )
-    words = (
-        f"{path}: {height:,} × {width:,} px, one of {seen.factor} × {seen.factor} pixels shown"
-        if seen.factor > 1
-        else f"{path}: {height:,} × {width:,} px"
-    )
+    words = f"{path}: {height:,} × {width:,} px"
+    if seen.size != (height, width):
+        words += ", shown as {:,} × {:,}".format(*seen.size)
     about = (
         f"{words}. {grid} of {what}, {tall:,} × {wide:,} px; a tile owns up to "
         f"{max(span[3] for span in rows):,} × {max(span[3] for span in cols):,} px and reads "

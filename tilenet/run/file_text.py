@@ -8,7 +8,7 @@ from typing import Any
 
 from tilenet.run.file import RunFile
 
-__all__ = ["run_file_text"]
+__all__ = ["flow_text", "run_file_text"]
 
 
 def run_file_text(run: RunFile) -> str:
@@ -28,15 +28,15 @@ def _lines(keys: Any, indent: str) -> Iterator[str]:
                 yield f"{indent}{part.name}:"
                 yield from inner
         elif value is not None:
-            yield f"{indent}{part.name}: {_flow(value)}"
+            yield f"{indent}{part.name}: {flow_text(value)}"
 
 
-def _flow(value: Any) -> str:
+def flow_text(value: Any) -> str:
     """A value in one line: JSON, which is YAML too, but for keys and numbers that it lacks."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_flow(k)}: {_flow(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{flow_text(k)}: {flow_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_flow, value)) + "]"
+        return "[" + ", ".join(map(flow_text, value)) + "]"
     if isinstance(value, float):
         if not isfinite(value):
             return ".nan" if value != value else (".inf" if value > 0 else "-.inf")
@@ -47,7 +47,18 @@ def _flow(value: Any) -> str:
         return f"{digits}e{exponent}" if "." in digits else f"{digits}.0e{exponent}"
     if isinstance(value, str) and value.isidentifier() and value not in WORDS:
         return value
-    return json.dumps(value, ensure_ascii=True)
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    """As JSON, but that YAML would read JSON's escapes of letters beyond 16 bits as two letters."""
+    return '"' + "".join(map(_letter, text)) + '"'
+
+
+def _letter(letter: str) -> str:
+    if letter.isprintable() and letter not in '"\\':
+        return letter
+    return json.dumps(letter)[1:-1] if ord(letter) < 1 << 16 else f"\\U{ord(letter):08x}"
 
 
 # What YAML would not take for texts.

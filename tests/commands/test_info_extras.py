@@ -1,0 +1,168 @@
+"""`tilenet info` says what files hold besides pixels and grid: palettes, units, points, arrays."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import rasterio.shutil
+from affine import Affine
+from info_answers import SIZE, Write, asked, pixels, shown
+from rasterio.control import GroundControlPoint
+from rasterio.rpc import RPC
+
+pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+
+
+def line_of(text: str, name: str) -> str:
+    (line,) = [line for line in text.splitlines() if line.startswith(f"  {name} ")]
+    return line
+
+
+def test_a_palette_is_said_with_its_colours(
+    write_raster: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_raster("a.tif", pixels(1, "uint8"))
+    with rasterio.open(path, "r+") as file:
+        file.write_colormap(1, {n: (n * 12, 9, 250, 255) for n in range(1, 20)})
+    (found,) = asked(capfd, path)
+    colours = found["bands"][0]["palette"]["colours"]
+    assert colours == {str(n): f"#{n * 12:02x}09fa" for n in range(1, 20)}
+    line = line_of(shown(capfd, path)[0], "palette")
+    assert "band 1 holds numbers of colours or classes (1 #0c09fa, 2 #1809fa" in line
+    assert "12 #9009fa and 7 more)" in line
+    plain = write_raster("b.tif", pixels(2, "uint8"))
+    assert "\n  palette" not in shown(capfd, plain)[0]
+
+
+def test_scale_offset_and_unit_are_said_and_not_applied(
+    write_raster: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    values = pixels(7, "int16")
+    path = write_raster("a.tif", values)
+    with rasterio.open(path, "r+") as file:
+        file.scales = (1e-4,) * 5 + (0.01, 1)
+        file.offsets = (-0.1,) * 5 + (273.15, 0)
+        file.units = ("",) * 5 + ("K", "m")
+    (found,) = asked(capfd, path, "--pixels")
+    assert [(b["scale"], b["offset"], b["unit"]) for b in found["bands"][4:]] == [
+        (1e-4, -0.1, None),
+        (0.01, 273.15, "K"),
+        (1, 0, "m"),
+    ]
+    assert found["pixels"]["bands"][5]["maximum"] == values[5].max()
+    said = "1–5: number × 0.0001 − 0.1; 6: number × 0.01 + 273.15 K; 7: number m (tilenet reads"
+    text, _ = shown(capfd, path)
+    assert said in line_of(text, "value")
+    assert "  bands    1–7: int16\n" in text
+    assert "\n  value" not in shown(capfd, write_raster("b.tif", values))[0]
+
+
+def test_control_points_are_said_with_a_way_to_use_them(
+    write_raster: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_raster("a b.tif", pixels(1), crs=None, transform=Affine.identity())
+    corners = [(0, 0), (0, 60), (40, 0), (40, 60), (17, 31)]
+    points = [GroundControlPoint(r, c, 10 + c / 900, 47 - r / 700 + c / 9e5) for r, c in corners]
+    with rasterio.open(path, "r+") as file:
+        file.gcps = points, rasterio.crs.CRS.from_epsg(4326)
+    (found,) = asked(capfd, path)
+    assert found["places"]["gcps"] == 5
+    assert found["places"]["gcps_crs"] == "EPSG:4326"
+    text, _ = shown(capfd, path)
+    assert "5 ground control points (EPSG:4326) in the file, not used" in text
+    assert f"rio warp '{path}' warped.tif --dst-crs EPSG:…" in text
+    assert "ground control" not in shown(capfd, write_raster("c.tif", pixels(1)))[0]
+
+
+def test_rpcs_are_said_with_a_way_to_use_them(
+    write_raster: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_raster("a.tif", pixels(1), crs=None, transform=Affine.identity())
+    first = [1.0] + [0.0] * 19
+    with rasterio.open(path, "r+") as file:
+        file.rpcs = RPC(
+            height_off=1, height_scale=9, lat_off=47, lat_scale=0.1, long_off=10, long_scale=0.1,
+            line_off=20, line_scale=20, samp_off=30, samp_scale=30, line_den_coeff=first,
+            samp_den_coeff=first, line_num_coeff=[0, 0, -1, *[0] * 17],
+            samp_num_coeff=[0, 1, *[0] * 18],
+        )  # fmt: skip
+    assert asked(capfd, path)[0]["places"]["rpcs"]
+    text, _ = shown(capfd, path)
+    assert "           RPCs in the file, not used" in text
+    assert "gdalwarp -rpc -t_srs EPSG:…" in text
+
+
+def a_zarr(folder: Path, arrays: dict[str, np.ndarray]) -> str:
+    folder.mkdir()
+    (folder / ".zgroup").write_text('{"zarr_format": 2}')
+    for name, values in arrays.items():
+        (folder / name).mkdir()
+        head: dict[str, Any] = {"zarr_format": 2, "order": "C", "compressor": None, "filters": None}
+        head |= {"shape": values.shape, "chunks": values.shape, "dtype": values.dtype.str}
+        (folder / name / ".zarray").write_text(json.dumps(head | {"fill_value": 0}))
+        axes = {"_ARRAY_DIMENSIONS": ["y", "x"] if values.ndim == 2 else [name]}
+        (folder / name / ".zattrs").write_text(json.dumps(axes))
+        values.tofile(folder / name / ".".join(["0"] * values.ndim))
+    return str(folder)
+
+
+def test_the_array_that_is_read_is_named(
+    write_raster: Write, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with rasterio.Env() as env:
+        if "Zarr" not in env.drivers():
+            pytest.skip("this GDAL reads no Zarr")
+    axes = {"x": np.arange(60.0), "y": np.arange(40.0)}
+    path = a_zarr(tmp_path / "a.zarr", {"reflectance": pixels(1, "float32")[0], **axes})
+    (found,) = asked(capfd, path)
+    assert found["array"] == "reflectance"
+    assert found["num_bytes"] is None
+    text, _ = shown(capfd, path)
+    assert "  array    reflectance is read\n" in text
+    assert "  file     Zarr; " in text
+    two = a_zarr(tmp_path / "b.zarr", {"red": pixels(1)[0], "nir": pixels(1, seed=2)[0]})
+    assert asked(capfd, f'ZARR:"{two}":/nir')[0]["array"] == "nir"
+    assert asked(capfd, write_raster("c.tif", pixels(1)))[0]["array"] is None
+
+
+def test_other_rasters_of_the_file_are_named(
+    write_raster: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, more = write_raster("a.tif", pixels(1)), write_raster("b.tif", pixels(1)[:, :9, :7])
+    rasterio.shutil.copy(more, path, driver="GTiff", APPEND_SUBDATASET="YES")
+    other = f"GTIFF_DIR:2:{path}"
+    assert f"rasters  1 of 2 in the file is read; also: {other}\n" in shown(capfd, path)[0]
+    assert asked(capfd, path)[0]["others"] == [other]
+    assert asked(capfd, other)[0]["size"] == [9, 7]
+    assert "\n  rasters" not in shown(capfd, more)[0]
+
+
+def test_nodata_tags_are_said_once_and_each_where_they_differ(
+    write_raster: Write, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_raster("a.tif", pixels(3, "float32"), nodata=np.nan)
+    assert asked(capfd, path)[0]["data"] == "no data where all bands are nan (nodata tag)"
+    vrt = tmp_path / "b.vrt"
+    bands = "".join(
+        f'<VRTRasterBand dataType="Byte" band="{band}"><NoDataValue>{tag}</NoDataValue>'
+        f'<SimpleSource><SourceFilename relativeToVRT="1">c.tif</SourceFilename>'
+        f"<SourceBand>{band}</SourceBand></SimpleSource></VRTRasterBand>"
+        for band, tag in ((1, 7), (2, 9), (3, 7))
+    )
+    write_raster("c.tif", pixels(3, "uint8"))
+    rows, cols = SIZE
+    vrt.write_text(f'<VRTDataset rasterXSize="{cols}" rasterYSize="{rows}">{bands}</VRTDataset>')
+    assert asked(capfd, str(vrt))[0]["data"] == (
+        "no data where each band is its own nodata tag (7, 9, 7)"
+    )
+
+
+def test_only_geotiffs_without_it_are_said_to_be_not_compressed(
+    write_raster: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    png = write_raster("a.png", pixels(1, "uint8"), driver="PNG", crs=None, transform=None)
+    assert " compressed" not in shown(capfd, png)[0]
+    assert ", not compressed; " in shown(capfd, write_raster("a.tif", pixels(1)))[0]
