@@ -18,6 +18,7 @@ from tilenet.errors import TilenetError
 from tilenet.files.extents import Bounds, bounds_in, bounds_of, check_overlap
 from tilenet.files.raster import Raster
 from tilenet.files.shapes_on_image import shapes_on_image
+from tilenet.files.tools import VECTOR_INFO
 from tilenet.files.vector_crs import crs_of_layer
 from tilenet.files.vector_keys import VectorKeys
 
@@ -119,7 +120,8 @@ class VectorLayer:
         except (*VECTOR_ERRORS, shapely.errors.ShapelyError) as error:
             raise TilenetError(
                 f"a vector file must be readable everywhere ({self.path}, layer {self.name}: "
-                f"{' '.join(str(error).split())}); copy the file again or check it with ogrinfo -al"
+                f"{' '.join(str(error).split())}); copy the file again or check it with "
+                f"{VECTOR_INFO}"
             ) from error
         # An index gives them in its own order.
         order = np.argsort(fids, kind="stable") if self._indexed else np.arange(len(fids))
@@ -169,5 +171,6 @@ def _chosen(path: str, wanted: str | None) -> str:
 def _no_polygons(path: str, layer: str, kind: str) -> TilenetError:
     return TilenetError(
         f"vector labels must be polygons ({path}, layer {layer}: {kind}); buffer them to their "
-        "width on the ground (QGIS: Buffer, PostGIS or ogr2ogr -dialect sqlite: ST_Buffer)"
+        "width on the ground (QGIS: Buffer, PostGIS or ogr2ogr -dialect sqlite: ST_Buffer, "
+        "Python: shapely.buffer)"
     )
