@@ -16,6 +16,8 @@ from tilenet.geometry.tiles import Window
 
 __all__ = ["Ground", "ground_of"]
 
+SAME_PX = 0.01
+
 Points = tuple[tuple[float, float, float, float, float | None], ...]
 
 
@@ -58,9 +60,21 @@ class Ground:
             else f"give it its transform with {SET_TRANSFORM}"
         )
 
-    def same_points(self, other: "Ground") -> bool:
-        """Whether two rasters of one size have the same GCPs."""
-        return self.points == other.points and self.points_crs == other.points_crs
+    def same_points(self, other: "Ground", scale: float = 1.0) -> bool:
+        """Whether two rasters have the same GCPs, to a hundredth of a pixel.
+
+        Args:
+            scale: Pixels of the other one along a pixel of this one.
+        """
+        if len(self.points) != len(other.points) or self.points_crs != other.points_crs:
+            return False
+        pairs = zip(self.points, other.points, strict=True)
+        return all(
+            abs(one[0] * scale - two[0]) < SAME_PX
+            and abs(one[1] * scale - two[1]) < SAME_PX
+            and one[2:] == two[2:]
+            for one, two in pairs
+        )
 
     def profile(self, transform: Affine) -> dict[str, Any]:
         """How rasterio writes a part of the raster, but for `carry`.

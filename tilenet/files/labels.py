@@ -149,9 +149,12 @@ def _check_ground(labels: Raster, image: Raster) -> None:
         TilenetError: One of them has GCPs or RPCs instead of a transform, and the other a place, or
             GCPs of its own.
     """
+    ratio = labels.size_in_file[1] / image.size_in_file[1]
+    scale = round(ratio) if ratio > 1 else 1 / round(1 / ratio)
+    same = image.ground.same_points(labels.ground, scale)
     for one, other in ((image, labels), (labels, image)):
         ours, theirs = one.ground, other.ground
-        apart = bool(ours.points and theirs.points) and not ours.same_points(theirs)
+        apart = bool(ours.points and theirs.points) and not same
         if ours.lacks and (apart or (theirs.placed and other.crs is not None)):
             raise TilenetError(
                 f"labels and image must lie on one pixel grid, or both on the ground ({one.path}: "
