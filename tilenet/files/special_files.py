@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from tilenet.errors import TilenetError
 from tilenet.files.local_paths import local_paths
-from tilenet.files.plain_file import refuse_special
 
 __all__ = ["refuse_special_beside", "refuse_special_files"]
 
@@ -103,10 +102,12 @@ def _first(name: str) -> str | None:
 def _special_with(path: str) -> str | None:
     """A file, or the first special one that belongs to it."""
     try:
-        refuse_special(path)
-    except OSError:
-        return path
-    return _special_in(path) if os.path.isdir(path) else _beside(path)
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return None
+    if stat.S_ISDIR(mode):
+        return _special_in(path)
+    return _beside(path) if stat.S_ISREG(mode) else path
 
 
 def _beside(path: str) -> str | None:
