@@ -239,3 +239,36 @@ def test_polygons_are_not_burned_on_what_lies_nowhere(
     wanted = "edit-info --transform" if kind == "crs" else "gdalwarp -t_srs"
     assert wanted in str(raised.value)
     assert "gdal_edit -a_srs" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '<Metadata domain="RPC"><MDI key="LINE_OFF">far</MDI></Metadata>',
+        '<Metadata domain="RPC"><MDI key="LINE_OFF">3.5</MDI></Metadata>',
+        '<GCPList Projection="EPSG:4326"><GCP Id="1" Pixel="nan" Line="3" X="1" Y="2"/></GCPList>',
+        '<GCPList Projection="rubbish"><GCP Id="1" Pixel="2" Line="3" X="1" Y="2"/></GCPList>',
+    ],
+)
+def test_broken_points_and_rpcs_give_no_traceback(tmp_path: Path, said: str) -> None:
+    path = tmp_path / "a.vrt"
+    path.write_text(
+        f'<VRTDataset rasterXSize="{SIZE[1]}" rasterYSize="{SIZE[0]}">{said}'
+        '<VRTRasterBand dataType="Byte" band="1"/></VRTDataset>'
+    )
+    with Raster(str(path)) as image:
+        made(str(tmp_path / "map.tif"), image)
+    with Raster(str(tmp_path / "map.tif")) as copy:
+        assert copy.crs is None
+        assert bool(copy.ground.points) == ("rubbish" in said)
+
+
+def test_rpcs_without_their_errors_are_kept(tmp_path: Path, nowhere: Callable[..., str]) -> None:
+    path = nowhere("a.tif", "none")
+    texts = {name: text for name, text in MODEL.to_gdal().items() if not name.startswith("ERR")}
+    with rasterio.open(path, "r+") as file:
+        file.update_tags(ns="RPC", **texts)
+    with Raster(path) as image:
+        made(str(tmp_path / "map.tif"), image)
+    with rasterio.open(tmp_path / "map.tif") as copy:
+        assert copy.rpcs.line_num_coeff == MODEL.line_num_coeff

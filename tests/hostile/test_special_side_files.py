@@ -119,7 +119,7 @@ def nest(tmp_path: Path, write_raster: Write, monkeypatch: pytest.MonkeyPatch) -
         write_raster(name, PIXELS)
     sources = {"a.vrt": "pipe.tif", "b.vrt": "a.vrt", "c": "b.vrt", "self.vrt": "self.vrt"}
     sources |= {"side.vrt": "side.tif", "gz.vrt": "/vsigzip/pipe", "good.vrt": "x.tif"}
-    sources |= {"o.tif.ovr": "a.vrt"}
+    sources |= {"o.tif.ovr": "a.vrt", "stdin.vrt": "/vsistdin/"}
     for name, source in sources.items():
         (tmp_path / name).write_text(VRT.format(source))
     (tmp_path / "q.tif.aux.xml").write_text(
@@ -158,6 +158,7 @@ def nest(tmp_path: Path, write_raster: Write, monkeypatch: pytest.MonkeyPatch) -
         ("x.tif+pipe.tif", "pipe.tif"),
         ("z.zarr", ".zarray"),
         ('ZARR:"z.zarr"', ".zarray"),
+        ("stdin.vrt", "standard input"),
         ("/vsistdin/", "standard input"),
         ("/vsigzip//vsistdin/", "standard input"),
     ],

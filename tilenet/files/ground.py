@@ -6,10 +6,12 @@ coefficients (RPCs) say how to make one; a CRS without a transform says nothing.
 
 from copy import copy
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from affine import Affine
 from rasterio.control import GroundControlPoint
+from rasterio.crs import CRS
 
 from tilenet.files.tools import ON_THE_GROUND, SET_TRANSFORM
 from tilenet.geometry.tiles import Window
@@ -99,7 +101,7 @@ class Ground:
                 GroundControlPoint(row / factor - window.row, col / factor - window.col, x, y, z)
                 for row, col, x, y, z in self.points
             ]
-            dataset.gcps = points, self.points_crs
+            dataset.gcps = points, self.points_crs or CRS()
         if self.rpcs is not None:
             rpcs = copy(self.rpcs)
             # They count from the middle of the first pixel.
@@ -111,13 +113,24 @@ class Ground:
 
 
 def ground_of(dataset: Any) -> Ground:
-    """What an open file says."""
+    """What an open file says; GCPs and RPCs that are not numbers say nothing."""
     points, points_crs = dataset.gcps
+    if not all(isfinite(number) for p in points for number in (p.row, p.col, p.x, p.y)):
+        points = []
     return Ground(
         placed=dataset.transform != Affine.identity(),
         crs=dataset.crs,
         transform=dataset.transform,
         points=tuple((p.row, p.col, p.x, p.y, p.z) for p in points),
         points_crs=points_crs,
-        rpcs=dataset.rpcs,
+        rpcs=_rpcs_of(dataset),
     )
+
+
+def _rpcs_of(dataset: Any) -> Any:
+    try:
+        found = dataset.rpcs
+        numbers = found and (found.line_off, found.samp_off, found.line_scale, found.samp_scale)
+        return found if numbers and all(map(isfinite, numbers)) else None
+    except (KeyError, IndexError, TypeError, ValueError):  # words, or some of them are missing
+        return None

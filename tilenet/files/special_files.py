@@ -26,6 +26,7 @@ VIRTUAL = re.compile(rb"<(?:VRTDataset|OGRVRTDataSource|GDALTileIndexDataset)")
 NAMED = re.compile(r">\s*([^<>]{1,4096}?)\s*<|\"([^\"<>\n]{1,4096})\"|'([^'<>\n]{1,4096})'")
 NUMBER = re.compile(r"[-+.,\deE\s]*")
 
+STDIN = "/vsistdin"
 HEAD_BYTES = 4096
 MOST_VIRTUAL_BYTES = 64 << 20
 MOST_TEXT_BYTES = 1 << 20  # of other files that begin as XML or JSON does: polygons, mostly
@@ -61,7 +62,7 @@ def refuse_special_files(name: str) -> None:
     Raises:
         TilenetError: With the first that was found.
     """
-    found = "standard input" if "/vsistdin" in name else _first(name)
+    found = _first(name)
     if found is not None:
         raise _refused(name, found)
 
@@ -86,7 +87,7 @@ def _refused(name: str, found: str) -> TilenetError:
 
 
 def _first(name: str) -> str | None:
-    waiting, seen = list(local_paths(name)), set()
+    waiting, seen = _led_to(name), set()
     while waiting:
         path = waiting.pop()
         if (key := os.path.abspath(path)) in seen:
@@ -99,8 +100,14 @@ def _first(name: str) -> str | None:
     return None
 
 
+def _led_to(name: str) -> list[str]:
+    return [STDIN] if STDIN in name else list(local_paths(name))
+
+
 def _special_with(path: str) -> str | None:
     """A file, or the first special one that belongs to it."""
+    if STDIN in path:
+        return "standard input"
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -139,6 +146,7 @@ def _listed(folder: str) -> _Listing:
     By what the folder says of them: in one of 100 000 files none is asked for its kind.
     """
     try:
+        folder = os.path.abspath(folder)
         changed_ns = os.stat(folder).st_mtime_ns
         kept = _LISTINGS.get(folder)
         if kept is not None and kept.changed_ns == changed_ns:
@@ -195,7 +203,7 @@ def _named_by(path: str) -> list[str]:
             word = html.unescape("".join(words))
             if not NUMBER.fullmatch(word):
                 found.update(dict.fromkeys((word, os.path.join(folder, word))))
-    paths = (there for word in found for there in local_paths(word))
+    paths = (there for word in found for there in _led_to(word))
     return [there for there in paths if not os.path.isdir(there)]
 
 
