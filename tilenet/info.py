@@ -14,6 +14,7 @@ from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Nodata, Raster
 from tilenet.files.stack import stacked_paths
 from tilenet.files.survey_record import PERCENTS, Survey
+from tilenet.files.tools import tiled_copy
 from tilenet.files.vector_keys import VectorKeys
 from tilenet.parallel.collars import share_collars
 from tilenet.parallel.mesh import agreed
@@ -142,8 +143,7 @@ def _header_notes(path: str, header: Header) -> list[str]:
         rows, cols = header.block
         notes.append(
             f"a window of 1024 px decodes up to {header.times:.1f} times its pixels from blocks of "
-            f"{rows} × {cols} px; tile the file: gdal_translate -co TILED=YES -co COMPRESS=DEFLATE "
-            f"-co BIGTIFF=IF_SAFER {quote(stacked_paths(path)[0])} tiled.tif"
+            f"{rows} × {cols} px; tile the file: {tiled_copy(quote(stacked_paths(path)[0]))}"
         )
     notes += _place_notes(path, header)
     height, width = header.read_size

@@ -169,6 +169,10 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         if comm.rank == 0:
             _announce(plan, record, wanted)
             _announce_part(plan, window, image)
+            if image.ground.lacks:
+                say(
+                    f"the image has {image.ground.lacks}, and so has the map: {image.ground.remedy}"
+                )
         mapper = Mapper(wanted.output, record, image, plan.tiling, dtype, scaled=wanted.scaled)
         job = MapJob(
             plan,
@@ -243,6 +247,11 @@ def _check_choices(wanted: Prediction) -> None:
 
 def _window(wanted: Prediction, image: Raster) -> Window:
     if wanted.bbox is not None:
+        if image.ground.lacks:
+            raise TilenetError(
+                f"a bbox is in the coordinates of an image that has a place ({image.path}: "
+                f"{image.ground.lacks}); give --window in pixels, or {image.ground.remedy}"
+            )
         return window_of_bbox(wanted.bbox, tuple(image.transform), image.size)
     if wanted.window is not None:
         return checked_window(wanted.window, image.size)

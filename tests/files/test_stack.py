@@ -109,7 +109,7 @@ def test_files_on_other_grids_are_not_stacked(
     green = write_raster("G.tif", band(2)[:, : size[0], : size[1]], **profile)
     with pytest.raises(TilenetError, match=said) as raised:
         Raster(f"{red}+{green}")
-    assert str(raised.value).endswith("put them on one grid with gdalwarp")
+    assert str(raised.value).endswith("gdalwarp, or rio warp --like FIRST IN OUT.tif")
     assert "\n" not in str(raised.value)
 
 

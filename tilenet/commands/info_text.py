@@ -163,7 +163,7 @@ def _places(places: dict[str, Any]) -> list[str]:
 def _grid(found: dict[str, Any]) -> str:
     width, height = found["pixel"]
     if found["crs"] is None and (width, height) == (1.0, 1.0):
-        return "no CRS and no transform: pixels only"
+        return f"{found['lacks'] or 'no CRS and no transform'}: pixels only"
     unit = found["unit"] or "units"
     pixel = f"{width:.6g} × {height:.6g} {unit}"
     text = f"{found['crs'] or 'no CRS'}, pixels of {pixel} (width × height)"

@@ -64,6 +64,8 @@ class Header:
         rotation: Degrees by which rows of pixels are turned from the x axis, counterclockwise.
         mirrored: Whether it cannot be turned to be a map: rows go upwards, in an upright one.
         corner: Degrees between rows and columns; 90 unless the grid is sheared.
+        lacks: What the file has instead of a place for its pixels, in words; "": it has a place,
+            or nothing at all.
         places: What else says where the pixels lie, unused: control points, RPCs.
         array: Which array of a file of several is read, as in Zarr; None: there are no arrays.
         others: Names under which other rasters of the same file can be opened.
@@ -85,6 +87,7 @@ class Header:
     rotation: float
     mirrored: bool
     corner: float
+    lacks: str
     places: Places
     array: str | None
     others: tuple[str, ...]
@@ -116,6 +119,7 @@ def header_of(raster: Raster) -> Header:
         rotation=degrees(atan2(t.d, t.a)),
         mirrored=t.a * t.e - t.b * t.d > 0,
         corner=degrees(acos(max(-1.0, min(1.0, between)))),
+        lacks=raster.ground.lacks,
         places=places_of(first),
         array=array_of(first),
         others=others_of(first),

@@ -15,7 +15,9 @@ from typing import Any, TextIO
 from tilenet.errors import TilenetError
 from tilenet.files.image_patterns import MOST_IMAGES
 from tilenet.files.plain_file import refuse_special
+from tilenet.files.special_files import refuse_special_files
 from tilenet.files.stack import stacked_paths
+from tilenet.files.tools import VECTOR_INFO
 
 __all__ = ["ImageList", "read_image_list"]
 
@@ -54,6 +56,8 @@ def read_image_list(path: str) -> ImageList:
     """
     try:
         refuse_special(path)
+        if not path.lower().endswith(".csv"):
+            refuse_special_files(path)
         size = os.path.getsize(path)
         if size > MOST_BYTES:
             raise TilenetError(
@@ -112,7 +116,7 @@ def _vector_rows(path: str) -> list[Mapping[str, Any]]:
         if len(layers) != 1:
             raise TilenetError(
                 f"a list of images has one layer ({path} has {len(layers)}); copy it to a file of "
-                "its own with ogr2ogr"
+                "its own with ogr2ogr or QGIS"
             )
         _check_length(path, int(pyogrio.read_info(path, force_feature_count=True)["features"]))
         meta, _, _, columns = pyogrio.raw.read(path, read_geometry=False)
@@ -120,7 +124,7 @@ def _vector_rows(path: str) -> list[Mapping[str, Any]]:
         raise TilenetError(
             f"a list of images must be a file that GDAL can read ({path}: "
             f"{' '.join(str(error).partition(';')[0].split())}); check the path, and the file with "
-            "ogrinfo -al"
+            f"{VECTOR_INFO}"
         ) from error
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
     return _by_name(path, [str(name) for name in meta["fields"]], rows)

@@ -14,8 +14,8 @@ import rasterio
 from numpy.typing import NDArray
 from rasterio.windows import Window as FileWindow
 
+from tilenet.files.opened import GDAL_ERRORS
 from tilenet.files.plain_file import refuse_special
-from tilenet.files.stack import GDAL_ERRORS
 
 __all__ = ["Part", "frame_of", "part_of", "why_not_kept", "wrong_pixels"]
 

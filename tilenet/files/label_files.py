@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from tilenet.errors import TilenetError
 from tilenet.files.label_source import LabelSource
 from tilenet.files.labels import Labels
-from tilenet.files.plain_file import refuse_special
 from tilenet.files.raster import Raster, why_no_raster
+from tilenet.files.tools import CHECK, VECTOR_INFO
 from tilenet.files.vector_keys import VectorKeys
 
 __all__ = ["open_labels", "resampling_note"]
@@ -29,12 +29,6 @@ def open_labels(
         TilenetError: It is neither, or does not fit the image.
     """
     keys = keys or VectorKeys()
-    try:
-        refuse_special(path)
-    except OSError as error:
-        raise TilenetError(
-            f"labels must be a file ({path}: {error.strerror}); name another"
-        ) from error
     no_raster = why_no_raster(path)
     if no_raster is None and keys.layer is None:
         return Labels(path, image, ignore_index)
@@ -50,7 +44,7 @@ def open_labels(
         shown = "; as a vector: ".join(text for text in reasons if text)
         raise TilenetError(
             f"labels must be a raster or a vector file that GDAL can open ({path}: "
-            f"{shown}); check the path, and the file with gdalinfo or ogrinfo"
+            f"{shown}); check the path, and the file with {CHECK}, or {VECTOR_INFO}"
         ) from error
 
 

@@ -6,10 +6,12 @@ from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
 from tilenet.files.coarsen import block_mode
+from tilenet.files.extents import crs_name
 from tilenet.files.grids import same_grid
 from tilenet.files.label_source import LabelSource
 from tilenet.files.nearest import NearestPixels
 from tilenet.files.raster import Raster
+from tilenet.files.tools import SET_CRS
 from tilenet.geometry.tiles import Window
 
 __all__ = ["Labels"]
@@ -111,21 +113,24 @@ class Labels(LabelSource):
         1, unless the image is read at a coarser resolution than its own, or is a map made so.
         """
         labels = self._raster
+        _check_ground(labels, image)
         ratio = round(_pixel(image.transform) / _pixel(labels.transform))
+        across = round(labels.width / image.width)  # where no transform tells
         fitting = [
             factor
-            for factor in (1, image.factor, max(1, ratio))
+            for factor in dict.fromkeys((1, image.factor, max(1, ratio), max(1, across)))
             if tuple(-(-cells // factor) for cells in labels.size) == image.size
         ]
         # A file without CRS (PNG, JPEG, plain TIFF) is taken to lie on the other's grid.
         if labels.crs is None or image.crs is None:
             if fitting:
                 return fitting[0]
+            crs = f"give both files their CRS with {SET_CRS}"
             raise TilenetError(
-                f"labels without a CRS, or of an image without, must have the image's size "
+                "labels without a CRS, or of an image without, must have the image's size "
                 f"({self.path}: {_shape(labels.size)}, {image.path}: {_shape(image.size_in_file)}, "
-                "rows × columns); put them on the image's grid, or give both files their CRS with "
-                "gdal_edit -a_srs"
+                "rows × columns); put them on the image's grid, or "
+                + (image.ground.remedy if image.ground.lacks else crs)
             )
         if labels.crs != image.crs:
             return None
@@ -135,6 +140,26 @@ class Labels(LabelSource):
             if same_grid(labels.coarser(factor), image.transform, *image.size)
         )
         return next(on_grid, None)
+
+
+def _check_ground(labels: Raster, image: Raster) -> None:
+    """Refuse labels on the ground for an image that is not there yet, and the other way around.
+
+    Raises:
+        TilenetError: One of them has GCPs or RPCs instead of a transform, and the other a place, or
+            GCPs of its own.
+    """
+    ratio = labels.size_in_file[1] / image.size_in_file[1]
+    scale = round(ratio) if ratio > 1 else 1 / round(1 / ratio)
+    same = image.ground.same_points(labels.ground, scale)
+    for one, other in ((image, labels), (labels, image)):
+        ours, theirs = one.ground, other.ground
+        apart = bool(ours.points and theirs.points) and not same
+        if ours.lacks and (apart or (theirs.placed and other.crs is not None)):
+            raise TilenetError(
+                f"labels and image must lie on one pixel grid, or both on the ground ({one.path}: "
+                f"{ours.lacks}, {other.path}: {theirs.lacks or crs_name(other.crs)}); {ours.remedy}"
+            )
 
 
 def _pixel(transform: Affine) -> float:

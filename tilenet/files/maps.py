@@ -23,9 +23,12 @@ from tilenet.files.aside import sync
 from tilenet.files.cog import BLOCK_PX, copy_to_cog, put_map
 from tilenet.files.kept_pixels import Part, frame_of, part_of, why_not_kept, wrong_pixels
 from tilenet.files.lock import Lock
+from tilenet.files.local_paths import local_paths
 from tilenet.files.map_journal import Done, MapJournal
+from tilenet.files.opened import quiet
 from tilenet.files.plain_file import check_name
 from tilenet.files.raster import GDAL_ERRORS, Raster
+from tilenet.files.special_files import refuse_special_beside
 from tilenet.files.stack import stacked_paths
 from tilenet.geometry.bbox import overlap
 from tilenet.geometry.tiles import Window
@@ -63,7 +66,7 @@ def check_target(path: str, *, overwrite: bool, image: str | None = None) -> Non
     if (
         image is not None
         and os.path.exists(path)
-        and os.path.realpath(path) in map(os.path.realpath, (image, *stacked_paths(image)))
+        and os.path.realpath(path) in map(os.path.realpath, _files_of(image))
     ):
         raise TilenetError(f"a map may not replace its image ({path}); give it another name")
     if os.path.isdir(path):
@@ -77,7 +80,11 @@ def check_target(path: str, *, overwrite: bool, image: str | None = None) -> Non
     if not os.path.isdir(folder):
         raise TilenetError(f"a map needs an existing directory ({folder} is none); make it first")
     check_name("a map", path)
-    probe = os.path.join(folder, f".{os.path.basename(path)}.probe.part")
+    name = os.path.basename(path)
+    probe = os.path.join(folder, f".{name}.probe.part")
+    raw, cog = (os.path.join(folder, part) for part in _aside(name))
+    for aside in (probe, cog, f"{raw}."):  # what stands in the raw file's own place is taken away
+        refuse_special_beside(aside)
     try:
         with open(probe, "wb"):
             pass
@@ -109,7 +116,7 @@ class MapWriter:
 
     Args:
         path: Of the finished map.
-        like: Gives size, transform and CRS; copied, so that rotated grids survive.
+        like: Gives size, transform and CRS; copied, so that rotated grids survive; GCPs and RPCs.
         kind: What the map holds.
         window: The pixels of `like` that the map shows; None: all.
         made_of: What the journal compares; None: the map cannot be interrupted.
@@ -134,12 +141,12 @@ class MapWriter:
         self.window = window or like.whole
         folder, name = os.path.split(os.path.abspath(path))
         # One name per map: what a killed run leaves, the next one overwrites.
-        self._raw = os.path.join(folder, f".{name}.raw.part")
-        self._cog = os.path.join(folder, f".{name}.cog.part")
+        self._raw, self._cog = (os.path.join(folder, part) for part in _aside(name))
         self._journal = MapJournal(os.path.join(folder, f".{name}.journal.part"), made_of or {})
         self._keeps = False
         self._parts: list[Part] = []  # written since the journal's last line
         self.done, self.why_anew = Done(), ""
+        self._ground, self._factor = like.ground, like.factor
         t, row, col = like.transform, self.window.row, self.window.col
         self._profile = {
             "driver": "GTiff",
@@ -148,9 +155,8 @@ class MapWriter:
             "count": kind.bands,
             "dtype": kind.dtype,
             "nodata": kind.nodata,
-            "crs": like.crs,
-            "transform": Affine(
-                t.a, t.b, t.a * col + t.b * row + t.c, t.d, t.e, t.d * col + t.e * row + t.f
+            **like.ground.profile(
+                Affine(t.a, t.b, t.a * col + t.b * row + t.c, t.d, t.e, t.d * col + t.e * row + t.f)
             ),
             "tiled": True,
             "blockxsize": BLOCK_PX,
@@ -218,6 +224,7 @@ class MapWriter:
 
     def _describe(self) -> None:
         dataset, kind = self._dataset, self.kind
+        self._ground.carry(dataset, self.window, self._factor)
         if kind.scale != 1:
             dataset.scales = (kind.scale,) * kind.bands
         if kind.bands > 1:
@@ -296,7 +303,8 @@ class MapWriter:
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
         try:
-            return act()
+            with quiet():
+                return act()
         except GDAL_ERRORS as error:
             self._remove()
             reason = " ".join(str(error.__cause__ or error).split())
@@ -305,6 +313,17 @@ class MapWriter:
                 f"a map must be writable to its end ({self.path}: {reason}); make room there{kept} "
                 "or choose another directory"
             ) from error
+
+
+def _aside(name: str) -> tuple[str, str]:
+    """The files of a map that is made: raw, and cloud-optimised."""
+    return f".{name}.raw.part", f".{name}.cog.part"
+
+
+def _files_of(image: str) -> list[str]:
+    """All that a name of an image may stand for, subdatasets' files too."""
+    parts = (image, *stacked_paths(image))
+    return [*parts, *(file for part in parts for file in local_paths(part))]
 
 
 def class_colours(classes: int) -> list[tuple[int, int, int, int]]:

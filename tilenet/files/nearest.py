@@ -12,6 +12,7 @@ from rasterio.windows import Window as FileWindow
 from tilenet.errors import TilenetError
 from tilenet.files.extents import bounds_of, check_overlap
 from tilenet.files.raster import GDAL_ERRORS, Pixels, Raster, reason
+from tilenet.files.tools import CHECK, NEAREST
 from tilenet.geometry.tiles import Window
 
 __all__ = ["NearestPixels"]
@@ -47,7 +48,7 @@ class NearestPixels:
         except (*GDAL_ERRORS, CRSError) as error:
             raise TilenetError(
                 f"labels must be in a CRS that can be moved to the image's ({raster.path}: "
-                f"{reason(error)}); put them on the image's grid with gdalwarp -r near"
+                f"{reason(error)}); put them on the image's grid with {NEAREST}"
             ) from error
 
     def read(self, window: Window) -> Pixels:
@@ -65,7 +66,7 @@ class NearestPixels:
                 f"a raster must be readable everywhere ({self._path}: what lies under rows "
                 f"{window.row} to {window.row + window.height - 1}, columns {window.col} to "
                 f"{window.col + window.width - 1} of the image cannot be read: {reason(error)}); "
-                "copy the file again or check it with gdalinfo -checksum"
+                f"copy the file again or check it with {CHECK}"
             ) from error
         return Pixels(values[:1], np.asarray(values[1] != 0))
 

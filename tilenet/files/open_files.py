@@ -4,6 +4,7 @@ import resource
 from contextlib import suppress
 
 from tilenet.errors import TilenetError
+from tilenet.files.tools import JOIN
 
 __all__ = ["allow_open_files"]
 
@@ -21,7 +22,7 @@ def allow_open_files(count: int) -> None:
     if hard != endless and hard < count + OTHER_FILES:
         raise TilenetError(
             f"a rank holds all images and labels open (files: {count}, the system allows: {hard}); "
-            "raise ulimit -Hn, or join images into fewer files with gdalbuildvrt"
+            f"raise ulimit -Hn, or join images into fewer files with {JOIN}"
         )
     wanted = 4 * count + OTHER_FILES  # a file may be opened several times over
     if soft != endless and soft < wanted:

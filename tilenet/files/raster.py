@@ -19,8 +19,10 @@ from tilenet.files.bands import BandNames, band_numbers
 from tilenet.files.coarsen import block_mean
 from tilenet.files.collar import Collar, Runs, collar_strips, strip_runs
 from tilenet.files.fingerprint import fingerprint
+from tilenet.files.ground import Ground
+from tilenet.files.opened import GDAL_ERRORS, reason, why_no_raster
 from tilenet.files.sample_parts import sample_parts
-from tilenet.files.stack import GDAL_ERRORS, FileStack, reason, why_no_raster
+from tilenet.files.stack import FileStack
 from tilenet.files.staged import Kind, StagedBlocks
 from tilenet.files.staging_folder import StagingFolder
 from tilenet.geometry.tiles import Window, reflected
@@ -122,6 +124,11 @@ class Raster:
     def dataset(self) -> Any:
         """rasterio's open file; of a stack the first."""
         return self._files.dataset
+
+    @property
+    def ground(self) -> Ground:
+        """What the file says of its place, whether or not pixels are placed by it."""
+        return self._files.ground
 
     @property
     def stack(self) -> FileStack:
@@ -347,7 +354,8 @@ class Raster:
         if complex_bands:
             raise TilenetError(
                 f"pixels must be real numbers (band {complex_bands[0]} of {self.path} is "
-                f"{files.dtypes[complex_bands[0] - 1]}); write its amplitude to a new file"
+                f"{files.dtypes[complex_bands[0] - 1]}); name its amplitude, "
+                f"DERIVED_SUBDATASET:AMPLITUDE:{self.path}, or write it to a new file"
             )
         return bands
 

@@ -59,7 +59,7 @@ def shapes_on_image(
             raise TilenetError(
                 f"labels must be in a CRS that can be moved to the image's ({path}: "
                 f"{crs_name(crs)}, {image.path}: {crs_name(image.crs)}); reproject them with "
-                "ogr2ogr -t_srs"
+                "ogr2ogr -t_srs or QGIS"
             )
         found[number] = there
     return found

@@ -8,35 +8,27 @@ has its own say.
 
 import os
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from math import isfinite
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
-import rasterio
 from numpy.typing import NDArray
-from rasterio._err import CPLE_BaseError
-from rasterio.enums import ColorInterp, Interleaving, MaskFlags
-from rasterio.errors import NotGeoreferencedWarning, RasterioError
+from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.windows import Window as FileWindow
 
 from tilenet.errors import TilenetError
 from tilenet.files.bands import Band
 from tilenet.files.grids import same_grid
-from tilenet.files.plain_file import refuse_special
+from tilenet.files.ground import ground_of
+from tilenet.files.local_paths import local_paths
+from tilenet.files.opened import GDAL_ERRORS, cannot_open, check_header, dtypes_of, opened, reason
+from tilenet.files.tools import CHECK, LIKE
 from tilenet.geometry.tiles import Window
 
-__all__ = ["GDAL_ERRORS", "FileStack", "reason", "stacked_paths", "why_no_raster"]
+__all__ = ["FileStack", "stacked_paths"]
 
-# What rasterio raises for GDAL's errors; some reach the caller as the private kind.
-# Where a broken file's words are no UTF-8, rasterio cannot say them.
-GDAL_ERRORS = (RasterioError, OSError, CPLE_BaseError, UnicodeError)
-
-MOST_BLOCK_BYTES = 1 << 30
-MOST_BANDS = 4096
 MOST_PLUS_SIGNS = 8  # in the name of one file
 
 
@@ -49,7 +41,8 @@ class FileStack:
 
     Attributes:
         height, width: In pixels of the files.
-        crs, transform: Of the first file.
+        crs, transform: Of the first file; no CRS where no transform says what lies in it.
+        ground: What the first file says of its place.
         dtypes: One per band.
         bands: What each band is called.
         alpha: Numbers of the bands that are masks of others.
@@ -62,30 +55,27 @@ class FileStack:
         self.path = path
         self._datasets = _open_all(path)
         try:
-            self._check_grids()
-        except TilenetError:
-            self.close()
-            raise
-        try:
             self._look()
+            self._check_grids()
         except (TilenetError, *GDAL_ERRORS) as error:
             self.close()
             if isinstance(error, TilenetError):
                 raise
-            raise _cannot_open(path, error) from error
+            raise cannot_open(path, error) from error
 
     def _look(self) -> None:
         """Note what the files say of themselves."""
         first = self._datasets[0]
-        self.height, self.width = int(first.height), int(first.width)
-        self.crs: Any = first.crs
-        self.transform: Any = first.transform
         for dataset in self._datasets:
-            _check_header(dataset)
+            check_header(dataset)
+        self.height, self.width = int(first.height), int(first.width)
+        self.ground = ground_of(first)
+        self.crs: Any = self.ground.crs if self.ground.placed else None
+        self.transform: Any = self.ground.transform
         # The file and the number there of each band.
         self._places = [(d, b) for d in self._datasets for b in range(1, d.count + 1)]
         # Of each file once: rasterio asks GDAL for all bands each time.
-        self.dtypes = tuple(str(name) for d in self._datasets for name in d.dtypes)
+        self.dtypes = tuple(name for d in self._datasets for name in dtypes_of(d))
         colours = [colour for d in self._datasets for colour in d.colorinterp]
         texts = [text for d in self._datasets for text in d.descriptions]
         self.bands = tuple(
@@ -209,12 +199,14 @@ class FileStack:
                 rule = "CRS", _crs(first), _crs(other)
             elif not same_grid(first.transform, other.transform, *first.shape):
                 rule = "transform", _numbers(first), _numbers(other)
+            elif not ground_of(other).same_points(self.ground):
+                rule = "ground control points", "its own", "others"
             else:
                 continue
             what, wanted, found = rule
             raise TilenetError(
                 f"stacked files must have the same {what} ({first.name}: {wanted}, {other.name}: "
-                f"{found}); put them on one grid with gdalwarp"
+                f"{found}); put them on one grid with {LIKE}"
             )
 
 
@@ -238,65 +230,16 @@ def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
 
 def _open_all(path: str) -> list[Any]:
     try:
-        return [_open(path)]
+        return [opened(path)]
     except TilenetError:
         paths = stacked_paths(path)
         # A wrong name with a plus sign in it is one name, unless some of its parts are files.
-        if len(paths) == 1 or not any(os.path.isfile(part) or "/vsi" in part for part in paths):
+        if len(paths) == 1 or not any("/vsi" in part or local_paths(part) for part in paths):
             raise
-    with ExitStack() as opened:
-        datasets = [opened.enter_context(_open(part)) for part in paths]
-        opened.pop_all()
+    with ExitStack() as stack:
+        datasets = [stack.enter_context(opened(part)) for part in paths]
+        stack.pop_all()
     return datasets
-
-
-def _open(path: str) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NotGeoreferencedWarning)
-            return _opened(path)
-    except GDAL_ERRORS as error:
-        raise _cannot_open(path, error) from error
-
-
-def _cannot_open(path: str, error: Exception) -> TilenetError:
-    return TilenetError(
-        "a raster must be a file that GDAL can open "
-        f"({path}: {reason(error).removeprefix(f'{path}: ')}); check the path"
-    )
-
-
-def _check_header(dataset: Any) -> None:
-    """Refuse rasters that cannot be read window by window, or that lie nowhere.
-
-    Raises:
-        TilenetError: A block takes more memory than a rank may give to it, a coordinate is no
-            number, or there are too many bands.
-        OSError: A virtual raster names a pipe or a device.
-    """
-    if dataset.driver == "VRT":
-        for source in dataset.files:
-            refuse_special(source)
-    if dataset.count > MOST_BANDS:
-        raise TilenetError(
-            f"a raster has at most {MOST_BANDS} bands ({dataset.name}: {dataset.count}); write "
-            "those that are needed to a file of their own with gdal_translate -b"
-        )
-    if not all(map(isfinite, tuple(dataset.transform)[:6])) or not dataset.transform.determinant:
-        raise TilenetError(
-            f"a raster's transform must give pixels a place and a size ({dataset.name}: "
-            f"{_numbers(dataset)}); correct it with gdal_edit -a_ullr"
-        )
-    rows, cols = dataset.block_shapes[0]
-    joined = dataset.count if dataset.interleaving == Interleaving.pixel else 1
-    name = str(dataset.dtypes[0])
-    num_bytes = rows * cols * joined * (16 if "complex" in name else np.dtype(name).itemsize)
-    if num_bytes > MOST_BLOCK_BYTES:
-        raise TilenetError(
-            f"a raster is read block by block, each of at most {MOST_BLOCK_BYTES >> 20} MiB "
-            f"({dataset.name}: blocks of {rows} × {cols} px, {num_bytes >> 20} MiB); cut it into "
-            "tiles with gdal_translate -co TILED=YES"
-        )
 
 
 def _read(dataset: Any, window: Window, read: Callable[[FileWindow], Any]) -> Any:
@@ -308,33 +251,12 @@ def _read(dataset: Any, window: Window, read: Callable[[FileWindow], Any]) -> An
             f"a raster must be readable everywhere ({dataset.name}: rows {window.row} to "
             f"{window.row + window.height - 1}, columns {window.col} to "
             f"{window.col + window.width - 1} cannot be read: {reason(error)}); copy the "
-            "file again or check it with gdalinfo -checksum"
+            f"file again or check it with {CHECK}"
         ) from error
 
 
 def _read_mask(dataset: Any, window: Window, size: tuple[int, int] | None) -> Any:
     return _read(dataset, window, lambda place: dataset.dataset_mask(window=place, out_shape=size))
-
-
-def _opened(path: str) -> Any:
-    refuse_special(path)
-    return rasterio.open(path)
-
-
-def why_no_raster(path: str) -> str | None:
-    """GDAL's reason why it cannot open a raster; None: it can."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NotGeoreferencedWarning)
-            _opened(path).close()
-    except GDAL_ERRORS as error:
-        return reason(error)
-    return None
-
-
-def reason(error: Exception) -> str:
-    """GDAL's own words: rasterio keeps them in the cause."""
-    return " ".join(str(error.__cause__ or error).split())
 
 
 def _band(dataset: Any, colour: Any, description: str | None, stacked: bool) -> Band:
@@ -363,7 +285,10 @@ def _plain_tag(dataset: Any) -> int | None:
     tag = dataset.nodata
     if tag is None or any(flags != [MaskFlags.nodata] for flags in dataset.mask_flag_enums):
         return None
-    dtypes = [np.dtype(name) for name in dataset.dtypes]
+    names = dtypes_of(dataset)
+    if any("complex" in name for name in names):
+        return None  # numpy has no name for complex numbers of 16 bits
+    dtypes = [np.dtype(name) for name in names]
     if set(dataset.nodatavals) != {tag} or any(dtype.kind not in "iu" for dtype in dtypes):
         return None
     # Of 64 bits rasterio rounds the tag; what a dtype cannot hold is no data nowhere.

@@ -5,6 +5,7 @@ from math import radians
 
 from tilenet.errors import TilenetError
 from tilenet.files.raster import Raster
+from tilenet.files.tools import MOVE
 
 __all__ = ["check_units"]
 
@@ -26,7 +27,7 @@ def check_units(images: Sequence[Raster], resolution: float) -> None:
             raise TilenetError(
                 f"resolution is one number in the units of all images (resolution: {resolution:g}, "
                 f"{images[0].path}: {_shown(first)}, {image.path}: {_shown(unit)}); leave "
-                "resolution out, or bring the images to one unit with gdalwarp -t_srs"
+                f"resolution out, or bring the images to one unit with {MOVE}"
             )
 
 

@@ -8,6 +8,7 @@ from rasterio.errors import CRSError
 from tilenet.errors import TilenetError
 from tilenet.files.extents import Bounds, crs_name
 from tilenet.files.raster import Raster
+from tilenet.files.tools import SET_CRS
 
 __all__ = ["crs_of_layer"]
 
@@ -28,6 +29,11 @@ def crs_of_layer(
         TilenetError: Nobody names one, the image has none, or they contradict each other.
     """
     own = _own_crs(info)
+    if image.ground.lacks:
+        raise TilenetError(
+            f"an image with vector labels needs a CRS and a transform ({image.path}: "
+            f"{image.ground.lacks}); {image.ground.remedy}"
+        )
     degrees = Bounds(-180.0, -90.0, 180.0, 90.0).wider(0.01)
     # GeoJSON without one is in degrees (RFC 7946); many files are not.
     assumed = info["driver"] == "GeoJSON" and own == CRS.from_epsg(4326)
@@ -47,7 +53,7 @@ def crs_of_layer(
         if own is not None and image.crs is None:
             raise TilenetError(
                 f"an image with vector labels needs a CRS ({image.path}: none, {path}: "
-                f"{crs_name(own)}); give it one with gdal_edit -a_srs"
+                f"{crs_name(own)}); give it one with {SET_CRS}"
             )
         return own
     try:
@@ -61,7 +67,7 @@ def crs_of_layer(
     if own is not None and own != wanted:
         raise TilenetError(
             f"vectors.crs may not contradict the file's CRS (vectors.crs: {given}, {path}: "
-            f"{crs_name(own)}); leave it out, or correct the file with ogr2ogr -a_srs"
+            f"{crs_name(own)}); leave it out, or correct the file with ogr2ogr -a_srs or QGIS"
         )
     return wanted
 

@@ -19,6 +19,7 @@ from tilenet.errors import TilenetError
 from tilenet.files.extents import Bounds, bounds_in, bounds_of, check_overlap
 from tilenet.files.raster import Raster
 from tilenet.files.shapes_on_image import shapes_on_image
+from tilenet.files.tools import VECTOR_INFO
 from tilenet.files.vector_crs import crs_of_layer
 from tilenet.files.vector_keys import VectorKeys, text_of
 
@@ -134,7 +135,7 @@ class VectorLayer:
     def _unreadable(self, error: Exception) -> TilenetError:
         return TilenetError(
             f"a vector file must be readable everywhere ({self.path}, layer {self.name}: "
-            f"{' '.join(str(error).split())}); copy the file again or check it with ogrinfo -al"
+            f"{' '.join(str(error).split())}); copy the file again or check it with {VECTOR_INFO}"
         )
 
     def _read(self, place: Bounds) -> Polygons:
@@ -203,5 +204,6 @@ def _chosen(path: str, wanted: str | None) -> str:
 def _no_polygons(path: str, layer: str, kind: str) -> TilenetError:
     return TilenetError(
         f"vector labels must be polygons ({path}, layer {layer}: {kind}); buffer them to their "
-        "width on the ground (QGIS: Buffer, PostGIS or ogr2ogr -dialect sqlite: ST_Buffer)"
+        "width on the ground (QGIS: Buffer, PostGIS or ogr2ogr -dialect sqlite: ST_Buffer, "
+        "Python: shapely.buffer)"
     )

@@ -1,0 +1,144 @@
+"""Files that hold rasters but are none, formats without a driver, dtypes without a name."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+import rasterio.shutil
+
+from tilenet.commands import info, preview
+from tilenet.errors import TilenetError
+from tilenet.files.formats import SIGNATURES, Format
+from tilenet.files.label_files import open_labels
+from tilenet.files.opened import dtypes_of
+from tilenet.files.raster import Raster
+
+Write = Callable[..., str]
+
+
+def pixels(count: int, seed: int = 3) -> np.ndarray:
+    return np.random.default_rng(seed).integers(1, 99, (count, 23, 31)).astype("uint8")
+
+
+@pytest.fixture
+def container(tmp_path: Path, write_raster: Write, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A netCDF file with a variable for each of 11 bands."""
+    monkeypatch.chdir(tmp_path)
+    grid = rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)  # netCDF has no sheared ones
+    plain = write_raster("bands.tif", pixels(11), transform=grid)
+    rasterio.shutil.copy(plain, "c.nc", driver="netCDF")
+    return "c.nc"
+
+
+def test_a_container_is_refused_with_what_it_holds(container: str) -> None:
+    said = (
+        r"a file of several rasters is no image itself \(c\.nc, netCDF, holds NETCDF:c\.nc:Band1, "
+        r".*NETCDF:c\.nc:Band8 and 3 more\); name one of these"
+    )
+    with pytest.raises(TilenetError, match=said):
+        Raster(container)
+    with Raster("bands.tif") as image, pytest.raises(TilenetError, match=said):
+        open_labels(container, image, 255)
+
+
+def test_commands_refuse_a_container(container: str, capfd: pytest.CaptureFixture[str]) -> None:
+    for run, arguments in ((info.main, [container]), (preview.main, [container, "look.png"])):
+        assert run(arguments) == 1
+        error = capfd.readouterr().err
+        assert error.count("\n") == 1
+        assert "NETCDF:c.nc:Band1" in error
+
+
+@pytest.mark.usefixtures("container")
+def test_what_a_container_holds_is_read_and_stacked() -> None:
+    for name, bands in (
+        ("NETCDF:c.nc:Band3", (2,)),
+        ("NETCDF:c.nc:Band11+NETCDF:c.nc:Band2", (10, 1)),
+    ):
+        with Raster(name) as raster:
+            assert np.array_equal(raster.read(raster.whole).values, pixels(11)[list(bands)])
+            assert raster.crs == "EPSG:32630"
+
+
+@pytest.mark.parametrize("name", ["a.hdf", "HDF4_SDS:UNKNOWN:a.hdf:0", "a.tif", "b.jxl"])
+def test_a_driver_that_lacks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("a.hdf", "a.tif"):
+        Path(file).write_bytes(b"\x0e\x03\x13\x01" + bytes(range(60)))
+    Path("b.jxl").write_bytes(b"\x00\x00\x00\x0cJXL " + bytes(range(60)))
+    driver = "JPEGXL" if name == "b.jxl" else "HDF4"
+    with rasterio.Env() as env:
+        if driver in env.drivers():
+            pytest.skip(f"this GDAL has {driver}")
+    with pytest.raises(TilenetError, match=rf"has no driver {driver}\); convert it") as raised:
+        Raster(name)
+    assert "check the path" not in str(raised.value)
+
+
+def test_broken_files_of_known_formats_lack_no_driver(tmp_path: Path) -> None:
+    with rasterio.Env() as env:
+        drivers = set(env.drivers())
+    for number, (at, start, kind) in enumerate(SIGNATURES):
+        assert isinstance(kind, Format)
+        path = tmp_path / f"f{number}"
+        path.write_bytes(bytes(at) + start + b"rubbish" * 9)
+        with pytest.raises(TilenetError) as raised:
+            Raster(str(path))
+        assert ("has no driver" in str(raised.value)) == (not drivers & set(kind.drivers))
+
+
+@pytest.mark.parametrize("dtype", ["complex_int16", "complex64", "complex128"])
+@pytest.mark.parametrize("nodata", [None, 0])
+def test_complex_pixels_are_refused_and_their_amplitude_read(
+    tmp_path: Path, write_raster: Write, dtype: str, nodata: int | None
+) -> None:
+    real, imaginary = pixels(2).astype("float64")
+    path = write_raster("slc.tif", pixels(1), dtype=dtype, nodata=nodata)
+    with rasterio.open(path, "r+") as file:
+        file.write((real + 1j * imaginary).astype("complex128")[None])
+    with pytest.raises(TilenetError, match=rf"band 1 of .*slc\.tif is {dtype}\); name its ampl"):
+        Raster(path)
+    with Raster(f"DERIVED_SUBDATASET:AMPLITUDE:{path}") as raster:
+        found = raster.read(raster.whole).values[0]
+    assert np.allclose(found, np.hypot(real, imaginary), rtol=1e-6)
+
+
+def test_complex_bands_beside_real_ones_may_be_left_out(write_raster: Write) -> None:
+    one = write_raster("one.tif", pixels(1), nodata=5)
+    two = write_raster("two.tif", pixels(1), dtype="complex_int16", nodata=0)
+    with Raster(f"{one}+{two}", (1,)) as raster:
+        assert np.array_equal(raster.read(raster.whole).values, pixels(1))
+
+
+def test_small_integers_are_read(write_raster: Write) -> None:
+    values = (pixels(1).astype("int16") - 60).astype("int8")
+    with Raster(write_raster("i.tif", values, nodata=-3)) as raster:
+        found = raster.read(raster.whole)
+    assert np.array_equal(found.values, values)
+    assert np.array_equal(found.valid, values[0] != -3)
+
+
+def test_dtypes_without_a_name_are_refused_in_one_sentence() -> None:
+    class Half:
+        """What rasterio makes of half floats, that only newer GDALs than here have."""
+
+        name = "half.tif"
+
+        @property
+        def dtypes(self) -> tuple[str, ...]:
+            raise KeyError(15)
+
+    class Odd(Half):
+        dtypes = ("complex_half",)
+
+    class Unknown(Half):
+        dtypes = ("bfloat17",)
+
+    assert dtypes_of(Odd()) == ("complex_half",)
+    for dataset in (Half(), Unknown()):
+        with pytest.raises(TilenetError, match=r"numpy and rasterio know \(half\.tif"):
+            dtypes_of(dataset)
