@@ -22,8 +22,8 @@ from tilenet.errors import TilenetError
 from tilenet.files.aside import sync
 from tilenet.files.cog import BLOCK_PX, copy_to_cog, put_map
 from tilenet.files.kept_pixels import Part, frame_of, part_of, why_not_kept, wrong_pixels
-from tilenet.files.lock import Lock
 from tilenet.files.local_paths import local_paths
+from tilenet.files.lock import Lock
 from tilenet.files.map_journal import Done, MapJournal
 from tilenet.files.opened import quiet
 from tilenet.files.plain_file import check_name

@@ -214,10 +214,11 @@ def _text(path: str) -> str:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
         return ""
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        return ""
     with open(number, "rb") as file:
         try:
-            if not stat.S_ISREG(os.fstat(number).st_mode):
-                return ""
             head = file.read(HEAD_BYTES)
             most = MOST_VIRTUAL_BYTES if VIRTUAL.search(head) else MOST_TEXT_BYTES
             begins = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
