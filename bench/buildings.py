@@ -34,7 +34,8 @@ from tilenet.files.raster import Raster
 from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.keys import key
 from tilenet.model.network import build_network
-from tilenet.planning.schedule import CropSchedule, crop_places
+from tilenet.planning.crop_places import crop_places
+from tilenet.planning.schedule import CropSchedule
 
 RANKS, RESOLUTION, CROP_PX, BATCH, LR, STRIDE = 2, 0.3, 192, 4, 1e-3, 16
 FILE_STRIDE = 4 * STRIDE  # in pixels of the files, which are four times finer
@@ -112,7 +113,7 @@ def plain_loop(
     cells = np.asarray(
         labelled.reshape(height // STRIDE, STRIDE, width // STRIDE, STRIDE).any(axis=(1, 3))
     )
-    places = crop_places(cells, CROP_PX, STRIDE)
+    places = crop_places(cells[None].view(np.uint8), CROP_PX, STRIDE)
     schedule = CropSchedule(seed, BATCH, CROP_PX, ((height, width),), (places,))
     network = build_network(
         unet_layers(UNetOptions(bands=3, classes=2, dropout=dropout, **NETWORK)),  # type: ignore[arg-type]

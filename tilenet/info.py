@@ -18,7 +18,7 @@ from tilenet.files.tools import tiled_copy
 from tilenet.files.vector_keys import VectorKeys
 from tilenet.parallel.collars import share_collars
 from tilenet.parallel.mesh import agreed
-from tilenet.parallel.survey import BLOCK_PX, survey
+from tilenet.parallel.survey import survey
 from tilenet.planning.class_weights import balanced_weights
 
 if TYPE_CHECKING:
@@ -84,9 +84,8 @@ def describe(
                 seen = survey(
                     [image],
                     None if labels is None else [labels],
-                    # Neither is known, and cells are of no use here: one per block.
-                    MOST_CLASSES,
-                    BLOCK_PX,
+                    MOST_CLASSES,  # their number is not known
+                    None,
                     comm,
                 )
                 found["pixels"] = _pixels(image, seen)

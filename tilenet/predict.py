@@ -147,7 +147,10 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             del weights
             rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
             window = _window(wanted, image)
-        share_collars([image], comm, watchdog)
+        try:
+            share_collars([image], comm, watchdog, requests)
+        except StopAgreed:
+            return {"map": wanted.out, "stopped": True}
         watchdog.arm("the start of the map", SLOW)
         plan = decide_map(
             record,

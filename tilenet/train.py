@@ -24,8 +24,10 @@ from tilenet.parallel.same_files import check_same_files
 from tilenet.parallel.signals import StopRequests
 from tilenet.parallel.spatial_network import SpatialNetwork, spatial_network
 from tilenet.parallel.staging import staged_on_node
+from tilenet.parallel.stop_rounds import StopAgreed
 from tilenet.parallel.swap_statistics import SwapCounts
 from tilenet.parallel.swap_summary import say_swaps
+from tilenet.parallel.together import end_if_asked, together
 from tilenet.parallel.trace import TraceRecorder
 from tilenet.parallel.transport_choice import exchange_from
 from tilenet.parallel.watchdog import SLOW, Watchdog
@@ -36,7 +38,7 @@ from tilenet.run.file import RunFile
 from tilenet.run.folder import RunFolder
 from tilenet.run.images import RunImages, held_out_note, hold_out, open_images
 from tilenet.run.log import RunLog
-from tilenet.run.plan import RunPlan, plan_run
+from tilenet.run.plan import RunPlan, cell_note, plan_run
 from tilenet.run.reading import Part, TileReader, Work
 from tilenet.run.scoring import Validation
 from tilenet.run.step import Step
@@ -69,24 +71,39 @@ def train(
         accept_gaps: Resume although rows of the history are missing.
 
     Returns:
-        The exit code: 0 done, 75 stopped on a signal with a checkpoint.
+        The exit code: 0 done, 75 stopped on a signal: with a checkpoint, or before the first step.
 
     Raises:
         AgreedError: On all ranks, for what any rank found wrong before the first step.
         TilenetError: On one rank, for a file that breaks later.
     """
     comm = world() if comm is None else comm
+    try:
+        return _train(run, resume, overwrite, comm)
+    except StopAgreed:
+        if comm.rank == 0:
+            say("tilenet: stopped before the first step: run again as before, nothing was changed")
+        return STOPPED
+
+
+def _train(run: RunFile, resume: bool, overwrite: bool, comm: "MPI.Intracomm") -> int:
+    """As `train`.
+
+    Raises:
+        StopAgreed: On all ranks, as one was asked to stop before the first step.
+    """
     with ExitStack() as stack:
         with agreed(comm):
             who = f"rank {comm.rank} of {comm.size}"
             watchdog = stack.enter_context(Watchdog(run.hang_seconds, who))
             # From here on: MPICH catches SIGUSR1 itself, and forgets it.
             stop = stack.enter_context(StopRequests())
-            opened = open_images(run, stack, watchdog)
+        with together(comm, stop) as turns:
+            opened = open_images(run, stack, watchdog, turns.part_done)
             shapes = tuple((image.bands, image.size) for image in opened.images)
             plan = plan_run(run, shapes, comm.size)
         terms = run.terms | {"files": check_same_files(opened.files, comm)}
-        share_collars(opened.all_images, comm, watchdog)
+        share_collars(opened.all_images, comm, watchdog, stop)
         # One rank compares checkpoints with their checksums, and the others wait.
         watchdog.arm("the look into the run's folder", SLOW)
         with agreed(comm):
@@ -102,9 +119,11 @@ def train(
         if comm.rank == 0 and (note := resampling_note(opened.all_labels)):
             say(note)
         context_px = plan.record.context().context_any_pixel_px
-        opened = hold_out(run, opened, context_px, comm, watchdog)
+        opened = hold_out(run, opened, context_px, comm, watchdog, stop)
         if comm.rank == 0 and opened.held_out is not None:
             say(held_out_note(opened.held_out, context_px, plan.record.layers))
+        if comm.rank == 0 and (note := cell_note(run, plan)):
+            say(note)
         job = _Job(run, plan, opened, folder, watchdog, stop, comm)
         code = job.train(accept_gaps=accept_gaps)
         watchdog.arm("the end of the run", SLOW)
@@ -136,12 +155,15 @@ class _Job:
         self.account = RunAccount(folder.path, run, opened.validation, layout, comm)
         context = plan.record.context()
         files = self.images, self.labels
-        found = run_survey(run, *files, context, opened.held_out, folder.path, comm, watchdog)
+        keys, held_out = (run, *files, context, plan.cell_px), opened.held_out
+        found = run_survey(*keys, held_out, folder.path, comm, watchdog, stop)
         watchdog.arm("the plan of the run", SLOW)
         self.run = run = _weighted(run, found, comm)
         with agreed(comm):
             self.record = folder.record(plan.record, found.mean, found.std)
-        self.network: Network = build_network(self.record.layers, run.seed, self.dtype)
+        with together(comm, stop) as turns:
+            layers, done = self.record.layers, turns.part_done
+            self.network: Network = build_network(layers, run.seed, self.dtype, layer_done=done)
         # Ranks of the same image, row by row of the grid.
         self.image_comm = comm.Create_group(comm.group.Incl(plan.mesh.same_image(comm.rank)))
         if needs_all_tiles(self.record.layers, run.halo_mode):
@@ -157,8 +179,8 @@ class _Job:
         self.scale = LossScale.of(run.precision)
         with agreed(comm):
             sizes = tuple(image.size for image in self.images)
-            self.schedule = schedule_of(run, sizes, found, context.alignment_px)
-        cells = Cells(found.labelled, context.alignment_px)
+            self.schedule = schedule_of(run, sizes, found, plan.cell_px)
+        cells = Cells(found.classes_in_cells, plan.cell_px)
         self.work = RankWork(run, plan, self.schedule, sizes, cells, comm.rank)
         loads = self.work.loads()
         swaps = decide_swaps(run, self.record.layers, plan.balance, loads, devices, place, comm)
@@ -181,8 +203,9 @@ class _Job:
         self.validation: Validation | None = None
         if opened.validation:
             self.validation = Validation(
-                run, self.record, opened.validation, plan.balance, devices, watchdog, comm
+                run, self.record, opened.validation, plan.balance, devices, watchdog, comm, stop
             )
+        end_if_asked(comm, stop)
 
     def train(self, *, accept_gaps: bool) -> int:
         """Run all steps."""

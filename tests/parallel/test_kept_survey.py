@@ -254,4 +254,5 @@ def key_of(
         ]
         pairs = zip(run.label_paths, images, strict=True)
         labels = [stack.enter_context(Labels(path, image, 255)) for path, image in pairs]
-        return survey_key(run, images, labels, context_of(unet_layers(options)), held_out)
+        context = context_of(unet_layers(options))
+        return survey_key(run, images, labels, context, context.alignment_px, held_out)

@@ -18,7 +18,8 @@ from whole_image import IGNORE, Outcome, Scene, dice_of, extended, run_whole, st
 from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.keys import key, uniform
 from tilenet.model.network import build_network
-from tilenet.planning.schedule import CropSchedule, crop_places
+from tilenet.planning.crop_places import crop_places
+from tilenet.planning.schedule import CropSchedule
 from tilenet.run.file import RunFile
 from tilenet.run.keys import AugmentKeys
 
@@ -85,7 +86,7 @@ def samples_of(run: RunFile, scenes: list[Scene], unit: int) -> Callable[[int], 
         counted = np.pad(image != IGNORE, edges)
         blocks = counted.reshape(counted.shape[0] // unit, unit, -1, unit)
         cells = np.asarray(blocks.any(axis=(1, 3)))
-        places.append(crop_places(cells, run.crop_px, unit))
+        places.append(crop_places(cells[None].view(np.uint8), run.crop_px, unit))
     sizes = tuple((image.shape[0], image.shape[1]) for image in labels)
     schedule = CropSchedule(seed, run.batch_size, run.crop_px, sizes, tuple(places))
 

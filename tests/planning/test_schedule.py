@@ -12,11 +12,10 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.symmetry import AS_IS, SYMMETRIES
 from tilenet.geometry.tiles import Window
 from tilenet.keys import key
-from tilenet.planning.label_cells import classes_in_crops
+from tilenet.planning.crop_places import CropPlaces, crop_places
 from tilenet.planning.schedule import (
     CropSchedule,
     ImageSchedule,
-    crop_places,
     mini_batch_sizes,
 )
 
@@ -60,6 +59,14 @@ def test_the_order_depends_on_seed_and_epoch_and_not_on_the_batch_size() -> None
 # --- crops
 
 
+def places_of(labelled: np.ndarray, crop_px: int, cell_px: int) -> CropPlaces:
+    return crop_places(labelled[None].view(np.uint8), crop_px, cell_px)
+
+
+def listed(places: CropPlaces) -> list[tuple[int, int]]:
+    return [places[number] for number in range(len(places))]
+
+
 @given(
     st.integers(1, 13), st.integers(1, 13), st.integers(1, 6), st.integers(1, 9), st.integers(0, 99)
 )
@@ -67,22 +74,22 @@ def test_crops_start_on_the_grid_and_hold_a_label(
     rows: int, cols: int, side: int, alignment: int, seed: int
 ) -> None:
     labelled = np.random.default_rng(seed).random((rows, cols)) < 0.15
-    found = crop_places(labelled, side * alignment, alignment)
+    found = places_of(labelled, side * alignment, alignment)
     wanted = [
         (row * alignment, col * alignment)
         for row in range(max(1, rows - side + 1))
         for col in range(max(1, cols - side + 1))
         if labelled[row : row + side, col : col + side].any()
     ]
-    assert [tuple(place) for place in found.tolist()] == wanted
+    assert listed(found) == wanted
 
 
 @given(st.integers(1, 13), st.integers(1, 13), st.integers(1, 6))
 def test_no_labelled_cell_is_out_of_the_crops_reach(rows: int, cols: int, side: int) -> None:
-    places = crop_places(np.ones((rows, cols), bool), side * 4, 4)
+    places = places_of(np.ones((rows, cols), bool), side * 4, 4)
     covered = np.zeros((rows, cols), bool)
-    for row, col in places // 4:
-        covered[row : row + side, col : col + side] = True
+    for row, col in listed(places):
+        covered[row // 4 : row // 4 + side, col // 4 : col // 4 + side] = True
     assert covered.all()
 
 
@@ -91,7 +98,7 @@ def test_no_labelled_cell_is_out_of_the_crops_reach(rows: int, cols: int, side: 
 )
 def test_a_crop_off_the_alignment_is_refused_with_the_nearest(crop_px: int, nearest: int) -> None:
     with pytest.raises(TilenetError, match=rf"px: {crop_px}, stride: 16\); nearest: {nearest}$"):
-        crop_places(np.ones((9, 9), bool), crop_px, 16)
+        places_of(np.ones((9, 9), bool), crop_px, 16)
 
 
 def crops(batch_size: int = 4, seed: int = 5) -> CropSchedule:
@@ -100,19 +107,20 @@ def crops(batch_size: int = 4, seed: int = 5) -> CropSchedule:
     places = []
     for height, width in sizes:
         cells = rng.random((-(-height // 8), -(-width // 8))) < 0.2
-        places.append(crop_places(cells, 32, 8))
+        places.append(places_of(cells, 32, 8))
     return CropSchedule(seed, batch_size, 32, sizes, tuple(places))
 
 
 def test_crops_are_windows_of_their_image_cut_off_at_its_edge() -> None:
     schedule = crops()
+    places = [set(listed(found)) for found in schedule.places]
     cut_off = 0
     for step in range(300):
         samples = schedule.samples(step)
         assert [sample.number for sample in samples] == [0, 1, 2, 3]
         for sample in samples:
             window, (height, width) = sample.region, schedule.sizes[sample.image]
-            assert [window.row, window.col] in schedule.places[sample.image].tolist()
+            assert (window.row, window.col) in places[sample.image]
             assert window.height == min(32, height - window.row) > 0
             assert window.width == min(32, width - window.col) > 0
             cut_off += window.height * window.width < 32 * 32
@@ -134,7 +142,7 @@ def test_every_place_is_drawn_equally_often() -> None:
     for step in range(200):
         for sample in schedule.samples(step):
             drawn[sample.image, sample.region.row, sample.region.col] += 1
-    places = [(i, *place) for i, found in enumerate(schedule.places) for place in found.tolist()]
+    places = [(i, *place) for i, found in enumerate(schedule.places) for place in listed(found)]
     assert set(drawn) == set(places)
     expected = 10_000 / len(places)
     chi2 = sum((drawn[place] - expected) ** 2 / expected for place in places)
@@ -144,21 +152,21 @@ def test_every_place_is_drawn_equally_often() -> None:
 
 def test_images_without_labels_are_never_drawn() -> None:
     schedule = crops()
-    none = np.empty((0, 2), np.int64)
+    none = places_of(np.zeros((13, 17), bool), 32, 8)
     places = (none, schedule.places[1], none)
     sparse = replace(schedule, places=places)
     assert {s.image for step in range(50) for s in sparse.samples(step)} == {1}
 
 
 def test_an_epoch_of_crops_draws_about_as_many_pixels_as_there_are_in_reach() -> None:
-    places = crop_places(np.ones((64, 64), bool), 256, 16)  # an image of 1024 × 1024 px
+    places = places_of(np.ones((64, 64), bool), 256, 16)  # an image of 1024 × 1024 px
     schedule = CropSchedule(1, 4, 256, ((1024, 1024),), (places,))
     drawn = schedule.steps_per_epoch * 4 * 256**2
     assert 0.5 < drawn / 1024**2 < 2
 
 
 def test_an_epoch_of_crops_is_at_least_a_step() -> None:
-    schedule = CropSchedule(1, 400, 32, ((32, 32),), (np.zeros((1, 2), np.int64),))
+    schedule = CropSchedule(1, 400, 32, ((32, 32),), (places_of(np.ones((4, 4), bool), 32, 8),))
     assert schedule.steps_per_epoch == 1
 
 
@@ -169,7 +177,7 @@ def by_class(oversample: float, batch_size: int = 8) -> tuple[CropSchedule, list
     """Crops of three images, and which cells hold which of eleven classes: class 9 is rare."""
     rng = np.random.default_rng(7)
     sizes = ((230, 310), (64, 64), (140, 90))
-    held, places, classes = [], [], []
+    held, places = [], []
     for number, (height, width) in enumerate(sizes):
         cells = rng.random((11, -(-height // 8), -(-width // 8))) < 0.15
         cells[[3, 10]] = False  # these do not occur
@@ -178,11 +186,8 @@ def by_class(oversample: float, batch_size: int = 8) -> tuple[CropSchedule, list
             cells[9, 4, 5] = cells[9, 20, 30] = True
         held.append(cells)
         planes = np.packbits(cells, axis=0, bitorder="little")
-        places.append(crop_places(cells.any(axis=0), 32, 8))
-        classes.append(classes_in_crops(planes, places[-1], 32, 8))
-    schedule = CropSchedule(
-        3, batch_size, 32, sizes, tuple(places), (AS_IS,), oversample, tuple(classes)
-    )
+        places.append(crop_places(planes, 32, 8, by_class=True))
+    schedule = CropSchedule(3, batch_size, 32, sizes, tuple(places), (AS_IS,), oversample)
     return schedule, held
 
 
@@ -193,11 +198,12 @@ def holds(held: list[np.ndarray], image: int, row: int, col: int) -> frozenset[i
 
 def test_the_classes_of_crops_are_those_of_their_cells() -> None:
     schedule, held = by_class(0.5)
-    for image, (places, planes) in enumerate(zip(schedule.places, schedule.classes, strict=True)):
-        assert planes.shape == (2, len(places))
-        bits = np.unpackbits(planes, axis=0, bitorder="little")
-        for place, column in zip(places.tolist(), bits.T, strict=True):
-            assert holds(held, image, *place) == set(np.flatnonzero(column).tolist())
+    for image, places in enumerate(schedule.places):
+        every = listed(places)
+        for label in range(16):
+            wanted = [place for place in every if label in holds(held, image, *place)]
+            assert places.classes.get(label, 0) == len(wanted)
+            assert [places.of_class(label, number) for number in range(len(wanted))] == wanted
 
 
 @pytest.mark.parametrize("oversample", [0.3, 1.0])
@@ -206,7 +212,7 @@ def test_a_rare_class_is_drawn_as_often_as_its_share_says(oversample: float) -> 
     of_places = [
         holds(held, image, *place)
         for image, places in enumerate(schedule.places)
-        for place in places.tolist()
+        for place in listed(places)
     ]
     occurring = sorted(set().union(*of_places))
     assert occurring == [0, 1, 2, 4, 5, 6, 7, 8, 9]
@@ -224,7 +230,7 @@ def test_a_rare_class_is_drawn_as_often_as_its_share_says(oversample: float) -> 
 
 def test_class_and_place_are_functions_of_their_keys() -> None:
     schedule, held = by_class(0.5)
-    everywhere = [(i, *place) for i, p in enumerate(schedule.places) for place in p.tolist()]
+    everywhere = [(i, *place) for i, p in enumerate(schedule.places) for place in listed(p)]
     occurring = [0, 1, 2, 4, 5, 6, 7, 8, 9]
     for step in range(40):
         for number, one in enumerate(schedule.samples(step)):
@@ -239,15 +245,16 @@ def test_class_and_place_are_functions_of_their_keys() -> None:
 def test_places_of_a_class_are_drawn_equally_often_over_all_images() -> None:
     schedule, held = by_class(1.0, batch_size=50)
     # one class only, so that it is the one that is drawn
-    only = tuple(planes & np.array([[1 << 6], [0]], np.uint8) for planes in schedule.classes)
-    schedule = replace(schedule, classes=only)
+    bit = np.array([1 << 6, 0], np.uint8)[:, None, None]
+    only = tuple(replace(places, held=places.held & bit) for places in schedule.places)
+    schedule = replace(schedule, places=only)
     drawn = Counter(
         (s.image, s.region.row, s.region.col) for step in range(200) for s in schedule.samples(step)
     )
     wanted = {
         (image, *place)
         for image, places in enumerate(schedule.places)
-        for place in places.tolist()
+        for place in listed(places)
         if 6 in holds(held, image, *place)
     }
     assert set(drawn) == wanted
@@ -258,8 +265,9 @@ def test_places_of_a_class_are_drawn_equally_often_over_all_images() -> None:
 
 def test_without_oversampling_the_draws_are_those_that_they_always_were() -> None:
     schedule, _ = by_class(0.0)
-    plain = replace(schedule, classes=())
-    everywhere = [(i, *place) for i, p in enumerate(schedule.places) for place in p.tolist()]
+    places = (replace(p, held=p.held.any(axis=0)[None].view(np.uint8)) for p in schedule.places)
+    plain = replace(schedule, places=tuple(places))
+    everywhere = [(i, *place) for i, p in enumerate(schedule.places) for place in listed(p)]
     for step in range(30):
         assert schedule.samples(step) == plain.samples(step)
         for number, one in enumerate(schedule.samples(step)):

@@ -7,7 +7,6 @@ it depends on, and a digest of what it holds: what does not fit or is not whole 
 import hashlib
 import os
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +34,9 @@ class Survey:
         maximum: Per band.
         percentiles: Per band, one for each of `PERCENTS`; see `ValueCounts.percentiles`.
         class_pixels: Labelled valid pixels of each class.
-        classes_in_cells: For each image, which classes the labelled valid pixels of each alignment
+        classes_in_cells: For each image, which classes the labelled valid pixels of each square
             cell are of: (ceil(K / 8), rows, columns), a bit per class, class 0 the lowest bit of
-            the first byte.
+            the first byte. None, where nobody asked.
     """
 
     num_valid: int
@@ -48,11 +47,6 @@ class Survey:
     percentiles: tuple[tuple[float, ...], ...]
     class_pixels: tuple[int, ...]
     classes_in_cells: tuple[NDArray[np.uint8], ...]
-
-    @cached_property
-    def labelled(self) -> tuple[NDArray[np.bool_], ...]:
-        """For each image, whether each alignment cell holds a labelled valid pixel."""
-        return tuple(np.asarray(planes.any(axis=0)) for planes in self.classes_in_cells)
 
 
 def save_survey(found: Survey, path: Path, key: str) -> None:
@@ -126,5 +120,5 @@ def _digest(arrays: dict[str, NDArray[np.generic]]) -> str:
     found = hashlib.blake2b(digest_size=16)
     for name in sorted(arrays):
         found.update(f"{name} {arrays[name].shape} {arrays[name].dtype};".encode())
-        found.update(arrays[name].tobytes())
+        found.update(np.ascontiguousarray(arrays[name]).data)
     return found.hexdigest()

@@ -6,6 +6,7 @@ walk and checkpoints all count the same layers. It never hears of ranks.
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +58,13 @@ def build_network(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    layer_done: Callable[[], None] = lambda: None,
 ) -> Network:
-    """Build the modules and draw the first weights, which depend on `seed` and the layer only."""
+    """Build the modules and draw the first weights, which depend on `seed` and the layer only.
+
+    Args:
+        layer_done: Is called after each layer, and may end the work.
+    """
     mask_key = MaskKey(seed=seed)
     namespaces: dict[str, Namespace] = defaultdict(Namespace)
     modules = []
@@ -66,6 +72,7 @@ def build_network(
         module = build_layer(layer, index, mask_key, namespaces)
         _draw_weights(module, key(seed, "weights", index))
         modules.append(module.to(device=device, dtype=dtype))
+        layer_done()
     return Network(modules, mask_key)
 
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from tilenet.files.collar import Collar, Runs
 from tilenet.files.raster import Raster
-from tilenet.parallel.mesh import agreed
+from tilenet.parallel.signals import StopRequests
+from tilenet.parallel.together import together
 from tilenet.parallel.watchdog import NEVER, Watchdog
 
 if TYPE_CHECKING:
@@ -15,7 +16,10 @@ __all__ = ["share_collars"]
 
 
 def share_collars(
-    images: Sequence[Raster], comm: "MPI.Intracomm", watchdog: Watchdog = NEVER
+    images: Sequence[Raster],
+    comm: "MPI.Intracomm",
+    watchdog: Watchdog = NEVER,
+    requests: StopRequests | None = None,
 ) -> None:
     """Give each image its collar, where `nodata` is collar. Collective.
 
@@ -24,20 +28,23 @@ def share_collars(
 
     Args:
         watchdog: Armed for each strip.
+        requests: To stop.
 
     Raises:
         AgreedError: A file cannot be read.
+        StopAgreed: A rank was asked to stop.
     """
     for image in images:
         if image.nodata != "collar":
             continue
         strips = image.collar_strips
         mine: dict[int, Runs] = {}
-        with agreed(comm):
+        with together(comm, requests) as turns:
             share = range(comm.rank, len(strips), comm.size)
             for part, number in enumerate(share):
                 watchdog.arm_part("the collar of an image", part, len(share))
                 mine[number] = image.collar_runs(strips[number])
+                turns.part_done()
             watchdog.arm_others("the collar of an image", len(strips) / comm.size)
         found: dict[int, Runs] = {}
         for others in comm.allgather(mine):

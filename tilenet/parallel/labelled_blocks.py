@@ -1,6 +1,6 @@
 """Find the blocks of images that hold labels, each rank its share, before some are held out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,9 +8,11 @@ from numpy.typing import NDArray
 
 from tilenet.files.label_classes import check_classes
 from tilenet.files.label_source import LabelSource
+from tilenet.geometry.blocks import Blocks
 from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.tiles import Window
-from tilenet.parallel.mesh import agreed
+from tilenet.parallel.signals import StopRequests
+from tilenet.parallel.together import together
 from tilenet.parallel.watchdog import NEVER, Watchdog
 
 if TYPE_CHECKING:
@@ -23,10 +25,11 @@ PIECE_PX = 1024  # side of what is read at once: a block may be as large as an i
 
 def labelled_blocks(
     labels: Sequence[LabelSource],
-    blocks: Iterable[tuple[int, Window]],
+    blocks: Blocks,
     num_classes: int,
     comm: "MPI.Intracomm",
     watchdog: Watchdog = NEVER,
+    requests: StopRequests | None = None,
 ) -> NDArray[np.bool_]:
     """Whether each block holds a labelled pixel, (N,). Collective.
 
@@ -34,25 +37,26 @@ def labelled_blocks(
 
     Args:
         labels: Of each image.
-        blocks: The number of an image, and pixels of it.
+        blocks: Of the images.
         num_classes: Labels are 0 to this − 1.
         watchdog: Armed for each piece of a block.
+        requests: To stop.
 
     Raises:
         AgreedError: A file cannot be read there, or a label is no class.
+        StopAgreed: A rank was asked to stop.
     """
-    pieces = [
-        (number, image, piece)
-        for number, (image, window) in enumerate(blocks)
-        for piece in pieces_of(window, PIECE_PX)
-    ]
-    found = np.zeros(1 + max((number for number, _, _ in pieces), default=-1), np.uint8)
-    mine = [one for one in pieces if one[0] % comm.size == comm.rank]
-    with agreed(comm):
-        for part, (number, image, piece) in enumerate(mine):
-            watchdog.arm_part("the labels of blocks", part, len(mine))
-            found[number] |= _is_labelled(labels[image], piece, num_classes)
-        watchdog.arm_others("the labels of blocks", len(pieces))
+    found = np.zeros(len(blocks), np.uint8)
+    share = range(comm.rank, len(blocks), comm.size)
+    with together(comm, requests) as turns:
+        for part, number in enumerate(share):
+            image, window = blocks[number]
+            for piece in pieces_of(window, PIECE_PX):
+                watchdog.arm_part("the labels of blocks", part, len(share))
+                found[number] |= _is_labelled(labels[image], piece, num_classes)
+                turns.part_done()
+        most = len(blocks) * (blocks.side_px // PIECE_PX + 2) ** 2
+        watchdog.arm_others("the labels of blocks", most / comm.size)
     everywhere = np.empty_like(found)
     comm.Allreduce(found, everywhere)
     return everywhere > 0

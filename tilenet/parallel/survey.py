@@ -5,7 +5,8 @@ Counts of values are whole numbers, merged in any order; means and deviations of
 16 bits follow from them. Those of wider numbers are merged block by block, in the same order
 everywhere. So statistics are the same to the last bit on any number of ranks.
 
-A rank holds a block, the counts, and the classes of the cells of all images.
+A rank holds a block, the counts, at most `MOST_MOMENTS` moments, and the classes of the cells of
+all images, which `planning.label_cells.cell_side` bounds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +23,12 @@ from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Pixels, Raster
 from tilenet.files.survey_record import PERCENTS, Survey
 from tilenet.files.value_counts import ValueCounts, count_values, counts_each, merge_counts
+from tilenet.geometry.blocks import Blocks
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.mesh import agreed
 from tilenet.parallel.progress import progress_bar
+from tilenet.parallel.signals import StopRequests
+from tilenet.parallel.together import together
 from tilenet.parallel.watchdog import NEVER, SLOW, Watchdog
 
 if TYPE_CHECKING:
@@ -33,7 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["Moments", "merge", "survey"]
 
 BLOCK_PX = 1024
-PIECE_BYTES = 1 << 28
+PIECE_BYTES = 1 << 24
+MOST_MOMENTS = 1 << 20  # groups of blocks × bands; up to 262 144 blocks of 4 bands each is a group
 
 HeldOutMask = Callable[[int, Window], NDArray[np.bool_]]
 
@@ -65,85 +70,151 @@ def survey(
     images: Sequence[Raster],
     labels: Sequence[LabelSource] | None,
     num_classes: int,
-    alignment_px: int,
+    cell_px: int | None,
     comm: "MPI.Intracomm",
     held_out: HeldOutMask | None = None,
     watchdog: Watchdog = NEVER,
+    requests: StopRequests | None = None,
 ) -> Survey:
     """Read all images and labels once, each rank its share. Collective.
 
     Args:
         labels: One per image; None: pixels only.
-        alignment_px: Side of the cells.
+        cell_px: Side of the cells; None: nobody asks where labels are.
         held_out: Where pixels of a window of an image enter no statistics, (H, W); None: nowhere.
         watchdog: Armed for each block.
+        requests: To stop.
 
     Raises:
         AgreedError: A file cannot be read, a label is no class, or no pixel is labelled and valid.
+        StopAgreed: A rank was asked to stop.
     """
-    side = max(BLOCK_PX // alignment_px, 1) * alignment_px
-    blocks = [
-        (index, Window(row, col, min(side, image.height - row), min(side, image.width - col)))
-        for index, image in enumerate(images)
-        for row in range(0, image.height, side)
-        for col in range(0, image.width, side)
-    ]
-    bands = len(images[0].bands)
-    dtype = np.result_type(*(image.dtype for image in images))  # holds the values of all
-    values = [count_values(np.empty(0, dtype))] * bands
-    mine: dict[int, Moments] = {}
-    class_pixels = np.zeros(num_classes, np.int64)
-    planes = [
-        np.zeros((-(-num_classes // 8), *(-(-px // alignment_px) for px in image.size)), np.uint8)
-        for image in images
-    ]
-    turns = range(comm.rank, len(blocks), comm.size)
+    look = _Look(images, labels, num_classes, cell_px, held_out)
+    blocks = Blocks([image.size for image in images], BLOCK_PX)
+    # Groups of one block each, unless their moments would fill memory.
+    size = 1 if look.counts_each else max(1, -(-len(blocks) * look.num_bands // MOST_MOMENTS))
+    groups = -(-len(blocks) // size)
+    mine = range(comm.rank, groups, comm.size)
+    moments = np.zeros((0 if look.counts_each else len(mine), 1 + 2 * look.num_bands))
+    total = len(mine) * size
     what = "all pixels are looked at"
-    with progress_bar(comm, len(turns), "block", brief=True, what=what) as progress, agreed(comm):
-        for part, number in enumerate(turns):
-            watchdog.arm_part("the survey", part, len(turns))
-            index, window = blocks[number]
-            pixels = images[index].read(window)
-            entering = pixels.valid
-            if held_out is not None:
-                entering = entering & ~held_out(index, window)
-            inside = list(_entering(pixels.values, entering, dtype))
-            values = [
-                merge_counts(known, count_values(band, known.shift))
-                for known, band in zip(values, inside, strict=True)
-            ]
-            if not counts_each(dtype):
-                mine[number] = _moments(inside)
-            if labels is not None:
-                counts, cells = _classes(pixels, labels[index], window, num_classes, alignment_px)
-                class_pixels += counts
-                row, col = window.row // alignment_px, window.col // alignment_px
-                rows, cols = cells.shape[1:]
-                planes[index][:, row : row + rows, col : col + cols] = cells
-            progress.update(1)
+    with (
+        progress_bar(comm, total, "block", brief=True, what=what) as progress,
+        together(comm, requests) as turns,
+    ):
+        for place, group in enumerate(mine):
+            found = None
+            for number in range(group * size, min((group + 1) * size, len(blocks))):
+                watchdog.arm_part("the survey", place * size + number % size, total)
+                inside = look.at(*blocks[number])
+                if not look.counts_each:
+                    own = _moments(inside)
+                    found = own if found is None else merge(found, own)
+                progress.update(1)
+                turns.part_done()
+            if found is not None:
+                moments[place] = found.count, *found.mean, *found.squares
         watchdog.arm_others("the survey", len(blocks) / comm.size)
     watchdog.arm("the sums of the survey", SLOW)
-    values = comm.allreduce(values, op=_merged)
-    class_pixels = comm.allreduce(class_pixels)
-    for cells in planes:
-        _join(cells, comm)
-    total = values[0].total
+    look.join(comm)
     with agreed(comm):
-        _check_something_is_there(images, labels, total, class_pixels)
-    if counts_each(dtype):
-        mean, std = zip(*(band.mean_and_std for band in values), strict=True)
+        _check_something_is_there(images, labels, look.values[0].total, look.class_pixels)
+    if look.counts_each:
+        mean, std = zip(*(band.mean_and_std for band in look.values), strict=True)
     else:
-        mean, std = _everybodys(mine, comm)
+        mean, std = _everybodys(moments, groups, comm)
     return Survey(
-        num_valid=total,
+        num_valid=look.values[0].total,
         mean=mean,
         std=std,
-        minimum=tuple(band.minimum for band in values),
-        maximum=tuple(band.maximum for band in values),
-        percentiles=tuple(band.percentiles(PERCENTS) for band in values),
-        class_pixels=tuple(class_pixels.tolist()),
-        classes_in_cells=tuple(planes),
+        minimum=tuple(band.minimum for band in look.values),
+        maximum=tuple(band.maximum for band in look.values),
+        percentiles=tuple(band.percentiles(PERCENTS) for band in look.values),
+        class_pixels=tuple(look.class_pixels.tolist()),
+        classes_in_cells=tuple(look.planes),
     )
+
+
+class _Look:
+    """What a rank has found in the blocks that it has looked at.
+
+    Attributes:
+        values: Counts of each band's values.
+        class_pixels: Labelled valid pixels of each class.
+        planes: Classes of the cells of each image, see `Survey`; empty where nobody asks.
+        counts_each: Whether means and deviations follow from `values`.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[Raster],
+        labels: Sequence[LabelSource] | None,
+        num_classes: int,
+        cell_px: int | None,
+        held_out: HeldOutMask | None,
+    ) -> None:
+        self._images, self._labels, self._held_out = images, labels, held_out
+        self._num_classes, self._cell_px = num_classes, cell_px
+        self.num_bands = len(images[0].bands)
+        self._dtype = np.result_type(*(image.dtype for image in images))  # holds the values of all
+        self.counts_each = counts_each(self._dtype)
+        self.values = [count_values(np.empty(0, self._dtype))] * self.num_bands
+        self.class_pixels = np.zeros(num_classes, np.int64)
+        self.planes = []
+        if cell_px is not None:
+            of_classes = -(-num_classes // 8)
+            grids = Blocks([image.size for image in images], cell_px).grids
+            self.planes = [np.zeros((of_classes, *grid), np.uint8) for grid in grids]
+
+    def at(self, index: int, window: Window) -> list[NDArray[Any]]:
+        """Look at a window of an image; returns the values (N,) of each band that enter.
+
+        Raises:
+            TilenetError: A file cannot be read there, or a label is no class.
+        """
+        pixels = self._images[index].read(window)
+        entering = pixels.valid
+        if self._held_out is not None:
+            entering = entering & ~self._held_out(index, window)
+        inside = list(_entering(pixels.values, entering, self._dtype))
+        self.values = [
+            merge_counts(known, count_values(band, known.shift))
+            for known, band in zip(self.values, inside, strict=True)
+        ]
+        if self._labels is not None:
+            self._look_at_labels(self._labels[index], index, window, pixels)
+        return inside
+
+    def _look_at_labels(
+        self, labels: LabelSource, index: int, window: Window, pixels: Pixels
+    ) -> None:
+        number = self._num_classes
+        classes = labels.read(window)
+        check_classes(labels, classes, window, number)
+        counted = pixels.valid & (classes != labels.ignore_index)
+        # The class behind the last is that of all pixels that do not count.
+        classes = np.where(counted, classes, number)
+        counts = np.bincount(classes.ravel(), minlength=number + 1)[:number]
+        self.class_pixels += counts
+        if self._cell_px is None:
+            return
+        places = tuple(
+            slice(first // self._cell_px, -(-(first + count) // self._cell_px))
+            for first, count in ((window.row, window.height), (window.col, window.width))
+        )
+        for plane_number, plane in enumerate(self.planes[index]):
+            own = np.arange(8 * plane_number, min(8 * plane_number + 8, number))
+            if counts[own].any():
+                bits = np.zeros(number + 1, np.uint8)
+                bits[own] = 1 << (own - 8 * plane_number)
+                plane[places] |= _joined(np.take(bits, classes), window, self._cell_px)
+
+    def join(self, comm: "MPI.Intracomm") -> None:
+        """Have all ranks hold what any of them found. Collective."""
+        self.values = comm.allreduce(self.values, op=_merged)
+        self.class_pixels = comm.allreduce(self.class_pixels)
+        for cells in self.planes:
+            _join(cells, comm)
 
 
 def _merged(first: list[ValueCounts], second: list[ValueCounts]) -> list[ValueCounts]:
@@ -160,33 +231,17 @@ def _entering(
         yield (band.ravel() if every else band[entering]).astype(dtype, copy=False)
 
 
-def _classes(
-    pixels: Pixels,
-    labels: LabelSource,
-    window: Window,
-    num_classes: int,
-    alignment_px: int,
-) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Labelled valid pixels of each class in a window, and which classes its cells hold."""
-    height, width = (-(-px // alignment_px) for px in (window.height, window.width))
-    classes = labels.read(window)
-    check_classes(labels, classes, window, num_classes)
-    counted = pixels.valid & (classes != labels.ignore_index)
-    # The class behind the last is that of all pixels that do not count.
-    classes = np.where(counted, classes, num_classes)
-    counts = np.bincount(classes.ravel(), minlength=num_classes + 1)[:num_classes]
-    planes = np.zeros((-(-num_classes // 8), height, width), np.uint8)
-    for number, plane in enumerate(planes):
-        bits = np.zeros(num_classes + 1, np.uint8)
-        own = np.arange(8 * number, min(8 * number + 8, num_classes))
-        if not counts[own].any():
-            continue
-        bits[own] = 1 << (own - 8 * number)
-        padded = np.zeros((height * alignment_px, width * alignment_px), np.uint8)
-        np.take(bits, classes, out=padded[: window.height, : window.width])
-        rows = np.bitwise_or.reduce(padded.reshape(height, alignment_px, -1), axis=1)
-        plane[:] = np.bitwise_or.reduce(rows.reshape(height, width, alignment_px), axis=2)
-    return counts, planes
+def _joined(bits: NDArray[np.uint8], window: Window, cell_px: int) -> NDArray[np.uint8]:
+    """The bits of all pixels (H, W) of a window that lie in the same cell of the image."""
+    top, left = window.row % cell_px, window.col % cell_px
+    rows, cols = -(-(top + window.height) // cell_px), -(-(left + window.width) // cell_px)
+    if max(rows, cols) <= 2:  # cells may be far larger than the window
+        found = np.bitwise_or.reduceat(bits, [0, cell_px - top][:rows], axis=0)
+        return np.asarray(np.bitwise_or.reduceat(found, [0, cell_px - left][:cols], axis=1))
+    padded = np.zeros((rows * cell_px, cols * cell_px), np.uint8)
+    padded[top : top + window.height, left : left + window.width] = bits
+    found = np.bitwise_or.reduce(padded.reshape(rows, cell_px, -1), axis=1)
+    return np.asarray(np.bitwise_or.reduce(found.reshape(rows, cols, cell_px), axis=2))
 
 
 def _join(cells: NDArray[np.uint8], comm: "MPI.Intracomm") -> None:
@@ -211,13 +266,18 @@ def _moments(bands: Sequence[NDArray[Any]]) -> Moments:
 
 
 def _everybodys(
-    mine: dict[int, Moments], comm: "MPI.Intracomm"
+    mine: NDArray[np.float64], groups: int, comm: "MPI.Intracomm"
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Means and deviations of all blocks' bands, merged in the order of the blocks."""
-    blocks: dict[int, Moments] = {}
-    for part in comm.allgather(mine):
-        blocks.update(part)
-    found = reduce(merge, (blocks[number] for number in range(len(blocks))))
+    """Means and deviations of all groups' bands, merged in the order of the groups.
+
+    Args:
+        mine: Count, means and squares of each group of this rank's.
+    """
+    every = np.empty((groups, mine.shape[1]))
+    for rank, part in enumerate(comm.allgather(mine)):
+        every[rank :: comm.size] = part
+    bands = mine.shape[1] // 2
+    found = reduce(merge, (Moments(int(r[0]), r[1 : 1 + bands], r[1 + bands :]) for r in every))
     return tuple(found.mean.tolist()), tuple(np.sqrt(found.squares / found.count).tolist())
 
 

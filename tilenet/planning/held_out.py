@@ -5,15 +5,16 @@ scored on what it was trained on. The choice is a function of the images' sizes,
 are, and of the seed; never of ranks or tiles.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import cached_property
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.blocks import Blocks
 from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.tiles import Window
 from tilenet.keys import uniform
@@ -48,6 +49,10 @@ class HeldOut:
         """All blocks of all images."""
         return sum(blocks.size for blocks in self.chosen)
 
+    @cached_property
+    def _blocks(self) -> Blocks:
+        return Blocks(self.sizes, self.block_px)
+
     def windows(self, image: int) -> tuple[Window, ...]:
         """The held-out blocks of an image, row by row."""
         return tuple(self._block(image, row, col) for row, col in np.argwhere(self.chosen[image]))
@@ -78,8 +83,11 @@ class HeldOut:
             found[max(0, first[0]) : max(0, last[0]), max(0, first[1]) : max(0, last[1])] = True
         return found
 
-    def check_rest(self, margin_px: int) -> None:
+    def check_rest(self, margin_px: int, part_done: Callable[[], None] = lambda: None) -> None:
         """Refuse a choice whose margins leave no pixel for training.
+
+        Args:
+            part_done: Is called after each part of the work, and may end it.
 
         Raises:
             TilenetError: There is none.
@@ -89,6 +97,7 @@ class HeldOut:
                 for piece in pieces_of(self._block(image, row, col), PIECE_PX):
                     if not self.mask(image, piece, margin_px).all():
                         return
+                    part_done()
         raise TilenetError(
             f"pixels within the network's context of a held-out block are not trained on, and no "
             f"others are left (validation.block_px: {self.block_px}, context: {margin_px} px, "
@@ -97,24 +106,22 @@ class HeldOut:
         )
 
     def _block(self, image: int, row: int, col: int) -> Window:
-        return _block(self.sizes[image], self.block_px, int(row), int(col))
+        return self._blocks.window(image, int(row), int(col))
 
 
-def blocks_of(sizes: Sequence[tuple[int, int]], block_px: int) -> Iterator[tuple[int, Window]]:
-    """All blocks, image by image and row by row, each with its image's number.
+def blocks_of(sizes: Sequence[tuple[int, int]], block_px: int) -> Blocks:
+    """All blocks.
 
     Raises:
         TilenetError: They are so small that their number alone would fill memory.
     """
-    count = sum(prod(_grid(size, block_px)) for size in sizes)
-    if count > MOST_BLOCKS:
+    blocks = Blocks(sizes, block_px)
+    if len(blocks) > MOST_BLOCKS:
         raise TilenetError(
             f"at most {MOST_BLOCKS:,} blocks are shared out (validation.block_px: {block_px}, "
-            f"blocks: {count:,}); choose larger ones"
+            f"blocks: {len(blocks):,}); choose larger ones"
         )
-    for image, size in enumerate(sizes):
-        for row, col in product(*map(range, _grid(size, block_px))):
-            yield image, _block(size, block_px, row, col)
+    return blocks
 
 
 def choose_held_out(
@@ -140,7 +147,7 @@ def choose_held_out(
     Raises:
         TilenetError: Fewer than two blocks hold labels, so that there is nothing to share out.
     """
-    grids = [_grid(size, block_px) for size in sizes]
+    grids = Blocks(sizes, block_px).grids
     draws = np.concatenate(
         [uniform(prod(grid), seed, "held out", image) for image, grid in enumerate(grids)]
     )
@@ -162,13 +169,3 @@ def choose_held_out(
     parts = np.split(chosen, np.cumsum([prod(grid) for grid in grids])[:-1])
     shaped = (part.reshape(grid) for part, grid in zip(parts, grids, strict=True))
     return HeldOut(block_px, tuple(sizes), tuple(shaped))
-
-
-def _grid(size: tuple[int, int], block_px: int) -> tuple[int, int]:
-    """Rows and columns of blocks of an image."""
-    return -(-size[0] // block_px), -(-size[1] // block_px)
-
-
-def _block(size: tuple[int, int], block_px: int, row: int, col: int) -> Window:
-    top, left = row * block_px, col * block_px
-    return Window(top, left, min(block_px, size[0] - top), min(block_px, size[1] - left))

@@ -1,20 +1,85 @@
-"""What the survey's cells of labels say of windows and crops, before anything of them is read."""
+"""What the survey's cells of labels say of windows, before anything of them is read."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tilenet.errors import TilenetError
+from tilenet.geometry.blocks import Blocks
 from tilenet.geometry.symmetry import Symmetry
 from tilenet.geometry.tiles import Window
 
-__all__ = ["cells_in_boxes", "classes_in_crops", "has_class", "holds_labels"]
+__all__ = ["MOST_CELL_BYTES", "cell_side", "check_crop", "has_class", "holds_labels"]
+
+# Of the cells of all images, on each rank. With 8 classes that is 185 000² px in cells of 16 px.
+MOST_CELL_BYTES = 1 << 27
+
+MOST_UNITS = 1 << 16  # of the alignment that are tried as a cell's side
+
+
+def cell_side(
+    sizes: Sequence[tuple[int, int]], num_classes: int, alignment_px: int, crop_px: int | None
+) -> int:
+    """Side of the cells of which the survey keeps what classes they hold.
+
+    It is the alignment, unless all cells together would take more than `MOST_CELL_BYTES`: then the
+    smallest multiple with which they do not, of which crops are whole numbers of cells.
+
+    Args:
+        sizes: Height and width of each image.
+        crop_px: Side of crops, which start on cells; None: whole images are trained on.
+
+    Raises:
+        TilenetError: A crop is no multiple of the alignment, or smaller than any such cell.
+    """
+    if crop_px is not None:
+        check_crop(crop_px, alignment_px)
+    of_classes = -(-num_classes // 8)
+    side = alignment_px
+    while (num_bytes := of_classes * len(Blocks(sizes, side))) > MOST_CELL_BYTES:
+        if crop_px is None:
+            side *= 2
+        elif side == crop_px:
+            height, width = max(sizes, key=lambda size: size[0] * size[1])
+            raise TilenetError(
+                f"where crops may lie is kept in at most {MOST_CELL_BYTES >> 20} MiB (crop_px: "
+                f"{crop_px}, classes: {num_classes}, images: {len(sizes)}, the largest {height} × "
+                f"{width} px: {num_bytes >> 20} MiB); train on a part of the images, on larger "
+                "crops, or on fewer classes"
+            )
+        else:
+            side = _next_divisor(crop_px, side, alignment_px)
+    return side
+
+
+def _next_divisor(crop_px: int, side: int, alignment_px: int) -> int:
+    """The smallest side above `side`, a multiple of the alignment, of which crops are whole."""
+    whole = crop_px // alignment_px
+    units = range(side // alignment_px + 1, min(whole, MOST_UNITS))
+    return next((unit for unit in units if whole % unit == 0), whole) * alignment_px
+
+
+def check_crop(crop_px: int, alignment_px: int) -> None:
+    """Refuse crops that do not fit the network.
+
+    Raises:
+        TilenetError: The crop is no multiple of the alignment.
+    """
+    if crop_px < alignment_px or crop_px % alignment_px:
+        raise TilenetError(
+            f"crop_px must be a multiple of the network's total stride (crop_px: {crop_px}, "
+            f"stride: {alignment_px}); nearest: "
+            f"{max(alignment_px, round(crop_px / alignment_px) * alignment_px)}"
+        )
 
 
 def holds_labels(
     own: Window,
     region: Window,
     symmetry: Symmetry,
-    labelled: NDArray[np.bool_],
-    alignment_px: int,
+    cells: NDArray[np.uint8] | NDArray[np.bool_],
+    cell_px: int,
 ) -> bool:
     """Whether a window may hold a labelled pixel; False: it holds none.
 
@@ -26,66 +91,18 @@ def holds_labels(
             labelled.
         region: Pixels of the image that count as the image.
         symmetry: How they are turned.
-        labelled: Whether each cell of the image holds a labelled pixel.
-        alignment_px: Side of a cell.
+        cells: Not 0 where a cell of the image holds a labelled pixel, (…, rows, columns).
+        cell_px: Side of a cell.
     """
     source = symmetry.source(own, region.height, region.width)
     rows, cols = (
-        slice(
-            (start + max(first, 0)) // alignment_px,
-            -(-(start + min(first + size, most)) // alignment_px),
-        )
+        slice((start + max(first, 0)) // cell_px, -(-(start + min(first + size, most)) // cell_px))
         for start, first, size, most in (
             (region.row, source.row, source.height, region.height),
             (region.col, source.col, source.width, region.width),
         )
     )
-    return bool(labelled[rows, cols].any())
-
-
-def cells_in_boxes(cells: NDArray[np.bool_], side: int) -> NDArray[np.int64]:
-    """How many True cells lie in each square of `side` × `side`, by the square's first cell.
-
-    Squares lie within the cells; where these are fewer than `side` along an axis, the one there is
-    holds them all.
-    """
-    rows, cols = (max(1, count - side + 1) for count in cells.shape)
-    # Sums over all windows at once, from the table of sums above and to the left of each cell.
-    sums = np.pad(cells.astype(np.int64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
-    below = np.minimum(np.arange(rows) + side, cells.shape[0])
-    right = np.minimum(np.arange(cols) + side, cells.shape[1])
-    return np.asarray(
-        sums[np.ix_(below, right)]
-        - sums[:rows][:, right]
-        - sums[below][:, :cols]
-        + sums[:rows, :cols]
-    )
-
-
-def classes_in_crops(
-    classes_in_cells: NDArray[np.uint8],
-    places: NDArray[np.int64],
-    crop_px: int,
-    alignment_px: int,
-) -> NDArray[np.uint8]:
-    """Which classes the crops at some places hold.
-
-    Args:
-        classes_in_cells: Which classes each cell of the image holds, a bit each: (ceil(K / 8),
-            rows, columns).
-        places: Rows and columns of the crops' origins, (N, 2), multiples of the alignment.
-
-    Returns:
-        (ceil(K / 8), N), bits as in the cells.
-    """
-    rows, cols = (places // alignment_px).T
-    found = np.zeros((len(classes_in_cells), len(places)), np.uint8)
-    for number in range(8 * len(classes_in_cells)):
-        holds = has_class(classes_in_cells, number)
-        if holds.any():
-            inside = cells_in_boxes(holds, crop_px // alignment_px)[rows, cols] > 0
-            found[number // 8] |= inside.astype(np.uint8) << np.uint8(number % 8)
-    return found
+    return bool(cells[..., rows, cols].any())
 
 
 def has_class(planes: NDArray[np.uint8], number: int) -> NDArray[np.bool_]:

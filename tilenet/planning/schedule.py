@@ -7,13 +7,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.errors import TilenetError
 from tilenet.geometry.symmetry import AS_IS, Symmetry
 from tilenet.geometry.tiles import Window
 from tilenet.keys import key, uniform
-from tilenet.planning.label_cells import cells_in_boxes, has_class
+from tilenet.planning.crop_places import CropPlaces
 
-__all__ = ["CropSchedule", "ImageSchedule", "Sample", "crop_places", "mini_batch_sizes"]
+__all__ = ["CropSchedule", "ImageSchedule", "Sample", "mini_batch_sizes"]
 
 
 @dataclass(frozen=True)
@@ -81,27 +80,24 @@ class CropSchedule:
 
     Attributes:
         sizes: Height and width of each image.
-        places: For each image its candidate (row, column) origins, shape (N, 2).
+        places: Of each image its crops' places, with their classes where `oversample` asks.
         symmetries: Of these, one is drawn for each crop.
         oversample: Share of the crops that are drawn by class: first a class, each as likely, then
             a place among those that hold it.
-        classes: For each image the classes that its places hold, (ceil(K / 8), N), see
-            `classes_in_crops`; needed to oversample.
     """
 
     seed: int
     batch_size: int
     crop_px: int
     sizes: tuple[tuple[int, int], ...]
-    places: tuple[NDArray[np.int64], ...]
+    places: tuple[CropPlaces, ...]
     symmetries: tuple[Symmetry, ...] = (AS_IS,)
     oversample: float = 0.0
-    classes: tuple[NDArray[np.uint8], ...] = ()
 
     @cached_property
     def steps_per_epoch(self) -> int:
         """Steps that draw as many pixels as lie within reach of the crops."""
-        reach_px = sum(_covered_px(places, self.crop_px) for places in self.places)
+        reach_px = sum(places.reach_px() for places in self.places)
         return max(1, -(-reach_px // (self.crop_px**2 * self.batch_size)))
 
     def samples(self, step: int) -> tuple[Sample, ...]:
@@ -120,16 +116,12 @@ class CropSchedule:
         """Image, row and column of a crop."""
         draw = key(self.seed, "crop", step, number)
         if key(self.seed, "oversample", step, number) < self.oversample * 2**128:
-            # Places that hold the class are counted beforehand, and found when one is drawn: a list
-            # of them per class would take twenty times the memory of all places.
             classes = self._places_of_classes
             label = list(classes)[key(self.seed, "class", step, number) % len(classes)]
             image, place = _nth(classes[label], draw)
-            place = int(np.flatnonzero(has_class(self.classes[image], label))[place])
-        else:
-            image, place = _nth(self._num_places, draw)
-        row, col = (int(x) for x in self.places[image][place])
-        return image, row, col
+            return image, *self.places[image].of_class(label, place)
+        image, place = _nth(self._num_places, draw)
+        return image, *self.places[image][place]
 
     @cached_property
     def _num_places(self) -> NDArray[np.int64]:
@@ -139,12 +131,14 @@ class CropSchedule:
     @cached_property
     def _places_of_classes(self) -> dict[int, NDArray[np.int64]]:
         """Of each class that some place holds, how many places of each image do."""
-        every = range(8 * len(self.classes[0]))
         counts = {
-            label: np.array([has_class(planes, label).sum() for planes in self.classes], np.int64)
-            for label in every
+            label: np.zeros(len(self.places), np.int64)
+            for label in sorted({label for places in self.places for label in places.classes})
         }
-        return {label: found for label, found in counts.items() if found.any()}
+        for image, places in enumerate(self.places):
+            for label, number in places.classes.items():
+                counts[label][image] = number
+        return counts
 
 
 def _nth(counts: NDArray[np.int64], draw: int) -> tuple[int, int]:
@@ -168,40 +162,3 @@ def mini_batch_sizes(num_tiles: int, micro_batches: int) -> tuple[int, ...]:
     count = -(-num_tiles // micro_batches)
     edges = [num_tiles * part // count for part in range(count + 1)] if count else [0]
     return tuple(stop - start for start, stop in pairwise(edges))
-
-
-def _covered_px(places: NDArray[np.int64], crop_px: int) -> int:
-    """Pixels that lie in at least one of the crops at `places`."""
-    if not len(places):
-        return 0
-    unit = int(np.gcd.reduce(np.append(places.ravel(), crop_px)))
-    side = crop_px // unit
-    first = places // unit
-    # Each crop adds 1 from its first corner on and takes it back behind its last.
-    marks = np.zeros(first.max(axis=0) + side + 1, np.int64)
-    for row, col, sign in ((0, 0, 1), (0, side, -1), (side, 0, -1), (side, side, 1)):
-        np.add.at(marks, (first[:, 0] + row, first[:, 1] + col), sign)
-    return int((marks.cumsum(0).cumsum(1) > 0).sum()) * unit**2
-
-
-def crop_places(labelled: NDArray[np.bool_], crop_px: int, alignment_px: int) -> NDArray[np.int64]:
-    """Aligned origins of crops of an image that hold a labelled pixel.
-
-    Args:
-        labelled: Whether each alignment cell holds one, shape (ceil(H / a), ceil(W / a)).
-
-    Returns:
-        Rows and columns, shape (N, 2).
-
-    Raises:
-        TilenetError: The crop is no multiple of the alignment.
-    """
-    if crop_px < alignment_px or crop_px % alignment_px:
-        raise TilenetError(
-            f"crop_px must be a multiple of the network's total stride (crop_px: {crop_px}, "
-            f"stride: {alignment_px}); nearest: "
-            f"{max(alignment_px, round(crop_px / alignment_px) * alignment_px)}"
-        )
-    side = crop_px // alignment_px
-    inside = cells_in_boxes(labelled, side)
-    return np.argwhere(inside > 0) * alignment_px

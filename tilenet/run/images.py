@@ -1,6 +1,6 @@
 """The images of a run, open: those that are trained on, and what of them is held out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +24,8 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.labelled_blocks import labelled_blocks
 from tilenet.parallel.mesh import agreed
+from tilenet.parallel.signals import StopRequests
+from tilenet.parallel.together import together
 from tilenet.parallel.watchdog import NEVER, Watchdog
 from tilenet.planning.held_out import HeldOut, blocks_of, choose_held_out
 from tilenet.run.file import RunFile
@@ -69,11 +71,17 @@ class RunImages:
         return found + sample_files(images, labels, "validation")
 
 
-def open_images(run: RunFile, stack: ExitStack, watchdog: Watchdog = NEVER) -> RunImages:
+def open_images(
+    run: RunFile,
+    stack: ExitStack,
+    watchdog: Watchdog = NEVER,
+    part_done: Callable[[], None] = lambda: None,
+) -> RunImages:
     """Open the images and labels of a run whose lists are read; `stack` closes them.
 
     Args:
         watchdog: Armed for each image and its labels.
+        part_done: Is called after each of them, and may end the work.
 
     Raises:
         TilenetError: A file is missing, broken or does not fit, images have other bands or units
@@ -91,12 +99,15 @@ def open_images(run: RunFile, stack: ExitStack, watchdog: Watchdog = NEVER) -> R
     if run.resolution is not None:
         # Before they are opened at it: 0.5 m is no multiple of a pixel in degrees, nor need it be.
         with ExitStack() as briefly:
-            own = [briefly.enter_context(Raster(image)) for image, _ in train + validation]
+            own = []
+            for image, _ in train + validation:
+                own.append(briefly.enter_context(Raster(image)))
+                part_done()
             check_units(own, run.resolution)
-    images, labels = _opened(run, train, stack, watchdog)
+    images, labels = _opened(run, train, stack, watchdog, part_done)
     others = [
         ValidationImage(image, part, None)
-        for image, part in zip(*_opened(run, validation, stack, watchdog), strict=True)
+        for image, part in zip(*_opened(run, validation, stack, watchdog, part_done), strict=True)
     ]
     watchdog.arm_others("opening the images", len(train) + len(validation))
     opened = RunImages(images, labels, others)
@@ -117,6 +128,7 @@ def hold_out(
     context_px: int,
     comm: "MPI.Intracomm",
     watchdog: Watchdog = NEVER,
+    requests: StopRequests | None = None,
 ) -> RunImages:
     """Hide held-out blocks from training, and show them to validation. Collective.
 
@@ -125,19 +137,23 @@ def hold_out(
     Args:
         context_px: What the network looks at around any pixel.
         watchdog: Armed for each piece of the labels.
+        requests: To stop.
 
     Raises:
         AgreedError: Labels cannot be read or are no class, or blocks are too few to be shared out.
+        StopAgreed: A rank was asked to stop.
     """
     keys = run.validation
     if not keys.share:
         return opened
     sizes = [image.size for image in opened.images]
-    blocks = blocks_of(sizes, keys.block_px)
-    labelled = labelled_blocks(opened.labels, blocks, len(run.class_names), comm, watchdog)
     with agreed(comm):
+        blocks = blocks_of(sizes, keys.block_px)
+    number = len(run.class_names)
+    labelled = labelled_blocks(opened.labels, blocks, number, comm, watchdog, requests)
+    with together(comm, requests) as turns:
         held = choose_held_out(labelled, sizes, keys.block_px, keys.share, run.seed)
-        held.check_rest(context_px)
+        held.check_rest(context_px, turns.part_done)
     train: list[LabelSource] = []
     validation = list(opened.validation)
     for number, (image, labels) in enumerate(zip(opened.images, opened.labels, strict=True)):
@@ -161,16 +177,22 @@ def held_out_note(held: HeldOut, context_px: int, layers: tuple[Layer, ...]) -> 
 
 
 def _opened(
-    run: RunFile, pairs: Sequence[tuple[str, str]], stack: ExitStack, watchdog: Watchdog
+    run: RunFile,
+    pairs: Sequence[tuple[str, str]],
+    stack: ExitStack,
+    watchdog: Watchdog,
+    part_done: Callable[[], None],
 ) -> tuple[list[Raster], list[LabelSource]]:
     images, labels = [], []
     for number, (path, _) in enumerate(pairs):
         watchdog.arm_part("opening the images", number, len(pairs))
         images.append(stack.enter_context(Raster(path, run.bands, run.resolution, run.nodata)))
+        part_done()
     for number, ((_, path), image) in enumerate(zip(pairs, images, strict=True)):
         watchdog.arm_part("opening the labels", number, len(pairs))
         opened = open_labels(path, image, run.ignore_index, run.vectors)
         labels.append(stack.enter_context(opened))
+        part_done()
     return images, labels
 
 

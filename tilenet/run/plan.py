@@ -19,12 +19,13 @@ from tilenet.geometry.tiles import (
 )
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.composition import batch_obstacle, obstacle, whole_norm
+from tilenet.planning.label_cells import MOST_CELL_BYTES, cell_side
 from tilenet.planning.layer_bytes import check_map_sizes, check_weight_bytes
 from tilenet.planning.plan import read_plan
 from tilenet.planning.ranks import MeshShape, choose_mesh, most_tiles
 from tilenet.run.file import RunFile, network_options, paper_epsilon_px
 
-__all__ = ["RunPlan", "plan_run"]
+__all__ = ["RunPlan", "cell_note", "plan_run"]
 
 Shape = tuple[tuple[int, ...], tuple[int, int]]  # an image's bands; its height and width
 
@@ -41,6 +42,7 @@ class RunPlan:
         balance: Layers per partition.
         micro_batches: Most tiles of a rank in the pipeline at once.
         uncut: The tiles that were cut into sub-tiles, so that there are as many; None: none were.
+        cell_px: Side of the cells of which the survey keeps what is labelled there.
     """
 
     record: NetworkRecord
@@ -50,6 +52,7 @@ class RunPlan:
     balance: tuple[int, ...]
     micro_batches: int = 1
     uncut: Cut | None = None
+    cell_px: int = 0
 
     def tiling(self, height: int, width: int) -> Tiling:
         """The tiles of an image or crop; of a small one fewer than were asked for."""
@@ -134,7 +137,21 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
     read = plan.tiling(*largest).tiles[0].read
     balance = run.balance or likely_balance(layers, (read.height, read.width), run.num_partitions)
     check_balance(balance, len(layers), run.num_partitions)
-    return replace(plan, balance=tuple(balance))
+    sizes = [size for _, size in shapes]
+    unit = record.context().alignment_px
+    cell_px = cell_side(sizes, len(run.class_names), unit, run.crop_px)
+    return replace(plan, balance=tuple(balance), cell_px=cell_px)
+
+
+def cell_note(run: RunFile, plan: RunPlan) -> str:
+    """That crops are drawn from fewer places than the network would allow; empty: they are not."""
+    unit = plan.record.context().alignment_px
+    if run.crop_px is None or plan.cell_px == unit:
+        return ""
+    return (
+        f"crops start on multiples of {plan.cell_px} px instead of {unit} px, since where labels "
+        f"are in images so large is kept in at most {MOST_CELL_BYTES >> 20} MiB"
+    )
 
 
 def _rule(run: RunFile, record: NetworkRecord) -> HaloRule:

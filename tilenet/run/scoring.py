@@ -28,6 +28,7 @@ from tilenet.maps.decision import decide_map
 from tilenet.maps.job import MapJob, Mapper
 from tilenet.model.network import Network, network_to_score
 from tilenet.parallel.mesh import agreed
+from tilenet.parallel.signals import StopRequests
 from tilenet.parallel.survey import survey
 from tilenet.parallel.watchdog import SLOW, Watchdog
 from tilenet.planning.map_plan import MapPlan
@@ -73,9 +74,11 @@ class Validation:
         balance: Layers per partition, as in training, so that no parameter moves.
         devices: One per partition.
         watchdog: Armed for each block of images that are looked at, and each round of tiles.
+        requests: To stop while images are looked at.
 
     Raises:
         AgreedError: An image cannot be mapped, or labels do not fit the classes.
+        StopAgreed: A rank was asked to stop.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Validation:
         devices: tuple[torch.device, ...],
         watchdog: Watchdog,
         comm: "MPI.Intracomm",
+        requests: StopRequests | None = None,
     ) -> None:
         self.run, self.record, self.images = run, record, images
         self.balance, self.devices = balance, devices
@@ -96,8 +100,8 @@ class Validation:
         if whole := [one for one in images if one.windows is None]:
             # What is wrong with them is found before the first step, not after an epoch.
             files = [one.image for one in whole], [one.labels for one in whole]
-            number, side = len(record.classes), context.alignment_px
-            survey(*files, number, side, comm, watchdog=watchdog)
+            number = len(record.classes)
+            survey(*files, number, None, comm, watchdog=watchdog, requests=requests)
         rule = halo_rule("exact", context, record.layers, record.epsilon_px)
         at_once = run.validation.batch_size
         self.plans = [

@@ -21,6 +21,7 @@ from tilenet.files.survey_record import Survey, load_survey, save_survey
 from tilenet.geometry.halo import Context
 from tilenet.parallel import survey as surveys
 from tilenet.parallel.progress import say
+from tilenet.parallel.signals import StopRequests
 from tilenet.parallel.watchdog import NEVER, Watchdog
 from tilenet.planning.held_out import HeldOut
 from tilenet.run.file import RunFile
@@ -39,36 +40,40 @@ def run_survey(
     images: Sequence[Raster],
     labels: Sequence[LabelSource],
     context: Context,
+    cell_px: int,
     held_out: HeldOut | None,
     folder: Path,
     comm: "MPI.Intracomm",
     watchdog: Watchdog = NEVER,
+    requests: StopRequests | None = None,
 ) -> Survey:
     """What the images hold. Collective; rank 0 reads what is kept, and writes.
 
     Args:
         labels: One per image; `ignore_index` where training may not look.
-        context: Of the network, whose alignment is the side of the cells.
+        context: Of the network.
+        cell_px: Side of the cells.
         held_out: Blocks that enter no statistics; None: there are none.
         folder: Of the run; it exists.
         watchdog: Armed for each block.
+        requests: To stop.
 
     Raises:
-        AgreedError: See `survey`.
+        AgreedError, StopAgreed: See `survey`.
     """
     path, key, kept = folder / SURVEY, None, None
     if comm.rank == 0:
-        key = survey_key(run, images, labels, context, held_out)
+        key = survey_key(run, images, labels, context, cell_px, held_out)
         kept = None if key is None else _kept(path, key)
     kept = comm.bcast(kept)
     if isinstance(kept, Survey):
         _say_unlabelled(images, kept, comm)
         return kept
     mask = None if held_out is None else held_out.mask
-    number, side = len(run.class_names), context.alignment_px
-    found = surveys.survey(images, labels, number, side, comm, mask, watchdog)
+    number = len(run.class_names)
+    found = surveys.survey(images, labels, number, cell_px, comm, mask, watchdog, requests)
     # A file that changed while it was read is not the one that the key is of.
-    if key is not None and key == survey_key(run, images, labels, context, held_out):
+    if key is not None and key == survey_key(run, images, labels, context, cell_px, held_out):
         try:
             save_survey(found, path, key)
         except TilenetError as error:
@@ -80,7 +85,9 @@ def run_survey(
 def _say_unlabelled(images: Sequence[Raster], found: Survey, comm: "MPI.Intracomm") -> None:
     """Name images that hold no labelled pixel: they are no error, but hardly meant."""
     bare = [
-        image.path for image, cells in zip(images, found.labelled, strict=True) if not cells.any()
+        image.path
+        for image, cells in zip(images, found.classes_in_cells, strict=True)
+        if not cells.any()
     ]
     if bare and comm.rank == 0:
         more = f" and {len(bare) - 1} more" if len(bare) > 1 else ""
@@ -111,6 +118,7 @@ def survey_key(
     images: Sequence[Raster],
     labels: Sequence[LabelSource],
     context: Context,
+    cell_px: int,
     held_out: HeldOut | None = None,
 ) -> str | None:
     """A digest of all that a survey depends on; None: files that cannot be told apart by date."""
@@ -129,7 +137,7 @@ def survey_key(
         "vectors": repr(asdict(run.vectors)),  # may hold keys of several types
         "ignore_index": run.ignore_index,
         "num_classes": len(run.class_names),
-        "alignment_px": context.alignment_px,
+        "alignment_px": cell_px,  # which it is unless images are huge
         "held_out": None if held_out is None else _hidden(held_out, context),
     }
     return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()

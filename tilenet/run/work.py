@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from tilenet.files.survey_record import Survey
 from tilenet.geometry.tiles import Window
 from tilenet.planning.composition import needs_all_tiles, stacks
-from tilenet.planning.label_cells import classes_in_crops, holds_labels
+from tilenet.planning.crop_places import crop_places
+from tilenet.planning.label_cells import holds_labels
 from tilenet.planning.ranks import tiles_of
-from tilenet.planning.schedule import CropSchedule, ImageSchedule, Sample, crop_places
+from tilenet.planning.schedule import CropSchedule, ImageSchedule, Sample
 from tilenet.run.file import RunFile
 from tilenet.run.plan import RunPlan
 from tilenet.run.reading import Work
@@ -23,27 +24,25 @@ __all__ = ["Cells", "RankWork", "schedule_of"]
 
 
 def schedule_of(
-    run: RunFile, sizes: tuple[tuple[int, int], ...], found: Survey, alignment_px: int
+    run: RunFile, sizes: tuple[tuple[int, int], ...], found: Survey, cell_px: int
 ) -> ImageSchedule | CropSchedule:
     """Which images or crops the steps of a run see.
 
     Args:
         sizes: Height and width of each image.
         found: Where labelled pixels are.
-        alignment_px: Side of the survey's cells.
+        cell_px: Side of the survey's cells.
 
     Raises:
         TilenetError: Crops do not fit the network.
     """
     if run.crop_px is None:
         return ImageSchedule(run.seed, run.batch_size, sizes, run.augment.symmetries)
-    places = tuple(crop_places(cells, run.crop_px, alignment_px) for cells in found.labelled)
-    classes: tuple[NDArray[np.uint8], ...] = ()
-    if run.oversample:
-        classes = tuple(
-            classes_in_crops(planes, there, run.crop_px, alignment_px)
-            for planes, there in zip(found.classes_in_cells, places, strict=True)
-        )
+    by_class = run.oversample > 0
+    places = tuple(
+        crop_places(planes, run.crop_px, cell_px, by_class=by_class)
+        for planes in found.classes_in_cells
+    )
     return CropSchedule(
         run.seed,
         run.batch_size,
@@ -52,7 +51,6 @@ def schedule_of(
         places,
         run.augment.symmetries,
         run.oversample,
-        classes,
     )
 
 
@@ -61,11 +59,11 @@ class Cells:
     """Where labelled pixels are.
 
     Attributes:
-        labelled: For each image, whether each cell holds one.
+        classes: For each image the classes that each cell holds, see `Survey`.
         side_px: Of a cell.
     """
 
-    labelled: tuple[NDArray[np.bool_], ...]
+    classes: tuple[NDArray[np.uint8], ...]
     side_px: int
 
 
@@ -139,5 +137,5 @@ class RankWork:
         """Whether a tile may hold labelled pixels, or is needed all the same."""
         sample = work.sample
         place = work.tile.own, sample.region, sample.symmetry
-        cells = self._cells.labelled[sample.image]
+        cells = self._cells.classes[sample.image]
         return self._all or holds_labels(*place, cells, self._cells.side_px)

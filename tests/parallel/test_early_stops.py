@@ -1,0 +1,170 @@
+"""A stop that is asked for before the first step ends all ranks in the phase that they are in."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+from test_same_as_whole_image import NETWORKS, run_file
+from whole_image import random_scene
+
+from tilenet.errors import AgreedError, TilenetError
+from tilenet.files import collar
+from tilenet.files.raster import Raster
+from tilenet.model import network
+from tilenet.parallel import labelled_blocks, survey
+from tilenet.parallel.signals import StopRequests
+from tilenet.parallel.stop_rounds import StopAgreed
+from tilenet.parallel.together import end_if_asked, together
+from tilenet.predict import Prediction, predict
+from tilenet.run import images
+from tilenet.run.file import RunFile
+from tilenet.run.keys import ValidationKeys
+from tilenet.train import train
+
+STOPPED = "stopped before the first step"
+
+# By the phase: what is called for each part of it, and how many parts there are at least.
+PHASES: dict[str, tuple[object, str, int]] = {
+    "opening": (images, "Raster", 30),
+    "labels": (images, "open_labels", 30),
+    "collar": (Raster, "collar_runs", 30),
+    "held out": (labelled_blocks, "check_classes", 30),
+    "survey": (survey, "check_classes", 30),
+    "weights": (network, "build_layer", 30),
+}
+
+
+def a_run(comm: MPI.Intracomm, folder: Path) -> RunFile:
+    """Of so many images that each phase has as many parts on each of two ranks."""
+    scenes = [random_scene(folder, (70, 64), seed, write=comm.rank == 0) for seed in range(30)]
+    comm.Barrier()
+    run = run_file(folder, scenes, NETWORKS["same-bilinear"])
+    run = replace(run, nodata="collar", crop_px=32, batch_size=2, steps=1)
+    return replace(run, validation=ValidationKeys(share=0.2, block_px=32))
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collar, "STRIP_ROWS", 32)
+    monkeypatch.setattr(survey, "BLOCK_PX", 32)
+
+
+def slow(
+    patch: pytest.MonkeyPatch, owner: object, name: str, asks: Callable[[int], bool]
+) -> list[int]:
+    """Have each call take its time, and in one of them a signal come; the calls are noted."""
+    original, calls = getattr(owner, name), []
+
+    def called(*arguments: Any, **more: Any) -> Any:
+        calls.append(len(calls))
+        time.sleep(0.02)
+        if asks(len(calls)):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments, **more)
+
+    patch.setattr(owner, name, called)
+    return calls
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_stop_before_the_first_step_ends_the_phase_on_all_ranks(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    small_parts: None,
+    phase: str,
+) -> None:
+    run = a_run(comm, shared_path)
+    owner, name, parts = PHASES[phase]
+    with monkeypatch.context() as patch:
+        last = comm.rank == comm.size - 1
+        calls = slow(patch, owner, name, lambda number: last and number == 3)
+        assert train(run, comm=comm) == 75
+    assert 0 < len(calls) < parts * 2 // 3
+    said = "".join(comm.allgather(capfd.readouterr().err))
+    assert said.count(STOPPED) == 1
+    assert not (Path(run.output) / "checkpoints").exists()
+    assert not (Path(run.output) / "history.csv").exists()
+    if phase == "survey":
+        assert train(run, resume=True, comm=comm) == 0
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_stop_while_validation_images_are_looked_at_ends_that_too(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, small_parts: None
+) -> None:
+    run = a_run(comm, shared_path)
+    files = ValidationKeys(images=run.images[1:], labels=list(run.label_paths[1:]))  # type: ignore[arg-type]
+    run = replace(
+        run, images=run.images[:1], labels=list(run.label_paths[:1]), validation=files, batch_size=1
+    )
+    first = 9 // comm.size  # blocks of the one that is trained on
+    with monkeypatch.context() as patch:
+        last = comm.rank == comm.size - 1
+        asks = slow(patch, survey, "check_classes", lambda number: last and number == first + 3)
+        assert train(run, comm=comm) == 75
+    assert first < len(asks) < 100
+    assert not (Path(run.output) / "checkpoints").exists()
+
+
+@pytest.mark.ranks(2)
+def test_a_map_that_may_go_on_stops_while_its_collar_is_looked_for(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = random_scene(shared_path, (70, 64), 1, write=comm.rank == 0)
+    comm.Barrier()
+    run = replace(run_file(shared_path, [scene], NETWORKS["same-bilinear"]), steps=1)
+    assert train(run, comm=comm) == 0
+    monkeypatch.setattr(collar, "STRIP_ROWS", 1)
+    out = shared_path / "map.tif"
+    wanted = Prediction(run.output, str(scene.image), str(out), nodata="collar", resume=True)
+    with monkeypatch.context() as patch:
+        calls = slow(patch, Raster, "collar_runs", lambda number: comm.rank and number == 3)
+        assert predict(wanted, comm)["stopped"]
+    assert len(calls) < 25
+    assert not predict(wanted, comm)["stopped"]
+
+
+# --- what carries it
+
+
+def shares(comm: MPI.Intracomm, requests: StopRequests | None, parts: int, wrong: int = -1) -> int:
+    """Work through some parts, of which the last rank finds one wrong; returns how many it were."""
+    done = 0
+    with together(comm, requests) as turns:
+        for part in range(parts):
+            if comm.rank == comm.size - 1 and part == wrong:
+                raise TilenetError("a file is broken")
+            turns.part_done()
+            time.sleep(0.001)
+            done += 1
+    return done
+
+
+@pytest.mark.parametrize("who", ["first", "last", "all", "none"])
+def test_all_ranks_leave_together(comm: MPI.Intracomm, who: str) -> None:
+    """After one was asked to, whatever the others have done of their shares by then."""
+    asked = {"first": comm.rank == 0, "last": comm.rank == comm.size - 1, "all": True}
+    requests = StopRequests()
+    requests.requested = asked.get(who, False)
+    if who == "none":
+        assert shares(comm, requests, comm.rank * 7) == comm.rank * 7
+        end_if_asked(comm, requests)
+    else:
+        with pytest.raises(StopAgreed):
+            shares(comm, requests, 1 << 60)
+    assert requests.agreed == (who != "none")
+    assert shares(comm, None, 2) == 2  # whose messages do not meet those of the one before
+
+
+def test_what_one_rank_found_wrong_ends_the_others_shares(comm: MPI.Intracomm) -> None:
+    with pytest.raises(AgreedError, match=r"^a file is broken$"):
+        shares(comm, None, 1 << 60, wrong=5)
