@@ -79,14 +79,16 @@ def train(
     """
     comm = world() if comm is None else comm
     try:
-        return _train(run, resume, overwrite, comm)
+        return _train(run, comm, resume=resume, overwrite=overwrite, accept_gaps=accept_gaps)
     except StopAgreed:
         if comm.rank == 0:
             say("tilenet: stopped before the first step: run again as before, nothing was changed")
         return STOPPED
 
 
-def _train(run: RunFile, resume: bool, overwrite: bool, comm: "MPI.Intracomm") -> int:
+def _train(
+    run: RunFile, comm: "MPI.Intracomm", *, resume: bool, overwrite: bool, accept_gaps: bool
+) -> int:
     """As `train`.
 
     Raises:
