@@ -15,6 +15,7 @@ from launch.planned_job import read_job
 from launch.scripts import Job, script, submit_command
 from tilenet.errors import TilenetError
 from tilenet.files.aside import write_aside
+from tilenet.parallel.ctrl_c import say_stopped, stopped_by
 from tilenet.planning.machines import known_machines, machine
 
 __all__ = ["main"]
@@ -139,6 +140,8 @@ def _parser() -> ArgumentParser:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt as stop:
+        sys.exit(say_stopped(stopped_by(stop) or ""))
     except BrokenPipeError:  # the reader has seen enough: python -m launch … | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

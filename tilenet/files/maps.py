@@ -28,7 +28,7 @@ from tilenet.files.stack import stacked_paths
 from tilenet.geometry.bbox import overlap
 from tilenet.geometry.tiles import Window
 
-__all__ = ["BLOCK_PX", "MapKind", "MapWriter", "check_target", "class_colours"]
+__all__ = ["BLOCK_PX", "MapKind", "MapWriter", "check_target", "class_colours", "journal_of"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,12 @@ def check_target(path: str, *, overwrite: bool, image: str | None = None) -> Non
         ) from error
 
 
+def journal_of(path: str) -> str:
+    """Where an interrupted map's journal is."""
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(folder, f".{name}.journal.part")
+
+
 class MapWriter:
     """A map being written; a context manager that leaves either the whole map or nothing.
 
@@ -119,7 +125,7 @@ class MapWriter:
         # One name per map: what a killed run leaves, the next one overwrites.
         self._raw = os.path.join(folder, f".{name}.raw.part")
         self._cog = os.path.join(folder, f".{name}.cog.part")
-        self._journal = MapJournal(os.path.join(folder, f".{name}.journal.part"), made_of or {})
+        self._journal = MapJournal(journal_of(path), made_of or {})
         self._keeps = False
         self._parts: list[Part] = []  # written since the journal's last line
         self.done, self.why_anew = Done(), ""

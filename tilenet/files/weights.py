@@ -32,6 +32,7 @@ __all__ = [
     "WEIGHTS",
     "checkpoint_of_step",
     "find_checkpoint",
+    "last_step",
     "link",
     "load_json",
     "load_tensors",
@@ -167,6 +168,15 @@ def checkpoint_of_step(run: Path, step: int) -> Path | None:
     name = f"step-{step:08d}"
     found = [one for one in saved_checkpoints(run) if one.name.split(".")[0] == name]
     return found[-1] if found else None
+
+
+def last_step(run: Path) -> int | None:
+    """The step of the checkpoint that a run goes on from; None: it has none yet."""
+    with contextlib.suppress(OSError):
+        order = step_order((run / "last").resolve())
+        if order is not None and (run / "last" / CHECKSUMS).is_file():
+            return order[0]
+    return None
 
 
 def link(run: Path, name: str, checkpoint: Path) -> None:
