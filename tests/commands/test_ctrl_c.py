@@ -121,8 +121,8 @@ def test_a_map_says_whether_it_goes_on(
             press_at(once, Mapper, "tiles", 4)
             assert main(["predict", *paths, "--tile", "16", "--device", "cpu", *more]) == 130
         (line,) = said(capfd)
-        kept = "what was done of the map is kept: the same command goes on with it"
-        assert line.startswith(f"tilenet: stopped by Ctrl-C; {kept if more else NOTHING}")
+        kept = "what was done" if more else "nothing"
+        assert line.startswith(f"tilenet: stopped by Ctrl-C; {kept} of the map is kept: the same")
         left = [name for name in os.listdir(files) if "map.tif" in name]
         assert sorted(left) == [f".map.tif.{part}.part" for part in ("journal", "raw") if more]
     assert main(["predict", *paths, "--tile", "16", "--device", "cpu", "--resume"]) == 0
@@ -167,9 +167,9 @@ def test_what_came_of_ctrl_c_is_told_from_other_errors() -> None:
     assert stopped_by(converted(KeyboardInterrupt())) == f"tilenet: stopped by Ctrl-C; {NOTHING}"
     assert stopped_by(converted(CtrlC("a\x1b"))) == r"tilenet: stopped by Ctrl-C; a\x1b"
     assert stopped_by(converted(ZeroDivisionError())) is None
-    with pytest.raises(CtrlC, match="inner"), kept_on_ctrl_c(lambda: "outer"):
-        with kept_on_ctrl_c(lambda: "inner"):
-            raise KeyboardInterrupt
+    nested = kept_on_ctrl_c(lambda: "outer"), kept_on_ctrl_c(lambda: "inner")
+    with pytest.raises(CtrlC, match="inner"), nested[0], nested[1]:
+        raise KeyboardInterrupt
 
 
 def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
