@@ -91,7 +91,7 @@ def test_ctrl_c_on_all_ranks_is_said_once_and_ends_with_130() -> None:
     )
     assert ended.returncode == 130
     said = [line for line in ended.stderr.splitlines() if line.startswith("[rank")]
-    nothing = "nothing is kept: the same command starts from the beginning"
+    nothing = "nothing was written: give the same command again"
     assert said == [f"[rank 0 of 3] tilenet: stopped by Ctrl-C; {nothing}"]
     assert "Traceback" not in ended.stderr
 

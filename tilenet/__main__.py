@@ -2,8 +2,10 @@
 
 import os
 import sys
+import warnings
 from importlib import import_module
 
+from tilenet.errors import one_line
 from tilenet.parallel.ctrl_c import end_at_once, say_stopped, stopped_by
 
 COMMANDS = (
@@ -39,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     0: done, 1: error, 2: usage, 75: stopped on request, 130: stopped by Ctrl-C.
     """
+    warnings.formatwarning = _shown
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         return _run(command, rest)
@@ -50,6 +53,17 @@ def main(arguments: list[str] | None = None) -> int:
         if words is None:
             raise
         return say_stopped(words)
+
+
+def _shown(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A library's warning, which may quote names of files, in one line."""
+    return one_line(f"{filename}:{lineno}: {category.__name__}: {message}") + "\n"
 
 
 def _run(command: str, rest: list[str]) -> int:
@@ -75,7 +89,7 @@ def _run(command: str, rest: list[str]) -> int:
 
         print(version("tilenet"))
         return 0
-    print(f"{USAGE}\n\ntilenet: there is no command {command}", file=sys.stderr)
+    print(f"{USAGE}\n\ntilenet: there is no command {one_line(command)}", file=sys.stderr)
     return 2
 
 

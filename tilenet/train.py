@@ -12,7 +12,7 @@ from tilenet.account import RunAccount
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.label_files import resampling_note
 from tilenet.files.survey_record import Survey
-from tilenet.files.weights import last_step
+from tilenet.files.weights import kept_checkpoint, last_step
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, build_network
 from tilenet.parallel.collars import share_collars
@@ -323,7 +323,7 @@ class _Job:
             if wrong:
                 raise TilenetError(
                     f"weights must stay finite (step {step}: {wrong[0]} and {len(wrong) - 1} more "
-                    "are not); lower optimizer.lr: the checkpoint before this step is whole"
+                    f"are not); lower optimizer.lr: {kept_checkpoint(self.folder.path)}"
                 )
             self.folder.save(step, self.network, self.record, optimizer, self.scale, best=best)
 

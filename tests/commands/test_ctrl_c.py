@@ -18,7 +18,7 @@ from tilenet.maps.job import Mapper
 from tilenet.parallel.ctrl_c import CtrlC, kept_on_ctrl_c, stopped_by
 from tilenet.run.step import Step
 
-NOTHING = "nothing is kept: the same command starts from the beginning"
+NOTHING = "nothing was written: give the same command again"
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +150,7 @@ def test_imports_are_interrupted_in_one_line_of_the_first_rank(rank: str) -> Non
         text=True,
         timeout=120,
     )
-    line = "tilenet: stopped by Ctrl-C; nothing was done yet: give the same command again\n"
+    line = "tilenet: stopped by Ctrl-C; nothing was written: give the same command again\n"
     assert (done.returncode, done.stderr) == (130, "" if rank == "2" else line)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tilenet.commands.command_line import Arguments
 from tilenet.commands.label_arguments import add_labels, vectors_of
 from tilenet.commands.raster_arguments import band_names, numbers
-from tilenet.errors import TilenetError, UsageError
+from tilenet.errors import TilenetError, UsageError, printable
 from tilenet.files.bands import BandNames
 from tilenet.files.png import write_png
 from tilenet.files.raster import Raster
@@ -94,7 +94,7 @@ def _preview(arguments: list[str]) -> None:
     write_png(rgba(picture, seen.pixels.valid), out)
     height, width = picture.shape[1:]
     print(
-        f"{out}: {height} × {width} px, "
+        f"{printable(str(out))}: {height} × {width} px, "
         + (f"one of {seen.factor} × {seen.factor} pixels" if seen.factor > 1 else "all pixels")
     )
 

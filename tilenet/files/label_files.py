@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tilenet.errors import TilenetError
 from tilenet.files.label_source import LabelSource
 from tilenet.files.labels import Labels
-from tilenet.files.plain_file import refuse_special
+from tilenet.files.plain_file import check_name, refuse_special
 from tilenet.files.raster import Raster, why_no_raster
 from tilenet.files.vector_keys import VectorKeys
 
@@ -29,6 +29,7 @@ def open_labels(
         TilenetError: It is neither, or does not fit the image.
     """
     keys = keys or VectorKeys()
+    check_name("labels", path)
     try:
         refuse_special(path)
     except OSError as error:

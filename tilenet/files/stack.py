@@ -26,7 +26,7 @@ from rasterio.windows import Window as FileWindow
 from tilenet.errors import TilenetError
 from tilenet.files.bands import Band
 from tilenet.files.grids import same_grid
-from tilenet.files.plain_file import refuse_special
+from tilenet.files.plain_file import check_name, refuse_special
 from tilenet.geometry.tiles import Window
 
 __all__ = ["GDAL_ERRORS", "FileStack", "reason", "stacked_paths", "why_no_raster"]
@@ -317,6 +317,7 @@ def _read_mask(dataset: Any, window: Window, size: tuple[int, int] | None) -> An
 
 
 def _opened(path: str) -> Any:
+    check_name("a raster", path)
     refuse_special(path)
     return rasterio.open(path)
 

@@ -7,6 +7,7 @@ until rank 0 has ended the job, and speaks itself where that does not happen.
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -20,14 +21,14 @@ __all__ = [
     "CtrlC",
     "end_at_once",
     "kept_on_ctrl_c",
+    "killed_outright",
     "say_stopped",
     "stopped_by",
     "wait_for_first",
 ]
 
 INTERRUPTED = 128 + signal.SIGINT.value  # exit code, as shells have it
-NOTHING_DONE = "nothing was done yet: give the same command again"
-NOTHING_KEPT = "nothing is kept: the same command starts from the beginning"
+NOTHING = "nothing was written: give the same command again"
 
 # How long a rank leaves the word to rank 0, which needs half a second to end the job.
 WAIT_SECONDS = 2.0
@@ -68,7 +69,7 @@ def stopped_by(error: BaseException) -> str | None:
             return _sentence(str(one))
         found = found or isinstance(one, KeyboardInterrupt)
         waiting += [one.__cause__, one.__context__]
-    return _sentence(NOTHING_KEPT) if found else None
+    return _sentence(NOTHING) if found else None
 
 
 @contextmanager
@@ -87,12 +88,41 @@ def end_at_once() -> Generator[None, None, None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@contextmanager
+def killed_outright() -> Generator[None, None, None]:
+    """Have Ctrl-C in the block, MPI's start, kill a rank without a word.
+
+    Python hears of it when all ranks have come. Those that still import have ended by then.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if (
+        before is not signal.default_int_handler
+        or threading.current_thread() is not threading.main_thread()
+        or task_number() is None
+        or "mpi4py.MPI" in sys.modules
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def say_stopped(words: str) -> int:
-    """Say it; returns the exit code. What Python still does until it ends, Ctrl-C cuts short."""
+    """Say it, on the first rank; returns the exit code.
+
+    What Python still does until it ends, another Ctrl-C cuts short.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
-    with suppress(OSError, ValueError):
-        print(words, file=sys.stderr, flush=True)
+    # Without MPI: launchers may leave each rank to end by itself, and all of them would say it.
+    number = task_number()
+    wait_for_first(number)
+    if not number:
+        with suppress(OSError, ValueError):
+            print(words, file=sys.stderr, flush=True)
     return INTERRUPTED
 
 
@@ -103,12 +133,7 @@ def wait_for_first(rank: int | None) -> None:
 
 
 def _ended(number: int, frame: FrameType | None) -> None:
-    number = task_number()
-    wait_for_first(number)
-    if not number:  # before MPI's start launchers may leave it to each rank to end
-        with suppress(OSError, ValueError):
-            print(_sentence(NOTHING_DONE), file=sys.stderr, flush=True)
-    os._exit(INTERRUPTED)
+    os._exit(say_stopped(_sentence(NOTHING)))
 
 
 def _sentence(words: str) -> str:

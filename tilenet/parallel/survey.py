@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.errors import TilenetError
+from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.label_classes import check_classes
 from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Pixels, Raster
@@ -134,6 +134,7 @@ def survey(
         mean, std = zip(*(band.mean_and_std for band in values), strict=True)
     else:
         mean, std = _everybodys(mine, comm)
+        _check_finite(images, mean, std, values)
     return Survey(
         num_valid=total,
         mean=mean,
@@ -201,12 +202,13 @@ def _join(cells: NDArray[np.uint8], comm: "MPI.Intracomm") -> None:
 def _moments(bands: Sequence[NDArray[Any]]) -> Moments:
     """Moments of values (N,) of each band."""
     count, mean, squares = len(bands[0]), np.zeros(len(bands)), np.zeros(len(bands))
-    for number, band in enumerate(bands if count else ()):
-        values = band.astype(np.float64)
-        mean[number] = values.mean()
-        values -= mean[number]
-        np.square(values, out=values)
-        squares[number] = values.sum()
+    with np.errstate(over="ignore", invalid="ignore"):  # _check_finite says it
+        for number, band in enumerate(bands if count else ()):
+            values = band.astype(np.float64)
+            mean[number] = values.mean()
+            values -= mean[number]
+            np.square(values, out=values)
+            squares[number] = values.sum()
     return Moments(count, mean, squares)
 
 
@@ -217,8 +219,30 @@ def _everybodys(
     blocks: dict[int, Moments] = {}
     for part in comm.allgather(mine):
         blocks.update(part)
-    found = reduce(merge, (blocks[number] for number in range(len(blocks))))
+    with np.errstate(over="ignore", invalid="ignore"):  # _check_finite says it
+        found = reduce(merge, (blocks[number] for number in range(len(blocks))))
     return tuple(found.mean.tolist()), tuple(np.sqrt(found.squares / found.count).tolist())
+
+
+def _check_finite(
+    images: Sequence[Raster],
+    mean: Sequence[float],
+    std: Sequence[float],
+    values: Sequence[ValueCounts],
+) -> None:
+    """Refuse bands whose mean or deviation float64 cannot hold; all ranks know the same.
+
+    Raises:
+        AgreedError: With the band and its values.
+    """
+    for band, *moments, seen in zip(images[0].bands, mean, std, values, strict=True):
+        if not np.isfinite(moments).all():
+            paths = f"{images[0].path}{f' and {len(images) - 1} more' if len(images) > 1 else ''}"
+            raise AgreedError(
+                f"pixels must be small enough for the sum of their squares ({paths}, band {band}: "
+                f"{seen.minimum:g} to {seen.maximum:g}); name a value that means no data with "
+                "nodata, or scale the file"
+            )
 
 
 def _check_something_is_there(

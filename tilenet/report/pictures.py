@@ -93,7 +93,7 @@ def _colours(num_classes: int) -> NDArray[np.uint8]:
 def _stretch(
     band: NDArray[np.generic], valid: NDArray[np.bool_], low: float, high: float
 ) -> NDArray[np.uint8]:
-    values = band.astype(np.float64)
+    values = band.astype(np.float64) / 2  # differences of the largest numbers overflow
     if not valid.any():
         return np.zeros(band.shape, np.uint8)
     bottom, top = np.percentile(values[valid], [low, high])
