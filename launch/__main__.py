@@ -4,7 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 
 from launch.commands import command, environment
@@ -13,15 +13,17 @@ from launch.layout import explain, in_one_line
 from launch.placement import Placement, place
 from launch.planned_job import read_job
 from launch.scripts import Job, script, submit_command
-from tilenet.errors import TilenetError
+from tilenet.commands.command_line import Arguments
+from tilenet.errors import TilenetError, UsageError, printable
 from tilenet.files.aside import write_aside
+from tilenet.parallel.ctrl_c import say_stopped, stopped_by
 from tilenet.planning.machines import known_machines, machine
 
 __all__ = ["main"]
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; returns its exit code: 0 done, 1 error."""
+    """Run the command; returns its exit code: 0 done, 1 error, 2 usage."""
     try:
         given = _parser().parse_args(arguments)
         planned = read_job(Path(given.plan))
@@ -37,13 +39,16 @@ def main(arguments: list[str]) -> int:
             print(f"{in_one_line(placed, most)}; with the fewest:")
         print(explain(placed))
         if not (given.script or given.submit):
-            print("\n" + "\n".join(_lines(placed, job)))
+            print("\n" + "\n".join(map(printable, _lines(placed, job))))
             return 0
         write_aside(text.removesuffix("\n"), Path(job.file), "a script", executable=True)
-        print(f"written: {job.file}")
+        print(f"written: {printable(job.file)}")
         if given.submit:
             return _submit(submit_command(placed, job.file))
-        print(f"submit it with: {shlex.join(submit_command(placed, job.file))}")
+        print(f"submit it with: {printable(shlex.join(submit_command(placed, job.file)))}")
+    except UsageError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        return 2
     except TilenetError as error:
         print(f"launch: {error}", file=sys.stderr)
         return 1
@@ -102,8 +107,8 @@ def _submit(arguments: list[str]) -> int:
         ) from error
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
+def _parser() -> Arguments:
+    parser = Arguments(
         prog="python -m launch",
         description="From a plan and a machine to command lines, a job script, or a job.",
     )
@@ -139,6 +144,8 @@ def _parser() -> ArgumentParser:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt as stop:
+        sys.exit(say_stopped(stopped_by(stop) or ""))
     except BrokenPipeError:  # the reader has seen enough: python -m launch … | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

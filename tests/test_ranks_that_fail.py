@@ -33,7 +33,7 @@ sys.exit(run_as_rank(program))
         ("raise TilenetError('the disk is full')", "[rank 1 of 3] tilenet: the disk is full"),
         ("1 / 0", "ZeroDivisionError"),
         ("sys.exit(3)", "[rank 1 of 3] tilenet: stopped (3)"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise KeyboardInterrupt", "[rank 1 of 3] tilenet: stopped by Ctrl-C"),
         ("sys.exit(0)", "[rank 1 of 3] tilenet: stopped (0)"),
         ("sys.stderr.close(); 1 / 0", ""),
         ("threading.Thread(target=lambda: 1 / 0, name='adder').start()", "3] thread adder: Trace"),
@@ -71,6 +71,29 @@ def test_the_job_ends(fault: str, reason: str) -> None:
     assert ended.returncode != 0 or fault == "os._exit(0)"
     assert reason in ended.stderr
     assert time.monotonic() - began < 50  # the ranks that did not fail wait for ever
+
+
+def test_ctrl_c_on_all_ranks_is_said_once_and_ends_with_130() -> None:
+    program = textwrap.dedent(PROGRAM).replace("if comm.rank == 1:", "if True:")
+    ended = subprocess.run(
+        [
+            "mpiexec",
+            "-n",
+            "3",
+            sys.executable,
+            "-c",
+            program.format(fault="raise KeyboardInterrupt"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 130
+    said = [line for line in ended.stderr.splitlines() if line.startswith("[rank")]
+    nothing = "nothing was written: give the same command again"
+    assert said == [f"[rank 0 of 3] tilenet: stopped by Ctrl-C; {nothing}"]
+    assert "Traceback" not in ended.stderr
 
 
 def test_an_agreed_error_is_said_once_and_ends_with_1() -> None:

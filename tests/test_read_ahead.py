@@ -1,6 +1,8 @@
 """Reading ahead: the same results in the same order, bounded, and nothing left behind."""
 
+import contextlib
 import gc
+import signal
 import subprocess
 import sys
 import textwrap
@@ -84,6 +86,32 @@ def test_an_error_is_raised_where_its_result_would_have_been(
             next(reads)
         assert caught.value is broken
     assert readers() == []
+
+
+def test_ctrl_c_at_any_moment_leaves_no_thread_that_waits() -> None:
+    """Of a semaphore, which is Python, Ctrl-C in the middle of a release loses the wake-up."""
+    random, came = np.random.default_rng(6), []
+
+    def press(number: int, frame: object) -> None:
+        came.append(number)
+        signal.setitimer(signal.ITIMER_REAL, 20)  # the end of the round, if it hangs
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, press)
+    try:
+        for _ in range(400):
+            came.clear()
+            ahead = ReadAhead(lambda n: n, range(10**9), 2)
+            with contextlib.suppress(KeyboardInterrupt), ahead as reads:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 3e-3))
+                for _ in reads:
+                    pass
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert len(came) == 1, "the reader waited"
+            assert readers() == []
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_an_error_of_what_is_to_be_read_is_raised_too() -> None:

@@ -2,7 +2,11 @@
 
 import os
 import sys
+import warnings
 from importlib import import_module
+
+from tilenet.errors import one_line
+from tilenet.parallel.ctrl_c import end_at_once, say_stopped, stopped_by
 
 COMMANDS = (
     "info",
@@ -33,19 +37,49 @@ they are started on: mpiexec -n 4 tilenet train -c run.yaml"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns its exit code: 0 done, 1 error, 2 usage, 75 stopped on request."""
+    """Run a command; returns its exit code.
+
+    0: done, 1: error, 2: usage, 75: stopped on request, 130: stopped by Ctrl-C.
+    """
+    warnings.formatwarning = _shown
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         return _run(command, rest)
     except BrokenPipeError:  # the reader has seen enough: tilenet halo … | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except BaseException as error:
+        words = stopped_by(error)
+        if words is None:
+            raise
+        return say_stopped(words)
+
+
+def _shown(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A library's warning, which may quote names of files, in one line."""
+    return one_line(f"{filename}:{lineno}: {category.__name__}: {message}") + "\n"
 
 
 def _run(command: str, rest: list[str]) -> int:
     if command in COMMANDS:
+        try:
+            os.getcwd()
+        except OSError as error:  # libraries that look for their files would end the process
+            print(
+                "tilenet: the working directory must exist, and you may enter it (of this one: "
+                f"{error.strerror}); change into another one with cd",
+                file=sys.stderr,
+            )
+            return 1
         # Imported by name: the halo calculator answers at once, and MPI starts where it is used.
-        module = import_module(f"tilenet.commands.{command}")
+        with end_at_once():
+            module = import_module(f"tilenet.commands.{command}")
         return int(module.main(rest))
     if command in ("-h", "--help"):
         print(USAGE)
@@ -55,7 +89,7 @@ def _run(command: str, rest: list[str]) -> int:
 
         print(version("tilenet"))
         return 0
-    print(f"{USAGE}\n\ntilenet: there is no command {command}", file=sys.stderr)
+    print(f"{USAGE}\n\ntilenet: there is no command {one_line(command)}", file=sys.stderr)
     return 2
 
 

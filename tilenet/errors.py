@@ -1,6 +1,6 @@
 """The error that is the user's to mend: said in one sentence, without a traceback."""
 
-__all__ = ["AgreedError", "TilenetError", "UsageError", "one_line"]
+__all__ = ["AgreedError", "TilenetError", "UsageError", "one_line", "printable"]
 
 MOST_LETTERS = 1500
 
@@ -33,11 +33,15 @@ def one_line(text: str) -> str:
     Names and values come from files of strangers. What cannot be printed is written as Python
     writes it (\n, \x1b); of long texts the beginning and the end stay, where rule and remedy are.
     """
-    shown = "".join(
+    return _cut(printable(_cut(text, 2 * MOST_LETTERS)), MOST_LETTERS)
+
+
+def printable(text: str) -> str:
+    r"""A text with all that cannot be printed as Python writes it (\n, \x1b), however long."""
+    return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in _cut(text, 2 * MOST_LETTERS)
+        for letter in text
     )
-    return _cut(shown, MOST_LETTERS)
 
 
 def _cut(text: str, most: int) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.confusion import count_pairs
-from tilenet.errors import TilenetError
+from tilenet.errors import TilenetError, one_line
 from tilenet.files.label_files import open_labels, resampling_note
 from tilenet.files.raster import Raster
 from tilenet.files.vector_keys import VectorKeys
@@ -45,7 +45,7 @@ def confusion_matrix(
         open_labels(labels_path, mapped, ignore_index, vectors) as labels,
     ):
         if note := resampling_note([labels]):
-            print(f"tilenet: {note}", file=sys.stderr)
+            print(one_line(f"tilenet: {note}"), file=sys.stderr)
         if len(mapped.bands) != 1 or not np.issubdtype(mapped.dtype, np.integer):
             raise TilenetError(
                 f"a class map has one band of whole numbers ({map_path}: {len(mapped.bands)} of "

@@ -14,7 +14,7 @@ import torch
 from tilenet.errors import TilenetError
 from tilenet.files.lock import Lock
 from tilenet.files.map_journal import file_facts, hash_of
-from tilenet.files.maps import MapWriter, check_target, map_lock
+from tilenet.files.maps import MapWriter, check_target, journal_of, map_lock
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.raster import Raster
 from tilenet.files.weights import find_checkpoint, load_json, load_tensors
@@ -27,6 +27,7 @@ from tilenet.maps.job import MapJob, Mapper, Output, WritingSink
 from tilenet.maps.resume import MapResume
 from tilenet.model.network import build_network, check_weight_count, load_weights
 from tilenet.parallel.collars import share_collars
+from tilenet.parallel.ctrl_c import kept_on_ctrl_c
 from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.peak_memory import peak_bytes
@@ -102,7 +103,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         TilenetError: On one rank, for a file that breaks later.
     """
     comm = world() if comm is None else comm
-    with ExitStack() as stack:
+    with kept_on_ctrl_c(lambda: _how_to_go_on(wanted)), ExitStack() as stack:
         with agreed(comm):
             _check_choices(wanted)
             who = f"rank {comm.rank} of {comm.size}"
@@ -229,6 +230,13 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         "stopped": stopped,
         "peak_bytes": peaks,
     }
+
+
+def _how_to_go_on(wanted: Prediction) -> str:
+    if wanted.resume and os.path.exists(journal_of(wanted.out)):
+        return "what was done of the map is kept: the same command goes on with it"
+    more = "" if wanted.resume else "; with --resume a map goes on after that"
+    return f"nothing of the map is kept: the same command starts from the beginning{more}"
 
 
 def _check_choices(wanted: Prediction) -> None:

@@ -12,9 +12,11 @@ from tilenet.account import RunAccount
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.label_files import resampling_note
 from tilenet.files.survey_record import Survey
+from tilenet.files.weights import kept_checkpoint, last_step
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, build_network
 from tilenet.parallel.collars import share_collars
+from tilenet.parallel.ctrl_c import kept_on_ctrl_c
 from tilenet.parallel.job_layout import say_layout
 from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
 from tilenet.parallel.pipeline import Pipe
@@ -79,7 +81,8 @@ def train(
     """
     comm = world() if comm is None else comm
     try:
-        return _train(run, comm, resume=resume, overwrite=overwrite, accept_gaps=accept_gaps)
+        with kept_on_ctrl_c(lambda: _how_to_go_on(Path(run.output))):
+            return _train(run, comm, resume=resume, overwrite=overwrite, accept_gaps=accept_gaps)
     except StopAgreed:
         if comm.rank == 0:
             say("tilenet: stopped before the first step: run again as before, nothing was changed")
@@ -130,6 +133,13 @@ def _train(
         code = job.train(accept_gaps=accept_gaps)
         watchdog.arm("the end of the run", SLOW)
     return code
+
+
+def _how_to_go_on(folder: Path) -> str:
+    kept = last_step(folder)
+    if kept is None:
+        return "there was no checkpoint yet: the same command starts from the beginning"
+    return f"the checkpoint of step {kept} is kept: go on with --resume"
 
 
 class _Job:
@@ -289,11 +299,12 @@ class _Job:
         saved = first if self.folder.has_checkpoint else -1
         step = first
         stop.agreed = bool(comm.allreduce(int(stop.requested)))
-        with self.trace, self._reads(first, last) as reads:
+        unit = "image" if whole_images else "step"
+        bar = progress_bar(comm, last, unit, first)
+        with self.trace, self._reads(first, last) as reads, bar as progress:
             scored = not stop.agreed
             if validation is not None and scored:
                 validation.resume(first, stop)
-            progress = progress_bar(comm, last, "image" if whole_images else "step", first)
             while step < last and not stop.agreed:
                 slow = step == first or self.trace.slows(step + 1)
                 self.watchdog.arm(f"step {step + 1}", SLOW if slow else 1.0)
@@ -327,7 +338,6 @@ class _Job:
             self.watchdog.arm("the last checkpoint", SLOW)
             with agreed(self.comm):
                 self.folder.wait()
-        progress.close()
         return step == last and scored
 
     def _reads(self, first: int, last: int) -> ReadAhead[tuple[int, list[Work]], list[Part]]:
@@ -355,7 +365,7 @@ class _Job:
             if wrong:
                 raise TilenetError(
                     f"weights must stay finite (step {step}: {wrong[0]} and {len(wrong) - 1} more "
-                    "are not); lower optimizer.lr: the checkpoint before this step is whole"
+                    f"are not); lower optimizer.lr: {kept_checkpoint(self.folder.path)}"
                 )
             if log:
                 log.sync()

@@ -89,6 +89,39 @@ def test_numbers_without_end_are_refused(tmp_path: Path, key: str, value: str, s
         read(tmp_path, "\n".join([*lines, f"{key}: {value}"]))
 
 
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("seed: 3\nread_ahead: 1\nseed: 4\n", (), r"\(seed in lines 6 and 8\)"),
+        (
+            "network:\n  base: 4\n  dropout: 0.5\n  'base': 8\n",
+            (),
+            r"\(network.base in lines 7 and 9\)",
+        ),
+        ("network.base: 4\nnetwork:\n  base: 8\n", (), r"\(network.base in lines 6 and 8\)"),
+        ("bands: [{a: 1,\n a: 1}]", (), r"\(a in lines 6 and 7\)"),
+        (
+            "vectors: {field: f, classes: {1: 0, 1: 1}}",
+            (),
+            r"\(vectors.classes.1 in lines 6 and 6\)",
+        ),
+        ("x: &x {a: 1, a: 1}\ny: *x\n", (), r"\(x.a in lines 6 and 6\)"),
+        ("", ("--network={base: 4, base: 8}",), r"\(base in lines 1 and 1\)"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_with_its_lines(
+    tmp_path: Path, text: str, options: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(UsageError, match=f"a key stands once in a run file {said}; delete one"):
+        read(tmp_path, LEAST + text, *options)
+
+
+def test_keys_of_one_name_in_different_groups_are_legal(tmp_path: Path) -> None:
+    groups = "optimizer: {name: sgd}\nschedule: {name: poly}\n"
+    run, _ = read(tmp_path, f'{LEAST}{groups}vectors: {{field: f, classes: {{1: 0, "1": 1}}}}\n')
+    assert (run.optimizer.name, run.schedule.name) == ("sgd", "poly")
+
+
 @pytest.mark.usefixtures("in_time")
 def test_networks_without_end_are_refused() -> None:
     with pytest.raises(TilenetError, match="at most 100 convolutions"):

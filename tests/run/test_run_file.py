@@ -175,7 +175,9 @@ def test_bands_are_numbers_names_or_both(
 
 
 def test_a_black_collar_and_stacks_are_said_in_words(tmp_path: Path) -> None:
-    found = read(tmp_path, "steps: 1\nnodata: collar\nimages: [R.tif+G.tif]\nlabels: [l.tif]\n")
+    keys = "images: [R.tif+G.tif]\nlabels: [l.tif]\nclasses: 2\noutput: out\nsteps: 1\n"
+    (tmp_path / "run.yaml").write_text(keys + "nodata: collar\n")
+    found, _ = read_run_file(["-c", str(tmp_path / "run.yaml")])
     assert (found.nodata, found.image_paths) == ("collar", ("R.tif+G.tif",))
 
 

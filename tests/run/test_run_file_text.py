@@ -19,27 +19,15 @@ from tilenet.run.keys import (
 )
 
 PLAIN = RunFile(images="a.tif", labels="b.tif", classes=3, output="run", steps=7)
-NAMES = [
-    "no",
-    "Yes",
-    "null",
-    "1",
-    "2.5",
-    "ground: soil",
-    "# x",
-    "é\n\t\u2028",
-    "<script>",
-    "-",
-    "",
-    "🌲 ash",
-]
+NAMES = ["no", "Yes", "null", "1", "2.5", "ground: soil", "# x", "é\u2028", "<script>", "-", ""]
+NAMES.append("🌲 ash")
 
 
 @pytest.mark.parametrize(
     "run",
     [
         PLAIN,
-        replace(PLAIN, images=["a b.tif", "c+d.tif"], labels=["~", "on.gpkg"], classes=NAMES),
+        replace(PLAIN, images=["a b.tif", "c\n\t+d.tif"], labels=["~", "on.gpkg"], classes=NAMES),
         replace(PLAIN, optimizer=OptimizerKeys(lr=1e-05, weight_decay=1.5e-20, clip_norm=1e22)),
         replace(PLAIN, nodata=-3.4028234663852886e38, resolution=0.1 + 0.2, bands=[4, "nir", 1]),
         replace(PLAIN, nodata="none", steps=None, epochs=3, crop_px=64, swap="all", init="x/y"),

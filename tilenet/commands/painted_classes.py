@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilenet.errors import TilenetError
-from tilenet.files.class_names import class_names
+from tilenet.files.beyond_pixels import class_names
 from tilenet.files.field_values import proposed_classes
 from tilenet.files.label_files import open_labels
 from tilenet.files.labels import Labels
@@ -50,7 +50,7 @@ def painted_classes(labels: LabelFile, image: Raster, classes: Sequence[str] | N
     opened = open_labels(labels.path, image, labels.ignore_index, labels.vectors)
     with opened:
         if isinstance(opened, Labels):
-            names = class_names(opened.raster)
+            names = class_names(opened.raster.dataset)
             chosen = None if classes is None else _of_raster(classes, names, labels.path)
             return Painted(labels, names, chosen, background=0)
         assert isinstance(opened, VectorLabels)

@@ -13,7 +13,7 @@ from tilenet.commands.command_line import Arguments
 from tilenet.commands.label_arguments import add_labels, vectors_of
 from tilenet.commands.painted_classes import Painted, painted_classes
 from tilenet.commands.raster_arguments import band_names, nodata_value, numbers
-from tilenet.errors import TilenetError, UsageError
+from tilenet.errors import TilenetError, UsageError, printable
 from tilenet.files.bands import BandNames
 from tilenet.files.beyond_pixels import colour_table
 from tilenet.files.maps import class_colours
@@ -158,7 +158,7 @@ def _say(out: Path, seen: Thumbnail, painted: Painted | None, classes: list[Show
     height, width = seen.size
     whole = seen.window.height, seen.window.width
     of = "all pixels" if seen.size == whole else "of {:,} × {:,}".format(*whole)
-    print(f"{out}: {height} × {width} px, {of}")
+    print(f"{printable(str(out))}: {height} × {width} px, {of}")
     for line in lines(classes):
         print(line)
     if painted is not None and all(one.colour is None for one in classes):

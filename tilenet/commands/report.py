@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from tilenet.commands.command_line import Arguments
-from tilenet.errors import TilenetError, UsageError
+from tilenet.errors import TilenetError, UsageError, printable
 from tilenet.report.write import write_report
 
 __all__ = ["main"]
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     try:
         given = parser.parse_args(arguments)
         out = None if given.out is None else Path(given.out)
-        print(write_report(Path(given.run), out, given.map))
+        print(printable(str(write_report(Path(given.run), out, given.map))))
     except UsageError as error:
         print(f"tilenet report: {error}", file=sys.stderr)
         return 2

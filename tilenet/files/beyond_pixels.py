@@ -12,9 +12,19 @@ from rasterio.errors import CRSError
 from tilenet.files.extents import crs_name
 from tilenet.files.raster import GDAL_ERRORS
 
-__all__ = ["Palette", "Places", "array_of", "colour_table", "others_of", "palette_of", "places_of"]
+__all__ = [
+    "Palette",
+    "Places",
+    "array_of",
+    "class_names",
+    "colour_table",
+    "others_of",
+    "palette_of",
+    "places_of",
+]
 
 PLAIN = {(0, 0, 0, 255), (0, 0, 0, 0)}  # GDAL fills palettes up with black
+MOST_NAMES = 4096  # of classes
 ZARR_HEADERS = (".zarray", "zarr.json")
 
 
@@ -108,3 +118,16 @@ def others_of(dataset: Any) -> tuple[str, ...]:
     name = str(dataset.name)
     read = {name, f"GTIFF_DIR:1:{name}"}  # of the pages of a TIFF the first
     return tuple(other for other in map(str, dataset.subdatasets) if other not in read)
+
+
+def class_names(dataset: Any) -> dict[int, str]:
+    """Names by class, from the tags `class_0`, `class_1` … of a dataset's first band.
+
+    That is how the maps of `tilenet predict` hold them.
+    """
+    found = {}
+    for tag, name in dataset.tags(1).items():
+        number = str(tag).removeprefix("class_")
+        if number != tag and number.isdecimal() and int(number) < MOST_NAMES:
+            found[int(number)] = str(name)
+    return dict(sorted(found.items()))

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tilenet.files.json_text import parsed_json
 from tilenet.files.plain_file import read_plain, refuse_special
 
 __all__ = ["CHECKSUMS", "checksums_text", "differing_files", "forget_cached", "wrong_file"]
@@ -57,7 +58,7 @@ def wrong_file(folder: Path, names: Iterable[str]) -> str | None:
     sums: Any = None
     try:
         if (folder / CHECKSUMS).exists():
-            sums = json.loads(read_plain(folder / CHECKSUMS, MOST_BYTES))
+            sums = parsed_json(read_plain(folder / CHECKSUMS, MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         return f"{CHECKSUMS} cannot be read: {error}"
     for name in names:

@@ -1,20 +1,35 @@
-"""Names that a label raster or a class map gives its classes."""
+"""Names of classes, as maps, tables and pages may hold them."""
 
-from tilenet.files.raster import Raster
+import re
+from collections.abc import Sequence
 
-__all__ = ["class_names"]
+from tilenet.errors import TilenetError
 
-MOST_NAMES = 4096
+__all__ = ["check_class_names"]
+
+# What XML 1.0 cannot hold at all, not even escaped, and the ends of lines and tabs, which it
+# changes. GDAL keeps names as XML, beside a map and in it.
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ufffe\uffff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def class_names(raster: Raster) -> dict[int, str]:
-    """Names by class, from the tags `class_0`, `class_1` … of a raster's first band.
+def check_class_names(names: Sequence[str], where: str) -> None:
+    """Refuse names with control characters, and such that are no text in UTF-8.
 
-    That is how the maps of `tilenet predict` hold them.
+    Args:
+        where: They stand, for the sentence.
+
+    Raises:
+        TilenetError: With the first such name.
     """
-    found = {}
-    for tag, name in raster.dataset.tags(1).items():
-        number = str(tag).removeprefix("class_")
-        if number != tag and number.isdecimal() and int(number) < MOST_NAMES:
-            found[int(number)] = str(name)
-    return dict(sorted(found.items()))
+    for name in names:
+        if found := CONTROL.search(name):
+            raise TilenetError(
+                f"a class has a name without control characters ({where}: {name!r}, character "
+                f"{found.start() + 1}), which maps cannot hold; leave it out of the name"
+            )
+        if SURROGATE.search(name):
+            raise TilenetError(
+                f"a class has a name in UTF-8 ({where}: {name!r}); write it anew in an editor or "
+                "terminal that writes UTF-8"
+            )

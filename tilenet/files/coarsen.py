@@ -27,6 +27,8 @@ def block_mean(
         valid, and whether one is.
     """
     dtype = np.float64 if values.dtype == np.float64 else np.float32
+    # A power of two, so that no digit changes: sums of the largest numbers overflow.
+    scale = 2.0 ** -(factor**2).bit_length() if dtype == np.float64 else 1.0
     values, valid = _whole_blocks(values, factor), _whole_blocks(valid, factor)
     shape = valid.shape[0] // factor, valid.shape[1] // factor
     total = np.zeros((values.shape[0], *shape), np.float64)
@@ -35,9 +37,9 @@ def block_mean(
     for row in range(factor):
         for col in range(factor):
             counted = valid[row::factor, col::factor]
-            total += np.where(counted, values[:, row::factor, col::factor], 0)
+            total += np.where(counted, values[:, row::factor, col::factor], 0) * scale
             count += counted
-    return (total / np.maximum(count, 1)).astype(dtype), count > 0
+    return (total / np.maximum(count, 1) / scale).astype(dtype), count > 0
 
 
 def block_mode(labels: NDArray[Any], factor: int, ignore: int) -> NDArray[Any]:

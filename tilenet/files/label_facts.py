@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tilenet.files.class_names import class_names
+from tilenet.files.beyond_pixels import class_names
 from tilenet.files.extents import Bounds, bounds_in, bounds_of, crs_name
 from tilenet.files.field_values import FieldValues, field_values
 from tilenet.files.label_source import LabelSource
@@ -55,7 +55,7 @@ def label_facts(labels: LabelSource, image: Raster) -> LabelFacts:
         placed = raster.crs is not None and image.crs is not None
         there = bounds_of(raster.transform, Window(0, 0, rows, cols)) if placed else None
         facts = _lying(kind, raster.crs, _grid(labels, image), there, image)
-        return replace(facts, names=class_names(raster))
+        return replace(facts, names=class_names(raster.dataset))
     # Not at the top: see `label_files`.
     from tilenet.files.vector_labels import VectorLabels
 

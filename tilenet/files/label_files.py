@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from tilenet.errors import TilenetError
 from tilenet.files.label_source import LabelSource
 from tilenet.files.labels import Labels
+from tilenet.files.plain_file import check_name
 from tilenet.files.raster import Raster, why_no_raster
 from tilenet.files.tools import CHECK, VECTOR_INFO
 from tilenet.files.vector_keys import VectorKeys
@@ -29,6 +30,7 @@ def open_labels(
         TilenetError: It is neither, or does not fit the image.
     """
     keys = keys or VectorKeys()
+    check_name("labels", path)
     no_raster = why_no_raster(path)
     if no_raster is None and keys.layer is None:
         return Labels(path, image, ignore_index)

@@ -33,7 +33,15 @@ from tilenet.files.stack import stacked_paths
 from tilenet.geometry.bbox import overlap
 from tilenet.geometry.tiles import Window
 
-__all__ = ["BLOCK_PX", "MapKind", "MapWriter", "check_target", "class_colours", "map_lock"]
+__all__ = [
+    "BLOCK_PX",
+    "MapKind",
+    "MapWriter",
+    "check_target",
+    "class_colours",
+    "journal_of",
+    "map_lock",
+]
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,12 @@ def map_lock(path: str, say: Callable[[str], None]) -> Lock:
     return Lock(Path(folder, f".{name}.lock.part"), f"the map {path}", say)
 
 
+def journal_of(path: str) -> str:
+    """Where an interrupted map's journal is."""
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(folder, f".{name}.journal.part")
+
+
 class MapWriter:
     """A map being written; a context manager that leaves either the whole map or nothing.
 
@@ -142,7 +156,7 @@ class MapWriter:
         folder, name = os.path.split(os.path.abspath(path))
         # One name per map: what a killed run leaves, the next one overwrites.
         self._raw, self._cog = (os.path.join(folder, part) for part in _aside(name))
-        self._journal = MapJournal(os.path.join(folder, f".{name}.journal.part"), made_of or {})
+        self._journal = MapJournal(journal_of(path), made_of or {})
         self._keeps = False
         self._parts: list[Part] = []  # written since the journal's last line
         self.done, self.why_anew = Done(), ""

@@ -5,6 +5,7 @@ from math import isfinite
 from typing import Any
 
 from tilenet.errors import TilenetError
+from tilenet.files.class_names import check_class_names
 from tilenet.geometry.halo import Context, context_of
 from tilenet.geometry.layers import Layer, layer_from_json, layer_to_json
 from tilenet.geometry.sound_layers import check_layers
@@ -114,6 +115,7 @@ class NetworkRecord:
                 f"network.json must hold every key with its type ({error!r}); use another "
                 "checkpoint"
             ) from error
+        check_class_names(record.classes, "classes in network.json")
         if not len(record.bands) == len(record.mean) == len(record.std):
             raise TilenetError(
                 f"network.json must hold one mean and std per band (bands: {len(record.bands)}, "

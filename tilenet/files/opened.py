@@ -17,7 +17,7 @@ from rasterio.errors import NotGeoreferencedWarning, RasterioError
 from tilenet.errors import TilenetError
 from tilenet.files.formats import format_of
 from tilenet.files.local_paths import local_paths
-from tilenet.files.plain_file import refuse_special
+from tilenet.files.plain_file import check_name, refuse_special
 from tilenet.files.special_files import refuse_special_files
 from tilenet.files.tools import CHECK, SET_TRANSFORM, SOME_BANDS, TILED
 
@@ -48,6 +48,7 @@ def opened(path: str) -> Any:
     Raises:
         TilenetError: GDAL cannot open it, or would wait for what it opens with it.
     """
+    check_name("a raster", path)
     refuse_special_files(path)
     try:
         with quiet():
@@ -70,6 +71,7 @@ def why_no_raster(path: str) -> str | None:
     Raises:
         TilenetError: It would wait for what it opens with it.
     """
+    check_name("a raster", path)
     refuse_special_files(path)
     try:
         with quiet():

@@ -25,6 +25,7 @@ from torch import Tensor
 from tilenet.errors import TilenetError
 from tilenet.files.aside import sync
 from tilenet.files.checksums import CHECKSUMS, checksums_text, differing_files, forget_cached
+from tilenet.files.json_text import parsed_json
 from tilenet.files.plain_file import read_plain, refuse_special
 
 __all__ = [
@@ -33,10 +34,13 @@ __all__ = [
     "WEIGHTS",
     "checkpoint_of_step",
     "find_checkpoint",
+    "kept_checkpoint",
+    "last_step",
     "link",
     "load_json",
     "load_tensors",
     "mark_best",
+    "run_again",
     "save_checkpoint",
     "saved_checkpoints",
     "set_aside",
@@ -109,8 +113,7 @@ def save_checkpoint(
         if wrong:
             raise TilenetError(
                 f"a checkpoint must read back as it was written ({aside}: {', '.join(wrong)} "
-                "differs); the disk may be full or broken: mend that, and run again with --resume: "
-                "the checkpoint before it is whole"
+                f"differs); the disk may be full or broken: mend that, and {run_again(run)}"
             )
         orders = [step_order(one) for one in saved_checkpoints(run)]
         again = [order[1] for order in orders if order is not None and order[0] == step]
@@ -125,8 +128,8 @@ def save_checkpoint(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise TilenetError(
-            f"a checkpoint must be writable to its end ({final}: {error}); make room there and run "
-            "again with --resume: the checkpoint before it is whole"
+            f"a checkpoint must be writable to its end ({final}: {error}); make room there and "
+            f"{run_again(run)}"
         ) from error
     except TilenetError:
         shutil.rmtree(aside, ignore_errors=True)
@@ -168,6 +171,29 @@ def checkpoint_of_step(run: Path, step: int) -> Path | None:
     name = f"step-{step:08d}"
     found = [one for one in saved_checkpoints(run) if one.name.split(".")[0] == name]
     return found[-1] if found else None
+
+
+def last_step(run: Path) -> int | None:
+    """The step of the checkpoint that a run goes on from; None: it has none yet."""
+    with contextlib.suppress(OSError):
+        order = step_order((run / "last").resolve())
+        if order is not None and (run / "last" / CHECKSUMS).is_file():
+            return order[0]
+    return None
+
+
+def kept_checkpoint(run: Path) -> str:
+    """Words for the end of a sentence: which checkpoint is whole, if there is one."""
+    step = last_step(run)
+    if step is None:
+        return "there is no checkpoint yet"
+    return f"the checkpoint of step {step} is whole"
+
+
+def run_again(run: Path) -> str:
+    """Words for the end of a sentence: how to go on with a run."""
+    more = "" if last_step(run) is None else " with --resume"
+    return f"run again{more}: {kept_checkpoint(run)}"
 
 
 def link(run: Path, name: str, checkpoint: Path) -> None:
@@ -274,7 +300,7 @@ def load_json(path: Path) -> dict[str, Any]:
     Raises:
         TilenetError: It is missing, broken or no object.
     """
-    value = _read(path, lambda: json.loads(read_plain(path, MOST_JSON_BYTES)))
+    value = _read(path, lambda: parsed_json(read_plain(path, MOST_JSON_BYTES)))
     if not isinstance(value, dict):
         raise TilenetError(f"{path} must hold a JSON object (got {type(value).__name__})")
     return value

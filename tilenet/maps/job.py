@@ -144,28 +144,28 @@ class MapJob:
     ) -> None:
         """Compute the tiles in rounds, as many per rank as are in the pipeline at a time."""
         tiles = self.wanted(comm, sink)
-        progress = progress_bar(comm, len(tiles), "tile", brief=self.brief, what=self.what)
         began, pixels = time.monotonic(), 0
         each = comm.size * self.at_once
         place = (comm.rank - self.first_rank) % comm.size
-        for start in range(0, len(tiles), each):
-            # A rank that is ahead waits for rank 0 when it hands on its next tile but one.
-            self.watchdog.arm(f"the round of tile {start}", 1.0 if start else SLOW)
-            turn = tiles[start : start + each]
-            found = self.mapper.tiles(pipe, turn[place :: comm.size])
-            for number, tile in enumerate(turn):
-                rank = (number + self.first_rank) % comm.size
-                if sink.wants(rank, tile.own):
-                    # Taken off the list, so that logits go as soon as they are taken up.
-                    computed = found.pop(0) if rank == comm.rank else None
-                    sink.take(rank, tile.own, computed)
-            pixels += sum(tile.own.height * tile.own.width for tile in turn)
-            speed = pixels / 1e6 / (time.monotonic() - began)
-            progress.set_postfix_str(f"{speed:.2g} Mpx/s", refresh=False)
-            progress.update(len(turn))
-            if resume:
-                resume.tiles_done(turn, last=start + each >= len(tiles))
-        progress.close()
+        bar = progress_bar(comm, len(tiles), "tile", brief=self.brief, what=self.what)
+        with bar as progress:
+            for start in range(0, len(tiles), each):
+                # A rank that is ahead waits for rank 0 when it hands on its next tile but one.
+                self.watchdog.arm(f"the round of tile {start}", 1.0 if start else SLOW)
+                turn = tiles[start : start + each]
+                found = self.mapper.tiles(pipe, turn[place :: comm.size])
+                for number, tile in enumerate(turn):
+                    rank = (number + self.first_rank) % comm.size
+                    if sink.wants(rank, tile.own):
+                        # Taken off the list, so that logits go as soon as they are taken up.
+                        computed = found.pop(0) if rank == comm.rank else None
+                        sink.take(rank, tile.own, computed)
+                pixels += sum(tile.own.height * tile.own.width for tile in turn)
+                speed = pixels / 1e6 / (time.monotonic() - began)
+                progress.set_postfix_str(f"{speed:.2g} Mpx/s", refresh=False)
+                progress.update(len(turn))
+                if resume:
+                    resume.tiles_done(turn, last=start + each >= len(tiles))
 
     def _share_out(self, network: Network, comm: "MPI.Intracomm", sink: MapSink) -> None:
         """Compute all windows at once, one per rank, and hand them on in pieces."""
@@ -182,22 +182,22 @@ class MapJob:
         del image
         spatial.close()
         pieces = list(own_pieces(tiling, *PIECE_PX))
-        progress = progress_bar(comm, len(pieces), "piece", brief=self.brief, what=self.what)
         last = 0
-        for number, (rank, window) in enumerate(pieces):
-            if not sink.wants(rank, window):
-                continue
-            # Other ranks wait until rank 0 has taken all pieces before theirs.
-            self.watchdog.arm(f"piece {number} of the map", SLOW if not last else number - last)
-            last = number
-            computed = None
-            if rank == comm.rank:
-                place = Tile(mine, window)
-                logits = owned(output, place)[0].to(mapper.dtype)
-                computed = Computed(logits, owned(valid, place))
-            sink.take(rank, window, computed)
-            progress.update(1)
-        progress.close()
+        bar = progress_bar(comm, len(pieces), "piece", brief=self.brief, what=self.what)
+        with bar as progress:
+            for number, (rank, window) in enumerate(pieces):
+                if not sink.wants(rank, window):
+                    continue
+                # Other ranks wait until rank 0 has taken all pieces before theirs.
+                self.watchdog.arm(f"piece {number} of the map", SLOW if not last else number - last)
+                last = number
+                computed = None
+                if rank == comm.rank:
+                    place = Tile(mine, window)
+                    logits = owned(output, place)[0].to(mapper.dtype)
+                    computed = Computed(logits, owned(valid, place))
+                sink.take(rank, window, computed)
+                progress.update(1)
 
 
 class WritingSink:

@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tilenet.errors import TilenetError
+
 __all__ = ["standardise"]
 
 
@@ -27,12 +29,27 @@ def standardise(
 
     Returns:
         (1, C, H, W), float64 for float64, else float32.
+
+    Raises:
+        TilenetError: A pixel with data becomes so large that the network's numbers cannot hold it.
     """
     work = np.float64 if dtype == torch.float64 else np.float32
-    shift = np.array(mean, work)[:, None, None]
-    # What float32 lost of a mean far from zero: a shift of all pixels, but not of the zeros around.
-    rest = (np.array(mean) - shift[:, 0, 0]).astype(work)[:, None, None]
-    # A constant band has nothing to say: 1 leaves the zeros that the mean leaves.
-    scale = np.array([s if s > 0 else 1.0 for s in std], work)[:, None, None]
-    scaled = np.where(valid, (values.astype(work) - shift - rest) / scale, 0)
+    too_large: list[object] = []
+    # Also of pixels without data, which may be as large as they like.
+    with np.errstate(over="call", invalid="ignore", call=lambda *about: too_large.append(about)):
+        shift = np.array(mean, work)[:, None, None]
+        # What float32 lost of a mean far from zero: a shift of all pixels, but not of the zeros
+        # around.
+        rest = (np.array(mean) - shift[:, 0, 0]).astype(work)[:, None, None]
+        # A constant band has nothing to say: 1 leaves the zeros that the mean leaves.
+        scale = np.array([s if s > 0 else 1.0 for s in std], work)[:, None, None]
+        scaled = np.where(valid, (values.astype(work) - shift - rest) / scale, 0)
+    if too_large and not np.isfinite(scaled).all():
+        _, row, col = np.argwhere(~np.isfinite(scaled))[0]
+        pixel = ", ".join(f"{value:g}" for value in values[:, row, col])
+        raise TilenetError(
+            f"pixels must fit {np.dtype(work).name} when mean and deviation are taken off (one of "
+            f"{pixel}); name a value that means no data with nodata, scale the file, or compute "
+            "with precision float64"
+        )
     return torch.from_numpy(np.ascontiguousarray(scaled[None], work))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.parallel.ctrl_c import INTERRUPTED, killed_outright, stopped_by, wait_for_first
 from tilenet.parallel.gpu_shares import share_gpus, visible_gpus
 from tilenet.parallel.heap import keep_freed_buffers
 from tilenet.parallel.shared_memory import unname_shared_memory
@@ -47,7 +48,7 @@ def world() -> "MPI.Intracomm":
     Raises:
         TilenetError: The launcher started several tasks, but MPI sees one: each would train alone.
     """
-    with watched_start():
+    with watched_start(), killed_outright():
         from mpi4py import MPI  # not at the top: importing starts MPI, and planning must not
 
     if MPI.COMM_WORLD.size == 1:
@@ -200,17 +201,22 @@ def run_as_rank(main: Callable[[], int]) -> int:
     An error that all ranks agreed on is printed once, and each rank returns 1. Anything else, on
     any rank and in any thread, prints its reason and ends the job on all ranks. So does a rank that
     exits with 0 in between: it would wait in MPI_Finalize for ranks that wait for its messages.
+    Ctrl-C ends it with exit code 130.
     """
     before, threading.excepthook = threading.excepthook, _thread_failed
     try:
         return main()
-    except TilenetError as error:
-        return _fail(f"tilenet: {error}", alone=not isinstance(error, AgreedError))
-    except SystemExit as stop:
-        if not _several():
-            raise  # --help, mostly
-        return _fail(f"tilenet: stopped ({stop.code})", alone=True)
-    except BaseException:
+    except BaseException as error:
+        if words := stopped_by(error):
+            if not _several():
+                raise  # the command line says it
+            _end(words, INTERRUPTED)
+        if isinstance(error, TilenetError):
+            return _fail(f"tilenet: {error}", alone=not isinstance(error, AgreedError))
+        if isinstance(error, SystemExit):
+            if not _several():
+                raise  # --help, mostly
+            return _fail(f"tilenet: stopped ({error.code})", alone=True)
         return _fail(traceback.format_exc(), alone=True)
     finally:
         threading.excepthook = before
@@ -242,7 +248,7 @@ def _fail(reason: str, *, alone: bool) -> int:
     return 1
 
 
-def _end(reason: str) -> NoReturn:
+def _end(reason: str, code: int = 1) -> NoReturn:
     """Say why, and end the job on all ranks."""
     try:
         try:
@@ -256,6 +262,8 @@ def _end(reason: str) -> NoReturn:
             from mpi4py import MPI
 
             who = f"[rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}] "
+            if code == INTERRUPTED:
+                wait_for_first(MPI.COMM_WORLD.rank)
         # Who cannot say why must end the others all the same: a launcher may not notice by itself
         # (hydra, once in some hundred).
         with suppress(OSError, ValueError):
@@ -264,6 +272,6 @@ def _end(reason: str) -> NoReturn:
             # mpiexec throws away what it has not read when the abort arrives (MPICH 5.0.2's hydra,
             # 1 in 5)
             time.sleep(0.5)
-            MPI.COMM_WORLD.Abort(1)
+            MPI.COMM_WORLD.Abort(code)
     finally:  # a second Ctrl-C, and MPICH's Abort, which may return
-        os._exit(1)
+        os._exit(code)

@@ -32,7 +32,7 @@ def progress_bar(
     # In a batch job's log each update is a line, so there it says something every half minute.
     seconds = 0.5 if sys.stderr.isatty() else 30.0
     return tqdm(
-        desc=what,
+        desc=None if what is None else one_line(what),
         total=total,
         initial=min(done, total),
         unit=unit,

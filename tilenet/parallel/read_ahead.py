@@ -37,7 +37,10 @@ class ReadAhead(Generic[Item, Result]):
         ahead: int,
     ) -> None:
         self._read, self._items = read, iter(items)
-        self._room = threading.Semaphore(ahead)
+        # Not a semaphore, which is Python: Ctrl-C in the middle of its release loses a wake-up.
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(ahead):
+            self._room.put(None)
         # A result, alone in a tuple; why there are no more; or None: all were made.
         self._made: queue.SimpleQueue[tuple[Result] | BaseException | None] = queue.SimpleQueue()
         self._left = False
@@ -56,7 +59,7 @@ class ReadAhead(Generic[Item, Result]):
         if self._thread is None:
             return self._read(next(self._items))
         made = self._made.get()
-        self._room.release()
+        self._room.put(None)
         if isinstance(made, tuple):
             return made[0]
         self._left = True
@@ -78,7 +81,7 @@ class ReadAhead(Generic[Item, Result]):
     def close(self) -> None:
         """End the thread, after the item that it is at; what waits is dropped."""
         self._left = True
-        self._room.release()
+        self._room.put(None)
         if self._thread is not None:
             self._thread.join()
         while not self._made.empty():
@@ -87,7 +90,7 @@ class ReadAhead(Generic[Item, Result]):
     def _run(self) -> None:
         try:
             while True:
-                self._room.acquire()
+                self._room.get()
                 if self._left:
                     return
                 # Not named: a name would keep a result beyond those that are counted.

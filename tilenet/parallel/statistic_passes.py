@@ -87,33 +87,34 @@ class StatisticPasses:
         """
         fixed = Network(list(network), network.mask_key).eval()
         num_tiles = sum(len(t.tiles) for _, t in passes)
-        progress = progress_bar(comm, num_tiles, "tile", brief=self.brief)
-        for number, (index, tiling) in enumerate(passes):
-            layer = self.layers[index]
-            assert isinstance(layer, Norm)
-            pipe = self._prefix(fixed, index)
-            windows = _own_windows(self.layers, index, tiling)
-            first, moments = kept.sums(index) if kept else (0, None)
-            progress.update(first)
-            for start in range(first, len(tiling.tiles), comm.size):
-                doing = f"statistics of norm {number + 1} of {len(passes)}, round of tile {start}"
-                watchdog.arm(doing, 1.0 if number or start else SLOW)
-                stop = min(start + comm.size, len(tiling.tiles))
-                mine = start + comm.rank
-                x = None
-                with agreed(comm):  # a file may be broken where only one rank reads it
-                    if mine < stop:
-                        x = self.read(tiling.tiles[mine].read)
-                found = None if x is None else _moments(pipe, x, windows[mine])
-                for one in _everybodys(found, layer.in_channels, comm):
-                    moments = one if moments is None else moments.merged(one)
-                progress.update(stop - start)
+        with progress_bar(comm, num_tiles, "tile", brief=self.brief) as progress:
+            for number, (index, tiling) in enumerate(passes):
+                layer = self.layers[index]
+                assert isinstance(layer, Norm)
+                pipe = self._prefix(fixed, index)
+                windows = _own_windows(self.layers, index, tiling)
+                first, moments = kept.sums(index) if kept else (0, None)
+                progress.update(first)
+                for start in range(first, len(tiling.tiles), comm.size):
+                    doing = (
+                        f"statistics of norm {number + 1} of {len(passes)}, round of tile {start}"
+                    )
+                    watchdog.arm(doing, 1.0 if number or start else SLOW)
+                    stop = min(start + comm.size, len(tiling.tiles))
+                    mine = start + comm.rank
+                    x = None
+                    with agreed(comm):  # a file may be broken where only one rank reads it
+                        if mine < stop:
+                            x = self.read(tiling.tiles[mine].read)
+                    found = None if x is None else _moments(pipe, x, windows[mine])
+                    for one in _everybodys(found, layer.in_channels, comm):
+                        moments = one if moments is None else moments.merged(one)
+                    progress.update(stop - start)
+                    assert moments is not None
+                    if kept:
+                        kept.sums_done(index, stop, moments, last=stop == len(tiling.tiles))
                 assert moments is not None
-                if kept:
-                    kept.sums_done(index, stop, moments, last=stop == len(tiling.tiles))
-            assert moments is not None
-            fixed[index] = FixedNorm(network[index], layer, moments).eval()
-        progress.close()
+                fixed[index] = FixedNorm(network[index], layer, moments).eval()
         return fixed
 
     def _prefix(self, network: Network, stop: int) -> Pipe | None:

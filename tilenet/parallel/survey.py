@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.errors import TilenetError
+from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.label_classes import check_classes
 from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Pixels, Raster
@@ -123,6 +123,7 @@ def survey(
         mean, std = zip(*(band.mean_and_std for band in look.values), strict=True)
     else:
         mean, std = _everybodys(moments, groups, comm)
+        _check_finite(images, mean, std, look.values)
     return Survey(
         num_valid=look.values[0].total,
         mean=mean,
@@ -256,12 +257,13 @@ def _join(cells: NDArray[np.uint8], comm: "MPI.Intracomm") -> None:
 def _moments(bands: Sequence[NDArray[Any]]) -> Moments:
     """Moments of values (N,) of each band."""
     count, mean, squares = len(bands[0]), np.zeros(len(bands)), np.zeros(len(bands))
-    for number, band in enumerate(bands if count else ()):
-        values = band.astype(np.float64)
-        mean[number] = values.mean()
-        values -= mean[number]
-        np.square(values, out=values)
-        squares[number] = values.sum()
+    with np.errstate(over="ignore", invalid="ignore"):  # _check_finite says it
+        for number, band in enumerate(bands if count else ()):
+            values = band.astype(np.float64)
+            mean[number] = values.mean()
+            values -= mean[number]
+            np.square(values, out=values)
+            squares[number] = values.sum()
     return Moments(count, mean, squares)
 
 
@@ -277,8 +279,30 @@ def _everybodys(
     for rank, part in enumerate(comm.allgather(mine)):
         every[rank :: comm.size] = part
     bands = mine.shape[1] // 2
-    found = reduce(merge, (Moments(int(r[0]), r[1 : 1 + bands], r[1 + bands :]) for r in every))
+    with np.errstate(over="ignore", invalid="ignore"):  # _check_finite says it
+        found = reduce(merge, (Moments(int(r[0]), r[1 : 1 + bands], r[1 + bands :]) for r in every))
     return tuple(found.mean.tolist()), tuple(np.sqrt(found.squares / found.count).tolist())
+
+
+def _check_finite(
+    images: Sequence[Raster],
+    mean: Sequence[float],
+    std: Sequence[float],
+    values: Sequence[ValueCounts],
+) -> None:
+    """Refuse bands whose mean or deviation float64 cannot hold; all ranks know the same.
+
+    Raises:
+        AgreedError: With the band and its values.
+    """
+    for band, *moments, seen in zip(images[0].bands, mean, std, values, strict=True):
+        if not np.isfinite(moments).all():
+            paths = f"{images[0].path}{f' and {len(images) - 1} more' if len(images) > 1 else ''}"
+            raise AgreedError(
+                f"pixels must be small enough for the sum of their squares ({paths}, band {band}: "
+                f"{seen.minimum:g} to {seen.maximum:g}); name a value that means no data with "
+                "nodata, or scale the file"
+            )
 
 
 def _check_something_is_there(

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from tilenet.errors import TilenetError
 from tilenet.files.aside import write_aside
+from tilenet.files.json_text import parsed_json
 from tilenet.files.plain_file import read_plain
 from tilenet.geometry.networks import UNetOptions
 from tilenet.planning.machines import Machine
@@ -250,7 +251,7 @@ def read_plan(path: Path) -> PlannedRun:
         TilenetError: It is no plan, or not one that this version understands.
     """
     try:
-        entry = json.loads(read_plain(path, MOST_BYTES).decode("utf-8"))
+        entry = parsed_json(read_plain(path, MOST_BYTES).decode("utf-8"))
     except OSError as error:
         raise TilenetError(
             f"the plan must be a readable file ({path}: {error.strerror}); write one with tilenet "

@@ -1,6 +1,5 @@
 """Seconds that each layer was measured to take: the file that `tilenet profile` writes."""
 
-import json
 import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tilenet.errors import TilenetError
+from tilenet.files.json_text import parsed_json
 from tilenet.files.plain_file import read_plain
 from tilenet.geometry.layers import KINDS, Layer, layer_from_json, layer_to_json
 from tilenet.planning.machines import PRECISIONS
@@ -74,7 +74,7 @@ def read_profile(path: Path) -> Profile:
         TilenetError: It is no profile, or not one that this version understands.
     """
     try:
-        entry = json.loads(read_plain(path, MOST_BYTES).decode("utf-8"))
+        entry = parsed_json(read_plain(path, MOST_BYTES).decode("utf-8"))
     except OSError as error:
         raise TilenetError(
             f"the profile must be a readable file ({error}); write one with tilenet profile"

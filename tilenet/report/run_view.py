@@ -1,6 +1,5 @@
 """What a run's folder holds, read for its report; whatever is missing or broken is None."""
 
-import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tilenet.errors import TilenetError, UsageError
+from tilenet.files.json_text import parsed_json
 from tilenet.files.network_record import NetworkRecord
 from tilenet.files.plain_file import read_plain
 from tilenet.files.run_tables import RunTable, read_run_table
@@ -120,7 +120,7 @@ class RunView:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_plain(path, MOST_BYTES))
+        found = parsed_json(read_plain(path, MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

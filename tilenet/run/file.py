@@ -9,6 +9,7 @@ from math import isfinite
 from typing import Any, Literal
 
 from tilenet.errors import TilenetError
+from tilenet.files.class_names import check_class_names
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.networks import PAPER_LEVELS, PRESETS, UNetOptions
 from tilenet.planning.host_memory import READ_AHEAD
@@ -201,6 +202,7 @@ def _check(run: RunFile) -> None:
         raise TilenetError(
             f"a map needs at least two classes (classes: {run.classes}); name the background too"
         )
+    check_class_names(run.class_names, "classes")
     name, times = Counter(run.class_names).most_common(1)[0]
     if times > 1:
         raise TilenetError(

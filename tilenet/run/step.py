@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.files.network_record import NetworkRecord
+from tilenet.files.weights import kept_checkpoint
 from tilenet.geometry.tiles import owned
 from tilenet.model.loss import cross_entropy, dice, dice_sums, focal, pixel_weight
 from tilenet.model.loss_scale import LossScale
@@ -156,7 +158,7 @@ class Step:
             if not np.isfinite(loss):
                 raise AgreedError(
                     f"the loss must stay finite (step {step + 1}: {loss}); lower optimizer.lr, or "
-                    "look for extreme pixel values: the last checkpoint is whole"
+                    f"look for extreme pixel values: {kept_checkpoint(Path(self.run.output))}"
                 )
             loss /= weight
             self._update(weight, step)

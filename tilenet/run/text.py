@@ -38,6 +38,7 @@ def check_config(arguments: Sequence[str], groups: Sequence[str]) -> None:
         if not (option.startswith("-") and equals):
             option, value = before, argument
         before = argument
+        _check_letters(option, value)
         if option in ("-c", "--config"):
             value = _text_of(value)
         elif option.removeprefix("--") in groups and not value.lstrip().startswith("{"):
@@ -46,8 +47,18 @@ def check_config(arguments: Sequence[str], groups: Sequence[str]) -> None:
                 f"{option}.KEY VALUE"
             )
         check_text(value)
+        _check_once(value)
         if option in ("-c", "--config"):
             _check_keys(value, groups)
+
+
+def _check_letters(option: str, value: str) -> None:
+    """Refuse bytes that are no UTF-8, which Python keeps as lone surrogates."""
+    if value != value.encode(errors="replace").decode():
+        raise UsageError(
+            f"words of the command line are UTF-8 ({option}: {value!r}); rename the file, or write "
+            "the word in a terminal that writes UTF-8"
+        )
 
 
 def check_text(text: str) -> None:
@@ -85,6 +96,41 @@ def check_text(text: str) -> None:
                 )
     except (yaml.YAMLError, ValueError):
         return  # the parser says what is wrong
+
+
+def _check_once(text: str) -> None:
+    """Refuse a key that stands twice, of which the last would win; broken texts pass.
+
+    `network.base: 4` is a key of the group `network` too.
+
+    Raises:
+        UsageError: With the key and its lines.
+    """
+    try:
+        waiting: list[tuple[Any, str, dict[tuple[str, str], int]]] = [
+            (yaml.compose(text, Loader=_Loader), "", {})
+        ]
+    except (yaml.YAMLError, ValueError):
+        return  # the parser says what is wrong
+    seen: set[int] = set()
+    while waiting:
+        node, group, lines = waiting.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += [(value, "", {}) for value in node.value]
+        elif isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                name, line = f"{group}{key.value}", key.start_mark.line + 1
+                if (name, key.tag) in lines:
+                    first, second = sorted((lines[name, key.tag], line))
+                    raise UsageError(
+                        f"a key stands once in a run file ({name} in lines {first} and {second}); "
+                        "delete one of them"
+                    )
+                lines[name, key.tag] = line
+                waiting.append((value, f"{name}.", lines))
 
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
