@@ -111,20 +111,23 @@ def test_training_says_which_checkpoint_is_kept(
     assert main(train(files, "--resume")) == 0
 
 
+@pytest.mark.parametrize("more", [[], ["--resume"]])
 def test_a_map_says_whether_it_goes_on(
-    files: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    files: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    more: list[str],
 ) -> None:
     assert main(train(files, "--steps", "1")) == 0
     paths = [str(files / name) for name in ("run", "image.tif", "map.tif")]
-    for more in ([], ["--resume"]):
-        with monkeypatch.context() as once:
-            press_at(once, Mapper, "tiles", 4)
-            assert main(["predict", *paths, "--tile", "16", "--device", "cpu", *more]) == 130
-        (line,) = said(capfd)
-        kept = "what was done" if more else "nothing"
-        assert line.startswith(f"tilenet: stopped by Ctrl-C; {kept} of the map is kept: the same")
-        left = [name for name in os.listdir(files) if "map.tif" in name]
-        assert sorted(left) == [f".map.tif.{part}.part" for part in ("journal", "raw") if more]
+    with monkeypatch.context() as once:
+        press_at(once, Mapper, "tiles", 4)
+        assert main(["predict", *paths, "--tile", "16", "--device", "cpu", *more]) == 130
+    (line,) = said(capfd)
+    kept = "what was done" if more else "nothing"
+    assert line.startswith(f"tilenet: stopped by Ctrl-C; {kept} of the map is kept: the same")
+    left = [name for name in os.listdir(files) if "map.tif" in name]
+    assert sorted(left) == [f".map.tif.{part}.part" for part in ("journal", "raw") if more]
     assert main(["predict", *paths, "--tile", "16", "--device", "cpu", "--resume"]) == 0
 
 

@@ -6,6 +6,7 @@ scan here does neither: it reads the text's marks one after another.
 """
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,14 +108,14 @@ def _check_once(text: str) -> None:
         UsageError: With the key and its lines.
     """
     try:
-        waiting: list[tuple[Any, str, dict[tuple[str, str], int]]] = [
-            (yaml.compose(text, Loader=_Loader), "", {})
-        ]
+        waiting: deque[tuple[Any, str, dict[tuple[str, str], int]]] = deque(
+            [(yaml.compose(text, Loader=_Loader), "", {})]
+        )
     except (yaml.YAMLError, ValueError):
         return  # the parser says what is wrong
     seen: set[int] = set()
     while waiting:
-        node, group, lines = waiting.pop()
+        node, group, lines = waiting.popleft()
         if id(node) in seen:  # an alias
             continue
         seen.add(id(node))
