@@ -1,9 +1,12 @@
 """A rank that fails ends the job on all ranks, at once, with its reason."""
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -94,6 +97,43 @@ def test_ctrl_c_on_all_ranks_is_said_once_and_ends_with_130() -> None:
     nothing = "nothing was written: give the same command again"
     assert said == [f"[rank 0 of 3] tilenet: stopped by Ctrl-C; {nothing}"]
     assert "Traceback" not in ended.stderr
+
+
+STARTING = """
+import os, sys, time
+import tilenet.__main__ as program
+from tilenet.parallel.mesh import run_as_rank, world
+
+class Command:
+    def main(arguments):
+        return run_as_rank(start)
+
+def start():
+    if os.environ["PMI_RANK"] == "1":
+        time.sleep(60)
+    print("starts", file=sys.stderr, flush=True)
+    return world().size
+
+program.import_module = lambda name: Command
+sys.exit(program.main(["train"]))
+"""
+
+
+def test_ctrl_c_while_mpi_starts_leaves_no_rank_that_waits_for_the_others() -> None:
+    """Two ranks of three are in MPI_Init, in C code, where Python hears of no signal."""
+    command = ["mpiexec", "-n", "3", sys.executable, "-c", STARTING]
+    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert job.stderr is not None
+    try:
+        assert [job.stderr.readline() for _ in range(2)] == ["starts\n"] * 2
+        time.sleep(0.5)  # they say so just before
+        job.send_signal(signal.SIGINT)
+        _, said = job.communicate(timeout=30)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+    assert said == "tilenet: stopped by Ctrl-C; nothing was written: give the same command again\n"
+    assert job.returncode != 0  # 9 where mpiexec killed those that were left
 
 
 def test_an_agreed_error_is_said_once_and_ends_with_1() -> None:

@@ -7,16 +7,27 @@ from numpy.typing import NDArray
 
 from tilenet.confusion import count_pairs
 from tilenet.errors import TilenetError, one_line
+from tilenet.files.class_names import names_in_map
 from tilenet.files.label_files import open_labels, resampling_note
 from tilenet.files.raster import Raster
 from tilenet.files.vector_keys import VectorKeys
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.watchdog import NEVER, SLOW, Watchdog
 
-__all__ = ["confusion_matrix"]
+__all__ = ["class_names", "confusion_matrix"]
 
 BLOCK_PX = 2048
 MOST_CLASSES = 4096
+
+
+def class_names(map_path: str) -> tuple[str, ...]:
+    """Names of the map's values 0, 1, …, as far as it says them.
+
+    Raises:
+        TilenetError: The map cannot be opened.
+    """
+    with Raster(map_path) as mapped:
+        return names_in_map(map_path, mapped.dataset.tags(1))
 
 
 def confusion_matrix(

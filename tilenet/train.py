@@ -373,8 +373,13 @@ class _Job:
 
 
 def _weighted(run: RunFile, found: Survey, comm: "MPI.Intracomm") -> RunFile:
-    """The run with the class weights that its labels ask for, which are said."""
+    """The run with the class weights that its labels ask for; pixels per class are said."""
     if run.class_weights != "auto":
+        if comm.rank == 0:
+            all_pixels = max(sum(found.class_pixels), 1)
+            counts = zip(run.class_names, found.class_pixels, strict=True)
+            shown = (f"{name} {pixels:,} ({pixels / all_pixels:.2%})" for name, pixels in counts)
+            say(f"labelled pixels of each class: {', '.join(shown)}")
         return run
     weights = balanced_weights(found.class_pixels)
     if comm.rank == 0:

@@ -3,12 +3,14 @@
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 import numpy as np
 import pyogrio
 import pytest
+import rasterio
 import shapely
 from affine import Affine
 
@@ -16,7 +18,7 @@ from tilenet import evaluate
 from tilenet.commands.evaluate import main
 from tilenet.confusion import SMALL_SPAN, count_pairs, scores
 from tilenet.errors import TilenetError
-from tilenet.evaluate import confusion_matrix
+from tilenet.evaluate import class_names, confusion_matrix
 
 Write = Callable[..., str]
 SIZE = 37, 53
@@ -147,7 +149,7 @@ def test_the_command_prints_json_or_a_table(
     paths = [write_raster("map.tif", mapped, nodata=200), write_raster("labels.tif", truth)]
     assert main([*paths, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == scores(confusion_matrix(*paths, IGNORE))
+    assert found == scores(confusion_matrix(*paths, IGNORE)) | {"classes": []}
     assert main(paths) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:7]] == list("012345")
@@ -155,6 +157,69 @@ def test_the_command_prints_json_or_a_table(
     assert lines[1].split()[1] == f"{found['iou'][0]:.4f}"
     assert lines[7].split() == ["mean", f"{found['mean_iou']:.4f}", f"{found['mean_f1']:.4f}"]
     assert f"{found['num_unmapped']} labelled pixels are nodata in" in lines[-1]
+
+
+NAMES = ("ground & <soil>", "road\u202e", "2", "a" * 99, "water")
+
+
+def names_beside(path: str, names: Sequence[str], band: int = 1) -> None:
+    """As GDAL and QGIS write them."""
+    categories = "".join(f"<Category>{escape(name)}</Category>" for name in names)
+    Path(f"{path}.aux.xml").write_text(
+        f'<PAMDataset><PAMRasterBand band="{band}"><Description>x</Description><CategoryNames>'
+        f"{categories}</CategoryNames></PAMRasterBand></PAMDataset>"
+    )
+
+
+def tagged(path: str, names: Sequence[str]) -> None:
+    with rasterio.open(path, "r+") as file:
+        file.update_tags(1, **{f"class_{index}": name for index, name in enumerate(names)})
+
+
+def test_classes_are_named_as_the_map_names_them(
+    write_raster: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mapped, truth = a_pair()
+    paths = [write_raster("map.tif", mapped, nodata=200), write_raster("labels.tif", truth)]
+    names_beside(paths[0], NAMES)
+    assert main(paths) == 0
+    lines = capsys.readouterr().out.splitlines()
+    wide = len("3 ") + 41
+    assert [line[:wide].rstrip() for line in lines[:8]] == [
+        "class",
+        "0 ground & <soil>",
+        r"1 road\u202e",
+        "2",
+        f"3 {'a' * 40}…",
+        "4 water",
+        "5",  # has no name
+        "mean",
+    ]
+    assert len({line.rindex("F1") if "F1" in line else len(line) for line in lines[1:7]}) == 1
+    assert main([*paths, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["classes"] == list(NAMES)
+
+
+def test_names_are_those_of_its_band_beside_the_map_or_else_in_it(
+    write_raster: Write, tmp_path: Path
+) -> None:
+    mapped, _ = a_pair()
+    path = write_raster("map.tif", mapped, nodata=200)
+    assert class_names(path) == ()
+    tagged(path, ("a", "b"))
+    beside = Path(f"{path}.aux.xml")
+    assert class_names(path) == ("a", "b")
+    names_beside(path, NAMES, band=2)
+    assert class_names(path) == ("a", "b")
+    names_beside(path, ("c", ""))
+    assert class_names(path) == ("c", "")
+    bomb = '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa">' + "".join(
+        f'<!ENTITY {name} "{f"&{before};" * 10}">'
+        for before, name in zip("abcdefghi", "bcdefghij", strict=True)
+    )
+    for text in ("", "no XML", "<PAMDataset/>", bomb + "]><PAMDataset>&j;</PAMDataset>"):
+        beside.write_text(text)
+        assert class_names(path) == ("a", "b")
 
 
 def test_labels_on_another_grid_are_resampled_and_that_is_said(
@@ -168,7 +233,7 @@ def test_labels_on_another_grid_are_resampled_and_that_is_said(
     ]
     assert main([*paths, "--json"]) == 0
     printed = capsys.readouterr()
-    assert json.loads(printed.out) == by_hand(mapped, truth) | {
+    assert json.loads(printed.out) == by_hand(mapped, truth) | {"classes": []} | {
         name: pytest.approx(by_hand(mapped, truth)[name], rel=1e-14)
         for name in ("mean_iou", "mean_f1")
     }

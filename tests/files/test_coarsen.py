@@ -44,6 +44,16 @@ def test_large_whole_numbers_are_summed_without_rounding() -> None:
     assert means.item() == 2**24 + 4
 
 
+@pytest.mark.parametrize("factor", [2, 3, 5])
+def test_the_largest_numbers_have_a_mean_too(factor: int) -> None:
+    random = np.random.default_rng(factor)
+    values, valid = random.uniform(0.5, 1, (2, 11, 13)), random.random((11, 13)) < 0.8
+    plain, _ = block_mean(values, valid, factor)
+    with np.errstate(all="raise"):
+        large, _ = block_mean(values * 2.0**1023, valid, factor)
+    assert np.array_equal(large, plain * 2.0**1023)
+
+
 @given(SIZES, st.integers(1, 5), st.integers(0, 2**32))
 @settings(max_examples=150)
 def test_a_coarse_label_is_the_most_frequent_and_smallest_that_counts(

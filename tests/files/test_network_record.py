@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tilenet.errors import TilenetError
 from tilenet.files.network_record import NetworkRecord
+from tilenet.files.weights import load_json
 from tilenet.geometry.networks import UNetOptions, unet_layers
 
 OPTIONS = [
@@ -78,6 +80,13 @@ def test_a_missing_key_is_refused_unless_it_follows_from_the_layers(key: str) ->
         return
     with pytest.raises(TilenetError, match="must have the format" if key == "format" else key):
         NetworkRecord.from_json(entry)
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "network.json"
+    path.write_text(json.dumps(record().to_json()).replace("{", '{"ignore_index": 7, ', 1))
+    with pytest.raises(TilenetError, match=r"network\.json: the key 'ignore_index' stands 2 times"):
+        load_json(path)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """From pixels to what the network sees."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 
+from tilenet.errors import TilenetError
 from tilenet.model.inputs import standardise
 
 MEAN, STD = (120.5, -3.25, 7.0), (33.0, 0.125, 0.0)
@@ -48,6 +51,33 @@ def test_float64_pixels_keep_their_digits() -> None:
     values += 1e9
     found = standardise(values, valid, (1e9, 1e9, 1e9), (1.0, 1.0, 1.0), torch.float64)
     assert np.array_equal(found[0].numpy(), np.where(valid, values - 1e9, 0))
+
+
+@pytest.mark.parametrize(
+    ("size", "std", "precision"),
+    [(1e200, 1e200, torch.float32), (3e38, 1.0, torch.float32), (1.5e308, 1.0, torch.float64)],
+)
+def test_pixels_that_the_network_cannot_hold_are_refused_without_a_warning(
+    size: float, std: float, precision: torch.dtype
+) -> None:
+    values, valid = pixels("float64")
+    values *= size / np.abs(values).max()
+    values[1, 2, 3], valid[2, 3] = -size, True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(TilenetError, match=r"pixels must fit float\d\d when .*; name a value"):
+            standardise(values, valid, (size / 2, size, 0.0), (std / 4,) * 3, precision)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_pixels_without_data_may_be_as_large_as_they_like(precision: torch.dtype) -> None:
+    values, valid = pixels("float64")
+    small = standardise(values, valid, MEAN, (0.3, 0.4, 0.5), precision)
+    values[:, ~valid] = -1.7976931348623157e308
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = standardise(values, valid, MEAN, (0.3, 0.4, 0.5), precision)
+    assert torch.equal(found, small)
 
 
 def test_the_pixels_themselves_are_left_alone() -> None:

@@ -53,6 +53,24 @@ def test_survey_is_that_of_all_pixels(
             assert planes[0, row, col] == sum(1 << label for label in set(classes.tolist()))
 
 
+@pytest.mark.parametrize("size", [1e160, 1e308])
+@pytest.mark.filterwarnings("error")
+def test_pixels_of_which_there_is_no_deviation_are_refused_by_all_ranks(
+    comm: MPI.Intracomm, shared_path: Path, size: float
+) -> None:
+    grid = {"driver": "GTiff", "height": 61, "width": 83, "count": 2, "dtype": "float64"}
+    grid |= {"transform": rasterio.Affine(2, 0, 5e5, 0, -2, 4e6), "crs": "EPSG:32630"}
+    if MPI.COMM_WORLD.rank == 0:
+        values = np.random.default_rng(4).uniform(-1.5, 1.5, (2, 61, 83))
+        values[1] *= size
+        with rasterio.open(shared_path / "a.tif", "w", **grid) as file:
+            file.write(values)
+    MPI.COMM_WORLD.Barrier()
+    said = r"pixels must be small enough .*a\.tif, band 2: -1\.\d+e\+\d+ to 1\.\d+e\+\d+\)"
+    with Raster(str(shared_path / "a.tif")) as image, pytest.raises(AgreedError, match=said):
+        survey([image], None, 3, 8, comm)
+
+
 def percentiles_of(pixels: np.ndarray) -> tuple[tuple[float, ...], ...]:  # type: ignore[type-arg]
     found = np.percentile(pixels, PERCENTS, axis=1, method="inverted_cdf")
     return tuple(tuple(row) for row in found.T)

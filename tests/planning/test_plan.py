@@ -136,6 +136,14 @@ def test_what_is_no_plan_is_refused_in_a_sentence(tmp_path: Path, name: str) -> 
     assert str(refusal.value).endswith("write one with tilenet plan -o")
 
 
+def test_keys_that_stand_twice_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    text = json.dumps(a_plan().to_json())
+    path.write_text(text.replace('"asked": {', '"asked": {"image": [1, 1], ', 1))
+    with pytest.raises(TilenetError, match=r"the key 'image' stands 2 times in one object"):
+        read_plan(path)
+
+
 def test_a_missing_plan_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(TilenetError, match="No such file"):
         read_plan(tmp_path / "plan.json")

@@ -22,7 +22,7 @@ from tilenet.report.run_view import RunView
 from tilenet.report.write import write_report
 
 SECTIONS = [
-    "Learning", "Validation", "Classes", "Time", "Memory", "Tiles", "Places", "Run file",
+    "Learning", "Validation", "Classes", "Places", "Time", "Memory", "Tiles", "Run file",
 ]  # fmt: skip
 HISTORY = ["step", "loss", "learning_rate", "seconds", "read_seconds", "exchange_seconds",
            "reduce_seconds", "swap_wait_seconds", "peak_bytes"]  # fmt: skip
@@ -330,6 +330,60 @@ def test_bars_are_of_ranks_and_no_mixture_of_them(folder: Path, write_table: Wri
     wanted |= {"mean": ranks.mean(0).sum()}
     shares = {name: 100 * s / ranks.sum(1).max() for name, s in wanted.items()}
     assert widths == pytest.approx({**shares, "least": 0, "most": 0}, abs=0.03)
+
+
+def test_of_one_rank_there_is_one_row(a_run: Path) -> None:
+    page = report(a_run)
+    rows = page.section("Time").all("table")[1].all("tr")
+    assert [row.inside[0].text for row in rows] == ["", "rank 0"]
+    assert "The one rank, steps 1 to 6" in page.section("Time").text
+    measured = [row[0] for row in page.table("Bytes") if row[0].startswith("measured")]
+    assert measured == ["measured, rank 0"]
+
+
+def learned(
+    folder: Path, write_table: Write, training: np.ndarray, validation: np.ndarray
+) -> list[str]:
+    """What the page's head says of a run with these losses, a validation every ten steps."""
+    rest = [0.1, 1.0, 0.1, 0.0, 0.1, 0.0, 2**30]
+    write_table("history.csv", HISTORY, [[n + 1, x, *rest] for n, x in enumerate(training)])
+    rows = [[10 * n + 10, x, 0.5 + 0.01 * (n == 5)] for n, x in enumerate(validation)]
+    write_table("validation.csv", ["step", "loss", "mean_iou"], rows)
+    (header,) = report(folder).all("header")
+    return [p.text for p in header.all("p")]
+
+
+def test_a_word_is_said_where_the_network_learns_its_images_by_heart(
+    folder: Path, write_table: Write
+) -> None:
+    rng = np.random.default_rng(8)
+    falls = np.linspace(1, 0.2, 200) * rng.uniform(0.9, 1.1, 200)
+    held_out = np.concatenate([np.linspace(1, 0.5, 8), np.linspace(0.5, 0.9, 12)])
+    held_out *= rng.uniform(0.99, 1.01, 20)
+    (said,) = learned(folder, write_table, falls, held_out)
+    best = int(held_out.argmin())
+    assert f"it was lowest after step {10 * best + 10} ({held_out[best]:.4g})" in said
+    assert f"and is {np.median(held_out[-3:]):.4g} at the end" in said
+    count = (200 - 10 * best - 10) // 2
+    then, now = np.median(falls[: 10 * best + 10][-count:]), np.median(falls[-count:])
+    assert f"fell from {then:.4g} to {now:.4g}" in said
+    assert "the checkpoint best is that of step 60, by mean_iou" in said
+
+
+@pytest.mark.parametrize("kind", ["both fall", "both rise", "level", "lowest of late", "short"])
+def test_no_word_is_said_of_other_runs(folder: Path, write_table: Write, kind: str) -> None:
+    rng = np.random.default_rng(9)
+    falls, noise = np.linspace(1, 0.2, 200), rng.uniform(0.95, 1.05, 20)
+    rises = np.concatenate([np.linspace(1, 0.5, 8), np.linspace(0.5, 0.9, 12)])
+    late = np.concatenate([np.linspace(1, 0.5, 18), [0.8, 0.9]])
+    training, held_out = {
+        "both fall": (falls, np.linspace(1, 0.5, 20) * noise),
+        "both rise": (np.concatenate([falls[:80], falls[:120][::-1]]), rises),
+        "level": (falls, 0.5 * noise),
+        "lowest of late": (falls, late),
+        "short": (falls[:30], rises[-3:]),
+    }[kind]
+    assert learned(folder, write_table, training, held_out) == []
 
 
 def test_a_device_without_room_for_a_map_costs_the_places_alone(

@@ -1,11 +1,16 @@
 """Names of classes, as maps, tables and pages may hold them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from xml.etree import ElementTree
 
 from tilenet.errors import TilenetError
+from tilenet.files.plain_file import read_plain
 
-__all__ = ["check_class_names"]
+__all__ = ["check_class_names", "names_in_map"]
+
+MOST_BYTES = 4 << 20
 
 # What XML 1.0 cannot hold at all, not even escaped, and the ends of lines and tabs, which it
 # changes. GDAL keeps names as XML, beside a map and in it.
@@ -33,3 +38,21 @@ def check_class_names(names: Sequence[str], where: str) -> None:
                 f"a class has a name in UTF-8 ({where}: {name!r}); write it anew in an editor or "
                 "terminal that writes UTF-8"
             )
+
+
+def names_in_map(path: str, tags: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of a map's values 0, 1, …: those in GDAL's file beside it, else in its tags; or none.
+
+    Args:
+        path: Of the map.
+        tags: Of its band, where tilenet writes them too, for maps that were copied alone.
+    """
+    with suppress(OSError, ElementTree.ParseError, ValueError, LookupError):
+        tree = ElementTree.fromstring(read_plain(f"{path}.aux.xml", MOST_BYTES))
+        found = tree.findall("PAMRasterBand[@band='1']/CategoryNames/Category")
+        if found:
+            return tuple(one.text or "" for one in found)
+    names: list[str] = []
+    while (name := tags.get(f"class_{len(names)}")) is not None:
+        names.append(name)
+    return tuple(names)

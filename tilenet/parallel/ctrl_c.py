@@ -20,8 +20,8 @@ __all__ = [
     "INTERRUPTED",
     "CtrlC",
     "end_at_once",
+    "heard_in_c",
     "kept_on_ctrl_c",
-    "killed_outright",
     "say_stopped",
     "stopped_by",
     "wait_for_first",
@@ -89,10 +89,11 @@ def end_at_once() -> Generator[None, None, None]:
 
 
 @contextmanager
-def killed_outright() -> Generator[None, None, None]:
-    """Have Ctrl-C in the block, MPI's start, kill a rank without a word.
+def heard_in_c() -> Generator[None, None, None]:
+    """Have Ctrl-C in the block, MPI's start, end a rank at once, although it is in C code.
 
-    Python hears of it when all ranks have come. Those that still import have ended by then.
+    Python's own handlers run when that returns: when all ranks have come, of which those that
+    still import have ended.
     """
     before = signal.getsignal(signal.SIGINT)
     if (
@@ -103,7 +104,10 @@ def killed_outright() -> Generator[None, None, None]:
     ):
         yield
         return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    import ctypes  # for jobs of several ranks alone
+
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: _ended(number, None))
+    ctypes.CDLL(None).signal(signal.SIGINT.value, handler)
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.parallel.ctrl_c import INTERRUPTED, killed_outright, stopped_by, wait_for_first
+from tilenet.parallel.ctrl_c import INTERRUPTED, heard_in_c, stopped_by, wait_for_first
 from tilenet.parallel.gpu_shares import share_gpus, visible_gpus
 from tilenet.parallel.heap import keep_freed_buffers
 from tilenet.parallel.shared_memory import unname_shared_memory
@@ -48,7 +48,7 @@ def world() -> "MPI.Intracomm":
     Raises:
         TilenetError: The launcher started several tasks, but MPI sees one: each would train alone.
     """
-    with watched_start(), killed_outright():
+    with watched_start(), heard_in_c():
         from mpi4py import MPI  # not at the top: importing starts MPI, and planning must not
 
     if MPI.COMM_WORLD.size == 1:

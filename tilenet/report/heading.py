@@ -6,12 +6,13 @@ from tilenet.report.learning import best_row
 from tilenet.report.markup import Markup, join, tag
 from tilenet.report.run_view import RunView
 from tilenet.report.tables import note, section
+from tilenet.report.verdict import overfitting
 
 __all__ = ["heading", "run_file"]
 
 
 def heading(view: RunView, made: datetime) -> Markup:
-    """The title and the most important facts."""
+    """The title, a word on what was learned, and the most important facts."""
     facts = view.facts
     lines: list[tuple[str, object]] = [("folder", str(view.folder))]
     if facts.get("began"):
@@ -39,9 +40,10 @@ def heading(view: RunView, made: datetime) -> Markup:
         lines.append(("versions", shown))
     rows = [join(tag("dt", name), tag("dd", value)) for name, value in lines]
     name = view.folder.resolve().name
-    return tag(
-        "header", tag("h1", name, tag("small", "a training run of tilenet")), tag("dl", *rows)
-    )
+    title = tag("h1", name, tag("small", "a training run of tilenet"))
+    word = overfitting(view)
+    said = None if word is None else tag("p", word, class_="word", role="note")
+    return tag("header", title, said, tag("dl", *rows))
 
 
 def run_file(view: RunView) -> Markup:

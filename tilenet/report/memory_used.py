@@ -17,15 +17,16 @@ def memory_used(view: RunView) -> Markup:
     if isinstance(planned, dict):
         rows.append(("planned", size(planned.get("device_bytes")), "the fullest device"))
         rows.append(("planned", size(planned.get("host_bytes")), "of the node's memory, a rank"))
+    table_of = view.history
+    peak = None if table_of is None else table_of.column("peak_bytes")
     try:
         timings = view.timings
         peaks = [float(rank["peak_bytes"]) for rank in timings["ranks"]]
-        rows.append(("measured, least", size(min(peaks)), f"{where}, of {len(peaks):,} ranks"))
-        rows.append(("measured, most", size(max(peaks)), f"rank {peaks.index(max(peaks))}"))
+        if len(peaks) > 1 or peak is None:
+            rows.append(("measured, least", size(min(peaks)), f"{where}, of {len(peaks):,} ranks"))
+            rows.append(("measured, most", size(max(peaks)), f"rank {peaks.index(max(peaks))}"))
     except (KeyError, TypeError, ValueError):
         pass
-    table_of = view.history
-    peak = None if table_of is None else table_of.column("peak_bytes")
     drawn = None
     if table_of is not None and peak is not None:
         rows.append(("measured, rank 0", size(float(peak[peak == peak].max())), where))

@@ -18,6 +18,8 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 3px 18px; margi
 dt { color: var(--soft) }
 dd { margin: 0; overflow-wrap: anywhere }
 p.note { color: var(--soft); margin: 8px 0 0; max-width: 90ch; overflow-wrap: anywhere }
+p.word { background: #fff4e0; border-left: 4px solid #e69f00; margin: 0 0 14px; padding: 8px 14px;
+  overflow-wrap: anywhere }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 20px; align-items: start }
 figure { margin: 0; min-width: 0 }
 figcaption { color: var(--soft); font-size: 13px; margin-top: 4px }

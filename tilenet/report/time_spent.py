@@ -104,17 +104,19 @@ def _ranks(view: RunView) -> Markup | None:
         shown = [(f"rank {n}", rank) for n, rank in enumerate(ranks)]
         if len(ranks) > MOST_RANKS:
             shown = []
-        shown += [(name, timings[name]) for name in ("least", "mean", "most")]
+        if len(ranks) > 1:
+            shown += [(name, timings[name]) for name in ("least", "mean", "most")]
         longest = float(timings["most"]["seconds"]) or 1.0
         bars = [(who, [float(of[column]) for column in columns]) for who, of in shown]
     except (KeyError, TypeError, ValueError):
         return note("There is no timings.json: the run has not ended, or is older than these.")
     rows = [
         # The least and the most of each part are of several ranks: together they are no time.
-        (who, *(number(v, 2) for v in values), "" if who in ENDS else _stack(values, longest))
-        for who, values in bars
+        (name, *(number(v, 2) for v in values), "" if name in ENDS else _stack(values, longest))
+        for name, values in bars
     ]
-    caption = f"All {len(ranks):,} ranks, steps {first:,} to {last:,}: seconds"
+    who = f"All {len(ranks):,} ranks" if len(ranks) > 1 else "The one rank"
+    caption = f"{who}, steps {first:,} to {last:,}: seconds"
     return table(caption, ("", *NAMES, "of the longest"), rows)
 
 

@@ -74,10 +74,10 @@ def page(view: RunView, map_path: str | None = None, *, maps: bool = True) -> Ma
         _part("Learning", lambda: learning(view)),
         _part("Validation", lambda: validation(view)),
         _part("Classes", lambda: classes(view)),
+        _part("Places", lambda: places(view, map_path, compute=maps)),
         _part("Time", lambda: time_spent(view)),
         _part("Memory", lambda: memory_used(view)),
         _part("Tiles", lambda: tile_grid(view)),
-        _part("Places", lambda: places(view, map_path, compute=maps)),
         run_file(view),
         tag("footer", "Written by tilenet. Colours are chosen to be told apart by everybody."),
     )
