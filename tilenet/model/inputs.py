@@ -50,6 +50,7 @@ def standardise(
         raise TilenetError(
             f"pixels must fit {np.dtype(work).name} when mean and deviation are taken off (one of "
             f"{pixel}); name a value that means no data with nodata, or scale the file"
-            + ", or compute with precision float64" * (work == np.float32)
+            + ", or compute with precision float64"
+            * (work == np.float32)
         )
     return torch.from_numpy(np.ascontiguousarray(scaled[None], work))
