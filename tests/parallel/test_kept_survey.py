@@ -19,6 +19,7 @@ from whole_image import random_scene
 from tilenet.errors import AgreedError
 from tilenet.files.labels import Labels
 from tilenet.files.raster import Raster
+from tilenet.files.survey_record import Survey, load_survey, save_survey
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.parallel import survey as module
@@ -256,3 +257,18 @@ def key_of(
         labels = [stack.enter_context(Labels(path, image, 255)) for path, image in pairs]
         context = context_of(unet_layers(options))
         return survey_key(run, images, labels, context, context.alignment_px, held_out)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_survey_without_a_deviation_is_not_used(shared_path: Path, wrong: float) -> None:
+    """Older versions kept such ones, and trained on zeros."""
+    numbers = (0.5, 2.0)
+    found = Survey(99, numbers, numbers, numbers, numbers, (numbers,) * 2, (40, 59), ())
+    path = shared_path / SURVEY
+    save_survey(found, path, "key")
+    kept = load_survey(path, "key")
+    assert kept is not None
+    assert kept.std == numbers
+    for name in ("mean", "std"):
+        save_survey(replace(found, **{name: (0.5, wrong)}), path, "key")
+        assert load_survey(path, "key") is None

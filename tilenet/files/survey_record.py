@@ -102,6 +102,8 @@ def load_survey(path: Path, key: str) -> Survey | None:
         raise TilenetError(f"a survey's file must be whole ({path}: not what was written)")
     if about.get("key") != key:
         return None
+    if not all(np.isfinite(arrays[name]).all() for name in ("mean", "std")):
+        return None  # older versions kept them; a new survey says what is wrong
     planes = [arrays[f"classes_in_cells.{number}"] for number in range(len(arrays) - 7)]
     return Survey(
         num_valid=int(arrays["num_valid"][0]),

@@ -49,7 +49,8 @@ def standardise(
         pixel = ", ".join(f"{value:g}" for value in values[:, row, col])
         raise TilenetError(
             f"pixels must fit {np.dtype(work).name} when mean and deviation are taken off (one of "
-            f"{pixel}); name a value that means no data with nodata, scale the file, or compute "
-            "with precision float64"
+            f"{pixel}); name a value that means no data with nodata, or scale the file"
+            + ", or compute with precision float64"
+            * (work == np.float32)
         )
     return torch.from_numpy(np.ascontiguousarray(scaled[None], work))

@@ -114,7 +114,10 @@ def places(view: RunView, map_path: str | None = None, *, compute: bool = True) 
         by = ""
         if map_path is None and view.checkpoint is not None:
             by = f", as the checkpoint {view.checkpoint.resolve().name} maps them"
-        told = f"{len(drawn)} places {whence} {image.path}{by}, those with the most errors first."
+        if len(drawn) > 1:
+            by += ", those with the most errors first"
+        count = f"{len(drawn)} place{'s' * (len(drawn) > 1)}"
+        told = f"{count} {whence} {image.path}{by}."
         return section(title, note(told), legend(keys_shown), *drawn)
 
 
