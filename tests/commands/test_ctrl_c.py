@@ -38,7 +38,8 @@ def files(tmp_path: Path, write_raster: Callable[..., str]) -> Path:
 
 
 def press_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int = 1) -> None:
-    """Have Ctrl-C come while a function is called for the `call`-th time."""
+    """Have Ctrl-C come while a function is called for the `call`-th time, of a new command."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     real, calls = getattr(owner, name), []
 
     def pressed(*args: Any, **kwargs: Any) -> Any:
