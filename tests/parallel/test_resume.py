@@ -269,7 +269,7 @@ def test_a_signal_before_the_first_step_is_not_lost(
     with monkeypatch.context() as patch:
         patch.setattr(tilenet.train, "open_images", asked)
         assert train(run, resume=True, comm=comm) == 75
-    assert len(rows(run)) == done
+    assert (len(rows(run)) if Path(run.output).exists() else 0) == done
     assert train(run, resume=True, comm=comm) == 0
     check_same(run, whole)
 

@@ -9,10 +9,13 @@ from tilenet.files.coarsen import block_mode
 from tilenet.files.grids import same_grid
 from tilenet.files.label_source import LabelSource
 from tilenet.files.nearest import NearestPixels
-from tilenet.files.raster import Raster
+from tilenet.files.raster import Pixels, Raster
+from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.tiles import Window
 
 __all__ = ["Labels"]
+
+STRIP_PX = 1 << 22  # of the file that are joined to coarser ones at once
 
 
 class Labels(LabelSource):
@@ -43,7 +46,7 @@ class Labels(LabelSource):
         except TilenetError:
             self._raster.close()
             raise
-        self._factor = factor or 1
+        self.factor = factor or 1  # the most frequent class of each block
         self._grid = None if image is None else image.grid
         self.height, self.width = self._raster.size if image is None else image.size
 
@@ -51,11 +54,6 @@ class Labels(LabelSource):
     def raster(self) -> Raster:
         """The open label raster, on its own grid."""
         return self._raster
-
-    @property
-    def factor(self) -> int:
-        """Label pixels along a side of an image pixel, which takes the most frequent class."""
-        return self._factor
 
     @property
     def resampled(self) -> bool:
@@ -71,7 +69,7 @@ class Labels(LabelSource):
     def identity(self) -> tuple[object, ...]:
         """Whatever labels depend on."""
         grid = self._grid if self.resampled else None
-        return "pixels", self._raster.identity, self.ignore_index, self._factor, grid
+        return "pixels", self._raster.identity, self.ignore_index, self.factor, grid
 
     def close(self) -> None:
         """Close the file."""
@@ -80,22 +78,25 @@ class Labels(LabelSource):
         self._raster.close()
 
     def _read_inside(self, window: Window) -> NDArray[np.int64]:
-        if self._nearest is None:
-            pixels = self._raster.read(self._raster.fine(window, self._factor))
-        else:
-            pixels = self._nearest.read(window)
-        labels = np.where(pixels.valid, pixels.values[0].astype(np.int64), self.ignore_index)
-        if self._factor == 1:
-            return labels
-        return block_mode(labels, self._factor, self.ignore_index)
+        if self._nearest is not None:
+            return self._classes(self._nearest.read(window))
+        if self.factor == 1:
+            return self._classes(self._raster.read(window))
+        labels = np.empty((window.height, window.width), np.int64)
+        for part in strips_of(window, STRIP_PX // self.factor**2):
+            fine = self._classes(self._raster.read(self._raster.fine(part, self.factor)))
+            labels[within(part, window)] = block_mode(fine, self.factor, self.ignore_index)
+        return labels
+
+    def _classes(self, pixels: Pixels) -> NDArray[np.int64]:
+        return np.where(pixels.valid, pixels.values[0].astype(np.int64), self.ignore_index)
 
     def sample(self, window: Window) -> NDArray[np.int64]:
         """As `LabelSource.sample`: blocks of finer labels are not counted."""
         if self._nearest is not None:
             return self._read_inside(window)
-        place = self._raster.fine(window, self._factor)
-        pixels = self._raster.sample(place, (window.height, window.width))
-        return np.where(pixels.valid, pixels.values[0].astype(np.int64), self.ignore_index)
+        place = self._raster.fine(window, self.factor)
+        return self._classes(self._raster.sample(place, (window.height, window.width)))
 
     def _check_pixels(self) -> None:
         labels = self._raster

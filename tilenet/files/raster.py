@@ -23,6 +23,7 @@ from tilenet.files.sample_parts import sample_parts
 from tilenet.files.stack import GDAL_ERRORS, FileStack, reason, why_no_raster
 from tilenet.files.staged import Kind, StagedBlocks
 from tilenet.files.staging_folder import StagingFolder
+from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.tiles import Window, reflected
 
 __all__ = ["GDAL_ERRORS", "READING", "Nodata", "Pixels", "Raster", "reason", "why_no_raster"]
@@ -230,13 +231,11 @@ class Raster:
             return self._read_file(window)
         values = np.empty((len(self.bands), window.height, window.width), self.dtype)
         valid = np.empty((window.height, window.width), np.bool_)
-        row_bytes = window.width * self.factor**2 * len(self.bands) * self.dtype.itemsize
-        rows = max(1, STRIP_BYTES // row_bytes)
-        for row in range(0, window.height, rows):
-            strip = slice(row, min(row + rows, window.height))
-            coarse = Window(window.row + row, window.col, strip.stop - row, window.width)
-            fine = self.fine(coarse, self.factor)
-            values[:, strip], valid[strip] = block_mean(*self._read_file(fine), self.factor)
+        pixel_bytes = self.factor**2 * len(self.bands) * self.dtype.itemsize
+        for part in strips_of(window, STRIP_BYTES // pixel_bytes):
+            place = within(part, window)
+            fine = self._read_file(self.fine(part, self.factor))
+            values[:, place[0], place[1]], valid[place] = block_mean(*fine, self.factor)
         return values, valid
 
     def sample(self, window: Window, size: tuple[int, int] | None = None) -> Pixels:
