@@ -6,6 +6,7 @@ pixel outside of the asked window is kept.
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -311,8 +312,11 @@ class Raster:
         """What is looked at to find the collar, of the file's own pixels."""
         return collar_strips(self.size_in_file, self._files.block_rows)
 
-    def collar_runs(self, strip: Window) -> Runs:
+    def collar_runs(self, strip: Window, part_done: Callable[[], None] = lambda: None) -> Runs:
         """Look at one strip.
+
+        Args:
+            part_done: Is called after each part of it, and may end the work.
 
         Raises:
             TilenetError: The file cannot be read there.
@@ -327,6 +331,7 @@ class Raster:
                 part = Window(strip.row + row, col, height, width)
                 values = self._files.read(self.bands, part)
                 black[row : row + height, col : col + width] = ~values.any(axis=0)
+                part_done()
         return strip_runs(black, strip.row, self._files.height)
 
     def _checked_bands(self, asked: BandNames | None) -> tuple[int, ...]:
