@@ -18,7 +18,7 @@ from tilenet.files.network_record import NetworkRecord
 from tilenet.files.raster import Raster
 from tilenet.files.weights import find_checkpoint, load_json, load_tensors
 from tilenet.files.whole_checkpoint import checked_checkpoint
-from tilenet.geometry.bbox import checked_window, overlap, window_of_bbox
+from tilenet.geometry.bbox import Part, overlap
 from tilenet.geometry.layers import Norm
 from tilenet.geometry.tiles import Window, halo_rule
 from tilenet.maps.decision import decide_map
@@ -141,7 +141,8 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             load_weights(network, weights, str(folder))
             del weights
             rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
-            window = _window(wanted, image)
+            part = Part(wanted.bbox, wanted.window)
+            window = part.of(tuple(image.transform), image.size)
         try:
             share_collars([image], comm, watchdog, requests)
         except StopAgreed:
@@ -237,14 +238,6 @@ def _check_choices(wanted: Prediction) -> None:
         raise TilenetError(
             "a part of an image is named once, by --bbox or by --window; leave one of them out"
         )
-
-
-def _window(wanted: Prediction, image: Raster) -> Window:
-    if wanted.bbox is not None:
-        return window_of_bbox(wanted.bbox, tuple(image.transform), image.size)
-    if wanted.window is not None:
-        return checked_window(wanted.window, image.size)
-    return image.whole
 
 
 def _made_of(wanted: Prediction, job: MapJob, folder: Path, window: Window) -> dict[str, Any]:

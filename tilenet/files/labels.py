@@ -46,6 +46,8 @@ class Labels(LabelSource):
         except TilenetError:
             self._raster.close()
             raise
+        if factor is not None and image is not None and image.part is not None:
+            self._raster.cut(self._raster.fine(image.part, factor))
         self.factor = factor or 1  # the most frequent class of each block
         self._grid = None if image is None else image.grid
         self.height, self.width = self._raster.size if image is None else image.size
@@ -112,11 +114,12 @@ class Labels(LabelSource):
         1, unless the image is read at a coarser resolution than its own, or is a map made so.
         """
         labels = self._raster
+        size, transform = image.cut_from
         ratio = round(_pixel(image.transform) / _pixel(labels.transform))
         fitting = [
             factor
             for factor in (1, image.factor, max(1, ratio))
-            if tuple(-(-cells // factor) for cells in labels.size) == image.size
+            if tuple(-(-cells // factor) for cells in labels.size) == size
         ]
         # A file without CRS (PNG, JPEG, plain TIFF) is taken to lie on the other's grid.
         if labels.crs is None or image.crs is None:
@@ -124,16 +127,14 @@ class Labels(LabelSource):
                 return fitting[0]
             raise TilenetError(
                 f"labels without a CRS, or of an image without, must have the image's size "
-                f"({self.path}: {_shape(labels.size)}, {image.path}: {_shape(image.size_in_file)}, "
+                f"({self.path}: {_shape(labels.size)}, {image.path}: {_shape(image.file_size)}, "
                 "rows × columns); put them on the image's grid, or give both files their CRS with "
                 "gdal_edit -a_srs"
             )
         if labels.crs != image.crs:
             return None
         on_grid = (
-            factor
-            for factor in fitting
-            if same_grid(labels.coarser(factor), image.transform, *image.size)
+            factor for factor in fitting if same_grid(labels.coarser(factor), transform, *size)
         )
         return next(on_grid, None)
 

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
 from tilenet.files.bands import BandNames, band_numbers
-from tilenet.files.coarsen import block_mean
+from tilenet.files.coarsen import block_mean, factor_of
 from tilenet.files.collar import Collar, Runs, collar_strips, strip_runs
 from tilenet.files.fingerprint import fingerprint
 from tilenet.files.sample_parts import sample_parts
 from tilenet.files.stack import GDAL_ERRORS, FileStack, reason, why_no_raster
 from tilenet.files.staged import Kind, StagedBlocks
 from tilenet.files.staging_folder import StagingFolder
+from tilenet.geometry.bbox import Part
 from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.tiles import Window, reflected
 
@@ -40,7 +41,6 @@ os.environ.setdefault("CPL_LOG", os.devnull)
 READING = threading.RLock()
 
 STRIP_BYTES = 64 << 20  # of the file's pixels that are averaged, or looked at, at once
-MOST_FACTOR = 4096  # a pixel that is read is the mean of its square
 LEAST_ROWS = 64  # that are looked at at once for a collar, in files whose blocks have fewer
 
 # None: what the file says. "none": every pixel is valid. A number: that value is no data. "collar":
@@ -70,6 +70,12 @@ class Raster:
         resolution: Pixel size to read at, in the raster's units, a whole multiple of its own
             (within 5 %: 0.3 reads 0.0746 m pixels four by four); None: its own.
         nodata: See `Nodata`.
+        part: To be seen of it, at that pixel size, as if the file held nothing else; None: all.
+
+    Attributes:
+        file_size: Height and width of all of the file's own pixels.
+        cut_from: Size and transform of all of it, at that pixel size.
+        part: The pixels of it that are seen; None: all.
 
     Raises:
         TilenetError: A file is missing or broken, stacked files lie on several grids, a band does
@@ -83,6 +89,7 @@ class Raster:
         bands: BandNames | None = None,
         resolution: float | None = None,
         nodata: Nodata = None,
+        part: Part | None = None,
     ) -> None:
         self.path = path
         self._files = FileStack(path)
@@ -91,19 +98,33 @@ class Raster:
         self._collar: Collar | None = None
         try:
             self.bands = self._checked_bands(bands)
-            self.factor = self._factor(resolution)
+            self.factor = factor_of(resolution, self._files.transform, path)
             self._check_nodata()
+            self.file_size = self.size_in_file
+            self.part: Window | None = None
+            self._see()
+            self.cut_from = self.size, self.transform
+            if part is not None:
+                self.cut(part.of(tuple(self.transform), self.size, path))
         except TilenetError:
             self._files.close()
             raise
-        self.height = -(-self._files.height // self.factor)
-        self.width = -(-self._files.width // self.factor)
         self.crs = self._files.crs
-        # Scaled, never rebuilt from bounds, so that a rotated grid stays rotated.
-        self.transform = self.coarser(self.factor)
         dtype = np.result_type(*(self._files.dtypes[band - 1] for band in self.bands))
         coarse = np.dtype(np.float64 if dtype == np.float64 else np.float32)
         self.dtype = dtype if self.factor == 1 else coarse
+
+    def _see(self) -> None:
+        self.height = -(-self._files.height // self.factor)
+        self.width = -(-self._files.width // self.factor)
+        # Scaled, never rebuilt from bounds, so that a rotated grid stays rotated.
+        self.transform = self.coarser(self.factor)
+
+    def cut(self, window: Window) -> None:
+        """From now on be as a file would be that holds a window of this one, and nothing else."""
+        self._files.cut(self.fine(window, self.factor))
+        self._see()
+        self.part = window
 
     def __enter__(self) -> "Raster":
         return self
@@ -165,7 +186,7 @@ class Raster:
     @property
     def facts(self) -> str:
         """What GDAL says of the file: size, bands, dtype."""
-        height, width = self.size_in_file
+        height, width = self.file_size
         dtypes = "/".join(dict.fromkeys(self._files.dtypes))
         return f"{height} × {width} px, {self.num_bands_in_file} × {dtypes}"
 
@@ -211,7 +232,7 @@ class Raster:
     def identity(self) -> tuple[object, ...]:
         """Whatever its pixels depend on."""
         files = fingerprint(self._files.files)
-        return self.path, files, self.bands, self.factor, self.nodata, str(self.dtype)
+        return self.path, files, self.bands, self.factor, self.nodata, str(self.dtype), self.part
 
     def stage_in(self, folder: StagingFolder) -> None:
         """From now on read what a folder holds, and leave there what it does not."""
@@ -354,23 +375,6 @@ class Raster:
                 f"{files.dtypes[complex_bands[0] - 1]}); write its amplitude to a new file"
             )
         return bands
-
-    def _factor(self, resolution: float | None) -> int:
-        if resolution is None:
-            return 1
-        transform = self._files.transform
-        own = float(np.hypot(transform.a, transform.d))
-        usable = resolution > 0 and np.isfinite(resolution)
-        factor = max(1, round(resolution / own)) if usable else 0
-        if not 0 < factor <= MOST_FACTOR or abs(factor * own / resolution - 1) > 0.05:
-            below = min(int(resolution / own), MOST_FACTOR - 1) if usable else 0
-            factors = sorted({max(1, below), max(1, below + 1)})
-            legal = " or ".join(f"{f * own:.6g}" for f in factors)
-            raise TilenetError(
-                f"resolution must be a whole multiple of the raster's own, within 5 % (resolution: "
-                f"{resolution:g}, {self.path}: {own:.6g}); nearest: {legal}"
-            )
-        return factor
 
     def _check_nodata(self) -> None:
         if isinstance(self.nodata, str) and self.nodata not in ("none", "collar"):

@@ -9,6 +9,7 @@ from tilenet.files.bands import BandNames
 from tilenet.files.label_files import open_labels
 from tilenet.files.raster import Nodata, Pixels, Raster
 from tilenet.files.vector_keys import VectorKeys
+from tilenet.geometry.bbox import Part
 from tilenet.geometry.tiles import Window
 
 __all__ = ["LabelFile", "Thumbnail", "thumbnail"]
@@ -54,6 +55,7 @@ def thumbnail(
     resolution: float | None = None,
     window: Window | None = None,
     labels: LabelFile | None = None,
+    part: Part | None = None,
 ) -> Thumbnail:
     """Read a picture of at most `most_px` rows and columns.
 
@@ -68,12 +70,13 @@ def thumbnail(
         resolution: Pixel size that `window` counts; None: the file's.
         window: Within the image; None: all of it.
         labels: Wanted too.
+        part: Of the image, instead of `window`; None: all of it.
 
     Raises:
         TilenetError: A file cannot be read, or does not fit.
     """
     with Raster(path, bands, resolution, nodata) as image:
-        seen = window or image.whole
+        seen = window or (part or Part()).of(tuple(image.transform), image.size, path)
         factor = max(1, -(-max(seen.height, seen.width) // most_px))
         transform = image.transform
         own = float(np.hypot(transform.a, transform.d))
