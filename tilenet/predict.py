@@ -19,7 +19,7 @@ from tilenet.files.network_record import NetworkRecord
 from tilenet.files.raster import Raster
 from tilenet.files.weights import find_checkpoint, load_json, load_tensors
 from tilenet.files.whole_checkpoint import checked_checkpoint
-from tilenet.geometry.bbox import checked_window, overlap, window_of_bbox
+from tilenet.geometry.bbox import Part, overlap
 from tilenet.geometry.layers import Norm
 from tilenet.geometry.tiles import Window, halo_rule
 from tilenet.maps.decision import decide_map
@@ -147,7 +147,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             load_weights(network, weights, str(folder))
             del weights
             rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
-            window = _window(wanted, image)
+            window = image.window_of(Part(wanted.bbox, wanted.window))
         try:
             share_collars([image], comm, watchdog, requests)
         except StopAgreed:
@@ -254,19 +254,6 @@ def _check_choices(wanted: Prediction) -> None:
         raise TilenetError(
             "a part of an image is named once, by --bbox or by --window; leave one of them out"
         )
-
-
-def _window(wanted: Prediction, image: Raster) -> Window:
-    if wanted.bbox is not None:
-        if image.ground.lacks:
-            raise TilenetError(
-                f"a bbox is in the coordinates of an image that has a place ({image.path}: "
-                f"{image.ground.lacks}); give --window in pixels, or {image.ground.remedy}"
-            )
-        return window_of_bbox(wanted.bbox, tuple(image.transform), image.size)
-    if wanted.window is not None:
-        return checked_window(wanted.window, image.size)
-    return image.whole
 
 
 def _made_of(wanted: Prediction, job: MapJob, folder: Path, window: Window) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Label rasters of the image's grid and of others; what does not count becomes `ignore_index`."""
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -9,6 +10,8 @@ from affine import Affine
 from pyproj import Transformer
 
 from tilenet.errors import TilenetError
+from tilenet.files import labels as module
+from tilenet.files import raster
 from tilenet.files.coarsen import block_mode
 from tilenet.files.label_files import open_labels, resampling_note
 from tilenet.files.labels import Labels
@@ -63,7 +66,11 @@ def test_nodata_becomes_ignore_index(write_raster: Write, image: Raster, ignore_
     assert np.array_equal(found, np.where(truth == 3, ignore_index, truth.astype(int)))
 
 
-def test_coarse_labels_are_modes_in_any_window(write_raster: Write, image: Raster) -> None:
+@pytest.mark.parametrize("strip_px", [1, 100, 1 << 22])
+def test_coarse_labels_are_modes_in_any_window(
+    write_raster: Write, image: Raster, strip_px: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STRIP_PX", strip_px)
     truth = classes()
     truth[:6, :6] = 5
     path = write_raster("labels.tif", truth, nodata=5)
@@ -81,6 +88,31 @@ def test_coarse_labels_are_modes_in_any_window(write_raster: Write, image: Raste
         for row, col, rows, cols in ((-3, 2, 9, 30), (4, -5, 12, 8), (7, 9, 3, 5)):
             found = labels.read(Window(row, col, rows, cols))
             assert np.array_equal(found, padded[row + 20 :, col + 20 :][:rows, :cols])
+
+
+def test_what_is_read_coarse_takes_no_memory_of_the_fine_pixels(
+    write_raster: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block of a survey at a sixteenth of the resolution took 9 GiB."""
+    monkeypatch.setattr(module, "STRIP_PX", 1 << 13, raising=False)
+    monkeypatch.setattr(raster, "STRIP_BYTES", 1 << 14)
+    size = 24, 40_000
+    truth = classes(size=size)
+    image = write_raster("image.tif", classes("uint16", size)[None])
+    labels = write_raster("labels.tif", truth)
+    with (
+        Raster(image, resolution=8 * np.hypot(2, 0.1)) as coarse,
+        Labels(labels, coarse, 255) as found,
+    ):
+        tracemalloc.start()
+        try:
+            read = found.read(coarse.whole)
+            coarse.read(coarse.whole)
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert most < truth.size
+    assert np.array_equal(read, block_mode(truth.astype(np.int64), 8, 255))
 
 
 def test_labels_may_stand_alone(write_raster: Write) -> None:

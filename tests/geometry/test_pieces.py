@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilenet.geometry.pieces import own_pieces
-from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.blocks import Blocks
+from tilenet.geometry.pieces import own_pieces, strips_of, within
+from tilenet.geometry.tiles import Cut, HaloRule, Window, cut
 
 
 @given(
@@ -35,3 +36,28 @@ def test_each_pixel_is_in_one_piece_of_its_owner(
         tops.append(one.row)
     assert (seen == 1).all()
     assert tops == sorted(tops)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 900))
+def test_strips_are_whole_rows_wherever_these_fit(height: int, width: int, most_px: int) -> None:
+    window = Window(7, 3, height, width)
+    seen = np.zeros((height, width), int)
+    for strip in strips_of(window, most_px):
+        assert strip.height * strip.width <= max(1, most_px)
+        assert strip.width == width or strip.height == 1
+        seen[within(strip, window)] += 1
+    assert (seen == 1).all()
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1), st.integers(1, 19))
+def test_blocks_partition_each_image(sizes: list[tuple[int, int]], side: int) -> None:
+    blocks = Blocks(sizes, side)
+    seen = [np.zeros(size, int) for size in sizes]
+    places = []
+    for image, one in blocks:
+        assert max(one.height, one.width) <= side
+        seen[image][one.row : one.row + one.height, one.col : one.col + one.width] += 1
+        places.append((image, one.row, one.col))
+    assert all((pixels == 1).all() for pixels in seen)
+    assert places == sorted(places)
+    assert len(places) == len(blocks)

@@ -115,6 +115,25 @@ def test_a_stop_while_validation_images_are_looked_at_ends_that_too(
     assert not (Path(run.output) / "checkpoints").exists()
 
 
+def test_a_stop_ends_a_block_that_is_made_of_many_pixels(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = random_scene(shared_path, (320, 320), 1, write=comm.rank == 0)
+    comm.Barrier()
+    monkeypatch.setattr(survey, "BLOCK_PX", 40)  # at the resolution that is read: 8 × 8 a pixel
+    requests, reads, read = StopRequests(), [], Raster.read
+
+    def counted(*arguments: Any) -> Any:
+        reads.append(time.sleep(0.01))
+        requests.requested = True
+        return read(*arguments)
+
+    monkeypatch.setattr(Raster, "read", counted)
+    with Raster(str(scene.image), resolution=16.02) as image, pytest.raises(StopAgreed):
+        survey.survey([image], None, 2, None, comm, requests=requests)
+    assert len(reads) == 0 if comm.rank else 1 < len(reads) < 30  # of 40 in the block
+
+
 @pytest.mark.ranks(2)
 def test_a_map_that_may_go_on_stops_while_its_collar_is_looked_for(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch

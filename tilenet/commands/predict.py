@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tilenet.commands.command_line import Arguments
-from tilenet.commands.raster_arguments import band_names, nodata_value, numbers
+from tilenet.commands.raster_arguments import band_names, nodata_value, numbers, with_values
 from tilenet.errors import UsageError
 from tilenet.parallel.mesh import agreed, run_as_rank, world
 from tilenet.planning.plan import read_plan
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
 def _predict(arguments: list[str]) -> int:
     first = {"-h", "--help"} & set(arguments) or world().rank == 0
     try:
-        given = vars(_parser().parse_args(_with_values(arguments)))
+        given = vars(_parser().parse_args(with_values(arguments)))
     except UsageError as error:
         if first:
             print(f"tilenet predict: {error}", file=sys.stderr)
@@ -42,17 +42,6 @@ def _predict(arguments: list[str]) -> int:
     if wants_json and world().rank == 0:
         print(json.dumps(done))
     return 0
-
-
-def _with_values(arguments: list[str]) -> list[str]:
-    """argparse takes `-5.2,41,-5.1,42` for an option, unless it is joined to the one before it."""
-    joined: list[str] = []
-    for argument in arguments:
-        if joined and joined[-1] in ("--bbox", "--window", "--nodata") and argument[:1] == "-":
-            joined[-1] += f"={argument}"
-        else:
-            joined.append(argument)
-    return joined
 
 
 def _parser() -> Arguments:

@@ -4,7 +4,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["band_names", "nodata_value", "numbers"]
+__all__ = ["band_names", "nodata_value", "numbers", "with_values"]
 
 Number = TypeVar("Number", int, float)
 
@@ -39,3 +39,14 @@ def numbers(kind: Callable[[str], Number], metavar: str) -> Callable[[str], tupl
             ) from None
 
     return read
+
+
+def with_values(arguments: list[str]) -> list[str]:
+    """argparse takes `-5.2,41,-5.1,42` for an option, unless it is joined to the one before it."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1] in ("--bbox", "--window", "--nodata") and argument[:1] == "-":
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined

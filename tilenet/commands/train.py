@@ -2,6 +2,7 @@
 
 import sys
 
+from tilenet.commands.raster_arguments import with_values
 from tilenet.errors import AgreedError, TilenetError, UsageError
 from tilenet.parallel.mesh import run_as_rank, world
 from tilenet.parallel.progress import say
@@ -22,14 +23,14 @@ def main(arguments: list[str]) -> int:
 
 def _train(arguments: list[str]) -> int:
     if {"-h", "--help", "--print_config"} & {a.split("=")[0] for a in arguments}:
-        read_run_file(arguments)  # prints and exits
+        read_run_file(with_values(arguments))  # prints and exits
     comm = world()
     # Read once and handed out: a file that differs between nodes, or is missing on one, would have
     # the ranks do different things.
     read: tuple[RunFile, dict[str, bool]] | TilenetError | UsageError | None = None
     if comm.rank == 0:
         try:
-            run, given = read_run_file(arguments)
+            run, given = read_run_file(with_values(arguments))
             run, notes = with_listed_images(run)
             for note in notes:
                 say(note)

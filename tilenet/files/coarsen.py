@@ -10,7 +10,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["block_mean", "block_mode"]
+from tilenet.errors import TilenetError
+
+__all__ = ["block_mean", "block_mode", "factor_of"]
+
+MOST_FACTOR = 4096  # a pixel that is read is the mean of its square
+
+
+def factor_of(resolution: float | None, transform: Any, path: str) -> int:
+    """Pixels of a file along a side of one that is read.
+
+    Args:
+        resolution: Pixel size to read at; None: the file's own.
+        transform: Of the file.
+        path: The file.
+
+    Raises:
+        TilenetError: It is no whole multiple of the file's own, within 5 %, or too large.
+    """
+    if resolution is None:
+        return 1
+    own = float(np.hypot(transform.a, transform.d))
+    usable = resolution > 0 and np.isfinite(resolution)
+    factor = max(1, round(resolution / own)) if usable else 0
+    if not 0 < factor <= MOST_FACTOR or abs(factor * own / resolution - 1) > 0.05:
+        below = min(int(resolution / own), MOST_FACTOR - 1) if usable else 0
+        factors = sorted({max(1, below), max(1, below + 1)})
+        legal = " or ".join(f"{f * own:.6g}" for f in factors)
+        raise TilenetError(
+            f"resolution must be a whole multiple of the raster's own, within 5 % (resolution: "
+            f"{resolution:g}, {path}: {own:.6g}); nearest: {legal}"
+        )
+    return factor
 
 
 def block_mean(

@@ -25,6 +25,7 @@ class HeldOutLabels(LabelSource):
         self._labels, self._hidden = labels, hidden
         self.path, self.ignore_index = labels.path, labels.ignore_index
         self.height, self.width = labels.height, labels.width
+        self.factor = labels.factor
 
     @property
     def files(self) -> tuple[str, ...]:

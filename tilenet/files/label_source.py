@@ -27,10 +27,12 @@ class LabelSource(ABC):
         height: Of the image, in pixels at the resolution it is read at.
         width: Likewise.
         facts: What GDAL says of the file, where it is a raster.
+        factor: Pixels of the file along a side of one that is read, where it is a raster.
     """
 
     path: str
     facts: str = ""
+    factor: int = 1
     ignore_index: int
     height: int
     width: int

@@ -10,11 +10,14 @@ from tilenet.files.extents import crs_name
 from tilenet.files.grids import same_grid
 from tilenet.files.label_source import LabelSource
 from tilenet.files.nearest import NearestPixels
-from tilenet.files.raster import Raster
+from tilenet.files.raster import Pixels, Raster
 from tilenet.files.tools import SET_CRS
+from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.tiles import Window
 
 __all__ = ["Labels"]
+
+STRIP_PX = 1 << 22  # of the file that are joined to coarser ones at once
 
 
 class Labels(LabelSource):
@@ -45,7 +48,9 @@ class Labels(LabelSource):
         except TilenetError:
             self._raster.close()
             raise
-        self._factor = factor or 1
+        if factor is not None and image is not None and image.part is not None:
+            self._raster.cut(self._raster.fine(image.part, factor))
+        self.factor = factor or 1  # the most frequent class of each block
         self._grid = None if image is None else image.grid
         self.height, self.width = self._raster.size if image is None else image.size
 
@@ -53,11 +58,6 @@ class Labels(LabelSource):
     def raster(self) -> Raster:
         """The open label raster, on its own grid."""
         return self._raster
-
-    @property
-    def factor(self) -> int:
-        """Label pixels along a side of an image pixel, which takes the most frequent class."""
-        return self._factor
 
     @property
     def resampled(self) -> bool:
@@ -73,7 +73,7 @@ class Labels(LabelSource):
     def identity(self) -> tuple[object, ...]:
         """Whatever labels depend on."""
         grid = self._grid if self.resampled else None
-        return "pixels", self._raster.identity, self.ignore_index, self._factor, grid
+        return "pixels", self._raster.identity, self.ignore_index, self.factor, grid
 
     def close(self) -> None:
         """Close the file."""
@@ -82,22 +82,25 @@ class Labels(LabelSource):
         self._raster.close()
 
     def _read_inside(self, window: Window) -> NDArray[np.int64]:
-        if self._nearest is None:
-            pixels = self._raster.read(self._raster.fine(window, self._factor))
-        else:
-            pixels = self._nearest.read(window)
-        labels = np.where(pixels.valid, pixels.values[0].astype(np.int64), self.ignore_index)
-        if self._factor == 1:
-            return labels
-        return block_mode(labels, self._factor, self.ignore_index)
+        if self._nearest is not None:
+            return self._classes(self._nearest.read(window))
+        if self.factor == 1:
+            return self._classes(self._raster.read(window))
+        labels = np.empty((window.height, window.width), np.int64)
+        for part in strips_of(window, STRIP_PX // self.factor**2):
+            fine = self._classes(self._raster.read(self._raster.fine(part, self.factor)))
+            labels[within(part, window)] = block_mode(fine, self.factor, self.ignore_index)
+        return labels
+
+    def _classes(self, pixels: Pixels) -> NDArray[np.int64]:
+        return np.where(pixels.valid, pixels.values[0].astype(np.int64), self.ignore_index)
 
     def sample(self, window: Window) -> NDArray[np.int64]:
         """As `LabelSource.sample`: blocks of finer labels are not counted."""
         if self._nearest is not None:
             return self._read_inside(window)
-        place = self._raster.fine(window, self._factor)
-        pixels = self._raster.sample(place, (window.height, window.width))
-        return np.where(pixels.valid, pixels.values[0].astype(np.int64), self.ignore_index)
+        place = self._raster.fine(window, self.factor)
+        return self._classes(self._raster.sample(place, (window.height, window.width)))
 
     def _check_pixels(self) -> None:
         labels = self._raster
@@ -114,12 +117,13 @@ class Labels(LabelSource):
         """
         labels = self._raster
         _check_ground(labels, image)
+        size, transform = image.cut_from
         ratio = round(_pixel(image.transform) / _pixel(labels.transform))
-        across = round(labels.width / image.width)  # where no transform tells
+        across = round(labels.width / size[1])  # where no transform tells
         fitting = [
             factor
             for factor in dict.fromkeys((1, image.factor, max(1, ratio), max(1, across)))
-            if tuple(-(-cells // factor) for cells in labels.size) == image.size
+            if tuple(-(-cells // factor) for cells in labels.size) == size
         ]
         # A file without CRS (PNG, JPEG, plain TIFF) is taken to lie on the other's grid.
         if labels.crs is None or image.crs is None:
@@ -128,16 +132,14 @@ class Labels(LabelSource):
             crs = f"give both files their CRS with {SET_CRS}"
             raise TilenetError(
                 "labels without a CRS, or of an image without, must have the image's size "
-                f"({self.path}: {_shape(labels.size)}, {image.path}: {_shape(image.size_in_file)}, "
+                f"({self.path}: {_shape(labels.size)}, {image.path}: {_shape(image.file_size)}, "
                 "rows × columns); put them on the image's grid, or "
                 + (image.ground.remedy if image.ground.lacks else crs)
             )
         if labels.crs != image.crs:
             return None
         on_grid = (
-            factor
-            for factor in fitting
-            if same_grid(labels.coarser(factor), image.transform, *image.size)
+            factor for factor in fitting if same_grid(labels.coarser(factor), transform, *size)
         )
         return next(on_grid, None)
 

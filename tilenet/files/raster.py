@@ -6,6 +6,7 @@ pixel outside of the asked window is kept.
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
 from tilenet.files.bands import BandNames, band_numbers
-from tilenet.files.coarsen import block_mean
+from tilenet.files.coarsen import block_mean, factor_of
 from tilenet.files.collar import Collar, Runs, collar_strips, strip_runs
 from tilenet.files.fingerprint import fingerprint
 from tilenet.files.ground import Ground
@@ -25,6 +26,8 @@ from tilenet.files.sample_parts import sample_parts
 from tilenet.files.stack import FileStack
 from tilenet.files.staged import Kind, StagedBlocks
 from tilenet.files.staging_folder import StagingFolder
+from tilenet.geometry.bbox import Part
+from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.tiles import Window, reflected
 
 __all__ = ["GDAL_ERRORS", "READING", "Nodata", "Pixels", "Raster", "reason", "why_no_raster"]
@@ -40,7 +43,6 @@ os.environ.setdefault("CPL_LOG", os.devnull)
 READING = threading.RLock()
 
 STRIP_BYTES = 64 << 20  # of the file's pixels that are averaged, or looked at, at once
-MOST_FACTOR = 4096  # a pixel that is read is the mean of its square
 LEAST_ROWS = 64  # that are looked at at once for a collar, in files whose blocks have fewer
 
 # None: what the file says. "none": every pixel is valid. A number: that value is no data. "collar":
@@ -70,6 +72,12 @@ class Raster:
         resolution: Pixel size to read at, in the raster's units, a whole multiple of its own
             (within 5 %: 0.3 reads 0.0746 m pixels four by four); None: its own.
         nodata: See `Nodata`.
+        part: To be seen of it, at that pixel size, as if the file held nothing else; None: all.
+
+    Attributes:
+        file_size: Height and width of all of the file's own pixels.
+        cut_from: Size and transform of all of it, at that pixel size.
+        part: The pixels of it that are seen; None: all.
 
     Raises:
         TilenetError: A file is missing or broken, stacked files lie on several grids, a band does
@@ -83,6 +91,7 @@ class Raster:
         bands: BandNames | None = None,
         resolution: float | None = None,
         nodata: Nodata = None,
+        part: Part | None = None,
     ) -> None:
         self.path = path
         self._files = FileStack(path)
@@ -91,19 +100,47 @@ class Raster:
         self._collar: Collar | None = None
         try:
             self.bands = self._checked_bands(bands)
-            self.factor = self._factor(resolution)
+            self.factor = factor_of(resolution, self._files.transform, path)
             self._check_nodata()
+            self.file_size = self.size_in_file
+            self.part: Window | None = None
+            self._see()
+            self.cut_from = self.size, self.transform
+            if part is not None:
+                self.cut(self.window_of(part))
         except TilenetError:
             self._files.close()
             raise
-        self.height = -(-self._files.height // self.factor)
-        self.width = -(-self._files.width // self.factor)
         self.crs = self._files.crs
-        # Scaled, never rebuilt from bounds, so that a rotated grid stays rotated.
-        self.transform = self.coarser(self.factor)
         dtype = np.result_type(*(self._files.dtypes[band - 1] for band in self.bands))
         coarse = np.dtype(np.float64 if dtype == np.float64 else np.float32)
         self.dtype = dtype if self.factor == 1 else coarse
+
+    def _see(self) -> None:
+        self.height = -(-self._files.height // self.factor)
+        self.width = -(-self._files.width // self.factor)
+        # Scaled, never rebuilt from bounds, so that a rotated grid stays rotated.
+        self.transform = self.coarser(self.factor)
+
+    def window_of(self, part: Part) -> Window:
+        """The pixels of a part; all where it names nothing.
+
+        Raises:
+            TilenetError: There are none, or it is named by coordinates, which the image lacks.
+        """
+        if part.bbox is not None and self.ground.lacks:
+            raise TilenetError(
+                f"a bbox is in the coordinates of an image that has a place ({self.path}: "
+                f"{self.ground.lacks}); name the part by its pixels (window), or "
+                f"{self.ground.remedy}"
+            )
+        return part.of(tuple(self.transform), self.size, self.path)
+
+    def cut(self, window: Window) -> None:
+        """From now on be as a file would be that holds a window of this one, and nothing else."""
+        self._files.cut(self.fine(window, self.factor))
+        self._see()
+        self.part = window
 
     def __enter__(self) -> "Raster":
         return self
@@ -170,7 +207,7 @@ class Raster:
     @property
     def facts(self) -> str:
         """What GDAL says of the file: size, bands, dtype."""
-        height, width = self.size_in_file
+        height, width = self.file_size
         dtypes = "/".join(dict.fromkeys(self._files.dtypes))
         return f"{height} × {width} px, {self.num_bands_in_file} × {dtypes}"
 
@@ -216,7 +253,7 @@ class Raster:
     def identity(self) -> tuple[object, ...]:
         """Whatever its pixels depend on."""
         files = fingerprint(self._files.files)
-        return self.path, files, self.bands, self.factor, self.nodata, str(self.dtype)
+        return self.path, files, self.bands, self.factor, self.nodata, str(self.dtype), self.part
 
     def stage_in(self, folder: StagingFolder) -> None:
         """From now on read what a folder holds, and leave there what it does not."""
@@ -237,13 +274,11 @@ class Raster:
             return self._read_file(window)
         values = np.empty((len(self.bands), window.height, window.width), self.dtype)
         valid = np.empty((window.height, window.width), np.bool_)
-        row_bytes = window.width * self.factor**2 * len(self.bands) * self.dtype.itemsize
-        rows = max(1, STRIP_BYTES // row_bytes)
-        for row in range(0, window.height, rows):
-            strip = slice(row, min(row + rows, window.height))
-            coarse = Window(window.row + row, window.col, strip.stop - row, window.width)
-            fine = self.fine(coarse, self.factor)
-            values[:, strip], valid[strip] = block_mean(*self._read_file(fine), self.factor)
+        pixel_bytes = self.factor**2 * len(self.bands) * self.dtype.itemsize
+        for part in strips_of(window, STRIP_BYTES // pixel_bytes):
+            place = within(part, window)
+            fine = self._read_file(self.fine(part, self.factor))
+            values[:, place[0], place[1]], valid[place] = block_mean(*fine, self.factor)
         return values, valid
 
     def sample(self, window: Window, size: tuple[int, int] | None = None) -> Pixels:
@@ -319,8 +354,11 @@ class Raster:
         """What is looked at to find the collar, of the file's own pixels."""
         return collar_strips(self.size_in_file, self._files.block_rows)
 
-    def collar_runs(self, strip: Window) -> Runs:
+    def collar_runs(self, strip: Window, part_done: Callable[[], None] = lambda: None) -> Runs:
         """Look at one strip.
+
+        Args:
+            part_done: Is called after each part of it, and may end the work.
 
         Raises:
             TilenetError: The file cannot be read there.
@@ -335,6 +373,7 @@ class Raster:
                 part = Window(strip.row + row, col, height, width)
                 values = self._files.read(self.bands, part)
                 black[row : row + height, col : col + width] = ~values.any(axis=0)
+                part_done()
         return strip_runs(black, strip.row, self._files.height)
 
     def _checked_bands(self, asked: BandNames | None) -> tuple[int, ...]:
@@ -358,23 +397,6 @@ class Raster:
                 f"DERIVED_SUBDATASET:AMPLITUDE:{self.path}, or write it to a new file"
             )
         return bands
-
-    def _factor(self, resolution: float | None) -> int:
-        if resolution is None:
-            return 1
-        transform = self._files.transform
-        own = float(np.hypot(transform.a, transform.d))
-        usable = resolution > 0 and np.isfinite(resolution)
-        factor = max(1, round(resolution / own)) if usable else 0
-        if not 0 < factor <= MOST_FACTOR or abs(factor * own / resolution - 1) > 0.05:
-            below = min(int(resolution / own), MOST_FACTOR - 1) if usable else 0
-            factors = sorted({max(1, below), max(1, below + 1)})
-            legal = " or ".join(f"{f * own:.6g}" for f in factors)
-            raise TilenetError(
-                f"resolution must be a whole multiple of the raster's own, within 5 % (resolution: "
-                f"{resolution:g}, {self.path}: {own:.6g}); nearest: {legal}"
-            )
-        return factor
 
     def _check_nodata(self) -> None:
         if isinstance(self.nodata, str) and self.nodata not in ("none", "collar"):

@@ -69,6 +69,7 @@ class FileStack:
         for dataset in self._datasets:
             check_header(dataset)
         self.height, self.width = int(first.height), int(first.width)
+        self._first = 0, 0  # row and column in the files where what is seen of them begins
         self.ground = ground_of(first)
         self.crs: Any = self.ground.crs if self.ground.placed else None
         self.transform: Any = self.ground.transform
@@ -86,6 +87,18 @@ class FileStack:
         self._tags = [_plain_tag(d) for d in self._datasets]
         self.block_rows = max(int(d.block_shapes[0][0]) for d in self._datasets)
         self.block_cols = max(int(d.block_shapes[0][1]) for d in self._datasets)
+
+    def cut(self, window: Window) -> None:
+        """From now on be as files would be that hold a window of these, and nothing else."""
+        t = self.transform
+        x, y = (t.a * window.col + t.b * window.row), (t.d * window.col + t.e * window.row)
+        self.transform = type(t)(t.a, t.b, x + t.c, t.d, t.e, y + t.f)
+        self._first = self._first[0] + window.row, self._first[1] + window.col
+        self.height, self.width = window.height, window.width
+
+    def _in_files(self, window: Window) -> Window:
+        row, col = self._first
+        return Window(window.row + row, window.col + col, window.height, window.width)
 
     def close(self) -> None:
         """Close the files."""
@@ -125,6 +138,7 @@ class FileStack:
         Raises:
             TilenetError: A file cannot be read there.
         """
+        window = self._in_files(window)
         if len(self._datasets) == 1 and len({self.dtypes[number - 1] for number in bands}) == 1:
             dataset = self._datasets[0]  # all at once: files often hold bands pixel by pixel
             shape = None if size is None else (len(bands), *size)
@@ -163,6 +177,7 @@ class FileStack:
         Raises:
             TilenetError: A file cannot be read there.
         """
+        window = self._in_files(window)
         valid = np.ones(size or (window.height, window.width), np.bool_)
         places = [self._places[number - 1] for number in bands]
         for dataset, tag in zip(self._datasets, self._tags, strict=True):

@@ -12,6 +12,7 @@ from tilenet.files.label_source import LabelSource
 from tilenet.files.raster import Nodata, Pixels, Raster
 from tilenet.files.shrunk import cells_below, mean_below, middles
 from tilenet.files.vector_keys import VectorKeys
+from tilenet.geometry.bbox import Part
 from tilenet.geometry.tiles import Window
 
 __all__ = ["LabelFile", "Thumbnail", "thumbnail"]
@@ -62,6 +63,7 @@ def thumbnail(
     resolution: float | None = None,
     window: Window | None = None,
     labels: LabelFile | None = None,
+    part: Part | None = None,
     *,
     means: bool = True,
 ) -> Thumbnail:
@@ -80,13 +82,14 @@ def thumbnail(
         resolution: Pixel size that `window` counts; None: the file's.
         window: Within the image; None: all of it.
         labels: Wanted too.
+        part: Of the image, instead of `window`; None: all of it.
         means: Whether values can be averaged; else those below the middle of each pixel are taken.
 
     Raises:
         TilenetError: A file cannot be read, or does not fit.
     """
     with Raster(path, bands, resolution, nodata) as image:
-        seen = window or image.whole
+        seen = window or image.window_of(part or Part())
         every = max(1, max(seen.height, seen.width) // most_px)
         transform = image.transform
         own = float(np.hypot(transform.a, transform.d))

@@ -1,11 +1,12 @@
 """A part of an image: from coordinates to the window of pixels under them."""
 
+from dataclasses import dataclass
 from math import ceil, floor
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import Window
 
-__all__ = ["checked_window", "overlap", "window_of_bbox"]
+__all__ = ["Part", "checked_window", "overlap", "window_of_bbox"]
 
 # A corner this close to a pixel's edge, in pixels, lies on it: coordinates have been rounded.
 ON_EDGE_PX = 1e-6
@@ -13,8 +14,47 @@ ON_EDGE_PX = 1e-6
 FAR = 1e30  # beyond it is no coordinate, and products would overflow
 
 
+@dataclass(frozen=True)
+class Part:
+    """The part of images that is looked at, named by coordinates or by pixels.
+
+    Attributes:
+        bbox: xmin, ymin, xmax, ymax in each image's CRS.
+        window: Row, column, height and width, instead of `bbox`.
+    """
+
+    bbox: tuple[float, ...] | None = None
+    window: tuple[int, ...] | None = None
+
+    def of(
+        self, transform: tuple[float, ...], size: tuple[int, int], image: str = "image"
+    ) -> Window:
+        """The pixels of the part; all where nothing is named.
+
+        Args:
+            transform: Of the image, see `window_of_bbox`.
+            size: Its height and width.
+            image: Its name, for errors.
+
+        Raises:
+            TilenetError: There are none.
+        """
+        if self.bbox is not None:
+            return window_of_bbox(self.bbox, transform, size, image)
+        if self.window is not None:
+            return checked_window(self.window, size, image)
+        return Window(0, 0, *size)
+
+    def __str__(self) -> str:
+        name, numbers = ("bbox", self.bbox) if self.bbox is not None else ("window", self.window)
+        return f"{name} {','.join(f'{number:.17g}' for number in numbers or ())}"
+
+
 def window_of_bbox(
-    bbox: tuple[float, ...], transform: tuple[float, ...], size: tuple[int, int]
+    bbox: tuple[float, ...],
+    transform: tuple[float, ...],
+    size: tuple[int, int],
+    image: str = "image",
 ) -> Window:
     """The smallest window of an image that covers the part of a box which lies on it.
 
@@ -23,6 +63,7 @@ def window_of_bbox(
         transform: a, b, c, d, e, f: x = a·col + b·row + c, y = d·col + e·row + f; rotated grids
             have b and d. The box stays upright in coordinates and so is turned on their pixels.
         size: Height and width of the image.
+        image: Its name, for errors.
 
     Raises:
         TilenetError: The box is empty, not finite, or lies beside the image.
@@ -53,7 +94,7 @@ def window_of_bbox(
         xs = [a * col + b * row + c for col in (0, width) for row in (0, height)]
         ys = [d * col + e * row + f for col in (0, width) for row in (0, height)]
         raise TilenetError(
-            f"a bbox must touch the image (bbox: {said}, image: {min(xs):.10g},{min(ys):.10g},"
+            f"a bbox must touch the image (bbox: {said}, {image}: {min(xs):.10g},{min(ys):.10g},"
             f"{max(xs):.10g},{max(ys):.10g}); give coordinates in the image's own CRS"
         )
     return window
@@ -65,7 +106,7 @@ def _edges(places: list[float]) -> tuple[int, int]:
     return first, max(first + 1, ceil(max(places) - ON_EDGE_PX))
 
 
-def checked_window(numbers: tuple[int, ...], size: tuple[int, int]) -> Window:
+def checked_window(numbers: tuple[int, ...], size: tuple[int, int], image: str = "image") -> Window:
     """The window of row, column, height and width.
 
     Raises:
@@ -79,7 +120,7 @@ def checked_window(numbers: tuple[int, ...], size: tuple[int, int]) -> Window:
     window = Window(*numbers)
     if window != overlap(window, Window(0, 0, *size)):
         raise TilenetError(
-            f"a window has pixels and lies inside the image (window: {said}, image: {size[0]} × "
+            f"a window has pixels and lies inside the image (window: {said}, {image}: {size[0]} × "
             f"{size[1]} px); rows and columns are counted from 0"
         )
     return window

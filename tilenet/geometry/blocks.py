@@ -35,8 +35,7 @@ class Blocks(Sequence[tuple[int, Window]]):
     def __getitem__(self, number: int | slice) -> tuple[int, Window] | list[tuple[int, Window]]:
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
-        if not 0 <= number < len(self):
-            raise IndexError(number)
+        number = range(len(self))[number]
         image = bisect_right(self._ends, number)
         first = self._ends[image - 1] if image else 0
         return image, self.window(image, *divmod(number - first, self.grids[image][1]))

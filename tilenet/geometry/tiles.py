@@ -6,10 +6,10 @@ the alignment; what lies beyond the raster is its reflection (`reflected`), whic
 ignore. Rows and columns are cut alike, so the work is done per axis, on spans.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context, fewest_cells, output_size
@@ -135,6 +135,30 @@ class Cut:
     size_px: int | None = None
 
 
+class Tiles(Sequence[Tile]):
+    """Tiles, row by row, each made when it is asked for: of a huge image there are millions."""
+
+    def __init__(self, rows: tuple[Span, ...], cols: tuple[Span, ...]) -> None:
+        self._rows, self._cols = rows, cols
+
+    def __len__(self) -> int:
+        return len(self._rows) * len(self._cols)
+
+    @overload
+    def __getitem__(self, number: int) -> Tile: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Tile]: ...
+    def __getitem__(self, number: int | slice) -> Tile | list[Tile]:
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        place = range(len(self))[number]
+        row, col = self._rows[place // len(self._cols)], self._cols[place % len(self._cols)]
+        return Tile(
+            read=Window(row.start, col.start, row.read, col.read),
+            own=Window(row.first, col.first, row.own, col.own),
+        )
+
+
 @dataclass(frozen=True)
 class Tiling:
     """A raster cut into tiles.
@@ -163,17 +187,10 @@ class Tiling:
         """Height and width rounded up to the alignment."""
         return _ends(self.rows), _ends(self.cols)
 
-    @cached_property
-    def tiles(self) -> tuple[Tile, ...]:
+    @property
+    def tiles(self) -> "Tiles":
         """All tiles, row by row."""
-        return tuple(
-            Tile(
-                read=Window(row.start, col.start, row.read, col.read),
-                own=Window(row.first, col.first, row.own, col.own),
-            )
-            for row in self.rows
-            for col in self.cols
-        )
+        return Tiles(self.rows, self.cols)
 
     @property
     def work_ratio(self) -> float:

@@ -43,8 +43,7 @@ def share_collars(
             share = range(comm.rank, len(strips), comm.size)
             for part, number in enumerate(share):
                 watchdog.arm_part("the collar of an image", part, len(share))
-                mine[number] = image.collar_runs(strips[number])
-                turns.part_done()
+                mine[number] = image.collar_runs(strips[number], turns.part_done)
             watchdog.arm_others("the collar of an image", len(strips) / comm.size)
         found: dict[int, Runs] = {}
         for others in comm.allgather(mine):

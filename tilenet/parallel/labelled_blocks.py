@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from tilenet.files.label_classes import check_classes
 from tilenet.files.label_source import LabelSource
 from tilenet.geometry.blocks import Blocks
-from tilenet.geometry.pieces import pieces_of
+from tilenet.geometry.pieces import strips_of
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.signals import StopRequests
 from tilenet.parallel.together import together
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["labelled_blocks"]
 
-PIECE_PX = 1024  # side of what is read at once: a block may be as large as an image
+PIECE_PX = 1024  # side in the file of what is read at once: a block may be as large as an image
 
 
 def labelled_blocks(
@@ -51,11 +51,12 @@ def labelled_blocks(
     with together(comm, requests) as turns:
         for part, number in enumerate(share):
             image, window = blocks[number]
-            for piece in pieces_of(window, PIECE_PX):
+            for piece in strips_of(window, PIECE_PX**2 // labels[image].factor ** 2):
                 watchdog.arm_part("the labels of blocks", part, len(share))
                 found[number] |= _is_labelled(labels[image], piece, num_classes)
                 turns.part_done()
-        most = len(blocks) * (blocks.side_px // PIECE_PX + 2) ** 2
+        factor = max(source.factor for source in labels)
+        most = len(blocks) * (blocks.side_px * factor // PIECE_PX + 2) ** 2
         watchdog.arm_others("the labels of blocks", most / comm.size)
     everywhere = np.empty_like(found)
     comm.Allreduce(found, everywhere)

@@ -24,6 +24,7 @@ from tilenet.files.raster import Pixels, Raster
 from tilenet.files.survey_record import PERCENTS, Survey
 from tilenet.files.value_counts import ValueCounts, count_values, counts_each, merge_counts
 from tilenet.geometry.blocks import Blocks
+from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.mesh import agreed
 from tilenet.parallel.progress import progress_bar
@@ -106,7 +107,7 @@ def survey(
             found = None
             for number in range(group * size, min((group + 1) * size, len(blocks))):
                 watchdog.arm_part("the survey", place * size + number % size, total)
-                inside = look.at(*blocks[number])
+                inside = look.at(*blocks[number], turns.part_done)
                 if not look.counts_each:
                     own = _moments(inside)
                     found = own if found is None else merge(found, own)
@@ -167,13 +168,17 @@ class _Look:
             grids = Blocks([image.size for image in images], cell_px).grids
             self.planes = [np.zeros((of_classes, *grid), np.uint8) for grid in grids]
 
-    def at(self, index: int, window: Window) -> list[NDArray[Any]]:
+    def at(self, index: int, window: Window, part_done: Callable[[], None]) -> list[NDArray[Any]]:
         """Look at a window of an image; returns the values (N,) of each band that enter.
+
+        Args:
+            part_done: Is called while a window of many pixels of the file is read, and may end it.
 
         Raises:
             TilenetError: A file cannot be read there, or a label is no class.
         """
-        pixels = self._images[index].read(window)
+        labels = None if self._labels is None else self._labels[index]
+        pixels, classes = _read(self._images[index], labels, window, part_done)
         entering = pixels.valid
         if self._held_out is not None:
             entering = entering & ~self._held_out(index, window)
@@ -182,16 +187,20 @@ class _Look:
             merge_counts(known, count_values(band, known.shift))
             for known, band in zip(self.values, inside, strict=True)
         ]
-        if self._labels is not None:
-            self._look_at_labels(self._labels[index], index, window, pixels)
+        if labels is not None and classes is not None:
+            check_classes(labels, classes, window, self._num_classes)
+            self._look_at_labels(labels, classes, index, window, pixels)
         return inside
 
     def _look_at_labels(
-        self, labels: LabelSource, index: int, window: Window, pixels: Pixels
+        self,
+        labels: LabelSource,
+        classes: NDArray[np.int64],
+        index: int,
+        window: Window,
+        pixels: Pixels,
     ) -> None:
         number = self._num_classes
-        classes = labels.read(window)
-        check_classes(labels, classes, window, number)
         counted = pixels.valid & (classes != labels.ignore_index)
         # The class behind the last is that of all pixels that do not count.
         classes = np.where(counted, classes, number)
@@ -221,6 +230,25 @@ class _Look:
 def _merged(first: list[ValueCounts], second: list[ValueCounts]) -> list[ValueCounts]:
     """Band by band."""
     return [merge_counts(*pair) for pair in zip(first, second, strict=True)]
+
+
+def _read(
+    image: Raster, labels: LabelSource | None, window: Window, part_done: Callable[[], None]
+) -> tuple[Pixels, NDArray[np.int64] | None]:
+    """Pixels and labels of a window: at once, or in parts where coarse ones are made of many."""
+    factor = max(image.factor, 1 if labels is None else labels.factor)
+    if factor == 1:
+        return image.read(window), None if labels is None else labels.read(window)
+    values = np.empty((len(image.bands), window.height, window.width), image.dtype)
+    valid = np.empty((window.height, window.width), np.bool_)
+    classes = None if labels is None else np.empty(valid.shape, np.int64)
+    for part in strips_of(window, 2 * BLOCK_PX**2 // factor**2):
+        place, pixels = within(part, window), image.read(part)
+        values[:, place[0], place[1]], valid[place] = pixels.values, pixels.valid
+        if labels is not None and classes is not None:
+            classes[place] = labels.read(part)
+        part_done()
+    return Pixels(values, valid), classes
 
 
 def _entering(

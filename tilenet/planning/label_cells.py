@@ -45,8 +45,8 @@ def cell_side(
             raise TilenetError(
                 f"where crops may lie is kept in at most {MOST_CELL_BYTES >> 20} MiB (crop_px: "
                 f"{crop_px}, classes: {num_classes}, images: {len(sizes)}, the largest {height} × "
-                f"{width} px: {num_bytes >> 20} MiB); train on a part of the images, on larger "
-                "crops, or on fewer classes"
+                f"{width} px: {num_bytes >> 20} MiB); train on a part of the images (bbox, "
+                "window), on larger crops, or on fewer classes"
             )
         else:
             side = _next_divisor(crop_px, side, alignment_px)

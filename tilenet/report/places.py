@@ -3,6 +3,7 @@
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from tilenet.files.label_files import open_labels
 from tilenet.files.label_source import LabelSource
 from tilenet.files.png import data_uri
 from tilenet.files.raster import Raster
+from tilenet.geometry.bbox import Part
 from tilenet.geometry.tiles import Window
 from tilenet.report.curves import legend
 from tilenet.report.markup import Markup, tag
@@ -90,7 +92,7 @@ def places(view: RunView, map_path: str | None = None, *, compute: bool = True) 
                     facts = view.facts["held_out"]
                     pairs = [(str(facts["image"]), str(facts["labels"]))]
                     whence = "of blocks that were held out of"
-                image, labels = _opened(view, run, *pairs[0], stack)
+                image, labels = _opened(view, run, *pairs[0], stack, run.part)
                 mapped = ComputedMap(view, image)
                 if blocks:
                     mapped.windows = overlaps(mapped.windows, blocks)
@@ -130,11 +132,17 @@ def _held_out(view: RunView) -> list[Window]:
 
 
 def _opened(
-    view: RunView, run: RunFile, image_path: str, label_path: str, stack: ExitStack
+    view: RunView,
+    run: RunFile,
+    image_path: str,
+    label_path: str,
+    stack: ExitStack,
+    part: Part | None,
 ) -> tuple[Raster, LabelSource]:
     record = view.record
     bands = run.bands if record is None else record.wanted_bands
-    image = stack.enter_context(Raster(view.path_of(image_path), bands, run.resolution, run.nodata))
+    keys = bands, run.resolution, run.nodata, part
+    image = stack.enter_context(Raster(view.path_of(image_path), *keys))
     path = view.path_of(label_path)
     return image, stack.enter_context(open_labels(path, image, run.ignore_index, run.vectors))
 
@@ -142,12 +150,12 @@ def _opened(
 def _matching(
     view: RunView, run: RunFile, map_path: str, files: list[tuple[str, str]], stack: ExitStack
 ) -> tuple[Raster, LabelSource, SmallMap]:
-    """The first image on whose grid the map lies."""
+    """The first image, or part of it that the run is about, on whose grid the map lies."""
     first: TilenetError | None = None
-    for pair in files:
+    for pair, part in product(files, dict.fromkeys((run.part, None))):
         with ExitStack() as tried:
             try:
-                image, labels = _opened(view, run, *pair, tried)
+                image, labels = _opened(view, run, pair[0], pair[1], tried, part)
                 mapped = FinishedMap(map_path, image)
             except TilenetError as error:
                 first = first or error

@@ -24,6 +24,7 @@ __all__ = ["ComputedMap", "FinishedMap", "SmallMap", "overlaps", "windows_of"]
 MOST_PX = 512  # of a place's side
 BUDGET_BYTES = 256 << 20  # of feature maps, as predict takes on a CPU
 MOST_COLLAR_PX = 64 << 20  # of images that are read as a whole to find their collar
+MOST_TILES = 100_000  # of an image, evenly spread, of which some become places
 MOST_PAIRS = 200_000  # of windows and held-out blocks that are compared
 NO_CLASS = -1
 
@@ -108,12 +109,13 @@ class ComputedMap:
         self._mapper = Mapper("classes", record, image, plan.tiling, dtype)
         self._pipe = _pipe(view, record, (self._tiles[0].read.height, self._tiles[0].read.width))
         self._computed: tuple[Tile, NDArray[np.int64]] | None = None
-        inside = [overlap(tile.own, image.whole) for tile in self._tiles]
+        every = -(-len(self._tiles) // MOST_TILES)
+        inside = [overlap(tile.own, image.whole) for tile in self._tiles[::every]]
         self.windows = [part for own in inside if own is not None for part in windows_of(own)]
 
     def read(self, window: Window) -> NDArray[np.int64]:
         tile = next(tile for tile in self._tiles if _holds(tile.own, window))
-        if self._computed is None or self._computed[0] is not tile:
+        if self._computed is None or self._computed[0] != tile:
             (computed,) = self._mapper.tiles(self._pipe, [tile])
             values = self._mapper.values(computed)[0].astype(np.int64)
             nodata = values == self._mapper.kind.nodata

@@ -26,7 +26,8 @@ def tile_grid(view: RunView) -> Markup:
     path = view.path_of(run.image_paths[0])
     bands = None if run.bands is None else run.bands[: 3 if len(run.bands) >= 3 else 1]
     try:
-        seen = thumbnail(path, MOST_PX, bands, run.nodata, run.resolution)
+        keys = bands, run.nodata, run.resolution
+        seen = thumbnail(path, MOST_PX, *keys, part=run.part)
     except TilenetError as error:
         return section(title, note(f"The first image cannot be shown: {error}"))
     try:

@@ -4,12 +4,14 @@ Each key is documented in docs/run-file.md.
 """
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tilenet.errors import TilenetError
 from tilenet.files.class_names import check_class_names
+from tilenet.geometry.bbox import Part
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.networks import PAPER_LEVELS, PRESETS, UNetOptions
 from tilenet.planning.host_memory import READ_AHEAD
@@ -33,6 +35,8 @@ __all__ = ["Halo", "RunFile", "network_options", "paper_epsilon_px"]
 
 Halo = Literal["exact", "epsilon"] | int
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class RunFile:
@@ -49,6 +53,8 @@ class RunFile:
     ignore_index: int = 255
     nodata: float | Literal["none", "collar"] | None = None
     resolution: float | None = None
+    bbox: list[float] | str | None = None
+    window: list[int] | str | None = None
     network: NetworkKeys = field(default_factory=NetworkKeys)
     mesh: MeshKeys = field(default_factory=MeshKeys)
     tiles: TileKeys = field(default_factory=TileKeys)
@@ -107,6 +113,25 @@ class RunFile:
         return names if any(names) else None
 
     @property
+    def part(self) -> Part | None:
+        """The part of the images that there is for the run; None: all.
+
+        Raises:
+            TilenetError: Both keys name one, or what they hold is no list of numbers.
+        """
+        if self.bbox is None and self.window is None:
+            return None
+        if self.bbox is not None and self.window is not None:
+            raise TilenetError(
+                "a part of the images is named once, by bbox or by window (bbox: "
+                f"{self.bbox}, window: {self.window}); leave one of them out"
+            )
+        if self.bbox is not None:
+            return Part(bbox=_numbers("bbox", self.bbox, float, "XMIN,YMIN,XMAX,YMAX"))
+        assert self.window is not None
+        return Part(window=_numbers("window", self.window, int, "ROW,COL,HEIGHT,WIDTH"))
+
+    @property
     def num_partitions(self) -> int:
         """Devices per rank."""
         return self.partitions or (len(self.balance) if self.balance else 1)
@@ -126,6 +151,7 @@ class RunFile:
             "batch_size": self.batch_size,
             "crop_px": self.crop_px,
             "held_out": self.validation.held_out,
+            "part": None if self.part is None else str(self.part),
         }
 
     @property
@@ -134,6 +160,20 @@ class RunFile:
         if isinstance(self.classes, int):
             return tuple(str(index) for index in range(self.classes))
         return tuple(self.classes)
+
+
+def _numbers(
+    name: str, given: Sequence[float] | str, kind: Callable[[str], T], order: str
+) -> tuple[T, ...]:
+    """The numbers of a key: a list, or as `tilenet predict` takes them."""
+    parts = given.split(",") if isinstance(given, str) else [str(number) for number in given]
+    try:
+        numbers = tuple(kind(part) for part in parts)
+    except ValueError:
+        numbers = ()
+    if len(numbers) != 4:
+        raise TilenetError(f"{name} is four numbers, {order} ({name}: {given}); give all four")
+    return numbers
 
 
 def _check(run: RunFile) -> None:
@@ -157,6 +197,7 @@ def _check(run: RunFile) -> None:
                 "out for all that there is"
             )
     check_pairs(run.image_paths, run.label_paths)
+    _ = run.part  # refuses what is none
     if (run.steps is None) == (run.epochs is None):
         raise TilenetError(
             f"a run's length is steps or epochs, one of them (steps: {run.steps}, epochs: "

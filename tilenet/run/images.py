@@ -85,7 +85,7 @@ def open_images(
 
     Raises:
         TilenetError: A file is missing, broken or does not fit, images have other bands or units
-            than the first, or one is for training and for validation.
+            than the first, one is for training and for validation, or the run's part is none of it.
     """
     if len(run.image_paths) != len(run.label_paths):
         raise TilenetError(
@@ -94,6 +94,11 @@ def open_images(
         )
     train = list(zip(run.image_paths, run.label_paths, strict=True))
     validation = list(zip(run.validation.image_paths, run.validation.label_paths, strict=True))
+    if run.window is not None and len(train + validation) > 1:
+        raise TilenetError(
+            f"window is rows and columns of one image (images: {len(train)}, for validation: "
+            f"{len(validation)}); name the part by bbox, in coordinates"
+        )
     paths = [path for pair in train + validation for name in pair for path in stacked_paths(name)]
     allow_open_files(len(paths))
     if run.resolution is not None:
@@ -184,9 +189,10 @@ def _opened(
     part_done: Callable[[], None],
 ) -> tuple[list[Raster], list[LabelSource]]:
     images, labels = [], []
+    keys = run.bands, run.resolution, run.nodata
     for number, (path, _) in enumerate(pairs):
         watchdog.arm_part("opening the images", number, len(pairs))
-        images.append(stack.enter_context(Raster(path, run.bands, run.resolution, run.nodata)))
+        images.append(stack.enter_context(Raster(path, *keys, run.part)))
         part_done()
     for number, ((_, path), image) in enumerate(zip(pairs, images, strict=True)):
         watchdog.arm_part("opening the labels", number, len(pairs))

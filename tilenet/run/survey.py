@@ -140,6 +140,8 @@ def survey_key(
         "alignment_px": cell_px,  # which it is unless images are huge
         "held_out": None if held_out is None else _hidden(held_out, context),
     }
+    if run.part is not None:
+        depends["part"] = str(run.part)
     return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()
 
 

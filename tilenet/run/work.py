@@ -112,8 +112,8 @@ class RankWork:
         # Images that are turned in later steps have tiles of other shapes.
         turns = self._run.augment.symmetries
         sizes = {turn.size(*one.size) for one in samples for turn in turns}
-        tiled = [tile.read for size in sizes for tile in self._tiling(*size).tiles]
-        tiles = [(read.height, read.width) for read in tiled]
+        tilings = [self._tiling(*size) for size in sizes]
+        tiles = [(max(s.read for s in t.rows), max(s.read for s in t.cols)) for t in tilings]
         together = self._stacks(self._tiles(samples))
         return Load(
             tile=max(tiles, key=prod, default=(1, 1)),
