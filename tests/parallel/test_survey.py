@@ -145,6 +145,27 @@ def test_survey_is_the_same_to_the_last_bit_as_on_one_rank(
     assert all(np.array_equal(*pair) for pair in pairs)
 
 
+def test_moments_of_groups_of_blocks_are_the_same_on_any_number_of_ranks(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are too many blocks for moments of each: here 19 groups of 3."""
+    monkeypatch.setattr(module, "BLOCK_PX", 13)
+    monkeypatch.setattr(module, "MOST_MOMENTS", 40)
+    values = (np.random.default_rng(9).normal(size=(2, 83, 97)) * 30 + 100).astype(np.float32)
+    path = shared_path / "image.tif"
+    if comm.rank == 0:
+        profile = {"height": 83, "width": 97, "count": 2, "dtype": "float32", "driver": "GTiff"}
+        with rasterio.open(path, "w", **profile) as file:
+            file.write(values)
+    comm.Barrier()
+    with Raster(str(path)) as image:
+        together, alone = (survey([image], None, 2, None, one) for one in (comm, MPI.COMM_SELF))
+    assert (together.mean, together.std) == (alone.mean, alone.std)
+    exact = values.astype(np.float64)
+    np.testing.assert_allclose(together.mean, exact.mean(axis=(1, 2)), rtol=1e-14)
+    np.testing.assert_allclose(together.std, exact.std(axis=(1, 2)), rtol=1e-13)
+
+
 def test_moments_are_stable_far_from_zero() -> None:
     rng = np.random.default_rng(3)
     values = rng.normal(size=(2, 9000)) + 1e9  # E[x²] − E[x]² loses all digits here

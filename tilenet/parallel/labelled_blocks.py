@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from tilenet.files.label_classes import check_classes
 from tilenet.files.label_source import LabelSource
 from tilenet.geometry.blocks import Blocks
-from tilenet.geometry.pieces import strips_of
+from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.tiles import Window
 from tilenet.parallel.signals import StopRequests
 from tilenet.parallel.together import together
@@ -51,7 +51,7 @@ def labelled_blocks(
     with together(comm, requests) as turns:
         for part, number in enumerate(share):
             image, window = blocks[number]
-            for piece in strips_of(window, PIECE_PX**2 // labels[image].factor ** 2):
+            for piece in pieces_of(window, max(1, PIECE_PX // labels[image].factor)):
                 watchdog.arm_part("the labels of blocks", part, len(share))
                 found[number] |= _is_labelled(labels[image], piece, num_classes)
                 turns.part_done()

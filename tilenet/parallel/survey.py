@@ -39,6 +39,7 @@ __all__ = ["Moments", "merge", "survey"]
 
 BLOCK_PX = 1024
 PIECE_BYTES = 1 << 24
+STRIP_PX = 1 << 23  # of the file that are read between two looks at whether to stop
 MOST_MOMENTS = 1 << 20  # groups of blocks × bands; up to 262 144 blocks of 4 bands each is a group
 
 HeldOutMask = Callable[[int, Window], NDArray[np.bool_]]
@@ -242,7 +243,7 @@ def _read(
     values = np.empty((len(image.bands), window.height, window.width), image.dtype)
     valid = np.empty((window.height, window.width), np.bool_)
     classes = None if labels is None else np.empty(valid.shape, np.int64)
-    for part in strips_of(window, 2 * BLOCK_PX**2 // factor**2):
+    for part in strips_of(window, STRIP_PX // factor**2):
         place, pixels = within(part, window), image.read(part)
         values[:, place[0], place[1]], valid[place] = pixels.values, pixels.valid
         if labels is not None and classes is not None:
