@@ -54,7 +54,7 @@ class _Listing(NamedTuple):
 _LISTINGS: dict[str, _Listing] = {}
 
 
-def refuse_special_files(name: str) -> None:
+def refuse_special_files(name: str | os.PathLike[str]) -> None:
     """Refuse a name for GDAL that leads it to a pipe or a device; nothing that may be is opened.
 
     Not seen are names that archives hold, and those in formats other than XML and JSON.
@@ -62,9 +62,9 @@ def refuse_special_files(name: str) -> None:
     Raises:
         TilenetError: With the first that was found.
     """
-    found = _first(name)
+    found = _first(os.fspath(name))
     if found is not None:
-        raise _refused(name, found)
+        raise _refused(os.fspath(name), found)
 
 
 def refuse_special_beside(path: str) -> None:
