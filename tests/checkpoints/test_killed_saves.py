@@ -215,6 +215,8 @@ def test_a_run_with_nothing_left_to_do_clears_what_was_half_deleted(
     shutil.copytree(whole, run, symlinks=True)
     (run / "checkpoints" / "step-00000002").rename(run / "checkpoints" / ".step-00000002.part")
     (run / ".best.part").symlink_to("checkpoints/step-00000006")
+    for name in ("timings.json.part", "run.json.part", ".history.csv.part"):
+        (run / name).write_text("half of it")
     before = {path.name for path in whole.iterdir()}
     assert train(scene, run, "--resume") == 0
     assert {path.name for path in run.iterdir()} == before

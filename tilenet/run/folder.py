@@ -135,7 +135,8 @@ class RunFolder:
     def begin(self) -> None:
         """Delete what an earlier run left, now that nothing stands in the new one's way.
 
-        Broken checkpoints stay, under other names.
+        A run that resumes keeps all but files that were being written when the one before was
+        killed. Broken checkpoints stay, under other names.
 
         Raises:
             TilenetError: The folder cannot be written.
@@ -144,8 +145,12 @@ class RunFolder:
             return
         if self._resumed is not None:
             set_aside(self.path, [one.folder for one in self._broken], self._resumed)
-            return
         try:
+            for name in LEFT:
+                for part in (f"{name}.part", f".{name}.part"):
+                    (self.path / part).unlink(missing_ok=True)
+            if self._resumed is not None:
+                return
             for name in ("last", "best", *LEFT):
                 (self.path / name).unlink(missing_ok=True)
             for name in ("checkpoints", tensorboard.FOLDER):
