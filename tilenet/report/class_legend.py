@@ -3,6 +3,7 @@
 matplotlib, which need not be installed, draws the letters.
 """
 
+import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ def drawn(classes: Sequence[Shown], least_px: int) -> NDArray[np.uint8] | None:
     painted = [one for one in classes if one.colour is not None]
     if not painted:
         return None
+    # On its first start on a machine it says that it looks for fonts.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
