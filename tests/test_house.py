@@ -32,7 +32,7 @@ def keys_of(kind: Any, prefix: str = "") -> list[str]:
 def test_a_module_says_what_it_is_and_stays_small(path: Path) -> None:
     text = path.read_text()
     assert text == "" or ast.get_docstring(ast.parse(text))
-    assert len(text.splitlines()) <= 400
+    assert len(text.splitlines()) <= 500
     assert not re.search(r"util|common|helper|misc|core", path.stem)
 
 
