@@ -140,6 +140,7 @@ def slow(name):
     raise SystemError("a module in C that was interrupted")
 
 program.import_module = slow
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background may ignore it
 sys.exit(program.main(["train", "-c", "run.yaml"]))
 """
 

@@ -259,6 +259,7 @@ def key_of(
         return survey_key(run, images, labels, context, context.alignment_px, held_out)
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_a_survey_without_a_deviation_is_not_used(shared_path: Path, wrong: float) -> None:
     """Older versions kept such ones, and trained on zeros."""
