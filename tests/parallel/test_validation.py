@@ -188,8 +188,8 @@ def test_only_tiles_that_hold_something_are_computed(
     tables = []
     for asked in (None, windows):
 
-        def opened(run: RunFile, stack: ExitStack, dog: Watchdog, asked: Any = asked) -> RunImages:
-            found = open_images(run, stack, dog)
+        def opened(run: RunFile, stack: ExitStack, *more: Any, asked: Any = asked) -> RunImages:
+            found = open_images(run, stack, *more)
             first = found.validation[0]
             return replace(found, validation=[replace(first, windows=asked)])
 
