@@ -21,6 +21,7 @@ from tilenet.files.header import header_of
 from tilenet.files.label_files import open_labels
 from tilenet.files.maps import MapKind, MapWriter
 from tilenet.files.raster import Raster
+from tilenet.geometry.bbox import Part
 from tilenet.geometry.tiles import Window
 
 Write = Callable[..., str]
@@ -206,6 +207,16 @@ def test_labels_on_other_points_are_refused(nowhere: Callable[..., str]) -> None
         open_labels(path, image, 255)
     with pytest.raises(TilenetError, match="same ground control points"):
         Raster(f"{image.path}+{path}")
+
+
+def test_labels_on_the_same_points_fit_a_part_of_the_image(nowhere: Callable[..., str]) -> None:
+    values = np.random.default_rng(6).integers(0, 5, SIZE).astype("uint8")
+    part = Part(window=(7, 11, 23, 19))
+    with (
+        Raster(nowhere("a.tif", "points"), part=part) as image,
+        open_labels(nowhere("l.tif", "points", values), image, 255) as labels,
+    ):
+        assert np.array_equal(labels.read(image.whole), values[7:30, 11:30])
 
 
 def test_a_coarser_map_is_compared_with_the_labels_of_its_image(

@@ -151,7 +151,7 @@ def _check_ground(labels: Raster, image: Raster) -> None:
         TilenetError: One of them has GCPs or RPCs instead of a transform, and the other a place, or
             GCPs of its own.
     """
-    ratio = labels.size_in_file[1] / image.size_in_file[1]
+    ratio = labels.file_size[1] / image.file_size[1]  # uncut, as points are
     scale = round(ratio) if ratio > 1 else 1 / round(1 / ratio)
     same = image.ground.same_points(labels.ground, scale)
     for one, other in ((image, labels), (labels, image)):
