@@ -85,6 +85,14 @@ def test_a_history_that_must_be_whole_is_refused_where_it_is_not(
     assert [row[0] for row in rows_of(path)[1:]] == [str(step) for step in kept]
 
 
+def test_a_checkpoint_that_claims_more_steps_than_memory_holds_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    rows = [[str(step), *map(str, values_of(step))] for step in (1, 2, 4)]
+    path.write_text("".join(",".join(row) + "\n" for row in [COLUMNS, *rows]))
+    with pytest.raises(TilenetError, match=r"3 rows for 4503599627370496 steps, step 3 is missing"):
+        History(path, 1 << 52, whole=True)
+
+
 def test_a_table_is_on_the_disk_once_it_is_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
