@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from report import Claim, at_most, report
 from rivals import PAPER, block_partition, deepspeed, even
 
+from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Activation, Conv, Layer, Norm, Pool, Stash
-from tilenet.geometry.networks import PRESETS, unet_layers
-from tilenet.geometry.shapes import map_shapes
+from tilenet.geometry.unet import PRESETS, unet_layers
 from tilenet.planning.balance import block_seconds, check_balance, least_bytes, least_time
 from tilenet.planning.machines import machine
-from tilenet.planning.roofline import LayerTime, roofline
+from tilenet.planning.time.roofline import LayerTime, roofline
 
 PARTITIONS = 6
 TILES_PX = (512, 1024, 1434)

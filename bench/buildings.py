@@ -27,15 +27,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from report import Claim, at_least, at_most, mpiexec, report
 
-from tilenet.confusion import scores
-from tilenet.evaluate import confusion_matrix
-from tilenet.files.labels import Labels
-from tilenet.files.raster import Raster
-from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.keys import key
+from tilenet.data.crops import crop_places
+from tilenet.data.labels.raster import Labels
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.schedule import CropSchedule
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.mapping.evaluate import confusion_matrix
 from tilenet.model.network import build_network
-from tilenet.planning.crop_places import crop_places
-from tilenet.planning.schedule import CropSchedule
+from tilenet.random_keys import key
+from tilenet.scores import scores
 
 RANKS, RESOLUTION, CROP_PX, BATCH, LR, STRIDE = 2, 0.3, 192, 4, 1e-3, 16
 FILE_STRIDE = 4 * STRIDE  # in pixels of the files, which are four times finer

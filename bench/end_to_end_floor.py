@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from mpi4py import MPI
 from torch import Tensor, nn
 
-from tilenet.files.network_record import NetworkRecord
-from tilenet.files.weights import load_json
 from tilenet.geometry.layers import Activation, Conv, Dropout, Layer, Pool, Pop, Stash, Upsample
-from tilenet.parallel.heap import keep_freed_buffers
+from tilenet.parallel.ranks.devices import keep_freed_buffers
+from tilenet.storage.checkpoints import load_json
+from tilenet.storage.network_json import NetworkRecord
 
 LABELLED = 0.6  # of the demo's pixels, which costs nothing
 

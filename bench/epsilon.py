@@ -21,8 +21,8 @@ import numpy as np
 import rasterio
 from report import ROOT, Claim, at_least, at_most, mpiexec, report
 
-from tilenet.confusion import scores
-from tilenet.evaluate import confusion_matrix
+from tilenet.mapping.evaluate import confusion_matrix
+from tilenet.scores import scores
 
 RANKS, CLASSES = 2, 5
 

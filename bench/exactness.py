@@ -60,8 +60,8 @@ def work(wanted: list[dict[str, Any]]) -> None:
     from whole_image import random_scene, train_whole
 
     from tilenet.geometry.halo import context_of
-    from tilenet.geometry.networks import unet_layers
-    from tilenet.run.keys import NetworkKeys, TileKeys
+    from tilenet.geometry.unet import unet_layers
+    from tilenet.training.config_keys import NetworkKeys, TileKeys
 
     comm = MPI.COMM_WORLD
     folder = Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None))

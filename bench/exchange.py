@@ -40,14 +40,14 @@ def measure(side: int, repeats: int) -> None:
     from mpi4py import MPI
 
     from tilenet.geometry.halo import context_of
-    from tilenet.geometry.networks import UNetOptions, unet_layers
     from tilenet.geometry.tiles import Cut, HaloRule, cut
+    from tilenet.geometry.unet import UNetOptions, unet_layers
     from tilenet.model.network import build_network
     from tilenet.model.skips import Origin
-    from tilenet.parallel.pipeline import Pipe
-    from tilenet.parallel.spatial_network import SpatialNetwork, spatial_network
-    from tilenet.planning.live_bytes import LiveBytes
-    from tilenet.planning.ranks import choose_mesh
+    from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
+    from tilenet.parallel.pipeline.pipe import Pipe
+    from tilenet.planning.memory.live import LiveBytes
+    from tilenet.planning.mesh import choose_mesh
 
     comm = MPI.COMM_WORLD
     mesh = choose_mesh(comm.size, 1)

@@ -15,13 +15,13 @@ from torchgpipe.skip import Namespace
 
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Layer, Norm
-from tilenet.geometry.networks import PRESETS, unet_layers
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
-from tilenet.model.dropout import MaskKey
+from tilenet.geometry.unet import PRESETS, unet_layers
+from tilenet.model.modules import MaskKey
 from tilenet.model.network import Network, build_layer
 from tilenet.model.skips import Origin
-from tilenet.parallel.pipeline import Pipe
-from tilenet.parallel.spatial_network import spatial_network
+from tilenet.parallel.exchange.network import spatial_network
+from tilenet.parallel.pipeline.pipe import Pipe
 
 __all__ = ["Work", "work_of"]
 

@@ -19,18 +19,18 @@ from lms_training import Place, slabs_of
 from report import Claim, at_least, at_most
 from torch import Tensor, nn
 
-from tilenet import lms
+from tilenet import swapping as lms
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule, owned
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.loss import cross_entropy, pixel_weight
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
-from tilenet.parallel.host_copies import HostCopies
-from tilenet.parallel.pipeline import Checkpointing, Pipe
-from tilenet.parallel.pipeline_store import HostStore
-from tilenet.parallel.swap_statistics import SwapStatistics
-from tilenet.planning.swap_policy import ALL, Action
+from tilenet.parallel.pipeline.pipe import Checkpointing, Pipe
+from tilenet.parallel.pipeline.skip_store import HostStore
+from tilenet.parallel.swap.copies import HostCopies
+from tilenet.parallel.swap.statistics import SwapStatistics
+from tilenet.planning.swap.policy import ALL, Action
 from tilenet.swapping import swapping
 
 __all__ = ["different", "partitions", "swaps", "tiles"]

@@ -8,14 +8,14 @@ import torch
 from gpu_part import Asked, Figures, Found, wait
 from report import at_most
 
-from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin
-from tilenet.parallel.pipeline import Pipe
+from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.balance import likely_balance
-from tilenet.planning.layer_bytes import layer_bytes
-from tilenet.planning.live_bytes import LiveBytes
-from tilenet.planning.memory import partition_bytes
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.live import LiveBytes
+from tilenet.planning.memory.partition import partition_bytes
 
 __all__ = ["memory", "one_step"]
 

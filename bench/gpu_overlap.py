@@ -11,7 +11,7 @@ from gpu_part import Asked, Figures, Found, wait
 from report import at_least
 from torch import Tensor, nn
 
-from tilenet.parallel.swap_streams import CopyStreams
+from tilenet.parallel.swap.copies import CopyStreams
 
 __all__ = ["overlap"]
 

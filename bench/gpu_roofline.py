@@ -10,11 +10,11 @@ from report import at_least, at_most
 from summit_machines import H200
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.parallel.measure import measure_layers
+from tilenet.parallel.pipeline.layer_times import measure_layers
 from tilenet.planning.machines import Machine, known_machines, machine
-from tilenet.planning.roofline import roofline
+from tilenet.planning.time.roofline import roofline
 
 __all__ = ["machine_of", "shares"]
 

@@ -21,14 +21,14 @@ from lms_training import Place, bandwidth
 from report import at_least, at_most
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.planning.cells import cells_of
-from tilenet.planning.layer_bytes import layer_bytes
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.machines import Machine, machine
-from tilenet.planning.memory import partition_bytes
-from tilenet.planning.roofline import roofline
-from tilenet.planning.swap_plan import Speeds, plan_swaps, swap_everything
-from tilenet.planning.swap_policy import Action, predict
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.partition import partition_bytes
+from tilenet.planning.swap.fill import cells_of
+from tilenet.planning.swap.plan import Speeds, plan_swaps, swap_everything
+from tilenet.planning.swap.policy import Action, predict
+from tilenet.planning.time.roofline import roofline
 
 __all__ = ["planned_bytes", "searched", "sizes"]
 

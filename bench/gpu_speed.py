@@ -9,10 +9,10 @@ from gpu_memory import one_step
 from gpu_part import Asked, Figures, Found, wait
 from torch import nn
 
-from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.parallel.pipeline import Pipe
-from tilenet.planning.cells import cell_sizes
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.planning.swap.fill import cell_sizes
 
 __all__ = ["compiled", "speed"]
 

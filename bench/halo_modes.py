@@ -31,7 +31,7 @@ def work(names: list[str]) -> None:
     from shared_out import Case, Result, shared_out, weights_like, whole, worst
 
     from tilenet.geometry.halo import context_of
-    from tilenet.geometry.networks import UNetOptions, unet_layers
+    from tilenet.geometry.unet import UNetOptions, unet_layers
 
     comm = MPI.COMM_WORLD
     grid = GRIDS[comm.size]

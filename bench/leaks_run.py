@@ -18,10 +18,10 @@ import torch
 from mpi4py import MPI
 
 import tilenet.train
-from tilenet.parallel.mesh import world
-from tilenet.run.file import RunFile
-from tilenet.run.keys import MeshKeys, NetworkKeys, TileKeys, ValidationKeys
-from tilenet.run.step import Step
+from tilenet.parallel.ranks.comm import world
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import MeshKeys, NetworkKeys, TileKeys, ValidationKeys
+from tilenet.training.step import Step
 
 SAMPLES = 20
 

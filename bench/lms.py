@@ -31,7 +31,7 @@ from lms_sizes import Largest, fitting, largest, leanest
 from lms_training import Place, Training, Way, bandwidth, seconds_side_by_side
 from report import Claim, at_least, at_most, report
 
-from tilenet.planning.swap_policy import ALL, Action, Cell
+from tilenet.planning.swap.policy import ALL, Action, Cell
 
 MODES = ("off", "checkpointing", "swap", "auto")
 PIXELS = 5  # times those that train without: the goal

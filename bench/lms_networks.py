@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tilenet.geometry.layers import Conv, Pool, Pop, Stash, Upsample
-from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
 
 __all__ = ["KINDS", "CellNetwork", "Kind", "labels_of"]

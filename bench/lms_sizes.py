@@ -9,7 +9,7 @@ from lms_networks import Kind
 from lms_training import Place, Training, Way, peak_of
 
 from tilenet.errors import TilenetError
-from tilenet.planning.swap_policy import Action, choose
+from tilenet.planning.swap.policy import Action, choose
 
 __all__ = ["Largest", "fitting", "largest", "leanest"]
 

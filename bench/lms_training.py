@@ -20,13 +20,13 @@ from lms_networks import Kind, labels_of
 from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
-from tilenet.parallel.cell_measure import measure_cells
-from tilenet.parallel.slabs import FileSlabs, PinnedSlabs, Slabs
-from tilenet.parallel.swap import Swapper
-from tilenet.parallel.swap_statistics import SwapStatistics
-from tilenet.parallel.swap_streams import CopyStreams
-from tilenet.planning.live_bytes import LiveBytes
-from tilenet.planning.swap_policy import Action, Cell
+from tilenet.parallel.swap.copies import CopyStreams
+from tilenet.parallel.swap.host_pool import FileSlabs, PinnedSlabs, Slabs
+from tilenet.parallel.swap.measure import measure_cells
+from tilenet.parallel.swap.statistics import SwapStatistics
+from tilenet.parallel.swap.swapper import Swapper
+from tilenet.planning.memory.live import LiveBytes
+from tilenet.planning.swap.policy import Action, Cell
 from tilenet.swapping import swapping
 
 __all__ = ["Place", "Seconds", "Training", "Way", "bandwidth", "peak_of", "seconds_side_by_side"]

@@ -20,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tilenet.files.network_record import NetworkRecord
-from tilenet.files.raster import Raster
-from tilenet.files.weights import find_checkpoint, load_json, load_tensors
+from tilenet.data.rasters.raster import Raster
 from tilenet.model.inputs import standardise
 from tilenet.model.network import build_network, load_weights
-from tilenet.parallel.peak_memory import peak_bytes
+from tilenet.parallel.health.progress import peak_bytes
+from tilenet.storage.checkpoints import find_checkpoint, load_json, load_tensors
+from tilenet.storage.network_json import NetworkRecord
 
 OVERLAP = 0.25  # of MONAI's windows, its default
 
@@ -63,7 +63,7 @@ def main() -> None:
     """Make the map and print what it took."""
     how, run, image, out, output, precision, own_px = sys.argv[1:]
     if how == "ours":
-        from tilenet.parallel.mesh import world
+        from tilenet.parallel.ranks.comm import world
         from tilenet.predict import Prediction, predict
 
         world()  # starts MPI

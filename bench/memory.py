@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from report import Claim, at_least, at_most, report
 
-from tilenet.dry_run import dry_run, measured_run
-from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
-from tilenet.parallel.scratch import Scratch, allocated_peak
-from tilenet.planning.layer_bytes import layer_bytes
-from tilenet.planning.memory import partition_bytes
+from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
+from tilenet.parallel.swap.measure import Scratch, allocated_peak
+from tilenet.planning.memory.dry_run import dry_run, measured_run
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.partition import partition_bytes
 
 Case = dict[str, Any]
 

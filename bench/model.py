@@ -29,7 +29,7 @@ from model_prediction import SEEN_BASES, SEEN_PX, predicted
 from report import Claim, at_most, mpiexec, report
 
 if TYPE_CHECKING:
-    from tilenet.geometry.networks import NormKind
+    from tilenet.geometry.unet import NormKind
 
 BASE = 16
 GRIDS = {1: (1, 1), 2: (1, 2), 4: (2, 2)}

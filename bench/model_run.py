@@ -15,7 +15,7 @@ def layers(size: int, base: int, clock: str) -> list[list[float]]:
     from mpi4py import MPI
 
     from tilenet.model.network import build_network
-    from tilenet.parallel import measure
+    from tilenet.parallel.pipeline import layer_times as measure
 
     if clock == "cpu":
         # of the clock that `measure_layers` reads
@@ -83,11 +83,17 @@ def train(folder: Path, point: dict[str, Any], steps: int) -> list[dict[str, flo
     import rasterio
     from mpi4py import MPI
 
-    from tilenet import account
-    from tilenet.run.file import RunFile
-    from tilenet.run.keys import MeshKeys, NetworkKeys, OptimizerKeys, TileKeys, ValidationKeys
-    from tilenet.run.step import Step, StepResult
+    from tilenet import train as account
     from tilenet.train import train
+    from tilenet.training.config import RunFile
+    from tilenet.training.config_keys import (
+        MeshKeys,
+        NetworkKeys,
+        OptimizerKeys,
+        TileKeys,
+        ValidationKeys,
+    )
+    from tilenet.training.step import Step, StepResult
 
     comm, rows = MPI.COMM_WORLD, list[tuple[float, float]]()
     account.try_report = lambda folder, maps: None  # type: ignore[attr-defined,misc]

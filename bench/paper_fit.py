@@ -17,10 +17,10 @@ from report import at_most, report
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import epsilon_px
-from tilenet.geometry.networks import PAPER_LEVELS, PRESETS
+from tilenet.geometry.unet import PAPER_LEVELS, PRESETS
+from tilenet.planning.advise import why_nothing_fits
 from tilenet.planning.machines import machine
 from tilenet.planning.plan import Plan, Question
-from tilenet.planning.remedies import why_nothing_fits
 from tilenet.planning.search import Search
 
 GIB = 2**30

@@ -18,13 +18,13 @@ from typing import Any
 from report import Claim, at_least, report
 from rivals import PAPER
 
+from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Layer, Pop, Stash
-from tilenet.geometry.networks import PRESETS, unet_layers
-from tilenet.geometry.shapes import map_shapes
+from tilenet.geometry.unet import PRESETS, unet_layers
 from tilenet.planning.balance import block_seconds, least_time
 from tilenet.planning.machines import machine
-from tilenet.planning.roofline import ITEM_BYTES, LayerTime, roofline
-from tilenet.planning.timeline import Timeline, simulate
+from tilenet.planning.time.roofline import ITEM_BYTES, LayerTime, roofline
+from tilenet.planning.time.timeline import Timeline, simulate
 
 PRECISION = "float32"
 MBPP = 2

@@ -32,8 +32,9 @@ import rasterio
 from rasterio.windows import Window as FileWindow
 from report import Claim, at_least, at_most, mpiexec, report
 
-from tilenet.files.raster import Raster
-from tilenet.geometry.tiles import Cut, HaloRule, Window, cut
+from tilenet.data.rasters.raster import Raster
+from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.windows import Window
 
 OWN, HALO, BANDS = 1024, 96, 4
 WARM_STEPS = 2

@@ -6,13 +6,13 @@ Alone: the parameters of the paper's networks of 72 and 290 million, whose backw
 gradients. Ways take turns, each in jobs of its own; seconds are the least of all turns, for what
 else the machine does is no way's own. What a way takes is its time less that of the same backward
 without a sum. `pieces` and `one message` are blocking `MPI_Allreduce` after backward, in
-pieces of 4 MB and in one call; `ours` is `tilenet.parallel.gradients`, `ddp` with
+pieces of 4 MB and in one call; `ours` is `tilenet.parallel.sums.gradients`, `ddp` with
 `gradient_as_bucket_view`, whose mean is taken for the sum.
 
 Hidden: the network of 72 million on a tile, forward and backward, with the sum and without in turns
 of one job; what it adds to the step, and of what it takes alone the share that it does not add. A
 sum is hidden only where a device computes, a network is waited for, or each rank has a core to
-spare; else `ours` waits for the end of backward (`tilenet.parallel.when_to_sum`).
+spare; else `ours` waits for the end of backward (`tilenet.parallel.sums.gradients`).
 """
 
 import argparse
@@ -73,7 +73,7 @@ def step_of(way: str, module: "nn.Module", comm: "MPI.Intracomm") -> Callable[[]
     from mpi4py import MPI
     from torch.nn.parallel import DistributedDataParallel
 
-    from tilenet.parallel.gradients import GradientSum
+    from tilenet.parallel.sums.gradients import GradientSum
 
     torch.set_num_threads(1)
     parameters = list(module.parameters())
@@ -112,9 +112,9 @@ def measure_hidden(name: str, turns: int) -> None:
     import torch
     from mpi4py import MPI
 
-    from tilenet.geometry.networks import PRESETS, unet_layers
+    from tilenet.geometry.unet import PRESETS, unet_layers
     from tilenet.model.network import build_network
-    from tilenet.parallel.gradients import GradientSum
+    from tilenet.parallel.sums.gradients import GradientSum
 
     comm = MPI.COMM_WORLD
     torch.set_num_threads(1)
@@ -148,8 +148,8 @@ def measure(name: str, way: str, turns: int) -> None:
     from torch import distributed
     from torchgpipe.skip import Namespace
 
-    from tilenet.geometry.networks import PRESETS, unet_layers
-    from tilenet.model.dropout import MaskKey
+    from tilenet.geometry.unet import PRESETS, unet_layers
+    from tilenet.model.modules import MaskKey
     from tilenet.model.network import build_layer
 
     comm = MPI.COMM_WORLD

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from report import Claim, at_least, mpiexec, report
 
 if TYPE_CHECKING:
-    from tilenet.run.file import RunFile
+    from tilenet.training.config import RunFile
 
 TILE_PX = 512
 STRONG_PX = 1024
@@ -58,8 +58,8 @@ def write_image(folder: Path, name: str, height: int, width: int) -> tuple[str, 
 
 def run_of(folder: Path, kind: str, scaling: str, ranks: int, steps: int) -> "RunFile":
     """A training run; images and labels are written by rank 0."""
-    from tilenet.run.file import RunFile
-    from tilenet.run.keys import MeshKeys, NetworkKeys, OptimizerKeys, ValidationKeys
+    from tilenet.training.config import RunFile
+    from tilenet.training.config_keys import MeshKeys, NetworkKeys, OptimizerKeys, ValidationKeys
 
     rows, columns = (1, 1) if kind == "images" else GRIDS[ranks]
     side = STRONG_PX if scaling == "strong" and kind != "images" else 0
@@ -99,9 +99,9 @@ def measure(folder: str, kind: str, scaling: str, ranks: int, steps: int, *, apa
     import torch
     from mpi4py import MPI
 
-    from tilenet import account
-    from tilenet.run.step import Step, StepResult
+    from tilenet import train as account
     from tilenet.train import train
+    from tilenet.training.step import Step, StepResult
 
     account.try_report = lambda folder, maps: None  # type: ignore[attr-defined,misc]
     comm, rows = MPI.COMM_WORLD, list[dict[str, float]]()

@@ -21,18 +21,18 @@ import torch
 from report import Claim, at_least, at_most, report
 from torch import Tensor
 
-from tilenet.dry_run import dry_run, measured_run
-from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin
-from tilenet.parallel.host_copies import HostCopies
-from tilenet.parallel.pipeline import Pipe
-from tilenet.parallel.pipeline_store import HostStore
-from tilenet.parallel.slabs import FileSlabs
-from tilenet.parallel.swap_statistics import SwapStatistics
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.pipeline.skip_store import HostStore
+from tilenet.parallel.swap.copies import HostCopies
+from tilenet.parallel.swap.host_pool import FileSlabs
+from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.planning.balance import least_bytes
-from tilenet.planning.layer_bytes import layer_bytes
-from tilenet.planning.memory import block_bytes, partition_bytes
+from tilenet.planning.memory.dry_run import dry_run, measured_run
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.partition import block_bytes, partition_bytes
 
 MIB = 2**20
 CPU = torch.device("cpu")

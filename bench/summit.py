@@ -28,12 +28,12 @@ from report import Claim, at_least, at_most, report
 from rivals import PAPER
 from summit_machines import DGX_1, H200, SUMMIT, read_share
 
-from tilenet.geometry.networks import PRESETS, UNetOptions
+from tilenet.geometry.unet import PRESETS, UNetOptions
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.machines import Machine
 from tilenet.planning.plan import Layout, Question
-from tilenet.planning.roofline import roofline
 from tilenet.planning.search import Search
+from tilenet.planning.time.roofline import roofline
 
 TILES, TILE_PX, EPSILON_PX = 6400, 1434, 92
 IMAGE, IMAGES = (10_000, 10_000), 100

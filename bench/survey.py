@@ -59,10 +59,10 @@ def look(image: str, labels: str) -> dict[str, float]:
     """Survey an image."""
     from mpi4py import MPI
 
-    from tilenet.files.label_files import open_labels
-    from tilenet.files.raster import Raster
-    from tilenet.parallel.peak_memory import peak_bytes
-    from tilenet.parallel.survey import survey
+    from tilenet.data.labels.open import open_labels
+    from tilenet.data.rasters.raster import Raster
+    from tilenet.data.survey import survey
+    from tilenet.parallel.health.progress import peak_bytes
 
     with Raster(image) as raster, open_labels(labels, raster, 255) as source:
         before, began = peak_bytes([]), time.process_time()

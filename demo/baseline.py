@@ -16,7 +16,7 @@ import rasterio
 from numpy.typing import NDArray
 from rasterio.windows import Window
 
-from tilenet.confusion import scores
+from tilenet.scores import scores
 
 NOT_LABELLED = 255
 NODATA = 0

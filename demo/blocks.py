@@ -6,7 +6,7 @@ import numpy as np
 from noise import Floats, Hashes, byte, hashed
 from numpy.typing import NDArray
 
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
 
 __all__ = ["Blocks", "find_blocks"]
 

@@ -5,7 +5,7 @@ from land import BUILDING, CLASSES, FIELD, FOREST, Land
 from noise import byte, hashed, smooth_noise
 from numpy.typing import NDArray
 
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
 
 __all__ = ["drawn_labels"]
 

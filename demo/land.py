@@ -12,7 +12,7 @@ from noise import Floats, Hashes, byte, fractal_noise, hashed, smooth_noise
 from numpy.typing import NDArray
 from waters import lakes, rivers
 
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
 
 __all__ = ["BUILDING", "CLASSES", "FIELD", "FOREST", "GARDEN", "ROAD", "WATER", "Land", "make_land"]
 

@@ -16,7 +16,7 @@ from rasterio.windows import Window as FileWindow
 from spectra import MARGIN_PX, cloudy, reflectance
 from tqdm import tqdm
 
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
 
 BLOCK_PX = 512
 NOT_LABELLED = 255

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
 
 __all__ = ["blend", "byte", "fractal_noise", "hashed", "line_noise", "smooth_noise", "uniform"]
 

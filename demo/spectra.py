@@ -11,7 +11,7 @@ from land import BUILDING, FIELD, FOREST, WATER, Land
 from noise import Floats, blend, byte, fractal_noise, hashed, smooth_noise
 from numpy.typing import NDArray
 
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
 
 __all__ = ["MARGIN_PX", "cloudy", "reflectance"]
 

@@ -4,7 +4,7 @@ import numpy as np
 from noise import Floats, Hashes, byte, hashed, line_noise, smooth_noise
 from numpy.typing import NDArray
 
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
 
 __all__ = ["lakes", "rivers"]
 

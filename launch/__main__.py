@@ -13,11 +13,11 @@ from launch.layout import explain, in_one_line
 from launch.placement import Placement, place
 from launch.planned_job import read_job
 from launch.scripts import Job, script, submit_command
-from tilenet.commands.command_line import Arguments
+from tilenet.cli.options import Arguments
 from tilenet.errors import TilenetError, UsageError, printable
-from tilenet.files.aside import write_aside
-from tilenet.parallel.ctrl_c import say_stopped, stopped_by
+from tilenet.parallel.ranks.start import say_stopped, stopped_by
 from tilenet.planning.machines import known_machines, machine
+from tilenet.storage.atomic import write_aside
 
 __all__ = ["main"]
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from launch.placement import Placement
 from launch.planned_job import PlannedJob
 from tilenet.errors import TilenetError
+from tilenet.planning.advise import question_again, why_nothing_fits
 from tilenet.planning.machines import Machine
-from tilenet.planning.remedies import why_nothing_fits
-from tilenet.planning.replan import question_again
 from tilenet.planning.search import Search
 
 __all__ = ["check_range", "job_of_least", "node_range", "without_nodes"]

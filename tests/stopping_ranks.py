@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tilenet.commands.evaluate
-import tilenet.commands.predict
-import tilenet.commands.train  # noqa: F401, imported once for all
+import tilenet.cli.evaluate
+import tilenet.cli.predict
+import tilenet.cli.train  # noqa: F401, imported once for all
 from tilenet.__main__ import main
-from tilenet.parallel import watchdog as module
-from tilenet.parallel.watchdog import Watchdog
+from tilenet.parallel.health import watchdog as module
+from tilenet.parallel.health.watchdog import Watchdog
 
 __all__ = ["each_alone"]
 

@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tilenet.files.chrome_trace import TraceEvent
-from tilenet.parallel.device_use import (
+from tilenet.parallel.health.trace import (
+    TraceEvent,
+    TraceRecorder,
+    _sentence,
     busy_shares,
     copies_by_direction,
     length,
     overlap,
     union,
 )
-from tilenet.parallel.swap_statistics import SwapCounts
-from tilenet.parallel.trace import TraceRecorder, _sentence
+from tilenet.parallel.swap.statistics import SwapCounts
 
 END = 90
 Interval = tuple[float, float]

@@ -8,20 +8,20 @@ from typing import Literal
 import pytest
 import torch
 
-from tilenet.dry_run import dry_run, measured_run
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer, Norm, Stash
-from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin
-from tilenet.parallel.host_copies import HostCopies
-from tilenet.parallel.pipeline import Pipe
-from tilenet.parallel.pipeline_store import HostStore
-from tilenet.parallel.slabs import FileSlabs
-from tilenet.parallel.swap_statistics import SwapStatistics
-from tilenet.planning.layer_bytes import layer_bytes
-from tilenet.planning.live_bytes import LiveBytes
-from tilenet.planning.memory import partition_bytes
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.pipeline.skip_store import HostStore
+from tilenet.parallel.swap.copies import HostCopies
+from tilenet.parallel.swap.host_pool import FileSlabs
+from tilenet.parallel.swap.statistics import SwapStatistics
+from tilenet.planning.memory.dry_run import dry_run, measured_run
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.live import LiveBytes
+from tilenet.planning.memory.partition import partition_bytes
 
 Mode = Literal["always", "except_last", "never"]
 MODES: list[Mode] = ["always", "except_last", "never"]

@@ -29,7 +29,7 @@ from report import Claim  # noqa: E402
 
 from tilenet.errors import TilenetError  # noqa: E402
 from tilenet.model.skips import Origin  # noqa: E402
-from tilenet.parallel.swap_streams import CopyStreams  # noqa: E402
+from tilenet.parallel.swap.copies import CopyStreams  # noqa: E402
 from tilenet.planning.machines import machine  # noqa: E402
 
 CPU = Asked(torch.device("cpu"))

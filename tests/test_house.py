@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tilenet.__main__ import main
-from tilenet.run.file import RunFile
+from tilenet.training.config import RunFile
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "tilenet").rglob("*.py"))
+ROOMS = sorted({path.parent for path in SOURCES})
 
 
 def keys_of(kind: Any, prefix: str = "") -> list[str]:
@@ -33,7 +34,12 @@ def test_a_module_says_what_it_is_and_stays_small(path: Path) -> None:
     text = path.read_text()
     assert text == "" or ast.get_docstring(ast.parse(text))
     assert len(text.splitlines()) <= 500
-    assert not re.search(r"util|common|helper|misc|core", path.stem)
+    assert not re.search(r"util|common|helper|misc|(?<!s)core", path.stem)
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_room_reads_like_a_table_of_contents(room: Path) -> None:
+    assert sum(path.parent == room and path.name != "__init__.py" for path in SOURCES) <= 14
 
 
 def test_the_first_command_stands_before_line_12_of_the_readme() -> None:

@@ -20,8 +20,8 @@ from launch.placement import place
 from launch.planned_job import read_job
 from tilenet.__main__ import main as tilenet
 from tilenet.planning.machines import machine
-from tilenet.run.arguments import read_run_file
-from tilenet.run.plan import plan_run
+from tilenet.training.config_io import read_run_file
+from tilenet.training.setup import plan_run
 
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = ROOT / "jobs"

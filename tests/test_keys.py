@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from tilenet.keys import key, uniform
+from tilenet.random_keys import key, uniform
 
 # Runs of older versions go on to the same numbers, so these never change.
 GOLDEN_KEYS = {

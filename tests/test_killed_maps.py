@@ -12,13 +12,13 @@ import pytest
 import rasterio
 
 from tilenet.__main__ import main
-from tilenet.files.maps import MapWriter
+from tilenet.mapping.writer import MapWriter
 
 # A rank ends itself after so many rounds, once rank 0, which may be behind, noted some of them.
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
-import tilenet.maps.resume as resume
+import tilenet.mapping.resume as resume
 from tilenet.__main__ import main
 
 rank, rounds, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

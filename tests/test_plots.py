@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tilenet.errors import TilenetError
-from tilenet.planning.timeline import Timeline, simulate
-from tilenet.plots import GIB, plot_level_bytes, plot_timeline
+from tilenet.planning.time.timeline import Timeline, simulate
+from tilenet.report.charts import GIB, plot_level_bytes, plot_timeline
 
 
 @pytest.fixture
@@ -115,6 +115,7 @@ def test_matplotlib_is_asked_for_when_it_is_missing(
 
 
 def test_matplotlib_is_loaded_only_to_draw() -> None:
-    code = "import sys, tilenet.plots; print(*(m in sys.modules for m in ('matplotlib', 'torch')))"
+    loaded = "print(*(name in sys.modules for name in ('matplotlib', 'torch')))"
+    code = f"import sys, tilenet.report.charts; {loaded}"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.split() == ["False", "False"]

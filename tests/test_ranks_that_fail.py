@@ -14,7 +14,7 @@ PROGRAM = """
 import ctypes, os, signal, sys, threading
 from mpi4py import MPI
 from tilenet.errors import TilenetError
-from tilenet.parallel.mesh import run_as_rank, world
+from tilenet.parallel.ranks.comm import run_as_rank, world
 
 def program():
     comm = world()
@@ -102,7 +102,7 @@ def test_ctrl_c_on_all_ranks_is_said_once_and_ends_with_130() -> None:
 STARTING = """
 import os, sys, time
 import tilenet.__main__ as program
-from tilenet.parallel.mesh import run_as_rank, world
+from tilenet.parallel.ranks.comm import run_as_rank, world
 
 class Command:
     def main(arguments):
@@ -140,7 +140,7 @@ def test_an_agreed_error_is_said_once_and_ends_with_1() -> None:
     program = textwrap.dedent("""
         import sys
         from tilenet.errors import TilenetError
-        from tilenet.parallel.mesh import agreed, run_as_rank, world
+        from tilenet.parallel.ranks.comm import agreed, run_as_rank, world
 
         def program():
             comm = world()

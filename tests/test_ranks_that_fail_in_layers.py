@@ -16,15 +16,15 @@ PROGRAM = """
 import itertools, os, signal, sys, torch
 from mpi4py import MPI
 from tilenet.errors import TilenetError
-from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.tiles import Cut, HaloRule, cut
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin
-from tilenet.parallel import norm
-from tilenet.parallel.exchange import Line
-from tilenet.parallel.mesh import run_as_rank, world
-from tilenet.parallel.pipeline import Pipe
-from tilenet.parallel.spatial_network import spatial_network
+from tilenet.parallel.exchange import norm
+from tilenet.parallel.exchange.halo import Line
+from tilenet.parallel.ranks.comm import run_as_rank, world
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.exchange.network import spatial_network
 
 calls = itertools.count(1)  # counts for several threads
 

@@ -26,8 +26,8 @@ def test_a_rank_that_hangs_shows_where_and_the_job_ends(size: int, fault: str, w
         import ctypes, sys, threading, time
         from unittest.mock import MagicMock
         sys.modules["torch"] = MagicMock()  # which takes most of the time, and is not needed
-        from tilenet.parallel.mesh import run_as_rank, world
-        from tilenet.parallel.watchdog import Watchdog
+        from tilenet.parallel.ranks.comm import run_as_rank, world
+        from tilenet.parallel.health.watchdog import Watchdog
 
         lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
 

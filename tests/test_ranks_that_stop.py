@@ -15,50 +15,50 @@ LIMIT_S = 300  # it takes 4
 
 # By the function that a rank stops in: what its watchdog says it was to finish.
 TRAIN = {
-    "tilenet.run.images:Raster": "opening the images, part 1 of 1",
-    "tilenet.run.images:open_labels": "opening the labels, part 1 of 1",
+    "tilenet.training.images:Raster": "opening the images, part 1 of 1",
+    "tilenet.training.images:open_labels": "opening the labels, part 1 of 1",
     "tilenet.train:check_same_files": "opening the images on other ranks",
-    "tilenet.files.raster:Raster.collar_runs": "the collar of an image, part 1 of 1",
-    "tilenet.files.collar:Collar.__init__": "the collar of an image on other ranks",
-    "tilenet.run.folder:newest_whole": "the look into the run's folder",
-    "tilenet.parallel.labelled_blocks:check_classes": "the labels of blocks, part 1 of 16",
+    "tilenet.data.rasters.raster:Raster.collar_runs": "the collar of an image, part 1 of 1",
+    "tilenet.data.rasters.collar:Collar.__init__": "the collar of an image on other ranks",
+    "tilenet.training.folder:newest_whole": "the look into the run's folder",
+    "tilenet.data.holdout:check_classes": "the labels of blocks, part 1 of 16",
     "tilenet.train:say_layout": "the start of the run",
-    "tilenet.parallel.survey:check_classes": "the survey, part 1 of 1",
-    "tilenet.parallel.survey:_check_something_is_there": "the sums of the survey",
+    "tilenet.data.survey:check_classes": "the survey, part 1 of 1",
+    "tilenet.data.survey:_check_something_is_there": "the sums of the survey",
     "tilenet.train:build_network": "the plan of the run",
     "tilenet.train:announce": "the first weights",
     "tilenet.train:Step.take": "step 1",
-    "tilenet.run.folder:save_checkpoint": "the checkpoint of step 1",
-    "tilenet.run.scoring:network_to_score": "the validation",
-    "tilenet.maps.job:Mapper.tiles": "the round of tile 0",
-    "tilenet.run.log:RunLog.validation": "the sum of a validation",
+    "tilenet.training.folder:save_checkpoint": "the checkpoint of step 1",
+    "tilenet.training.scoring:network_to_score": "the validation",
+    "tilenet.mapping.job:Mapper.tiles": "the round of tile 0",
+    "tilenet.training.record:RunLog.validation": "the sum of a validation",
     "tilenet.train:say_swaps": "the last checkpoint",
-    "tilenet.account:keep_times": "the report",
-    "tilenet.account:try_report": "the report",
-    "tilenet.files.staging_folder:StagingFolder.remove": "the end of the run",
+    "tilenet.train:keep_times": "the report",
+    "tilenet.train:try_report": "the report",
+    "tilenet.data.rasters.cache:StagingFolder.remove": "the end of the run",
 }
 PREDICT = {
     "tilenet.predict:node_place": "opening the checkpoint and the image",
     "tilenet.predict:load_tensors": "opening the checkpoint and the image",
-    "tilenet.files.raster:Raster.collar_runs": "the collar of an image, part 1 of 1",
+    "tilenet.data.rasters.raster:Raster.collar_runs": "the collar of an image, part 1 of 1",
     "tilenet.predict:decide_map": "the start of the map",
     "tilenet.predict:MapWriter": "the start of the map",
-    "tilenet.maps.job:Mapper.tiles": "the round of tile 0",
-    "tilenet.files.maps:copy_to_cog": "the finished map",
+    "tilenet.mapping.job:Mapper.tiles": "the round of tile 0",
+    "tilenet.mapping.writer:copy_to_cog": "the finished map",
     "tilenet.predict:peak_bytes": "the finished map",
 }
 EVALUATE = {
-    "tilenet.evaluate:open_labels": "opening the map and the labels",
-    "tilenet.files.label_source:LabelSource.read": "the block at row 0, column 0",
+    "tilenet.mapping.evaluate:open_labels": "opening the map and the labels",
+    "tilenet.data.labels.source:LabelSource.read": "the block at row 0, column 0",
 }
 COMMANDS = {"train": TRAIN, "predict": PREDICT, "evaluate": EVALUATE}
 CASES = [(command, function) for command, words in COMMANDS.items() for function in words]
 OF_SEVERAL = [
-    ("train", "tilenet.run.images:Raster", 1),
-    ("train", "tilenet.parallel.survey:check_classes", 0),
-    ("train", "tilenet.account:try_report", 0),
-    ("predict", "tilenet.maps.job:Mapper.tiles", 1),
-    ("predict", "tilenet.files.maps:copy_to_cog", 0),
+    ("train", "tilenet.training.images:Raster", 1),
+    ("train", "tilenet.data.survey:check_classes", 0),
+    ("train", "tilenet.train:try_report", 0),
+    ("predict", "tilenet.mapping.job:Mapper.tiles", 1),
+    ("predict", "tilenet.mapping.writer:copy_to_cog", 0),
 ]
 
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import rasterio
 
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.read_ahead import ReadAhead
 from tilenet.errors import TilenetError
-from tilenet.files.raster import Raster
-from tilenet.geometry.tiles import Window
-from tilenet.parallel.read_ahead import ReadAhead
+from tilenet.geometry.windows import Window
 
 
 def readers() -> list[threading.Thread]:
@@ -182,7 +182,7 @@ def test_threads_take_turns_in_reading_files(
 PROGRAM = """
 import os, sys
 from tilenet.__main__ import main
-from tilenet.run.step import Step
+from tilenet.training.step import Step
 
 original = Step.take
 

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tilenet.dry_run import dry_run, measured_run
-from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.parallel.scratch import Scratch, allocated_peak
-from tilenet.planning.live_bytes import LiveBytes
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.parallel.swap.measure import Scratch, allocated_peak
+from tilenet.planning.memory.dry_run import dry_run, measured_run
+from tilenet.planning.memory.live import LiveBytes
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,8 @@ PROGRAM = textwrap.dedent("""
     sys.modules["torch"] = MagicMock()  # which takes most of the time, and is not needed
     import numpy as np
     from mpi4py import MPI
-    from tilenet.parallel.mesh import world
-    from tilenet.parallel.shared_memory import MAPS, NAMES
+    from tilenet.parallel.ranks.comm import world
+    from tilenet.parallel.ranks.comm import MAPS, NAMES
 
     lines = MAPS.read_text().splitlines()
     names = " ".join({found[0] for line in lines if (found := NAMES.search(line))})

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tilenet.parallel.signals import SIGNALS, StopRequests
+from tilenet.parallel.health.signals import SIGNALS, StopRequests
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tilenet.errors import TilenetError
-from tilenet.parallel.slabs import FileSlabs, Part
+from tilenet.parallel.swap.host_pool import FileSlabs, Part
 
 KIB = 1024
 
@@ -140,7 +140,7 @@ def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from tilenet.errors import TilenetError
-from tilenet.parallel.slabs import FileSlabs
+from tilenet.parallel.swap.host_pool import FileSlabs
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 pool = FileSlabs(sys.argv[1], slab_bytes=65536)
 pool.bytes_of(pool.take(60_000), 60_000).fill_(1)
@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, folder: str) ->
 def test_a_killed_run_leaves_nothing_behind(tmp_path: Path) -> None:
     program = """
 import sys
-from tilenet.parallel.slabs import FileSlabs
+from tilenet.parallel.swap.host_pool import FileSlabs
 pool = FileSlabs(sys.argv[1])
 pool.bytes_of(pool.take(1 << 20), 1 << 20).fill_(1)
 print("swapped", flush=True)
@@ -198,7 +198,7 @@ def test_closing_gives_the_file_back(tmp_path: Path) -> None:
 def test_pinned_slabs_are_pinned() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU, torch sees none")
-    from tilenet.parallel.slabs import PinnedSlabs
+    from tilenet.parallel.swap.host_pool import PinnedSlabs
 
     pool = PinnedSlabs(slab_bytes=64 * KIB)
     assert pool.bytes_of(pool.take(1000), 1000).is_pinned()

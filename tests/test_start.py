@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.parallel.start import watched_start
+from tilenet.parallel.ranks.start import watched_start
 
 LIMIT_S = 120  # it takes 4
 PROGRAM = """
     import os, signal, sys, time
     from unittest.mock import MagicMock
     sys.modules["torch"] = MagicMock()  # which takes most of the time, and is not needed
-    from tilenet.parallel.mesh import run_as_rank, world
+    from tilenet.parallel.ranks.comm import run_as_rank, world
 
     def program():
         if os.environ["PMI_RANK"] == "1":

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tilenet.commands import plan as plan_command
+from tilenet.cli import plan as plan_command
 from tilenet.errors import TilenetError
-from tilenet.run.file import RunFile
-from tilenet.run.keys import AugmentKeys, MeshKeys, NetworkKeys, TileKeys
-from tilenet.run.plan import plan_run
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import AugmentKeys, MeshKeys, NetworkKeys, TileKeys
+from tilenet.training.setup import plan_run
 
 SIZE = 40, 200
 BANDS = (1, 2, 3)

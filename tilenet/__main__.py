@@ -6,7 +6,7 @@ import warnings
 from importlib import import_module
 
 from tilenet.errors import one_line
-from tilenet.parallel.ctrl_c import end_at_once, say_stopped, stopped_by
+from tilenet.parallel.ranks.start import end_at_once, say_stopped, stopped_by
 
 COMMANDS = (
     "info",
@@ -79,7 +79,7 @@ def _run(command: str, rest: list[str]) -> int:
             return 1
         # Imported by name: the halo calculator answers at once, and MPI starts where it is used.
         with end_at_once():
-            module = import_module(f"tilenet.commands.{command}")
+            module = import_module(f"tilenet.cli.{command}")
         return int(module.main(rest))
     if command in ("-h", "--help"):
         print(USAGE)

@@ -1,6 +1,6 @@
 """Raster in, map out: ranks compute tiles in turn, rank 0 writes them, memory stays bounded.
 
-Norms over the whole image need more than a tile: `planning.map_plan` chooses how they get it.
+Norms over the whole image need more than a tile: `planning.maps` chooses how they get it.
 """
 
 import os
@@ -11,33 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.survey import share_collars
 from tilenet.errors import TilenetError
-from tilenet.files.lock import Lock
-from tilenet.files.map_journal import file_facts, hash_of
-from tilenet.files.maps import MapWriter, check_target, journal_of, map_lock
-from tilenet.files.network_record import NetworkRecord
-from tilenet.files.raster import Raster
-from tilenet.files.weights import find_checkpoint, load_json, load_tensors
-from tilenet.files.whole_checkpoint import checked_checkpoint
-from tilenet.geometry.bbox import Part, overlap
 from tilenet.geometry.layers import Norm
-from tilenet.geometry.tiles import Window, halo_rule
-from tilenet.maps.decision import decide_map
-from tilenet.maps.job import MapJob, Mapper, Output, WritingSink
-from tilenet.maps.resume import MapResume
+from tilenet.geometry.tiles import halo_rule
+from tilenet.geometry.windows import Part, Window, overlap
+from tilenet.mapping.job import MapJob, Mapper, Output, WritingSink, decide_map
+from tilenet.mapping.journal import file_facts, hash_of
+from tilenet.mapping.resume import MapResume
+from tilenet.mapping.writer import MapWriter, check_target, journal_of, map_lock
 from tilenet.model.network import build_network, check_weight_count, load_weights
-from tilenet.parallel.collars import share_collars
-from tilenet.parallel.ctrl_c import kept_on_ctrl_c
-from tilenet.parallel.job_layout import say_layout
-from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
-from tilenet.parallel.peak_memory import peak_bytes
-from tilenet.parallel.progress import say
-from tilenet.parallel.quiet import wait_quietly
-from tilenet.parallel.signals import StopRequests
-from tilenet.parallel.stop_rounds import StopAgreed
-from tilenet.parallel.watchdog import SLOW, Watchdog
+from tilenet.parallel.health.progress import peak_bytes, say
+from tilenet.parallel.health.signals import StopAgreed, StopRequests
+from tilenet.parallel.health.watchdog import SLOW, Watchdog
+from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
+from tilenet.parallel.ranks.devices import choose_devices, node_place, say_layout
+from tilenet.parallel.ranks.start import kept_on_ctrl_c
 from tilenet.planning.balance import check_balance, likely_balance
-from tilenet.planning.map_plan import MapPlan
+from tilenet.planning.maps import MapPlan
+from tilenet.storage.checkpoints import checked_checkpoint, find_checkpoint, load_json, load_tensors
+from tilenet.storage.lock import Lock
+from tilenet.storage.network_json import NetworkRecord
 
 if TYPE_CHECKING:
     from mpi4py import MPI

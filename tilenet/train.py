@@ -1,5 +1,9 @@
-"""Tiles in, weights out: train a network on images of any size over any number of ranks."""
+"""Tiles in, weights out: train a network on images of any size over any number of ranks.
 
+What a run leaves for people: what was asked, where the time went, and a report.
+"""
+
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from math import prod
@@ -8,51 +12,113 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tilenet.account import RunAccount
+from tilenet.data.labels.open import resampling_note
+from tilenet.data.labels.source import ValidationImage
+from tilenet.data.read_ahead import ReadAhead
+from tilenet.data.same_files import check_same_files
+from tilenet.data.schedule import Sample, balanced_weights
+from tilenet.data.survey import share_collars
+from tilenet.data.survey_record import Survey
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.files.label_files import resampling_note
-from tilenet.files.survey_record import Survey
-from tilenet.files.weights import kept_checkpoint, last_step
-from tilenet.model.loss_scale import LossScale
+from tilenet.model.loss import LossScale
 from tilenet.model.network import Network, build_network
-from tilenet.parallel.collars import share_collars
-from tilenet.parallel.ctrl_c import kept_on_ctrl_c
-from tilenet.parallel.job_layout import say_layout
-from tilenet.parallel.mesh import agreed, choose_devices, node_place, world
-from tilenet.parallel.pipeline import Pipe
-from tilenet.parallel.progress import progress_bar, say
-from tilenet.parallel.read_ahead import ReadAhead
-from tilenet.parallel.same_files import check_same_files
-from tilenet.parallel.signals import StopRequests
-from tilenet.parallel.spatial_network import SpatialNetwork, spatial_network
-from tilenet.parallel.staging import staged_on_node
-from tilenet.parallel.stop_rounds import StopAgreed
-from tilenet.parallel.swap_statistics import SwapCounts
-from tilenet.parallel.swap_summary import say_swaps
-from tilenet.parallel.together import end_if_asked, together
-from tilenet.parallel.trace import TraceRecorder
-from tilenet.parallel.transport_choice import exchange_from
-from tilenet.parallel.watchdog import SLOW, Watchdog
-from tilenet.planning.class_weights import balanced_weights
-from tilenet.planning.composition import needs_all_tiles
-from tilenet.run.announcement import announce
-from tilenet.run.file import RunFile
-from tilenet.run.folder import RunFolder
-from tilenet.run.images import RunImages, held_out_note, hold_out, open_images
-from tilenet.run.log import RunLog
-from tilenet.run.plan import RunPlan, cell_note, plan_run
-from tilenet.run.reading import Part, TileReader, Work
-from tilenet.run.scoring import Validation
-from tilenet.run.step import Step
-from tilenet.run.survey import run_survey
-from tilenet.run.swap import RunSwaps, decide_swaps
-from tilenet.run.validation import RunValidation
-from tilenet.run.work import Cells, RankWork, schedule_of
+from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
+from tilenet.parallel.health.progress import RankTimes, keep_times, progress_bar, say
+from tilenet.parallel.health.signals import StopAgreed, StopRequests
+from tilenet.parallel.health.trace import TraceRecorder
+from tilenet.parallel.health.watchdog import SLOW, Watchdog
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
+from tilenet.parallel.ranks.devices import choose_devices, node_place, say_layout
+from tilenet.parallel.ranks.start import kept_on_ctrl_c
+from tilenet.parallel.ranks.together import end_if_asked, together
+from tilenet.parallel.sums.transport_choice import exchange_from
+from tilenet.parallel.swap.statistics import SwapCounts
+from tilenet.planning.compatibility import needs_all_tiles
+from tilenet.report.page import try_report
+from tilenet.storage.checkpoints import kept_checkpoint, last_step
+from tilenet.training.config import RunFile
+from tilenet.training.folder import RunFolder
+from tilenet.training.images import RunImages, held_out_note, hold_out, open_images, staged_on_node
+from tilenet.training.reader import Part, TileReader, Work
+from tilenet.training.record import RunLog, keep_run
+from tilenet.training.scoring import Validation
+from tilenet.training.setup import RunPlan, announce, cell_note, plan_run
+from tilenet.training.statistics import run_survey
+from tilenet.training.step import Step, StepResult
+from tilenet.training.swap import RunSwaps, decide_swaps, say_swaps
+from tilenet.training.validation import RunValidation
+from tilenet.training.workload import Cells, RankWork, schedule_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["train"]
+__all__ = ["RunAccount", "train"]
+
+
+class RunAccount:
+    """Keeps account of a run on one rank.
+
+    Args:
+        folder: Of the run.
+        run: As it was asked for: with class weights that are to follow from the labels.
+        validation: What the network is scored on.
+        layout: What ranks there are, in lines.
+        comm: All ranks.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        run: RunFile,
+        validation: Sequence[ValidationImage],
+        layout: Sequence[str],
+        comm: "MPI.Intracomm",
+    ) -> None:
+        self._folder, self._run, self._layout, self._comm = folder, run, layout, comm
+        self._validation = validation
+        self._times, self._made = RankTimes(), 0
+
+    @property
+    def seconds(self) -> float:
+        """Of the steps so far."""
+        return self._times.seconds
+
+    def begin(self, plan: RunPlan, pipe: Pipe, sample: Sample) -> None:
+        """Have rank 0 keep the run file, and what became of it.
+
+        Raises:
+            TilenetError: They cannot be written.
+        """
+        if self._comm.rank == 0:
+            keep_run(self._folder, self._run, plan, pipe, sample, self._validation, self._layout)
+
+    def add(self, done: StepResult) -> None:
+        """Count a step."""
+        self._made += 1
+        self._times += RankTimes(
+            done.seconds,
+            done.read_seconds,
+            done.exchange_seconds,
+            done.reduce_seconds,
+            done.swaps.wait_seconds,
+            done.peak_bytes,
+        )
+
+    def end(self, first: int, *, finished: bool) -> None:
+        """Write `timings.json` and the report. Collective.
+
+        Args:
+            first: Steps that were made before this job.
+            finished: Whether nothing of the run is left to do.
+        """
+        keep_times(self._comm, self._folder, self._times, first + 1, first + self._made)
+        if self._comm.rank == 0:
+            # A job that was told to end has no time for maps.
+            try_report(self._folder, maps=finished)
+        # What a run leaves is there when any rank returns; until then rank 0 has the cores.
+        wait_quietly(self._comm)
+
 
 STOPPED = 75  # exit code: a checkpoint is written, run again with --resume to go on
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from tilenet.__main__ import main
-from tilenet.files.checksums import wrong_file
-from tilenet.files.weights import FILES
+from tilenet.storage.checkpoints import FILES
+from tilenet.storage.checksums import wrong_file
 
 TABLES = "history.csv", "validation.csv", "confusion.csv"
 

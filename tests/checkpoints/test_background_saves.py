@@ -9,17 +9,17 @@ import torch
 from checkpointed_run import assert_same, train
 from safetensors.torch import load_file
 
-import tilenet.run.folder
-from tilenet.files.checksums import wrong_file
-from tilenet.files.weights import FILES
-from tilenet.run.step import Step
+import tilenet.training.folder
+from tilenet.storage.checkpoints import FILES
+from tilenet.storage.checksums import wrong_file
+from tilenet.training.step import Step
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(
     scene: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each save but the last waits for the step after it, and the next save for it."""
-    run, real, take = tmp_path / "run", tilenet.run.folder.save_checkpoint, Step.take
+    run, real, take = tmp_path / "run", tilenet.training.folder.save_checkpoint, Step.take
     made = [threading.Event() for _ in range(7)]
     under_way, most = [], []
 
@@ -40,10 +40,10 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         assert under_way == []  # one copy at a time is what memory is planned for
         return copies(values)
 
-    copies = tilenet.run.folder._copies
-    monkeypatch.setattr(tilenet.run.folder, "_copies", copied)
-    monkeypatch.setattr(tilenet.run.folder, "in_background", lambda parameter: True)
-    monkeypatch.setattr(tilenet.run.folder, "save_checkpoint", slow)
+    copies = tilenet.training.folder._copies
+    monkeypatch.setattr(tilenet.training.folder, "_copies", copied)
+    monkeypatch.setattr(tilenet.training.folder, "in_background", lambda parameter: True)
+    monkeypatch.setattr(tilenet.training.folder, "save_checkpoint", slow)
     monkeypatch.setattr(Step, "take", noted)
     assert train(scene, run) == 0
     assert (under_way, most) == ([], [1, 1, 1])
@@ -57,7 +57,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 def test_a_run_that_ends_early_waits_for_its_checkpoint(
     scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, real, take = tmp_path / "run", tilenet.run.folder.save_checkpoint, Step.take
+    run, real, take = tmp_path / "run", tilenet.training.folder.save_checkpoint, Step.take
     fails = threading.Event()
 
     def slow(*arguments: Any, **more: Any) -> Path:
@@ -67,11 +67,11 @@ def test_a_run_that_ends_early_waits_for_its_checkpoint(
     def failing(self: Step, step: int, *rest: Any) -> Any:
         if step == 2:
             fails.set()
-            raise tilenet.run.folder.TilenetError("a raster broke")
+            raise tilenet.training.folder.TilenetError("a raster broke")
         return take(self, step, *rest)
 
-    monkeypatch.setattr(tilenet.run.folder, "in_background", lambda parameter: True)
-    monkeypatch.setattr(tilenet.run.folder, "save_checkpoint", slow)
+    monkeypatch.setattr(tilenet.training.folder, "in_background", lambda parameter: True)
+    monkeypatch.setattr(tilenet.training.folder, "save_checkpoint", slow)
     monkeypatch.setattr(Step, "take", failing)
     assert train(scene, run) == 1
     assert wrong_file(run / "last", FILES) is None

@@ -11,8 +11,8 @@ import pytest
 from checkpointed_run import assert_same, rows, train
 
 from tilenet.__main__ import main
-from tilenet.files.checksums import wrong_file
-from tilenet.files.weights import FILES, saved_checkpoints
+from tilenet.storage.checkpoints import FILES, saved_checkpoints
+from tilenet.storage.checksums import wrong_file
 
 
 def removed(name: str) -> Callable[[Path], None]:

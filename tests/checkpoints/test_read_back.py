@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tilenet.files.checksums import DTYPES, differing_files
+from tilenet.storage.checksums import DTYPES, differing_files
 
 NAME = "weights.safetensors"
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from checkpointed_run import train
 
-from tilenet.files import weights
-from tilenet.run.step import Step
+from tilenet.storage import checkpoints as weights
+from tilenet.training.step import Step
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_the_checkpoint_that_is_kept_is_named_by_its_step(
         return real(run, number, *arguments, **more)
 
     real = weights.save_checkpoint
-    monkeypatch.setattr("tilenet.run.folder.save_checkpoint", save)
+    monkeypatch.setattr("tilenet.training.folder.save_checkpoint", save)
     monkeypatch.setattr(Step, "take", spoilt)
     more = {"validation.every": 100}
     assert train(scene, tmp_path / "run", **more) == 1

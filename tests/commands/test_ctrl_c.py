@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from tilenet.__main__ import main
-from tilenet.commands import evaluate, halo, info, plan, preview, report
-from tilenet.maps.job import Mapper
-from tilenet.parallel.ctrl_c import CtrlC, kept_on_ctrl_c, stopped_by
-from tilenet.run.step import Step
+from tilenet.cli import evaluate, halo, info, plan, preview, report
+from tilenet.mapping.job import Mapper
+from tilenet.parallel.ranks.start import CtrlC, kept_on_ctrl_c, stopped_by
+from tilenet.training.step import Step
 
 NOTHING = "nothing was written: give the same command again"
 

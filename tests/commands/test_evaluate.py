@@ -14,11 +14,11 @@ import rasterio
 import shapely
 from affine import Affine
 
-from tilenet import evaluate
-from tilenet.commands.evaluate import main
-from tilenet.confusion import SMALL_SPAN, count_pairs, scores
+from tilenet.cli.evaluate import main
 from tilenet.errors import TilenetError
-from tilenet.evaluate import class_names, confusion_matrix
+from tilenet.mapping import evaluate
+from tilenet.mapping.evaluate import class_names, confusion_matrix
+from tilenet.scores import SMALL_SPAN, count_pairs, scores
 
 Write = Callable[..., str]
 SIZE = 37, 53

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tilenet.commands.halo import main
+from tilenet.cli.halo import main
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 
 Capture = pytest.CaptureFixture[str]
 

@@ -11,9 +11,9 @@ from affine import Affine
 from info_answers import SIZE, Write, asked, pixels, shown
 
 from tilenet.__main__ import main
-from tilenet.commands import info as info_command
-from tilenet.commands.info_text import _bytes
-from tilenet.files import header as header_module
+from tilenet.cli import info as info_command
+from tilenet.cli.info import _bytes
+from tilenet.data import inspect as header_module
 
 
 def test_the_header_is_what_was_written(

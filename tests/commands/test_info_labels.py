@@ -11,7 +11,7 @@ import shapely
 from affine import Affine
 from info_answers import GRID, Write, asked, pixels, shown
 
-from tilenet.planning.class_weights import balanced_weights
+from tilenet.data.schedule import balanced_weights
 
 
 def test_how_label_rasters_lie_to_their_image(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tilenet.commands.plan import main
-from tilenet.dry_run import dry_run
+from tilenet.cli.plan import main
 from tilenet.geometry.halo import context_of, epsilon_px
-from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.geometry.tiles import Cut, cut, halo_rule
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.planning.memory.dry_run import dry_run
 from tilenet.planning.plan import read_plan
 
 Capture = pytest.CaptureFixture[str]

@@ -13,7 +13,7 @@ import rasterio
 from affine import Affine
 
 from tilenet.__main__ import main
-from tilenet.files.maps import class_colours
+from tilenet.mapping.writer import class_colours
 
 Write = Callable[..., str]
 SIZE = 61, 83
@@ -418,7 +418,7 @@ def test_memory_does_not_grow_with_the_image(tmp_path: Path) -> None:
     out = tmp_path / "out.png"
     code = (
         "import sys; from tilenet.__main__ import main\n"
-        "from tilenet.parallel.peak_memory import peak_bytes\n"
+        "from tilenet.parallel.health.progress import peak_bytes\n"
         f"code = main(['preview', {str(path)!r}, {str(out)!r}, '--size', '300'])\n"
         "print(peak_bytes([])); sys.exit(code)"
     )

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tilenet.commands import plan as plan_command
-from tilenet.commands.profile import main
-from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.cli import plan as plan_command
+from tilenet.cli.profile import main
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.parallel.measure import measure_layers
-from tilenet.planning.profile import read_profile
+from tilenet.parallel.pipeline.layer_times import measure_layers
+from tilenet.planning.time.profile import read_profile
 
 Capture = pytest.CaptureFixture[str]
 SMALL = ["--poolings", "2", "--convs", "1", "--base", "4", "--bands", "3", "--device", "cpu"]
@@ -99,7 +99,7 @@ def test_a_tile_that_is_too_large_is_refused(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError(message)
 
-    monkeypatch.setattr("tilenet.commands.profile.measure_layers", full)
+    monkeypatch.setattr("tilenet.cli.profile.measure_layers", full)
     said = refusal(capsys, 1, "--tile", "512")
     assert f"(tile: 512 × 512 px on cpu: {message.splitlines()[0]}); measure a smaller tile" in said
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tilenet.files.maps import MapKind, MapWriter
-from tilenet.files.raster import Raster
-from tilenet.geometry.tiles import Window
+from tilenet.data.rasters.raster import Raster
+from tilenet.geometry.windows import Window
+from tilenet.mapping.writer import MapKind, MapWriter
 
 Write = Callable[..., str]
 CLASSES = MapKind(1, "uint8", 255, ("water", "forest", "town"))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import rasterio
 
-from tilenet.files import aside
-from tilenet.files.cog import put_map
+from tilenet.mapping.writer import put_map
+from tilenet.storage import atomic as aside
 
 
 @pytest.fixture

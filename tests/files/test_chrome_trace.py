@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tilenet.errors import TilenetError
-from tilenet.files.chrome_trace import TraceEvent, pack_trace, read_trace
+from tilenet.parallel.health.trace import TraceEvent, pack_trace, read_trace
 
 # What Kineto writes of a GPU: a copy, a kernel, and events that take no time.
 GPU = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilenet.files.coarsen import block_mean, block_mode
+from tilenet.data.rasters.resample import block_mean, block_mode
 
 SIZES = st.tuples(st.integers(1, 13), st.integers(1, 13))
 DTYPES = ["uint8", "int16", "uint16", "int32", "float32", "float64"]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import rasterio
 
-from tilenet.files import collar as module
-from tilenet.files import raster as raster_module
-from tilenet.files.collar import Collar, collar_strips, strip_runs
-from tilenet.files.raster import Raster
-from tilenet.geometry.tiles import Window
+from tilenet.data.rasters import collar as module
+from tilenet.data.rasters import raster as raster_module
+from tilenet.data.rasters.collar import Collar, collar_strips, strip_runs
+from tilenet.data.rasters.raster import Raster
+from tilenet.geometry.windows import Window
 
 Write = Callable[..., str]
 

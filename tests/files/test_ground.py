@@ -16,13 +16,12 @@ from rasterio.rpc import RPC
 from rasterio.vrt import WarpedVRT
 from rasterio.warp import reproject
 
+from tilenet.data.inspect import header_of
+from tilenet.data.labels.open import open_labels
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.files.header import header_of
-from tilenet.files.label_files import open_labels
-from tilenet.files.maps import MapKind, MapWriter
-from tilenet.files.raster import Raster
-from tilenet.geometry.bbox import Part
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
+from tilenet.mapping.writer import MapKind, MapWriter
 
 Write = Callable[..., str]
 SIZE = 47, 59

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.files.history import COLUMNS, History
+from tilenet.storage.tables import COLUMNS, History
 
 
 def rows_of(path: Path) -> list[list[str]]:

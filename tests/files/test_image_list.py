@@ -9,13 +9,13 @@ import pyogrio
 import pytest
 import shapely
 
+from tilenet.data import image_list, image_patterns
+from tilenet.data.image_list import read_image_list
+from tilenet.data.image_patterns import is_list_file, is_pattern, matched
 from tilenet.errors import TilenetError
-from tilenet.files import image_list, image_patterns
-from tilenet.files.image_list import read_image_list
-from tilenet.files.image_patterns import is_list_file, is_pattern, matched
-from tilenet.run.file import RunFile
-from tilenet.run.keys import ValidationKeys
-from tilenet.run.lists import with_listed_images
+from tilenet.training.config import RunFile
+from tilenet.training.config_io import with_listed_images
+from tilenet.training.config_keys import ValidationKeys
 
 
 @pytest.fixture

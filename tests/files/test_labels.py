@@ -9,14 +9,14 @@ import rasterio
 from affine import Affine
 from pyproj import Transformer
 
+from tilenet.data.labels import raster as module
+from tilenet.data.labels.open import open_labels, resampling_note
+from tilenet.data.labels.raster import Labels
+from tilenet.data.rasters import raster
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.rasters.resample import block_mode
 from tilenet.errors import TilenetError
-from tilenet.files import labels as module
-from tilenet.files import raster
-from tilenet.files.coarsen import block_mode
-from tilenet.files.label_files import open_labels, resampling_note
-from tilenet.files.labels import Labels
-from tilenet.files.raster import Raster
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
 
 Write = Callable[..., str]
 SIZE = 29, 41

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.files import lock as module
-from tilenet.files.lock import Lock
+from tilenet.storage import lock as module
+from tilenet.storage.lock import Lock
 
 HOLD = """
 import sys
 from pathlib import Path
-from tilenet.files.lock import Lock
+from tilenet.storage.lock import Lock
 with Lock(Path(sys.argv[1]), "the run's folder out", print):
     print("held", flush=True)
     sys.stdin.read()
@@ -31,7 +31,7 @@ with Lock(Path(sys.argv[1]), "the run's folder out", print):
 COUNT = """
 import sys
 from pathlib import Path
-from tilenet.files.lock import Lock
+from tilenet.storage.lock import Lock
 counter = Path(sys.argv[1] + ".counter")
 for _ in range(int(sys.argv[2])):
     with Lock(Path(sys.argv[1]), "a counter", print):

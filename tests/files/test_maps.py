@@ -26,10 +26,10 @@ from rasterio._err import CPLE_AppDefinedError
 from rasterio.errors import RasterioIOError
 from rio_cogeo.cogeo import cog_validate
 
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.files.maps import MapKind, MapWriter, check_target, class_colours
-from tilenet.files.raster import Raster
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
+from tilenet.mapping.writer import MapKind, MapWriter, check_target, class_colours
 
 AWKWARD = [(1, 1), (7, 513), (511, 3), (700, 1101), (1025, 640)]
 

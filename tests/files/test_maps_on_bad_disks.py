@@ -12,8 +12,8 @@ import rasterio
 from maps_of_tests import CLASSES, Write, like, values_of
 
 from tilenet.errors import TilenetError
-from tilenet.files.maps import MapWriter
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
+from tilenet.mapping.writer import MapWriter
 
 
 @contextmanager

@@ -12,12 +12,11 @@ import pytest
 import rasterio
 from maps_of_tests import CLASSES, SCORES, Write, like, values_of, write_in_tiles, written
 
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.files.kept_pixels import Part
-from tilenet.files.map_journal import MapJournal
-from tilenet.files.maps import MapKind, MapWriter
-from tilenet.files.raster import Raster
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
+from tilenet.mapping.journal import MapJournal, Part
+from tilenet.mapping.writer import MapKind, MapWriter
 
 
 def going_on(path: Path, source: Raster, kind: MapKind = CLASSES, **made_of: object) -> MapWriter:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.files.network_record import NetworkRecord
-from tilenet.files.weights import load_json
-from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.storage.checkpoints import load_json
+from tilenet.storage.network_json import NetworkRecord
 
 OPTIONS = [
     UNetOptions(poolings=2, base=6, bands=3, classes=3, norm="batch", dropout=0.2),

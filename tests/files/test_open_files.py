@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.files.open_files import allow_open_files
+from tilenet.training.images import allow_open_files
 
 
 @pytest.mark.parametrize(

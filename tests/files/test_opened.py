@@ -8,12 +8,11 @@ import pytest
 import rasterio
 import rasterio.shutil
 
-from tilenet.commands import info, preview
+from tilenet.cli import info, preview
+from tilenet.data.labels.open import open_labels
+from tilenet.data.rasters.opening import SIGNATURES, Format, dtypes_of
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.files.formats import SIGNATURES, Format
-from tilenet.files.label_files import open_labels
-from tilenet.files.opened import dtypes_of
-from tilenet.files.raster import Raster
 
 Write = Callable[..., str]
 

@@ -9,10 +9,10 @@ import rasterio
 from affine import Affine
 from rasterio.enums import ColorInterp
 
+from tilenet.data.rasters import raster as raster_module
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.files import raster as raster_module
-from tilenet.files.raster import Raster
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
 
 Write = Callable[..., str]
 HEIGHT, WIDTH = 37, 53

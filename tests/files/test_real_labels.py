@@ -14,12 +14,12 @@ from pyproj import CRS, Transformer
 from rasterio.features import rasterize
 from rasterio.warp import Resampling, reproject, transform_geom
 
+from tilenet.data.labels.open import open_labels
+from tilenet.data.labels.raster import Labels
+from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.files.label_files import open_labels
-from tilenet.files.labels import Labels
-from tilenet.files.raster import Raster
-from tilenet.files.vector_keys import VectorKeys
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
 
 pytestmark = pytest.mark.real
 

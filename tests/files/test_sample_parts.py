@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tilenet.files.raster import Raster
-from tilenet.files.sample_parts import PART_PX, sample_parts
-from tilenet.geometry.tiles import Window
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.rasters.resample import PART_PX, sample_parts
+from tilenet.geometry.windows import Window
 
 Write = Callable[..., str]
 
@@ -46,7 +46,7 @@ def test_uneven_pictures_are_one_part() -> None:
 def test_a_picture_has_the_pixels_that_gdal_takes(
     write_raster: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tilenet.files.sample_parts.PART_PX", 700)
+    monkeypatch.setattr("tilenet.data.rasters.resample.PART_PX", 700)
     rng = np.random.default_rng(3)
     values = rng.integers(1, 5000, (3, 120, 150), dtype=np.uint16)
     path = write_raster("image.tif", values, tiled=True, blockxsize=32, blockysize=32)

@@ -9,11 +9,11 @@ import rasterio
 from affine import Affine
 from rasterio.enums import ColorInterp
 
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError
-from tilenet.files.maps import check_target
-from tilenet.files.raster import Raster
-from tilenet.files.stack import stacked_paths
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
+from tilenet.mapping.writer import check_target
 
 Write = Callable[..., str]
 HEIGHT, WIDTH = 29, 43

@@ -18,15 +18,14 @@ import rasterio
 import shapely
 from polygons import random_polygons
 
+from tilenet.data.labels.open import open_labels
+from tilenet.data.labels.source import HeldOutLabels, LabelSource
+from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.data.rasters import cache as staged
+from tilenet.data.rasters.cache import MARKER, StagingFolder
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.files import staged
-from tilenet.files.held_out_labels import HeldOutLabels
-from tilenet.files.label_files import open_labels
-from tilenet.files.label_source import LabelSource
-from tilenet.files.raster import Raster
-from tilenet.files.staging_folder import MARKER, StagingFolder
-from tilenet.files.vector_keys import VectorKeys
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
 
 Write = Callable[..., str]
 RNG = np.random.default_rng(3)
@@ -283,7 +282,7 @@ def test_a_folder_that_cannot_be_written_any_more_is_said_once(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tilenet.files.staging_folder import MARKER, StagingFolder
+from tilenet.data.rasters.cache import MARKER, StagingFolder
 folder = StagingFolder.make(Path(sys.argv[1]), print)
 folder.write("block", [])
 (folder.path / ".half.part").touch()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.files.tensorboard import FOLDER, Scalars, _checksum
+from tilenet.storage.tensorboard import FOLDER, Scalars, _checksum
 
 
 def never(sentence: str) -> None:

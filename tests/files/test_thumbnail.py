@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from affine import Affine
 
-from tilenet.files import thumbnail as module
-from tilenet.files.thumbnail import LabelFile, thumbnail
-from tilenet.geometry.tiles import Window
+from tilenet.data import thumbnail as module
+from tilenet.data.thumbnail import LabelFile, thumbnail
+from tilenet.geometry.windows import Window
 
 Write = Callable[..., str]
 SIZE = 97, 131

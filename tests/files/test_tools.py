@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from rasterio.control import GroundControlPoint
 from rasterio.rio.main import main_group
 
-from tilenet.files import tools
+from tilenet.data.rasters import remedies as tools
 
 Write = Callable[..., str]
 NORTH = {"transform": rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)}

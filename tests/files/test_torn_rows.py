@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.files.history import COLUMNS, History
-from tilenet.files.run_tables import read_run_table
+from tilenet.storage.tables import COLUMNS, History, read_run_table
 
 TABLES = {
     "history.csv": COLUMNS,

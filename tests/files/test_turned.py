@@ -7,11 +7,11 @@ import pytest
 import torch
 from test_raster import HEIGHT, WIDTH, pixels_of, seen_in
 
-from tilenet.files.labels import Labels
-from tilenet.files.raster import Raster
-from tilenet.files.turned import read_turned
-from tilenet.geometry.symmetry import SYMMETRIES, Symmetry
-from tilenet.geometry.tiles import Tile, Window
+from tilenet.data.labels.raster import Labels
+from tilenet.data.rasters.raster import Raster
+from tilenet.geometry.tiles import Tile
+from tilenet.geometry.windows import SYMMETRIES, Symmetry, Window
+from tilenet.training.reader import read_turned
 
 REGION = Window(6, 11, 21, 34)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilenet.files import value_counts as module
-from tilenet.files.value_counts import ValueCounts, count_values, merge_counts
+from tilenet.data import histogram as module
+from tilenet.data.histogram import ValueCounts, count_values, merge_counts
 
 PERCENTS = (0, 1, 2, 25, 50, 75, 98, 100)
 WHOLE = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]

@@ -11,12 +11,12 @@ import shapely
 from affine import Affine
 from polygons import burned_by_hand, moved, random_polygons
 
+from tilenet.data.labels.open import open_labels
+from tilenet.data.labels.polygons import VectorLabels
+from tilenet.data.labels.raster import Labels
+from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.files.label_files import open_labels
-from tilenet.files.labels import Labels
-from tilenet.files.raster import Raster
-from tilenet.files.vector_keys import VectorKeys
-from tilenet.files.vector_labels import VectorLabels
 
 Write = Callable[..., str]
 SIZE = 60, 80

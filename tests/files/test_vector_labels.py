@@ -9,14 +9,15 @@ from affine import Affine
 from polygons import burned_by_hand, moved, random_polygons
 from rasterio.features import rasterize
 
-from tilenet.files import vector_labels, vector_layer
-from tilenet.files.block_cache import BlockCache
-from tilenet.files.label_files import open_labels
-from tilenet.files.label_source import LabelSource
-from tilenet.files.raster import Raster
-from tilenet.files.vector_keys import VectorKeys
-from tilenet.files.vector_labels import VectorLabels
-from tilenet.geometry.tiles import Window
+from tilenet.data.labels import polygons as vector_labels
+from tilenet.data.labels import polygons as vector_layer
+from tilenet.data.labels.open import open_labels
+from tilenet.data.labels.polygons import VectorLabels
+from tilenet.data.labels.source import LabelSource
+from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.data.rasters.cache import BlockCache
+from tilenet.data.rasters.raster import Raster
+from tilenet.geometry.windows import Window
 
 Write = Callable[..., str]
 SIZE = 600, 1100  # of two and three blocks

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from tilenet.errors import TilenetError
-from tilenet.files import weights as module
-from tilenet.files.checksums import wrong_file
-from tilenet.files.weights import (
+from tilenet.storage import checkpoints as module
+from tilenet.storage.checkpoints import (
     FILES,
     checkpoint_of_step,
     find_checkpoint,
@@ -22,6 +21,7 @@ from tilenet.files.weights import (
     mark_best,
     save_checkpoint,
 )
+from tilenet.storage.checksums import wrong_file
 
 NETWORK = {"format": "tilenet-network-1", "layers": [{"kind": "conv", "kernel": 3}]}
 

@@ -17,20 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from tilenet.files.history import History
-from tilenet.files.image_list import read_image_list
-from tilenet.files.image_patterns import is_pattern, matched
-from tilenet.files.label_files import open_labels
-from tilenet.files.network_record import NetworkRecord
-from tilenet.files.raster import Raster
-from tilenet.files.vector_keys import VectorKeys
-from tilenet.files.weights import load_json, load_tensors
-from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.geometry.tiles import Window
+from tilenet.data.image_list import read_image_list
+from tilenet.data.image_patterns import is_pattern, matched
+from tilenet.data.labels.open import open_labels
+from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.data.rasters.raster import Raster
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.geometry.windows import Window
 from tilenet.model.network import build_network, check_weight_count, load_weights
-from tilenet.model.optimizer_state import check_state
 from tilenet.planning.plan import read_plan
-from tilenet.run.arguments import read_run_file
+from tilenet.storage.checkpoints import load_json, load_tensors
+from tilenet.storage.network_json import NetworkRecord
+from tilenet.storage.tables import History
+from tilenet.training.config_io import read_run_file
+from tilenet.training.folder import check_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -13,13 +13,12 @@ from hostile import few, noisy, said, spoilt, written
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilenet.files.map_journal import MapJournal
-from tilenet.files.maps import MapKind, MapWriter
-from tilenet.files.raster import Raster
-from tilenet.files.survey_record import Survey, load_survey, save_survey
-from tilenet.files.weights import FILES, save_checkpoint
-from tilenet.files.whole_checkpoint import checked_checkpoint, newest_whole
-from tilenet.geometry.tiles import Window
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.survey_record import Survey, load_survey, save_survey
+from tilenet.geometry.windows import Window
+from tilenet.mapping.journal import MapJournal
+from tilenet.mapping.writer import MapKind, MapWriter
+from tilenet.storage.checkpoints import FILES, checked_checkpoint, newest_whole, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilenet.__main__ import main
+from tilenet.report.page import page
 from tilenet.report.run_view import RunView
-from tilenet.report.write import page
 
 sys.path.append(str(Path(__file__).parents[1] / "report"))
 from pages import Page

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from tilenet.geometry.layers import Layer
+from tilenet.model.modules import BlockMaxPool
 from tilenet.model.network import Network, build_network
-from tilenet.model.pool import BlockMaxPool
 
 Interval = tuple[int, int]
 

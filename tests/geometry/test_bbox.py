@@ -6,8 +6,7 @@ from math import cos, sin
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.bbox import checked_window, overlap, window_of_bbox
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window, checked_window, overlap, window_of_bbox
 
 SIZE = 70, 90
 UPRIGHT = (2.0, 0.0, 5e5, 0.0, -2.0, 4e6)

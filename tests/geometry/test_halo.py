@@ -20,7 +20,7 @@ from tilenet.geometry.halo import (
     output_size,
 )
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, Pop, Stash, TransposedConv, Upsample
-from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.unet import UNetOptions, unet_layers
 
 PADDINGS, UPSAMPLINGS = ("same", "valid"), ("nearest", "bilinear", "transposed")
 WAYS = list(product(PADDINGS, UPSAMPLINGS))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.layers import Conv, Dropout, Layer, Norm, Pool, Pop, Stash, TransposedConv
-from tilenet.geometry.networks import PAPER_LEVELS, PRESETS, UNetOptions, unet_layers
+from tilenet.geometry.unet import PAPER_LEVELS, PRESETS, UNetOptions, unet_layers
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from tilenet.geometry.layers import (
     Stash,
     TransposedConv,
 )
-from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.geometry.prefixes import prefix_halo_px, unpopped
-from tilenet.geometry.shares import own_edges
+from tilenet.geometry.ownership import own_edges, prefix_halo_px, unpopped
+from tilenet.geometry.unet import UNetOptions, unet_layers
 
 
 @pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "transposed"])

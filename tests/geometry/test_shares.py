@@ -24,16 +24,10 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
-from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.geometry.shares import (
-    AxisShares,
-    Rim,
-    axis_shares,
-    check_shares,
-    own_edges,
-    rim_of,
-)
-from tilenet.geometry.tiles import Cut, HaloRule, Span, Window, cut
+from tilenet.geometry.ownership import AxisShares, Rim, axis_shares, check_shares, own_edges, rim_of
+from tilenet.geometry.tiles import Cut, HaloRule, Span, cut
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.geometry.windows import Window
 
 LAYERS: tuple[Layer, ...] = (
     Conv(1, 1, padding=1),

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilenet.geometry.symmetry import AS_IS, SYMMETRIES, Symmetry, symmetries
-from tilenet.geometry.tiles import Window, reflected
+from tilenet.geometry.windows import AS_IS, SYMMETRIES, Symmetry, Window, reflected, symmetries
 
 PIXELS = np.random.default_rng(1).normal(size=(2, 5, 3))
 

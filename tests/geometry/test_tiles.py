@@ -12,18 +12,9 @@ from hypothesis import strategies as st
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of, input_interval, output_size
-from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
-from tilenet.geometry.tiles import (
-    Cut,
-    HaloRule,
-    Span,
-    Tile,
-    Window,
-    cut,
-    halo_rule,
-    owned,
-    reflected,
-)
+from tilenet.geometry.tiles import Cut, HaloRule, Span, Tile, cut, halo_rule, owned
+from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
+from tilenet.geometry.windows import Window, reflected
 
 
 @cache

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tilenet.errors import TilenetError
-from tilenet.files.network_record import NetworkRecord
-from tilenet.files.weights import load_tensors
-from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network, check_weight_count, load_weights
-from tilenet.model.optimizer_state import check_state
+from tilenet.storage.checkpoints import load_tensors
+from tilenet.storage.network_json import NetworkRecord
+from tilenet.training.folder import check_state
 
 LAYERS = unet_layers(UNetOptions(poolings=1, base=2, bands=1, classes=2, norm="batch"))
 RECORD = NetworkRecord(LAYERS, (1,), ("a", "b"), 255, (0.5,), (2.0,), None, None, "float32", 5)

@@ -15,14 +15,14 @@ from mpi4py import MPI
 
 from launch.__main__ import main as launch
 from tilenet.__main__ import main
+from tilenet.data.labels.open import open_labels
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError, UsageError
-from tilenet.files.cog import put_map
-from tilenet.files.label_files import open_labels
-from tilenet.files.network_record import NetworkRecord
-from tilenet.files.raster import Raster
-from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.parallel.progress import progress_bar
-from tilenet.run.arguments import read_run_file
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.mapping.writer import put_map
+from tilenet.parallel.health.progress import progress_bar
+from tilenet.storage.network_json import NetworkRecord
+from tilenet.training.config_io import read_run_file
 
 Write = Callable[..., str]
 

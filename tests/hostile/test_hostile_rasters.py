@@ -9,10 +9,10 @@ import pytest
 import rasterio
 from rasterio import Affine
 
+from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.files.raster import Raster
-from tilenet.files.vector_keys import VectorKeys
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
 
 
 def sparse(path: Path, side: int, **profile: Any) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tilenet.errors import TilenetError, UsageError
-from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.planning.layer_bytes import check_weight_bytes
-from tilenet.run.arguments import read_run_file
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.planning.memory.layer import check_weight_bytes
+from tilenet.training.config_io import read_run_file
 
 LEAST = "images: a.tif\nlabels: b.tif\nclasses: 2\noutput: out\nsteps: 1\n"
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tilenet.data.image_list import read_image_list
+from tilenet.data.image_patterns import matched
+from tilenet.data.labels.open import open_labels
+from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError
-from tilenet.files.history import History
-from tilenet.files.image_list import read_image_list
-from tilenet.files.image_patterns import matched
-from tilenet.files.label_files import open_labels
-from tilenet.files.raster import Raster
-from tilenet.files.stack import stacked_paths
-from tilenet.files.vector_keys import VectorKeys
+from tilenet.storage.tables import History
 
 
 @pytest.mark.parametrize(

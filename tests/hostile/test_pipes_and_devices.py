@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tilenet.data.image_list import read_image_list
+from tilenet.data.labels.open import open_labels
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.survey_record import load_survey
 from tilenet.errors import TilenetError, UsageError
-from tilenet.files.checksums import wrong_file
-from tilenet.files.history import History
-from tilenet.files.image_list import read_image_list
-from tilenet.files.label_files import open_labels
-from tilenet.files.maps import check_target
-from tilenet.files.raster import Raster
-from tilenet.files.survey_record import load_survey
-from tilenet.files.weights import FILES, load_json, load_tensors
+from tilenet.mapping.writer import check_target
 from tilenet.planning.plan import read_plan
 from tilenet.report.run_view import RunView
-from tilenet.run.arguments import read_run_file
-from tilenet.run.folder import RunFolder
+from tilenet.storage.checkpoints import FILES, load_json, load_tensors
+from tilenet.storage.checksums import wrong_file
+from tilenet.storage.tables import History
+from tilenet.training.config_io import read_run_file
+from tilenet.training.folder import RunFolder
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])

@@ -10,11 +10,11 @@ import pyogrio.raw
 import pytest
 import shapely
 
+from tilenet.data.image_list import read_image_list
+from tilenet.data.labels.open import open_labels
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.files.image_list import read_image_list
-from tilenet.files.label_files import open_labels
-from tilenet.files.maps import check_target
-from tilenet.files.raster import Raster
+from tilenet.mapping.writer import check_target
 
 Write = Callable[..., str]
 PIXELS = np.random.default_rng(0).integers(1, 200, (37, 41), dtype=np.uint8)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tilenet.keys import uniform
-from tilenet.model.dropout import ChannelDropout, MaskKey
+from tilenet.model.modules import ChannelDropout, MaskKey
+from tilenet.random_keys import uniform
 
 CHANNELS = 23
 

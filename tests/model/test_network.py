@@ -11,10 +11,10 @@ from torch import nn
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of, output_size
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv
-from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule, owned
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.model.modules import BatchNorm
 from tilenet.model.network import Network, build_network, load_weights, network_to_score
-from tilenet.model.norms import BatchNorm
 
 SMALL = UNetOptions(poolings=2, base=4, bands=3, classes=5)
 WAYS = list(product(("same", "valid"), ("nearest", "bilinear", "transposed")))

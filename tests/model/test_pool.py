@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from tilenet.geometry.layers import Pool
+from tilenet.model.modules import BlockMaxPool, block_max
 from tilenet.model.network import build_network
-from tilenet.model.pool import BlockMaxPool, block_max
 
 SHAPES = ((1, 1, 2, 2), (3, 5, 8, 6), (2, 3, 9, 7), (1, 4, 2, 13), (2, 2, 5, 4))
 

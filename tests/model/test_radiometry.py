@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tilenet.geometry.tiles import Window, reflected
-from tilenet.model.radiometry import Radiometry
+from tilenet.geometry.windows import Window, reflected
+from tilenet.model.inputs import Radiometry
 
 BANDS, SIZE = 3, (19, 26)
 ALL = Radiometry(0.3, 0.5, 0.7)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from mpi4py import MPI
 
-from tilenet import account as run_account
+from tilenet import train as run_account
 
 BARRIER = MPI.COMM_WORLD.Dup()  # the tests' own messages cannot match it
 ALONE_SECONDS = 10  # a rank that failed waits for the others so long

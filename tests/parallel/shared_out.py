@@ -9,12 +9,12 @@ from mpi4py import MPI
 from torch import Tensor
 
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.shares import tiling_shares
+from tilenet.geometry.ownership import tiling_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
-from tilenet.parallel.pipeline import Checkpointing, Pipe
-from tilenet.parallel.spatial_network import HaloMode, spatial_network
+from tilenet.parallel.exchange.network import HaloMode, spatial_network
+from tilenet.parallel.pipeline.pipe import Checkpointing, Pipe
 
 CPU = torch.device("cpu")
 

@@ -16,14 +16,14 @@ from shared_out import grids
 from torch import Tensor, nn
 
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv, Upsample
-from tilenet.geometry.shares import AxisShares, Rim, axis_shares, rim_of
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.ownership import AxisShares, Rim, axis_shares, rim_of
+from tilenet.geometry.windows import Window
 from tilenet.model.network import build_network
-from tilenet.parallel.exchange import Journey, Line, extend, part_of
-from tilenet.parallel.global_sum import global_sum
-from tilenet.parallel.norm import EPSILON, Cells, WholeImageNorm
-from tilenet.parallel.spatial import spatial_layer
-from tilenet.parallel.spatial_conv import Shape, convolve
+from tilenet.parallel.exchange.conv import Shape, convolve
+from tilenet.parallel.exchange.halo import Journey, Line, extend, part_of
+from tilenet.parallel.exchange.layers import spatial_layer
+from tilenet.parallel.exchange.norm import EPSILON, Cells, WholeImageNorm
+from tilenet.parallel.sums.values import global_sum
 
 EXACT = 1e-13  # of float64 sums of some thousand products, relative to |Fx|·|y|
 

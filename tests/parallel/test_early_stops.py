@@ -13,19 +13,19 @@ from mpi4py import MPI
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
+from tilenet.data import holdout as labelled_blocks
+from tilenet.data import survey
+from tilenet.data.rasters import collar
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.files import collar
-from tilenet.files.raster import Raster
 from tilenet.model import network
-from tilenet.parallel import labelled_blocks, survey
-from tilenet.parallel.signals import StopRequests
-from tilenet.parallel.stop_rounds import StopAgreed
-from tilenet.parallel.together import end_if_asked, together
+from tilenet.parallel.health.signals import StopAgreed, StopRequests
+from tilenet.parallel.ranks.together import end_if_asked, together
 from tilenet.predict import Prediction, predict
-from tilenet.run import images
-from tilenet.run.file import RunFile
-from tilenet.run.keys import ValidationKeys
 from tilenet.train import train
+from tilenet.training import images
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import ValidationKeys
 
 STOPPED = "stopped before the first step"
 

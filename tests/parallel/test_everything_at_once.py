@@ -18,8 +18,8 @@ from test_vector_training import drawn_scene
 from whole_image import Outcome, Scene
 from whole_recipe import train_recipe
 
-from tilenet.run.file import RunFile
-from tilenet.run.keys import MeshKeys, VectorKeys
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import MeshKeys, VectorKeys
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 

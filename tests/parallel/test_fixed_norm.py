@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tilenet.geometry.layers import Norm
-from tilenet.geometry.tiles import Window
-from tilenet.parallel import fixed_norm
-from tilenet.parallel.fixed_norm import FixedNorm, Moments, moments_of
+from tilenet.geometry.windows import Window
+from tilenet.parallel.exchange import norm_passes as fixed_norm
+from tilenet.parallel.exchange.norm_passes import FixedNorm, Moments, moments_of
 
 CHANNELS, GROUPS = 6, 3
 

@@ -14,12 +14,12 @@ from test_same_as_whole_image import run_file
 from whole_image import random_scene
 
 from tilenet.errors import AgreedError
-from tilenet.model import loss_scale
-from tilenet.model.loss_scale import LossScale
-from tilenet.run.file import RunFile
-from tilenet.run.keys import NetworkKeys, OptimizerKeys, TileKeys
-from tilenet.run.step import Step
+from tilenet.model import loss as loss_scale
+from tilenet.model.loss import LossScale
 from tilenet.train import train
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import NetworkKeys, OptimizerKeys, TileKeys
+from tilenet.training.step import Step
 
 FIRST = 2.0**18  # gradients of these images overflow until it is halved some ten times
 NETWORK = NetworkKeys(poolings=2, base=4)  # no dropout: a step thrown away can be made again

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tilenet.errors import TilenetError
-from tilenet.parallel.gpu_shares import VISIBLE_DEVICES, share_gpus, visible_gpus
+from tilenet.parallel.ranks.devices import VISIBLE_DEVICES, share_gpus, visible_gpus
 
 ALL = "abcdefgh"
 

@@ -7,8 +7,8 @@ import torch
 from mpi4py import MPI
 from torch import nn
 
-from tilenet.parallel.gradients import GradientSum
-from tilenet.parallel.transport import Transport
+from tilenet.parallel.sums.gradients import GradientSum
+from tilenet.parallel.sums.transports import Transport
 
 
 def parameters(seed: int) -> list[nn.Parameter]:

@@ -23,15 +23,15 @@ from unlike_scenes import (
 )
 from whole_image import IGNORE, Scene, train_whole
 
+from tilenet.data import holdout as labelled_blocks
+from tilenet.data.holdout import HeldOut
 from tilenet.errors import AgreedError
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.networks import unet_layers
-from tilenet.parallel import labelled_blocks
-from tilenet.planning.held_out import HeldOut
-from tilenet.run import images as run_images
-from tilenet.run.images import hold_out, open_images
-from tilenet.run.keys import AugmentKeys, MeshKeys, ValidationKeys
+from tilenet.geometry.unet import unet_layers
 from tilenet.train import train
+from tilenet.training import images as run_images
+from tilenet.training.config_keys import AugmentKeys, MeshKeys, ValidationKeys
+from tilenet.training.images import hold_out, open_images
 
 
 @pytest.mark.ranks(1, 2, 3, 4)

@@ -8,8 +8,8 @@ from mpi4py import MPI
 from whole_image import random_scene
 
 from tilenet.__main__ import main
-from tilenet.info import Asked, describe
-from tilenet.parallel import survey as module
+from tilenet.data import survey as module
+from tilenet.data.inspect import Asked, describe
 
 pytestmark = pytest.mark.ranks(1, 2, 3)
 

@@ -6,9 +6,14 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from tilenet.parallel import job_layout
-from tilenet.parallel.job_layout import RankLayout, layout_lines, oversubscribed, say_layout
-from tilenet.parallel.mesh import node_place
+from tilenet.parallel.ranks import devices as job_layout
+from tilenet.parallel.ranks.devices import (
+    RankLayout,
+    layout_lines,
+    node_place,
+    oversubscribed,
+    say_layout,
+)
 
 
 def on_cpus(node: int, ranks: range, cores: int, threads: int = 1) -> list[RankLayout]:

@@ -16,18 +16,18 @@ from test_resume import rows, weights
 from test_same_as_whole_image import NETWORKS, options_of, run_file
 from whole_image import random_scene
 
+from tilenet.data import survey as module
+from tilenet.data.holdout import HeldOut
+from tilenet.data.labels.raster import Labels
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.survey_record import Survey, load_survey, save_survey
 from tilenet.errors import AgreedError
-from tilenet.files.labels import Labels
-from tilenet.files.raster import Raster
-from tilenet.files.survey_record import Survey, load_survey, save_survey
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.parallel import survey as module
-from tilenet.planning.held_out import HeldOut
-from tilenet.run.file import RunFile
-from tilenet.run.keys import NetworkKeys, ValidationKeys, VectorKeys
-from tilenet.run.survey import SURVEY, survey_key
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.train import train
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import NetworkKeys, ValidationKeys, VectorKeys
+from tilenet.training.statistics import SURVEY, survey_key
 
 USED, ANEW = "statistics and labelled places are those of", "all pixels are looked at anew"
 Capture = pytest.CaptureFixture[str]

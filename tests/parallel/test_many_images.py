@@ -15,10 +15,10 @@ from whole_image import random_scene
 
 from tilenet.__main__ import main
 from tilenet.errors import AgreedError
-from tilenet.run.file import RunFile
-from tilenet.run.keys import MeshKeys, ValidationKeys
-from tilenet.run.lists import with_listed_images
 from tilenet.train import train
+from tilenet.training.config import RunFile
+from tilenet.training.config_io import with_listed_images
+from tilenet.training.config_keys import MeshKeys, ValidationKeys
 
 
 @pytest.mark.ranks(2)

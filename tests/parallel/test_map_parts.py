@@ -14,12 +14,12 @@ from mpi4py import MPI
 from test_predict_norms import OPTIONS, Trained, scene_of, trained
 from whole_image import Scene
 
-import tilenet.maps.resume
+import tilenet.mapping.resume
 import tilenet.predict
 from tilenet.__main__ import main
 from tilenet.errors import AgreedError
-from tilenet.maps.job import Mapper
-from tilenet.maps.resume import MapResume
+from tilenet.mapping.job import Mapper
+from tilenet.mapping.resume import MapResume
 from tilenet.predict import Prediction, predict
 
 SIZE = 157, 211
@@ -149,7 +149,7 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(Mapper, "input", count)
     # What is done is kept after each round.
-    monkeypatch.setattr(tilenet.maps.resume, "SHARE", 1e9)
+    monkeypatch.setattr(tilenet.mapping.resume, "SHARE", 1e9)
     return seen
 
 

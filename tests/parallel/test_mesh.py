@@ -5,8 +5,9 @@ import torch
 from mpi4py import MPI
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.parallel import mesh
-from tilenet.parallel.mesh import STEP_SIZES, NodePlace, agreed, choose_devices, node_place, world
+from tilenet.parallel.ranks import comm as mesh
+from tilenet.parallel.ranks.comm import STEP_SIZES, agreed, world
+from tilenet.parallel.ranks.devices import NodePlace, choose_devices, node_place
 
 
 def raise_agreed(comm: MPI.Intracomm, guilty: list[int]) -> None:

@@ -10,11 +10,11 @@ from torchgpipe.skip.layout import inspect_skip_layout
 from torchgpipe.skip.tracker import use_skip_tracker
 
 from tilenet.geometry.layers import Conv, Norm
-from tilenet.geometry.tiles import Window
+from tilenet.geometry.windows import Window
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin, OriginTracker
-from tilenet.parallel.norm import Cells, WholeImageNorm
-from tilenet.parallel.spatial import Surroundings
+from tilenet.parallel.exchange.layers import Surroundings
+from tilenet.parallel.exchange.norm import Cells, WholeImageNorm
 
 
 @pytest.mark.parametrize("norm", ["instance", "group", "batch"])

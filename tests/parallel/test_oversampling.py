@@ -9,9 +9,9 @@ from test_resume import rows, weights
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
-from tilenet.run import work as module
-from tilenet.run.keys import AugmentKeys, MeshKeys
 from tilenet.train import train
+from tilenet.training import workload as module
+from tilenet.training.config_keys import AugmentKeys, MeshKeys
 
 
 @pytest.mark.ranks(2, 4)

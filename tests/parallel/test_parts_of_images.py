@@ -16,14 +16,14 @@ from test_vector_training import KEYS, drawn_scene
 from whole_image import random_scene
 
 from tilenet.__main__ import main
+from tilenet.data.labels.open import open_labels
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.files.label_files import open_labels
-from tilenet.files.raster import Raster
-from tilenet.geometry.bbox import Part
-from tilenet.run.arguments import read_run_file
-from tilenet.run.file import RunFile
-from tilenet.run.keys import AugmentKeys, TileKeys, ValidationKeys
+from tilenet.geometry.windows import Part
 from tilenet.train import train
+from tilenet.training.config import RunFile
+from tilenet.training.config_io import read_run_file
+from tilenet.training.config_keys import AugmentKeys, TileKeys, ValidationKeys
 
 SIZE = (157, 211)
 GRID = rasterio.Affine(2, 0.1, 5e5, 0.1, -2, 4e6)  # of `random_scene`

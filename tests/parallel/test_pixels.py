@@ -13,13 +13,13 @@ from mpi4py import MPI
 from test_same_as_whole_image import LR, SEED, STEPS, differences, options_of, outcome_of, run_file
 from whole_image import Scene, random_scene, train_whole
 
+from tilenet.data.rasters import collar as collar_module
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.survey import share_collars
 from tilenet.errors import AgreedError
-from tilenet.files import collar as collar_module
-from tilenet.files.raster import Raster
-from tilenet.parallel.collars import share_collars
 from tilenet.predict import Prediction, predict
-from tilenet.run.keys import NetworkKeys
 from tilenet.train import train
+from tilenet.training.config_keys import NetworkKeys
 
 NETWORK = NetworkKeys(poolings=2, base=4)
 GRID = {"driver": "GTiff", "crs": "EPSG:32630"}

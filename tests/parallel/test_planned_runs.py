@@ -18,7 +18,7 @@ from test_same_over_partitions import close
 from whole_image import Scene, random_scene, train_whole
 
 from tilenet.__main__ import main
-from tilenet.commands import plan as plan_command
+from tilenet.cli import plan as plan_command
 
 SIZE = 157, 211
 Capture = pytest.CaptureFixture[str]

@@ -14,15 +14,14 @@ from mpi4py import MPI
 from safetensors.torch import save_file
 from whole_image import Scene, random_scene, whole_input
 
-import tilenet.maps.decision
-import tilenet.maps.job
-import tilenet.planning.map_plan
+import tilenet.mapping.job
+import tilenet.planning.maps
 from tilenet.errors import AgreedError
-from tilenet.files.network_record import NetworkRecord
 from tilenet.geometry.layers import Layer, Norm
-from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import Network, build_network
 from tilenet.predict import Prediction, predict
+from tilenet.storage.network_json import NetworkRecord
 
 OPTIONS = UNetOptions(poolings=2, base=4, bands=3, classes=3, norm="instance", groups=2)
 METHODS = ("exchange", "passes")
@@ -178,7 +177,7 @@ def test_exchange_gives_what_one_rank_gives(comm: MPI.Intracomm, shared_path: Pa
 def test_pieces_of_other_outputs(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, output: Any
 ) -> None:
-    monkeypatch.setattr(tilenet.maps.job, "PIECE_PX", (16, 48))
+    monkeypatch.setattr(tilenet.mapping.job, "PIECE_PX", (16, 48))
     scene = scene_of(comm, shared_path, (157, 211))
     made = trained(comm, shared_path, scene, OPTIONS)
     out = shared_path / "map.tif"
@@ -204,8 +203,8 @@ def test_memory_decides_and_rank_0_says_so(
     made = trained(comm, shared_path, scene, OPTIONS)
     wanted = wanted_map(made, scene)
     # 160 × 212 px take 160 · 212 · 8 · (8 + 4 + 4) bytes where most lives
-    monkeypatch.setattr(tilenet.maps.decision, "CPU_BYTES", 300_000)
-    monkeypatch.setattr(tilenet.maps.decision, "CPU_TILE_PX", 64)
+    monkeypatch.setattr(tilenet.mapping.job, "CPU_BYTES", 300_000)
+    monkeypatch.setattr(tilenet.mapping.job, "CPU_TILE_PX", 64)
     capfd.readouterr()
     found, done = mapped(made, scene, comm)
     words = "".join(comm.allgather(capfd.readouterr().err))
@@ -235,10 +234,10 @@ def test_a_prefix_with_a_halo_one_unit_too_small_is_detected(
     """The negative control: the tolerance is tight enough to see it."""
     scene = scene_of(comm, shared_path, (157, 211))
     made = trained(comm, shared_path, scene, OPTIONS)
-    right: Callable[..., int] = tilenet.planning.map_plan.prefix_halo_px
+    right: Callable[..., int] = tilenet.planning.maps.prefix_halo_px
     last = max(index for index, layer in enumerate(made.layers) if isinstance(layer, Norm))
     monkeypatch.setattr(
-        tilenet.planning.map_plan,
+        tilenet.planning.maps,
         "prefix_halo_px",
         lambda layers, stop: right(layers, stop) - 4 * (stop == last),
     )

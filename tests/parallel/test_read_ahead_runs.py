@@ -12,15 +12,15 @@ from test_resume import rows, weights
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
+from tilenet.data.rasters import cache as staged
+from tilenet.data.rasters.cache import StagingFolder
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.read_ahead import ReadAhead
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.files import staged
-from tilenet.files.raster import Raster
-from tilenet.files.staging_folder import StagingFolder
-from tilenet.parallel.read_ahead import ReadAhead
-from tilenet.run.file import RunFile
-from tilenet.run.keys import AugmentKeys, OptimizerKeys, TileKeys
-from tilenet.run.step import Step
 from tilenet.train import train
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import AugmentKeys, OptimizerKeys, TileKeys
+from tilenet.training.step import Step
 
 
 @pytest.fixture(autouse=True)

@@ -14,19 +14,19 @@ from safetensors.torch import load_file
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
-import tilenet.run.folder
 import tilenet.train
+import tilenet.training.folder
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.run.file import RunFile
-from tilenet.run.keys import (
+from tilenet.train import train
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import (
     MeshKeys,
     NetworkKeys,
     OptimizerKeys,
     TileKeys,
     ValidationKeys,
 )
-from tilenet.run.step import Step
-from tilenet.train import train
+from tilenet.training.step import Step
 
 
 def rows(run: RunFile, name: str = "history.csv") -> list[dict[str, str]]:
@@ -172,7 +172,7 @@ def test_a_save_that_fails_in_the_background_is_raised_by_all(
     run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("adamw", 0.01))
     whole = replace(run, output=str(shared_path / "whole"))
     assert train(whole, comm=comm) == 0
-    real, take = tilenet.run.folder.save_checkpoint, Step.take
+    real, take = tilenet.training.folder.save_checkpoint, Step.take
     folders: list[Any] = []
 
     def full(folder: Path, step: int, *rest: Any, **more: Any) -> Path:
@@ -185,16 +185,16 @@ def test_a_save_that_fails_in_the_background_is_raised_by_all(
             one._saving.finish()
         return take(self, *arguments)
 
-    original = tilenet.run.folder.RunFolder.__init__
+    original = tilenet.training.folder.RunFolder.__init__
 
     def made(self, *arguments, **options):  # type: ignore[no-untyped-def]
         original(self, *arguments, **options)
         folders.append(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tilenet.run.folder, "in_background", lambda parameter: True)
-        patch.setattr(tilenet.run.folder, "save_checkpoint", full)
-        patch.setattr(tilenet.run.folder.RunFolder, "__init__", made)
+        patch.setattr(tilenet.training.folder, "in_background", lambda parameter: True)
+        patch.setattr(tilenet.training.folder, "save_checkpoint", full)
+        patch.setattr(tilenet.training.folder.RunFolder, "__init__", made)
         patch.setattr(Step, "take", noted)
         with pytest.raises(AgreedError, match=rf"writable to its end \(step {fails}\)"):
             train(run, comm=comm)

@@ -18,16 +18,16 @@ from test_same_as_whole_image import run_file
 from whole_image import random_scene
 
 from tilenet.errors import AgreedError
-from tilenet.parallel import peak_memory
-from tilenet.parallel.exchange import Line
-from tilenet.parallel.exchange_clock import EXCHANGING, ExchangeClock
-from tilenet.report import write
-from tilenet.run.arguments import read_run_file
-from tilenet.run.file import RunFile
-from tilenet.run.keys import NetworkKeys, OptimizerKeys, TileKeys
-from tilenet.run.log import RunLog
-from tilenet.run.step import Step
+from tilenet.parallel.exchange.halo import Line
+from tilenet.parallel.health import progress as peak_memory
+from tilenet.parallel.health.progress import EXCHANGING, ExchangeClock
+from tilenet.report import page as write
 from tilenet.train import train
+from tilenet.training.config import RunFile
+from tilenet.training.config_io import read_run_file
+from tilenet.training.config_keys import NetworkKeys, OptimizerKeys, TileKeys
+from tilenet.training.record import RunLog
+from tilenet.training.step import Step
 
 INSTANCE = NetworkKeys(poolings=2, base=4, norm="instance")
 PLAIN = NetworkKeys(poolings=2, base=4)

@@ -3,8 +3,8 @@
 import torch
 from mpi4py import MPI
 
-from tilenet.model.norms import BatchNorm
-from tilenet.parallel.running import MOMENTUM, RunningStatistics
+from tilenet.model.modules import BatchNorm
+from tilenet.parallel.sums.values import MOMENTUM, RunningStatistics
 
 
 def tile(number: int) -> torch.Tensor:

@@ -13,11 +13,11 @@ from mpi4py import MPI
 from safetensors.torch import load_file
 from whole_image import Outcome, Scene, random_scene, train_whole
 
-from tilenet.geometry.networks import UNetOptions
+from tilenet.geometry.unet import UNetOptions
 from tilenet.predict import Prediction, predict
-from tilenet.run.file import RunFile
-from tilenet.run.keys import MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.train import train
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
 
 SEED, STEPS, LR = 5, 3, 0.05
 

@@ -20,8 +20,8 @@ from test_same_as_whole_image import (
 )
 from whole_image import random_scene, train_whole
 
-from tilenet.geometry.networks import unet_layers
-from tilenet.run.keys import MeshKeys, NetworkKeys, TileKeys
+from tilenet.geometry.unet import unet_layers
+from tilenet.training.config_keys import MeshKeys, NetworkKeys, TileKeys
 
 PIPELINES = {
     "2 partitions": {"partitions": 2, "micro_batches": 2, "checkpointing": "always"},

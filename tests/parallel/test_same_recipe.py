@@ -24,11 +24,12 @@ from whole_recipe import train_recipe
 
 import tilenet.train as train_module
 from tilenet.errors import AgreedError
-from tilenet.geometry.networks import unet_layers
-from tilenet.model import loss_scale
+from tilenet.geometry.unet import unet_layers
+from tilenet.model import loss as loss_scale
 from tilenet.model.network import build_network
-from tilenet.run.file import RunFile
-from tilenet.run.keys import (
+from tilenet.train import train
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import (
     AugmentKeys,
     MeshKeys,
     NetworkKeys,
@@ -36,7 +37,6 @@ from tilenet.run.keys import (
     ScheduleKeys,
     TileKeys,
 )
-from tilenet.train import train
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 

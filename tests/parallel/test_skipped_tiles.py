@@ -13,11 +13,11 @@ from test_resume import rows, weights
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import IGNORE, random_scene
 
-from tilenet.files.raster import Raster
-from tilenet.run import work as module
-from tilenet.run.file import RunFile
-from tilenet.run.keys import AugmentKeys, TileKeys
+from tilenet.data.rasters.raster import Raster
 from tilenet.train import train
+from tilenet.training import workload as module
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import AugmentKeys, TileKeys
 
 TURNED = AugmentKeys(flips=True, rotations=True)
 # What is learned from lies in a corner of the first image; nothing of the second is labelled.

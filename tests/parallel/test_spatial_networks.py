@@ -10,7 +10,7 @@ from mpi4py import MPI
 from shared_out import Case, assert_same, grids, shared_out, whole
 
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.unet import UNetOptions, unet_layers
 
 NORMS = ("none", "instance", "group", "batch")
 # The presets' numbers of poolings and convolutions, with few channels.

@@ -9,13 +9,13 @@ import rasterio
 from mpi4py import MPI
 from whole_image import random_scene
 
+from tilenet.data import histogram as value_counts
+from tilenet.data import survey as module
+from tilenet.data.labels.raster import Labels
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.survey import Moments, merge, survey
+from tilenet.data.survey_record import PERCENTS, Survey
 from tilenet.errors import AgreedError
-from tilenet.files import value_counts
-from tilenet.files.labels import Labels
-from tilenet.files.raster import Raster
-from tilenet.files.survey_record import PERCENTS, Survey
-from tilenet.parallel import survey as module
-from tilenet.parallel.survey import Moments, merge, survey
 
 
 def look(path: Path, comm: MPI.Intracomm, classes: int = 3) -> tuple[Survey, list]:  # type: ignore[type-arg]

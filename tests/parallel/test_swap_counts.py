@@ -12,11 +12,11 @@ from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
 import tilenet.train as module
-from tilenet.parallel.swap_statistics import SwapCounts, SwapStatistics
-from tilenet.parallel.swap_summary import say_swaps
-from tilenet.run.file import RunFile
-from tilenet.run.keys import ProfileKeys, SwappingKeys, TileKeys
+from tilenet.parallel.swap.statistics import SwapCounts, SwapStatistics
 from tilenet.train import train
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import ProfileKeys, SwappingKeys, TileKeys
+from tilenet.training.swap import say_swaps
 
 pytestmark = pytest.mark.ranks(1, 3)
 

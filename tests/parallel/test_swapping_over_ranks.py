@@ -8,8 +8,8 @@ import torch
 from mpi4py import MPI
 from shared_out import Case, Result, grids, shared_out
 
-from tilenet import lms
-from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet import swapping as lms
+from tilenet.geometry.unet import UNetOptions, unet_layers
 
 NETWORKS = {
     "no norm": UNetOptions(poolings=2, base=4, bands=3, classes=3, norm="none"),

@@ -15,10 +15,10 @@ from whole_image import random_scene
 
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.planning.machines import machine
-from tilenet.run import swap as run_swap
-from tilenet.run.file import RunFile
-from tilenet.run.keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
 from tilenet.train import train
+from tilenet.training import swap as run_swap
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
 
 pytestmark = pytest.mark.ranks(1, 3)
 
@@ -146,7 +146,7 @@ def test_the_rank_with_least_room_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = a_run(comm, shared_path, NETWORKS["valid"], swap="auto")
-    monkeypatch.setattr("tilenet.run.swap._limit_bytes", lambda *_: (9 - comm.rank) << 30)
+    monkeypatch.setattr("tilenet.training.swap._limit_bytes", lambda *_: (9 - comm.rank) << 30)
     assert train(replace(run, steps=1), comm=comm) == 0
     said = comm.bcast(capfd.readouterr().err)
     assert f"there is {10 - comm.size}.00 GiB" in said
@@ -159,7 +159,7 @@ def test_ranks_share_a_nodes_memory_and_momentum_takes_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = replace(machine("local"), memory_bytes=10 << 30)
-    monkeypatch.setattr("tilenet.run.swap.machine", lambda _: node)
+    monkeypatch.setattr("tilenet.training.swap.machine", lambda _: node)
     run = replace(a_run(comm, shared_path, NetworkKeys(poolings=2, base=64), swap="auto"), steps=0)
     needed = []
     for momentum in (0.0, 0.9):

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
-from tilenet.parallel import trace as module
-from tilenet.run.file import RunFile
-from tilenet.run.keys import ProfileKeys, TileKeys
-from tilenet.run.step import Step
+from tilenet.parallel.health import trace as module
 from tilenet.train import train
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import ProfileKeys, TileKeys
+from tilenet.training.step import Step
 
 pytestmark = pytest.mark.ranks(1, 2)
 

@@ -13,10 +13,15 @@ from mpi4py import MPI
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.parallel import process_groups, transport_choice
-from tilenet.parallel.process_groups import GroupTransport
-from tilenet.parallel.transport import DeviceTransport, Transport, open_transport
-from tilenet.parallel.transport_choice import RankFacts, choose_transport, rank_facts
+from tilenet.parallel.sums import transport_choice
+from tilenet.parallel.sums import transports as process_groups
+from tilenet.parallel.sums.transport_choice import RankFacts, choose_transport, rank_facts
+from tilenet.parallel.sums.transports import (
+    DeviceTransport,
+    GroupTransport,
+    Transport,
+    open_transport,
+)
 
 SIZES = [1, 7, 1000, 65537, 3]
 ON_CPU = ["host", "device", "gloo"]

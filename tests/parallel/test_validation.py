@@ -23,19 +23,19 @@ from validated_runs import (
 )
 from whole_image import IGNORE
 
-import tilenet.maps.counts
-import tilenet.maps.decision
+import tilenet.mapping.count
+import tilenet.mapping.job
 import tilenet.train
-from tilenet.confusion import scores
-from tilenet.geometry.tiles import Window
-from tilenet.maps.job import Mapper
-from tilenet.parallel.watchdog import Watchdog
+from tilenet.geometry.windows import Window
+from tilenet.mapping.job import Mapper
+from tilenet.parallel.health.watchdog import Watchdog
 from tilenet.predict import Prediction, predict
-from tilenet.run.file import RunFile
-from tilenet.run.images import RunImages, hold_out, open_images
-from tilenet.run.keys import OptimizerKeys, SwappingKeys, ValidationKeys
-from tilenet.run.scoring import Validation
+from tilenet.scores import scores
 from tilenet.train import train
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import OptimizerKeys, SwappingKeys, ValidationKeys
+from tilenet.training.images import RunImages, hold_out, open_images
+from tilenet.training.scoring import Validation
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
@@ -113,13 +113,13 @@ def test_any_number_of_ranks_gives_the_same_bits(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_tiles(monkeypatch, 1)
-    right = tilenet.maps.counts.cross_entropy
+    right = tilenet.mapping.count.cross_entropy
 
     def apart(logits: Any, target: Any, *rest: Any) -> Any:
         """Losses of tiles that are orders apart, so that the order of their sum would show."""
         return right(logits, target, *rest) * 10.0 ** (int(target.sum()) % 13)
 
-    monkeypatch.setattr(tilenet.maps.counts, "cross_entropy", apart)
+    monkeypatch.setattr(tilenet.mapping.count, "cross_entropy", apart)
     run, _ = a_run(comm, shared_path, steps=1, optimizer=OptimizerKeys("sgd", 0.0))
     alone = replace(run, output=str(shared_path / f"alone{comm.rank}"))
     assert train(alone, comm=MPI.COMM_SELF) == 0

@@ -11,13 +11,13 @@ from mpi4py import MPI
 from validated_runs import NETWORK, a_run, held_out, table
 from whole_image import IGNORE, Scene
 
+from tilenet.data.labels.raster import Labels
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.files.labels import Labels
-from tilenet.files.raster import Raster
-from tilenet.geometry.tiles import Window
-from tilenet.run.keys import ValidationKeys
-from tilenet.run.step import Step
+from tilenet.geometry.windows import Window
 from tilenet.train import train
+from tilenet.training.config_keys import ValidationKeys
+from tilenet.training.step import Step
 
 
 def spoiled(comm: MPI.Intracomm, scene: Scene, what: str) -> dict[str, str]:

@@ -12,12 +12,12 @@ from validated_runs import SHAPES, a_run, kept, scripted, table
 
 from tilenet.errors import AgreedError
 from tilenet.predict import Prediction, predict
-from tilenet.run.file import RunFile
-from tilenet.run.keys import ScheduleKeys
-from tilenet.run.scoring import Validation
-from tilenet.run.step import Step
-from tilenet.run.validation import RunValidation
 from tilenet.train import train
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import ScheduleKeys
+from tilenet.training.scoring import Validation
+from tilenet.training.step import Step
+from tilenet.training.validation import RunValidation
 
 
 @pytest.mark.ranks(1)

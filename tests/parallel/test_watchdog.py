@@ -15,12 +15,12 @@ from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
 from tilenet.errors import TilenetError
-from tilenet.parallel import watchdog as module
-from tilenet.parallel import watchdog_process
-from tilenet.parallel.watchdog import SLOW, Watchdog
+from tilenet.parallel.health import watchdog as module
+from tilenet.parallel.health import watchdog_process
+from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.predict import Prediction, predict
-from tilenet.run.keys import TileKeys
 from tilenet.train import train
+from tilenet.training.config_keys import TileKeys
 
 
 @pytest.fixture

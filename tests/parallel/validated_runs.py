@@ -15,15 +15,15 @@ from mpi4py import MPI
 from test_same_as_whole_image import run_file
 from whole_image import IGNORE, Scene, random_scene
 
-import tilenet.maps.counts
-import tilenet.maps.decision
+import tilenet.mapping.count
+import tilenet.mapping.job
 import tilenet.train
-from tilenet.confusion import scores
-from tilenet.evaluate import confusion_matrix
+from tilenet.mapping.evaluate import confusion_matrix
 from tilenet.predict import Prediction, predict
-from tilenet.run.file import RunFile
-from tilenet.run.keys import NetworkKeys, ValidationKeys
-from tilenet.run.scoring import Validation
+from tilenet.scores import scores
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import NetworkKeys, ValidationKeys
+from tilenet.training.scoring import Validation
 
 NETWORK = NetworkKeys(poolings=2, convolutions=1, base=4, dropout=0.2)
 LAYERS = 24
@@ -75,8 +75,8 @@ def table(run: RunFile, name: str = "validation.csv") -> list[dict[str, str]]:
 
 def small_tiles(monkeypatch: pytest.MonkeyPatch, num_bytes: int = 1 << 20) -> None:
     """So that images have several tiles, and with few bytes norms of images several passes."""
-    monkeypatch.setattr(tilenet.maps.decision, "CPU_BYTES", num_bytes)
-    monkeypatch.setattr(tilenet.maps.decision, "CPU_TILE_PX", 32)
+    monkeypatch.setattr(tilenet.mapping.job, "CPU_BYTES", num_bytes)
+    monkeypatch.setattr(tilenet.mapping.job, "CPU_TILE_PX", 32)
 
 
 def wanted_row(checkpoint: Path, held: list[Scene], comm: MPI.Intracomm) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import rasterio
 import torch
 import torch.nn.functional as F
 
-from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import Network, build_network
 
 IGNORE = 255

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from whole_image import IGNORE, Outcome, Scene, dice_of, extended, run_whole, standardised
 
-from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.keys import key, uniform
+from tilenet.data.crops import crop_places
+from tilenet.data.schedule import CropSchedule
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.planning.crop_places import crop_places
-from tilenet.planning.schedule import CropSchedule
-from tilenet.run.file import RunFile
-from tilenet.run.keys import AugmentKeys
+from tilenet.random_keys import key, uniform
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import AugmentKeys
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 NORMAL = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.planning.swap_bytes import ALL, Cell, options_of
+from tilenet.planning.swap.cells import ALL, Cell, options_of
 
 
 def random_chain(draw: random.Random, count: int) -> tuple[Cell, ...]:

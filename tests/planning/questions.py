@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tilenet.geometry.networks import UNetOptions
+from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.machines import Machine
 from tilenet.planning.plan import Question
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.balance import (
     block_seconds,
     check_balance,
@@ -19,7 +19,7 @@ from tilenet.planning.balance import (
     likely_balance,
 )
 from tilenet.planning.machines import machine
-from tilenet.planning.roofline import LayerTime, roofline
+from tilenet.planning.time.roofline import LayerTime, roofline
 
 Matrix = NDArray[np.float64]
 

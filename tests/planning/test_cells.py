@@ -17,16 +17,15 @@ from torch.utils._python_dispatch import _pop_mode_temporarily
 from torch.utils.checkpoint import checkpoint
 
 from tilenet.geometry.layers import Activation, Conv, Layer, Norm, Pool, Pop, Stash, Upsample
-from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.planning.cells import cell_sizes, cells_of
-from tilenet.planning.layer_bytes import layer_bytes
-from tilenet.planning.live_bytes import LiveBytes
-from tilenet.planning.memory import partition_bytes
-from tilenet.planning.one_layer import cast_parameters, parameter_dtype
-from tilenet.planning.roofline import LayerTime
-from tilenet.planning.swap_bytes import ALL, options_of
-from tilenet.planning.swap_policy import Action, predict
+from tilenet.planning.memory.layer import cast_parameters, layer_bytes, parameter_dtype
+from tilenet.planning.memory.live import LiveBytes
+from tilenet.planning.memory.partition import partition_bytes
+from tilenet.planning.swap.cells import ALL, options_of
+from tilenet.planning.swap.fill import cell_sizes, cells_of
+from tilenet.planning.swap.policy import Action, predict
+from tilenet.planning.time.roofline import LayerTime
 
 PRECISIONS = ["float32", "float64", "bfloat16"]
 

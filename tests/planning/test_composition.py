@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.planning.composition import batch_obstacle, obstacle, stacks, whole_norm
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.planning.compatibility import batch_obstacle, obstacle, stacks, whole_norm
 
 PLAIN = UNetOptions(poolings=2, base=4)
 NORMS = ("none", "instance", "group", "batch")

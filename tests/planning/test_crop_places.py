@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilenet.data import crops as module
+from tilenet.data.crops import MOST_CELL_BYTES, cell_side, crop_places
+from tilenet.data.schedule import CropSchedule
 from tilenet.errors import TilenetError
-from tilenet.planning import crop_places as module
-from tilenet.planning.crop_places import crop_places
-from tilenet.planning.label_cells import MOST_CELL_BYTES, cell_side
-from tilenet.planning.schedule import CropSchedule
 
 
 def random_cells(planes: int, rows: int, cols: int, seed: int) -> np.ndarray:

@@ -5,10 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from tilenet.data import holdout as module
+from tilenet.data.holdout import HeldOut, blocks_of, choose_held_out
 from tilenet.errors import TilenetError
-from tilenet.geometry.tiles import Window
-from tilenet.planning import held_out as module
-from tilenet.planning.held_out import HeldOut, blocks_of, choose_held_out
+from tilenet.geometry.windows import Window
 
 SIZES = ((100, 75), (33, 210), (16, 16))
 RNG = np.random.default_rng(4)

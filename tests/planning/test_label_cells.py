@@ -4,9 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilenet.geometry.symmetry import SYMMETRIES, Symmetry
-from tilenet.geometry.tiles import Window
-from tilenet.planning.label_cells import holds_labels
+from tilenet.data.crops import holds_labels
+from tilenet.geometry.windows import SYMMETRIES, Symmetry, Window
 
 
 @given(

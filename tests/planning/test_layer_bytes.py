@@ -10,14 +10,19 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Activation, Conv, Dropout, Norm, Pool, Pop, Stash
-from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
-from tilenet.geometry.shapes import map_shapes
+from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.planning.layer_bytes import check_map_sizes, largest_map, layer_bytes
-from tilenet.planning.live_bytes import LiveBytes
-from tilenet.planning.memory import partition_bytes
-from tilenet.planning.one_layer import cast_parameters, parameter_dtype
+from tilenet.planning.memory.layer import (
+    cast_parameters,
+    check_map_sizes,
+    largest_map,
+    layer_bytes,
+    parameter_dtype,
+)
+from tilenet.planning.memory.live import LiveBytes
+from tilenet.planning.memory.partition import partition_bytes
 
 PRECISIONS = ["float32", "float64", "bfloat16", "float16"]
 

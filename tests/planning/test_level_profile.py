@@ -5,10 +5,10 @@ import random
 import pytest
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Conv, Pop
-from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.geometry.shapes import map_shapes
-from tilenet.planning.level_profile import level_bytes
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.planning.memory.paper import level_bytes
 
 
 def network(seed: int) -> tuple[UNetOptions, int]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tilenet.planning.live_bytes import LiveBytes
+from tilenet.planning.memory.live import LiveBytes
 
 
 def test_a_storage_counts_once_while_anything_views_it() -> None:

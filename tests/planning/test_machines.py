@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.planning.launch_facts import LaunchFacts
-from tilenet.planning.machines import known_machines, machine, user_file
+from tilenet.planning.machines import LaunchFacts, known_machines, machine, user_file
 
 OWN = """
 [laptop]

@@ -7,10 +7,10 @@ import pytest
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Norm
-from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.geometry.tiles import halo_rule
-from tilenet.planning.map_plan import MapQuestion, choose_map
-from tilenet.planning.memory import inference_bytes
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.planning.maps import MapQuestion, choose_map
+from tilenet.planning.memory.partition import inference_bytes
 
 OPTIONS = UNetOptions(poolings=5, base=64, bands=4, classes=1, norm="instance")
 LAYERS = unet_layers(OPTIONS)

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tilenet.geometry.layers import Activation, Pop, Stash
-from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.planning.layer_bytes import LayerBytes, layer_bytes
-from tilenet.planning.memory import block_bytes, inference_bytes, partition_bytes
+from tilenet.planning.memory.layer import LayerBytes, layer_bytes
+from tilenet.planning.memory.partition import block_bytes, inference_bytes, partition_bytes
 
 SMALL = UNetOptions(poolings=2, base=4, bands=3, classes=5)
 SHAPES = list(product((1, 3), ("same", "valid"), ("nearest", "bilinear", "transposed")))

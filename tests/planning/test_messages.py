@@ -10,11 +10,11 @@ import pytest
 from questions import small_machine
 
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.networks import UNetOptions, unet_layers
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.estimate import Estimator
-from tilenet.planning.messages import Link, norm_times, rim_bytes, rim_times
 from tilenet.planning.plan import Layout, Question
+from tilenet.planning.time.messages import Link, norm_times, rim_bytes, rim_times
 
 MEASURED = Path(__file__).resolve().parents[2] / "bench" / "results" / "exchange.json"
 SIDE = 1024

@@ -9,10 +9,10 @@ import pytest
 from questions import small_machine, small_question
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.networks import UNetOptions
+from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.plan import Plan, Question, read_plan, write_plan
 from tilenet.planning.search import Search
-from tilenet.run.arguments import read_run_file
+from tilenet.training.config_io import read_run_file
 
 REQUIRED = ["--images", "a.tif", "--labels", "b.tif", "--classes", "3", "--output", "c"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Activation, Conv, Layer, Norm
-from tilenet.planning.profile import (
+from tilenet.planning.time.profile import (
     Profile,
     ProfiledLayer,
     layer_times_of_profile,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilenet.errors import TilenetError
-from tilenet.planning.ranks import MeshShape, RankPlace, choose_mesh, tiles_of
+from tilenet.planning.mesh import MeshShape, RankPlace, choose_mesh, tiles_of
 
 SHAPES = st.builds(MeshShape, st.integers(1, 5), st.integers(1, 6), st.integers(1, 6))
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from questions import small_machine
 
-from tilenet.geometry.networks import UNetOptions
+from tilenet.geometry.unet import UNetOptions
+from tilenet.planning.advise import why_nothing_fits
 from tilenet.planning.plan import Question
-from tilenet.planning.remedies import why_nothing_fits
 from tilenet.planning.search import Search
 
 ASKED = Question(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from questions import small_machine, small_question
 
-from tilenet.commands.plan import main
+from tilenet.cli.plan import main
 from tilenet.errors import TilenetError
-from tilenet.geometry.networks import UNetOptions
+from tilenet.geometry.unet import UNetOptions
+from tilenet.planning.advise import question_again
 from tilenet.planning.plan import Plan, Question, write_plan
-from tilenet.planning.replan import question_again
 from tilenet.planning.search import Search
 
 KEPT = ("tiles", "halo", "halo_mode", "partitions", "balance", "batch_size", "precision")

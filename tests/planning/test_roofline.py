@@ -19,9 +19,9 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
-from tilenet.geometry.networks import PRESETS, UNetOptions, unet_layers
+from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.planning.machines import Machine, machine
-from tilenet.planning.roofline import ITEM_BYTES, roofline
+from tilenet.planning.time.roofline import ITEM_BYTES, roofline
 
 # Peaks so far apart that either arithmetic or memory alone counts, in round numbers.
 SLOW_MEMORY = replace(

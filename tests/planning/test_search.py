@@ -10,11 +10,11 @@ import pytest
 from questions import small_machine, small_question
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.networks import PRESETS, UNetOptions
+from tilenet.geometry.unet import PRESETS, UNetOptions
 from tilenet.planning.machines import machine
-from tilenet.planning.memory import partition_bytes
+from tilenet.planning.memory.partition import partition_bytes
+from tilenet.planning.mesh import MeshShape, tiles_of
 from tilenet.planning.plan import Layout, Plan, Question
-from tilenet.planning.ranks import MeshShape, tiles_of
 from tilenet.planning.search import Search
 
 SEEDS = range(14)

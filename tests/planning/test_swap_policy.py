@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from chains import all_choices, random_bandwidth, random_chain
 
-from tilenet.parallel import host_copies
-from tilenet.planning.swap_choices import Choices
-from tilenet.planning.swap_policy import ALL, Cell, choose, predict
-from tilenet.planning.swap_search import leanest
-from tilenet.planning.swap_timeline import MOST_IN_FLIGHT, simulate_step
+from tilenet.parallel.swap import copies as host_copies
+from tilenet.planning.swap.policy import ALL, Cell, Choices, choose, leanest, predict
+from tilenet.planning.swap.simulate import MOST_IN_FLIGHT, simulate_step
 
 # Three cells: 7 + 2·k s of forward, twice of backward; what each saves feeds the next.
 FIRST = Cell(7, 14, 0, 50, 50, 60, 90)

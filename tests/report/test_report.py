@@ -13,13 +13,13 @@ from pages import EVIL, Page, Write
 from rasterio.io import MemoryFile
 
 from tilenet.__main__ import main
-from tilenet.files.raster import Raster
+from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.networks import UNetOptions, unet_layers
-from tilenet.maps.job import Mapper
-from tilenet.report import small_maps
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.mapping.job import Mapper
+from tilenet.report import maps as small_maps
+from tilenet.report.page import write_report
 from tilenet.report.run_view import RunView
-from tilenet.report.write import write_report
 
 SECTIONS = [
     "Learning", "Validation", "Classes", "Places", "Time", "Memory", "Tiles", "Run file",

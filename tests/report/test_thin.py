@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from tilenet.report.axes import ticks
-from tilenet.report.thin import thinned
+from tilenet.report.charts import thinned, ticks
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 10), (10, 10), (11, 10), (997, 50), (5000, 480)])

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tilenet.errors import TilenetError, UsageError
-from tilenet.geometry.networks import PRESETS, UNetOptions
-from tilenet.run.arguments import read_run_file
-from tilenet.run.file import RunFile, network_options, paper_epsilon_px
-from tilenet.run.keys import (
+from tilenet.geometry.unet import PRESETS, UNetOptions
+from tilenet.training.config import RunFile, network_options, paper_epsilon_px
+from tilenet.training.config_io import read_run_file
+from tilenet.training.config_keys import (
     AugmentKeys,
     MeshKeys,
     NetworkKeys,

@@ -7,8 +7,8 @@ import pytest
 from test_run_file import LEAST, a_run, read
 
 from tilenet.errors import TilenetError, UsageError
-from tilenet.run.arguments import read_run_file
-from tilenet.run.keys import (
+from tilenet.training.config_io import read_run_file
+from tilenet.training.config_keys import (
     AugmentKeys,
     CheckpointKeys,
     GradientKeys,

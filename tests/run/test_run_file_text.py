@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tilenet.run.arguments import read_run_file
-from tilenet.run.file import RunFile
-from tilenet.run.file_text import run_file_text
-from tilenet.run.keys import (
+from tilenet.training.config import RunFile
+from tilenet.training.config_io import read_run_file, run_file_text
+from tilenet.training.config_keys import (
     AugmentKeys,
     MeshKeys,
     NetworkKeys,

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilenet.confusion import better, scores
-from tilenet.files.tensorboard import Scalars
-from tilenet.parallel.swap_statistics import SwapCounts
-from tilenet.run.file import RunFile
-from tilenet.run.keys import ValidationKeys
-from tilenet.run.log import RunLog
-from tilenet.run.scoring import Validated
-from tilenet.run.step import StepResult
+from tilenet.parallel.swap.statistics import SwapCounts
+from tilenet.scores import better, scores
+from tilenet.storage.tensorboard import Scalars
+from tilenet.training.config import RunFile
+from tilenet.training.config_keys import ValidationKeys
+from tilenet.training.record import RunLog
+from tilenet.training.scoring import Validated
+from tilenet.training.step import StepResult
 
 CLASSES = ["field, wet", "road", "nowhere"]
 

@@ -62,7 +62,7 @@ def program() -> int:
 
 if __name__ == "__main__":
     sys.modules["torch"] = MagicMock()  # the guard needs none, and it takes most of the time
-    from tilenet.parallel.mesh import run_as_rank, world
-    from tilenet.parallel.watchdog import Watchdog
+    from tilenet.parallel.health.watchdog import Watchdog
+    from tilenet.parallel.ranks.comm import run_as_rank, world
 
     sys.exit(run_as_rank(program))

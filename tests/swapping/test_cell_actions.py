@@ -18,13 +18,13 @@ from torchgpipe.skip.layout import inspect_skip_layout
 from torchgpipe.skip.tracker import SkipTracker, current_skip_tracker, use_skip_tracker
 
 from tilenet.errors import TilenetError
+from tilenet.model.modules import BatchNorm
 from tilenet.model.network import Network
-from tilenet.model.norms import BatchNorm
-from tilenet.parallel.cell_actions import Action, acting
-from tilenet.parallel.pipeline import Pipe
-from tilenet.parallel.slabs import FileSlabs
-from tilenet.parallel.swap import Swapper
-from tilenet.planning.live_bytes import LiveBytes
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.swap.actions import Action, acting
+from tilenet.parallel.swap.host_pool import FileSlabs
+from tilenet.parallel.swap.swapper import Swapper
+from tilenet.planning.memory.live import LiveBytes
 from tilenet.swapping import swapping
 
 ACTIONS: tuple[Action, ...] = get_args(Action)

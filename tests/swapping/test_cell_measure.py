@@ -15,12 +15,12 @@ from test_swapping import check_empty
 from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
-from tilenet.parallel import cell_measure
-from tilenet.parallel.cell_actions import Action, acting
-from tilenet.parallel.cell_measure import CellFigures, measure_cells
-from tilenet.parallel.slabs import FileSlabs
-from tilenet.parallel.swap import Swapper
-from tilenet.planning.live_bytes import LiveBytes
+from tilenet.parallel.swap import measure as cell_measure
+from tilenet.parallel.swap.actions import Action, acting
+from tilenet.parallel.swap.host_pool import FileSlabs
+from tilenet.parallel.swap.measure import CellFigures, measure_cells
+from tilenet.parallel.swap.swapper import Swapper
+from tilenet.planning.memory.live import LiveBytes
 
 NAMES = ["residual", "attention", "channels last", "spectral", "cells"]
 

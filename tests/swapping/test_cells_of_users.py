@@ -13,7 +13,7 @@ from test_swapping import InPlace, Views, check_empty, check_same, trained
 from torch import Tensor, nn
 from torchgpipe import is_recomputing
 
-from tilenet.model.norms import BatchNorm
+from tilenet.model.modules import BatchNorm
 
 
 class Residual(nn.Module):

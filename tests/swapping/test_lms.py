@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-from tilenet import lms
+from tilenet import swapping as lms
 
 
 @pytest.fixture(autouse=True)

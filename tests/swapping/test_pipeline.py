@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tilenet.geometry.networks import UNetOptions, unet_layers
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
-from tilenet.parallel.pipeline import Pipe
+from tilenet.parallel.pipeline.pipe import Pipe
 
 CPU = torch.device("cpu")
 MODES = ("always", "except_last", "never")

@@ -12,19 +12,19 @@ from test_pipeline import CPU, MODES, balance_of, check, images, made, options, 
 from test_swaps_in_flight import LateStreams
 from torch import Tensor
 
-from tilenet.dry_run import dry_run
 from tilenet.errors import TilenetError
-from tilenet.geometry.networks import PRESETS, unet_layers
+from tilenet.geometry.unet import PRESETS, unet_layers
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
-from tilenet.parallel.host_copies import HostCopies
-from tilenet.parallel.pipeline import Pipe
-from tilenet.parallel.pipeline_store import HostStore, Stored
-from tilenet.parallel.slabs import FileSlabs
-from tilenet.parallel.swap_statistics import SwapStatistics
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.pipeline.skip_store import HostStore, Stored
+from tilenet.parallel.swap.copies import HostCopies
+from tilenet.parallel.swap.host_pool import FileSlabs
+from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.planning.balance import least_bytes
-from tilenet.planning.layer_bytes import layer_bytes
-from tilenet.planning.memory import block_bytes
+from tilenet.planning.memory.dry_run import dry_run
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.partition import block_bytes
 
 MIB = 1 << 20
 

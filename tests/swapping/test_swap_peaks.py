@@ -11,23 +11,17 @@ import pytest
 import torch
 from test_dry_run import random_balance, random_network
 
-from tilenet.dry_run import measured_run
-from tilenet.parallel.cell_actions import acting
-from tilenet.parallel.pipeline_store import HostStore
-from tilenet.parallel.slabs import FileSlabs
-from tilenet.parallel.swap import Swapper
-from tilenet.planning.cells import cells_of
-from tilenet.planning.layer_bytes import LayerBytes, layer_bytes
-from tilenet.planning.memory import partition_bytes
-from tilenet.planning.roofline import LayerTime
-from tilenet.planning.swap_plan import (
-    PartitionSwaps,
-    Speeds,
-    SwapPlan,
-    plan_swaps,
-    swap_everything,
-)
-from tilenet.planning.swap_policy import predict
+from tilenet.parallel.pipeline.skip_store import HostStore
+from tilenet.parallel.swap.actions import acting
+from tilenet.parallel.swap.host_pool import FileSlabs
+from tilenet.parallel.swap.swapper import Swapper
+from tilenet.planning.memory.dry_run import measured_run
+from tilenet.planning.memory.layer import LayerBytes, layer_bytes
+from tilenet.planning.memory.partition import partition_bytes
+from tilenet.planning.swap.fill import cells_of
+from tilenet.planning.swap.plan import PartitionSwaps, Speeds, SwapPlan, plan_swaps, swap_everything
+from tilenet.planning.swap.policy import predict
+from tilenet.planning.time.roofline import LayerTime
 
 CPU = torch.device("cpu")
 

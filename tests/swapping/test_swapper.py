@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from tilenet.errors import TilenetError
-from tilenet.parallel.saved_storage import SavedStorage
-from tilenet.parallel.slabs import FileSlabs
-from tilenet.parallel.swap import Swapper
-from tilenet.planning.live_bytes import LiveBytes
+from tilenet.parallel.swap.host_pool import FileSlabs
+from tilenet.parallel.swap.saved import SavedStorage
+from tilenet.parallel.swap.swapper import Swapper
+from tilenet.planning.memory.live import LiveBytes
 from tilenet.swapping import swapping
 
 MAP = 8 * 64 * 64 * 4  # bytes of one map of `convolutions`

@@ -13,8 +13,8 @@ from test_pipeline import MODES, balance_of, images, made, options, piped, plain
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tilenet.parallel.pipeline import Pipe
-from tilenet.parallel.swap_statistics import SwapStatistics
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.swapping import swapping
 
 CPU = torch.device("cpu")

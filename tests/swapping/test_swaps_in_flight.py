@@ -16,10 +16,10 @@ from test_swapping import check_empty, check_same, trained
 from torch import Tensor
 
 from tilenet.errors import TilenetError
-from tilenet.parallel.host_copies import HostCopies
-from tilenet.parallel.slabs import FileSlabs
-from tilenet.parallel.swap import Swapper
-from tilenet.parallel.swap_statistics import SwapStatistics
+from tilenet.parallel.swap.copies import HostCopies
+from tilenet.parallel.swap.host_pool import FileSlabs
+from tilenet.parallel.swap.statistics import SwapStatistics
+from tilenet.parallel.swap.swapper import Swapper
 
 
 class LateEvent:

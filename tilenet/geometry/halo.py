@@ -12,6 +12,8 @@ Three numbers that are easily confused (P poolings; here P=4, two convolutions a
 
 `halo_px` 96 is the aligned context rounded up to the alignment, so that windows start on the grid
 of the deepest pooling.
+
+Sizes of the feature maps between a network's layers.
 """
 
 from dataclasses import dataclass
@@ -24,10 +26,12 @@ from tilenet.geometry.layers import Grid, Layer, Norm, Pop, Stash
 
 __all__ = [
     "Context",
+    "MapShape",
     "context_of",
     "epsilon_px",
     "fewest_cells",
     "input_interval",
+    "map_shapes",
     "norm_context",
     "output_size",
 ]
@@ -213,3 +217,32 @@ def _valid_halo(layers: tuple[Layer, ...], alignment: int, offset: int) -> int:
     raise TilenetError(
         f"the network's output has no cell that is free of its rim (looked at {alignment * 4} px)"
     )
+
+
+@dataclass(frozen=True)
+class MapShape:
+    """A feature map of one sample, (C, H, W)."""
+
+    channels: int
+    rows: int
+    cols: int
+
+    @property
+    def num_elements(self) -> int:
+        """Cells times channels."""
+        return self.channels * self.rows * self.cols
+
+
+def map_shapes(layers: tuple[Layer, ...], height: int, width: int) -> tuple[MapShape, ...]:
+    """The network's input, then each layer's output: one more than there are layers."""
+    shapes = [MapShape(layers[0].in_channels, height, width)]
+    stashed: dict[str, MapShape] = {}
+    for layer in layers:
+        before = shapes[-1]
+        rows, cols = layer.size(before.rows), layer.size(before.cols)
+        if isinstance(layer, Stash):
+            stashed[layer.name] = before
+        elif isinstance(layer, Pop) and layer.fit == "pad":
+            rows, cols = stashed[layer.name].rows, stashed[layer.name].cols
+        shapes.append(MapShape(layer.out_channels, rows, cols))
+    return tuple(shapes)

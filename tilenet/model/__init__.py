@@ -1,0 +1,1 @@
+"""The network in torch, on one device."""

@@ -25,11 +25,9 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
-from tilenet.keys import key
-from tilenet.model.dropout import ChannelDropout, MaskKey
-from tilenet.model.norms import BatchNorm
-from tilenet.model.pool import BlockMaxPool
+from tilenet.model.modules import BatchNorm, BlockMaxPool, ChannelDropout, MaskKey
 from tilenet.model.skips import pop_layer, stash_layer
+from tilenet.random_keys import key
 
 __all__ = [
     "Network",

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer
 from tilenet.planning.machines import machine
-from tilenet.planning.roofline import LayerTime, roofline
+from tilenet.planning.time.roofline import LayerTime, roofline
 
 __all__ = ["block_seconds", "check_balance", "least_bytes", "least_time", "likely_balance"]
 

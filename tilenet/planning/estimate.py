@@ -1,27 +1,25 @@
-"""What a layout is predicted to cost: seconds and bytes."""
+"""What a layout is predicted to cost: seconds and bytes.
 
-from dataclasses import replace
+Bytes that the ranks of a node need of its memory, beside what stands on devices.
+"""
+
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.geometry.halo import context_of
-from tilenet.geometry.networks import unet_layers
-from tilenet.geometry.shapes import map_shapes
+from tilenet.data.schedule import mini_batch_sizes
+from tilenet.geometry.halo import context_of, map_shapes
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
+from tilenet.geometry.unet import unet_layers
 from tilenet.planning.balance import block_seconds
-from tilenet.planning.host_memory import host_bytes
-from tilenet.planning.layer_bytes import LayerBytes, layer_bytes
-from tilenet.planning.memory import OPTIMIZER_STATES, block_bytes, partition_bytes
-from tilenet.planning.messages import Link, norm_times, rim_times, together
+from tilenet.planning.memory.layer import LayerBytes, layer_bytes
+from tilenet.planning.memory.partition import OPTIMIZER_STATES, block_bytes, partition_bytes
+from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
-from tilenet.planning.profile import layer_times_of_profile
-from tilenet.planning.ranks import MeshShape, choose_mesh, most_tiles
-from tilenet.planning.roofline import ITEM_BYTES, LayerTime, roofline
-from tilenet.planning.schedule import mini_batch_sizes
-from tilenet.planning.swap_plan import (
+from tilenet.planning.swap.plan import (
     MIN_BYTES,
     PartitionSwaps,
     Speeds,
@@ -29,9 +27,71 @@ from tilenet.planning.swap_plan import (
     plan_swaps,
     swap_everything,
 )
-from tilenet.planning.timeline import Checkpointing, Timeline, simulate
+from tilenet.planning.time.messages import Link, norm_times, rim_times, together
+from tilenet.planning.time.profile import layer_times_of_profile
+from tilenet.planning.time.roofline import ITEM_BYTES, LayerTime, roofline
+from tilenet.planning.time.timeline import Checkpointing, Timeline, simulate
 
-__all__ = ["Estimator"]
+__all__ = ["Estimator", "HostBytes", "host_bytes"]
+
+PROCESS_BYTES = 600 << 20  # Python, torch, GDAL and MPI; measured 0.4 GiB, CUDA's context more
+GDAL_CACHE_BYTES = 64 << 20  # as data/rasters/raster.py sets it
+READ_COPIES = 3  # the raster's own dtype, float64 while it is standardised, and the result
+LABEL_BYTES = 8 + 1  # int64, and the mask of valid pixels
+READ_AHEAD = 2  # micro-batches that are read before they are needed, unless the run file says more
+
+
+@dataclass(frozen=True)
+class HostBytes:
+    """Host memory of one rank.
+
+    Attributes:
+        process: The programs and libraries.
+        cache: GDAL's.
+        pixels: Tiles of a mini-batch, with their labels.
+        ahead: Tiles that wait to be taken, with their labels.
+        weights: As they are drawn or loaded before they go to the devices, and the copy of them
+            and of the optimizer's states that a checkpoint is written from while training goes on;
+            there is one at a time, and what is read back is compared tensor by tensor.
+        pieces: Gradients on their way between ranks.
+    """
+
+    process: int
+    cache: int
+    pixels: int
+    ahead: int
+    weights: int
+    pieces: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        tiles = self.pixels + self.ahead
+        return self.process + self.cache + tiles + self.weights + self.pieces
+
+
+def host_bytes(
+    tile_px: int, bands: int, micro_batches: int, parameter_bytes: int, optimizer_states: int
+) -> HostBytes:
+    """Host memory of one rank.
+
+    Args:
+        tile_px: Pixels that a tile reads.
+        bands: Of the image.
+        micro_batches: Tiles of a mini-batch.
+        parameter_bytes: Of the whole network.
+        optimizer_states: Values that the optimizer keeps per parameter.
+    """
+    return HostBytes(
+        process=PROCESS_BYTES,
+        cache=GDAL_CACHE_BYTES,
+        pixels=micro_batches * tile_px * (bands * 4 * READ_COPIES + LABEL_BYTES),
+        # What they take while they are read is counted there.
+        ahead=READ_AHEAD * tile_px * (bands * 4 + LABEL_BYTES),
+        weights=parameter_bytes * (1 + optimizer_states),
+        pieces=4 << 20,
+    )
+
 
 Pixels = tuple[int, int]
 Balance = tuple[int, ...]

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tilenet.errors import TilenetError
-from tilenet.files.aside import write_aside
-from tilenet.files.json_text import parsed_json
-from tilenet.files.plain_file import read_plain
-from tilenet.geometry.networks import UNetOptions
+from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.machines import Machine
-from tilenet.planning.profile import Profile
-from tilenet.planning.swap_plan import SwapPlan
+from tilenet.planning.swap.plan import SwapPlan
+from tilenet.planning.time.profile import Profile
+from tilenet.storage.atomic import read_plain, write_aside
+from tilenet.storage.checksums import parsed_json
 
 __all__ = [
     "Layout",

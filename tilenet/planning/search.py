@@ -9,11 +9,12 @@ from math import inf
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import output_size
-from tilenet.geometry.tiles import Cut, Window, check_norms, cut
+from tilenet.geometry.tiles import Cut, check_norms, cut
+from tilenet.geometry.windows import Window
 from tilenet.planning.balance import check_balance, least_bytes, least_time
 from tilenet.planning.bounds import Bounds
 from tilenet.planning.estimate import Estimator
-from tilenet.planning.layer_bytes import LARGEST_MAP, largest_map
+from tilenet.planning.memory.layer import LARGEST_MAP, largest_map
 from tilenet.planning.plan import Checkpointing, Layout, Plan, Question
 
 __all__ = ["Search"]

@@ -8,26 +8,18 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from tilenet.data.labels.open import open_labels
+from tilenet.data.labels.source import LabelSource
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.files.label_files import open_labels
-from tilenet.files.label_source import LabelSource
-from tilenet.files.png import data_uri
-from tilenet.files.raster import Raster
-from tilenet.geometry.bbox import Part
-from tilenet.geometry.tiles import Window
-from tilenet.report.curves import legend
-from tilenet.report.markup import Markup, tag
+from tilenet.geometry.windows import Part, Window
+from tilenet.report.charts import legend
+from tilenet.report.html import Markup, note, section, tag
+from tilenet.report.maps import NO_CLASS, ComputedMap, FinishedMap, SmallMap, overlaps
 from tilenet.report.pictures import class_picture, error_picture, rgba, stretched
 from tilenet.report.run_view import RunView
-from tilenet.report.small_maps import (
-    NO_CLASS,
-    ComputedMap,
-    FinishedMap,
-    SmallMap,
-    overlaps,
-)
-from tilenet.report.tables import note, section
-from tilenet.run.file import RunFile
+from tilenet.storage.png import data_uri
+from tilenet.training.config import RunFile
 
 __all__ = ["places"]
 

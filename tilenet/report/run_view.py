@@ -6,17 +6,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError, UsageError
-from tilenet.files.json_text import parsed_json
-from tilenet.files.network_record import NetworkRecord
-from tilenet.files.plain_file import read_plain
-from tilenet.files.run_tables import RunTable, read_run_table
-from tilenet.files.stack import stacked_paths
-from tilenet.files.weights import find_checkpoint, load_json
-from tilenet.parallel.rank_times import TIMINGS
-from tilenet.run.arguments import read_run_file
-from tilenet.run.file import RunFile
-from tilenet.run.folder import FACTS, KEPT_RUN_FILE
+from tilenet.parallel.health.progress import TIMINGS
+from tilenet.storage.atomic import read_plain
+from tilenet.storage.checkpoints import find_checkpoint, load_json
+from tilenet.storage.checksums import parsed_json
+from tilenet.storage.network_json import NetworkRecord
+from tilenet.storage.tables import RunTable, read_run_table
+from tilenet.training.config import RunFile
+from tilenet.training.config_io import read_run_file
+from tilenet.training.folder import FACTS, KEPT_RUN_FILE
 
 __all__ = ["RunView"]
 

@@ -1,0 +1,140 @@
+"""`tilenet predict`: make a map of a raster with a trained network."""
+
+import json
+import sys
+from pathlib import Path
+
+from tilenet.cli.data_options import band_names, nodata_value, numbers, with_values
+from tilenet.cli.options import Arguments
+from tilenet.errors import UsageError
+from tilenet.parallel.ranks.comm import agreed, run_as_rank, world
+from tilenet.planning.plan import read_plan
+from tilenet.predict import Prediction, predict
+
+__all__ = ["main"]
+
+BBOX, WINDOW = "XMIN,YMIN,XMAX,YMAX", "ROW,COL,HEIGHT,WIDTH"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; returns its exit code."""
+    return run_as_rank(lambda: _predict(arguments))
+
+
+def _predict(arguments: list[str]) -> int:
+    first = {"-h", "--help"} & set(arguments) or world().rank == 0
+    try:
+        given = vars(_parser().parse_args(with_values(arguments)))
+    except UsageError as error:
+        if first:
+            print(f"tilenet predict: {error}", file=sys.stderr)
+        return 2
+    wants_json, plan = given.pop("json"), given.pop("plan")
+    if plan is not None:
+        with agreed(world()):
+            keys = read_plan(Path(plan)).keys
+        given |= {"partitions": keys["partitions"], "balance": tuple(keys["balance"])}
+    done = predict(Prediction(**given))
+    if done["stopped"]:
+        if world().rank == 0:
+            print("tilenet: stopped before the map was done: run again to go on", file=sys.stderr)
+        return 75
+    if wants_json and world().rank == 0:
+        print(json.dumps(done))
+    return 0
+
+
+def _parser() -> Arguments:
+    parser = Arguments(
+        prog="tilenet predict",
+        description="Make a georeferenced map of a raster, over all MPI ranks.",
+    )
+    parser.add_argument("checkpoint", help="folder of a training run, or of one checkpoint")
+    parser.add_argument(
+        "image",
+        help="raster with the bands that the network reads; files on one grid are stacked where "
+        "plus signs join them: R.tif+G.tif+B.tif",
+    )
+    parser.add_argument("out", help="map to write: a cloud-optimised GeoTIFF")
+    parser.add_argument(
+        "--output",
+        choices=["classes", "logits", "probabilities"],
+        default="classes",
+        help="what the map holds (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--scaled",
+        action="store_true",
+        help="probabilities as bytes: 0 to 250, which GDAL and QGIS show as 0 to 1; 255: no data",
+    )
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument(
+        "--bbox",
+        type=numbers(float, BBOX),
+        metavar=BBOX,
+        help="map the pixels under this box in the image's CRS, as they are in the whole map",
+    )
+    part.add_argument(
+        "--window",
+        type=numbers(int, WINDOW),
+        metavar=WINDOW,
+        help="map these pixels, counted from 0",
+    )
+    parser.add_argument(
+        "--tile",
+        dest="tile_px",
+        type=int,
+        metavar="PX",
+        help="largest own size of a tile (default: as much as memory allows); with norms over the "
+        "whole image it means one pass over the tiles per norm",
+    )
+    parser.add_argument(
+        "--halo",
+        type=lambda text: int(text) if text.isdigit() else text,
+        default="exact",
+        metavar="exact|epsilon|PX",
+        help="pixels read around own windows (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=["float32", "float64", "bfloat16", "float16"],
+        help="default: that of the training run",
+    )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument(
+        "--partitions", type=int, default=1, metavar="N", help="devices per rank (%(default)s)"
+    )
+    parser.add_argument(
+        "--plan", metavar="plan.json", help="take partitions and balance from tilenet plan"
+    )
+    parser.add_argument(
+        "--nodata",
+        type=nodata_value,
+        help="value without data, none, or collar (default: as in training)",
+    )
+    parser.add_argument(
+        "--bands",
+        type=band_names,
+        metavar="BAND,…",
+        help="names or numbers of the bands that the network reads (default: as in training)",
+    )
+    parser.add_argument(
+        "--hang-seconds",
+        type=float,
+        default=1800.0,
+        metavar="S",
+        help="end the job, with each rank's stacks, when a round of tiles takes longer; 0: never",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with what an interrupted map left, and leave what is done when interrupted; "
+        "SIGTERM and SIGUSR1 then end it with exit code 75",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing map")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object: passes, tiles, peak bytes of each rank",
+    )
+    return parser

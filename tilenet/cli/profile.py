@@ -1,0 +1,122 @@
+"""`tilenet profile`: measure a network's layers on the device at hand, for `tilenet plan`."""
+
+import json
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import torch
+
+from tilenet.cli.options import Arguments, add_network, network_of, pair
+from tilenet.errors import TilenetError, UsageError
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.tiles import check_norms
+from tilenet.geometry.unet import unet_layers
+from tilenet.geometry.windows import Window
+from tilenet.model.network import build_network
+from tilenet.parallel.pipeline.layer_times import measure_layers
+from tilenet.parallel.ranks.devices import NodePlace, choose_devices
+from tilenet.planning.machines import PRECISIONS
+from tilenet.planning.time.profile import Profile, ProfiledLayer
+from tilenet.storage.atomic import write_aside
+
+__all__ = ["main", "profile"]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; returns its exit code."""
+    try:
+        given = _parser().parse_args(arguments)
+        measured = profile(given)
+        text = json.dumps(measured.to_json())
+        if given.out:
+            write_aside(text, Path(given.out), "a profile")
+    except UsageError as error:
+        print(f"tilenet profile: {error}", file=sys.stderr)
+        return 2
+    except TilenetError as error:
+        print(f"tilenet: {error}", file=sys.stderr)
+        return 1
+    print(text if given.json else _table(measured))
+    return 0
+
+
+def profile(given: Namespace) -> Profile:
+    """Measure what the arguments ask for.
+
+    Raises:
+        TilenetError: A rule of networks is broken, or the tile does not fit the device.
+    """
+    options, _ = network_of(given)
+    layers = unet_layers(options)
+    height, width = given.tile
+    unit = context_of(layers).alignment_px
+    if options.padding == "same" and (height % unit or width % unit or not height * width):
+        raise TilenetError(
+            f"a measured tile is a multiple of the network's total stride (tile: {height} × "
+            f"{width} px, stride: {unit} px); nearest: {max(unit, round(height / unit) * unit)} × "
+            f"{max(unit, round(width / unit) * unit)}"
+        )
+    check_norms(layers, Window(0, 0, height, width))
+    if given.repeats < 1:
+        raise TilenetError(f"repeats must be at least 1 (repeats: {given.repeats}); 5 is usual")
+    (device,) = choose_devices(given.device, NodePlace(0, 1))
+    dtype = torch.float64 if given.precision == "float64" else torch.float32
+    try:
+        network = build_network(layers, dtype=dtype, device=device).train()
+        image = torch.randn(1, options.bands, height, width, dtype=dtype, device=device)
+        seconds = measure_layers(network, image, given.precision, given.repeats)
+    except RuntimeError as error:  # torch's OutOfMemoryError is one, an illegal size another
+        raise TilenetError(
+            f"the tile must run on the device, one layer at a time (tile: {height} × {width} px on "
+            f"{device}: {str(error).splitlines()[0]}); measure a smaller tile, or a larger one for "
+            "an unpadded network"
+        ) from error
+    return Profile(
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        precision=given.precision,
+        height=height,
+        width=width,
+        layers=tuple(
+            ProfiledLayer(layer, one.forward_s, one.backward_s)
+            for layer, one in zip(layers, seconds, strict=True)
+        ),
+    )
+
+
+def _processor() -> str:
+    return f"cpu, {torch.get_num_threads()} of {os.cpu_count()} threads"
+
+
+def _table(measured: Profile) -> str:
+    kinds = sorted({one.layer.kind for one in measured.layers})
+    total = sum(layer.forward_s + layer.backward_s for layer in measured.layers)
+    lines = [
+        f"{measured.height} × {measured.width} px, {measured.precision}, {measured.device}: "
+        f"{total:.4g} s",
+        f"{'kind':<12} {'layers':>6} {'forward':>10} {'backward':>10} {'share':>6}",
+    ]
+    for kind in kinds:
+        some = [one for one in measured.layers if one.layer.kind == kind]
+        forward, backward = sum(x.forward_s for x in some), sum(x.backward_s for x in some)
+        share = (forward + backward) / total
+        lines.append(
+            f"{kind:<12} {len(some):>6} {forward:>8.4g} s {backward:>8.4g} s {share:>6.0%}"
+        )
+    return "\n".join(lines)
+
+
+def _parser() -> Arguments:
+    parser = Arguments(
+        prog="tilenet profile",
+        description="Measure how long each layer of a network takes on this machine's device.",
+    )
+    add_network(parser)
+    parser.add_argument("--tile", type=pair, default=(512, 512), metavar="N|ROWSxCOLUMNS")
+    parser.add_argument("--precision", choices=list(PRECISIONS), default="float32")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="runs of each layer")
+    parser.add_argument("-o", "--out", metavar="FILE", help="for tilenet plan --profile")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

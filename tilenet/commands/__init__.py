@@ -1,1 +1,0 @@
-"""The command line: one module per command, arguments that several share."""

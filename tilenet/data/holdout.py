@@ -1,0 +1,227 @@
+"""Which square blocks of the training images are held out for validation.
+
+Blocks, not pixels: neighbouring pixels are so alike that a network scored on single ones would be
+scored on what it was trained on. The choice is a function of the images' sizes, of where labels
+are, and of the seed; never of ranks or tiles.
+
+Find the blocks of images that hold labels, each rank its share, before some are held out.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.data.labels.source import LabelSource, check_classes
+from tilenet.errors import TilenetError
+from tilenet.geometry.tiles import Blocks, pieces_of
+from tilenet.geometry.windows import Window
+from tilenet.parallel.health.signals import StopRequests
+from tilenet.parallel.health.watchdog import NEVER, Watchdog
+from tilenet.parallel.ranks.together import together
+from tilenet.random_keys import uniform
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["HeldOut", "blocks_of", "choose_held_out", "labelled_blocks"]
+
+MOST_BLOCKS = 1_000_000
+PIECE_PX = 1024  # side of what is looked at at once: a block may be as large as an image
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Blocks of images that training does not look at.
+
+    Attributes:
+        block_px: Side of a block; at the lower and right edges of an image blocks are smaller.
+        sizes: Height and width of each image, at the resolution that is read.
+        chosen: For each image whether each block is held out, (rows, columns) of blocks.
+    """
+
+    block_px: int
+    sizes: tuple[tuple[int, int], ...]
+    chosen: tuple[NDArray[np.bool_], ...]
+
+    @property
+    def num_chosen(self) -> int:
+        """Blocks that are held out, of all images."""
+        return sum(int(blocks.sum()) for blocks in self.chosen)
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks of all images."""
+        return sum(blocks.size for blocks in self.chosen)
+
+    @cached_property
+    def _blocks(self) -> Blocks:
+        return Blocks(self.sizes, self.block_px)
+
+    def windows(self, image: int) -> tuple[Window, ...]:
+        """The held-out blocks of an image, row by row."""
+        return tuple(self._block(image, row, col) for row, col in np.argwhere(self.chosen[image]))
+
+    def mask(self, image: int, window: Window, margin_px: int = 0) -> NDArray[np.bool_]:
+        """Where pixels of a window are held out, or at most `margin_px` away from one, (H, W).
+
+        Rows and columns count alike: the margin of a block is a larger rectangle, as is what a
+        pixel's network looks at. Only the window's size of memory is needed.
+
+        Args:
+            image: The image's number.
+            window: Pixels of it.
+            margin_px: Added on each side of a block.
+        """
+        found = np.zeros((window.height, window.width), np.bool_)
+        rows, cols = self.chosen[image].shape
+        side = self.block_px
+        top = max(0, (window.row - margin_px) // side)
+        left = max(0, (window.col - margin_px) // side)
+        bottom = min(rows, (window.row + window.height - 1 + margin_px) // side + 1)
+        right = min(cols, (window.col + window.width - 1 + margin_px) // side + 1)
+        near = self.chosen[image][top:bottom, left:right]
+        for row, col in np.argwhere(near) + (top, left):
+            block = self._block(image, row, col)
+            first = block.row - margin_px - window.row, block.col - margin_px - window.col
+            last = first[0] + block.height + 2 * margin_px, first[1] + block.width + 2 * margin_px
+            found[max(0, first[0]) : max(0, last[0]), max(0, first[1]) : max(0, last[1])] = True
+        return found
+
+    def check_rest(self, margin_px: int, part_done: Callable[[], None] = lambda: None) -> None:
+        """Refuse a choice whose margins leave no pixel for training.
+
+        Args:
+            part_done: Is called after each part of the work, and may end it.
+
+        Raises:
+            TilenetError: There is none.
+        """
+        for image, blocks in enumerate(self.chosen):
+            for row, col in np.argwhere(~blocks):
+                for piece in pieces_of(self._block(image, row, col), PIECE_PX):
+                    if not self.mask(image, piece, margin_px).all():
+                        return
+                    part_done()
+        raise TilenetError(
+            f"pixels within the network's context of a held-out block are not trained on, and no "
+            f"others are left (validation.block_px: {self.block_px}, context: {margin_px} px, "
+            f"blocks held out: {self.num_chosen} of {self.num_blocks}); choose larger blocks, a "
+            "smaller validation.share, or name validation.images instead"
+        )
+
+    def _block(self, image: int, row: int, col: int) -> Window:
+        return self._blocks.window(image, int(row), int(col))
+
+
+def blocks_of(sizes: Sequence[tuple[int, int]], block_px: int) -> Blocks:
+    """All blocks.
+
+    Raises:
+        TilenetError: They are so small that their number alone would fill memory.
+    """
+    blocks = Blocks(sizes, block_px)
+    if len(blocks) > MOST_BLOCKS:
+        raise TilenetError(
+            f"at most {MOST_BLOCKS:,} blocks are shared out (validation.block_px: {block_px}, "
+            f"blocks: {len(blocks):,}); choose larger ones"
+        )
+    return blocks
+
+
+def choose_held_out(
+    labelled: NDArray[np.bool_],
+    sizes: Sequence[tuple[int, int]],
+    block_px: int,
+    share: float,
+    seed: int,
+) -> HeldOut:
+    """Hold out round(share × number of blocks) blocks of all images together, at least 1.
+
+    Each block has a number drawn for it, and those with the smallest are held out. Of the blocks
+    with labels and of those without the same share is taken: with few labels neither training nor
+    validation gets all of them.
+
+    Args:
+        labelled: Whether each block holds a labelled pixel, in the order of `blocks_of`.
+        sizes: Height and width of each image.
+        block_px: Side of a block.
+        share: Of the blocks.
+        seed: Of the run.
+
+    Raises:
+        TilenetError: Fewer than two blocks hold labels, so that there is nothing to share out.
+    """
+    grids = Blocks(sizes, block_px).grids
+    draws = np.concatenate(
+        [uniform(prod(grid), seed, "held out", image) for image, grid in enumerate(grids)]
+    )
+    total, with_labels = len(labelled), int(labelled.sum())
+    if with_labels < 2:
+        raise TilenetError(
+            f"to hold blocks out, at least two must hold labels (validation.block_px: {block_px}, "
+            f"blocks: {total}, with labels: {with_labels}); choose a smaller validation.block_px, "
+            "or name validation.images instead"
+        )
+    count = min(max(round(share * total), 1), total - 1)
+    from_labelled = min(max(round(share * with_labels), 1), with_labels - 1)
+    from_empty = min(count - from_labelled, total - with_labels)
+    from_labelled = count - from_empty  # also what rounding left over
+    chosen = np.zeros(total, np.bool_)
+    for group, number in ((labelled, from_labelled), (~labelled, from_empty)):
+        places = np.flatnonzero(group)
+        chosen[places[np.argsort(draws[places], kind="stable")[:number]]] = True
+    parts = np.split(chosen, np.cumsum([prod(grid) for grid in grids])[:-1])
+    shaped = (part.reshape(grid) for part, grid in zip(parts, grids, strict=True))
+    return HeldOut(block_px, tuple(sizes), tuple(shaped))
+
+
+def labelled_blocks(
+    labels: Sequence[LabelSource],
+    blocks: Blocks,
+    num_classes: int,
+    comm: "MPI.Intracomm",
+    watchdog: Watchdog = NEVER,
+    requests: StopRequests | None = None,
+) -> NDArray[np.bool_]:
+    """Whether each block holds a labelled pixel, (N,). Collective.
+
+    Only labels are read, no pixels: they are the smaller files by far.
+
+    Args:
+        labels: Of each image.
+        blocks: Of the images.
+        num_classes: Labels are 0 to this − 1.
+        watchdog: Armed for each piece of a block.
+        requests: To stop.
+
+    Raises:
+        AgreedError: A file cannot be read there, or a label is no class.
+        StopAgreed: A rank was asked to stop.
+    """
+    found = np.zeros(len(blocks), np.uint8)
+    share = range(comm.rank, len(blocks), comm.size)
+    with together(comm, requests) as turns:
+        for part, number in enumerate(share):
+            image, window = blocks[number]
+            for piece in pieces_of(window, max(1, PIECE_PX // labels[image].factor)):
+                watchdog.arm_part("the labels of blocks", part, len(share))
+                found[number] |= _is_labelled(labels[image], piece, num_classes)
+                turns.part_done()
+        factor = max(source.factor for source in labels)
+        most = len(blocks) * (blocks.side_px * factor // PIECE_PX + 2) ** 2
+        watchdog.arm_others("the labels of blocks", most / comm.size)
+    everywhere = np.empty_like(found)
+    comm.Allreduce(found, everywhere)
+    return everywhere > 0
+
+
+def _is_labelled(labels: LabelSource, window: Window, num_classes: int) -> bool:
+    classes = labels.read(window)
+    # Training never sees those that are held out: here, or only when they are scored.
+    check_classes(labels, classes, window, num_classes)
+    return bool((classes != labels.ignore_index).any())

@@ -1,0 +1,197 @@
+"""A file that lists images, their labels, and which of them are held out for validation.
+
+A CSV file, or any vector file that GDAL reads (GeoJSON, GeoPackage …), with the columns `image`,
+`label` and `split`. What the images hold is not looked at here.
+"""
+
+import csv
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from typing import Any, TextIO
+
+from tilenet.data.image_patterns import MOST_IMAGES
+from tilenet.data.rasters.remedies import VECTOR_INFO
+from tilenet.data.rasters.special_files import refuse_special_files
+from tilenet.data.rasters.stack import stacked_paths
+from tilenet.errors import TilenetError
+from tilenet.storage.atomic import refuse_special
+
+__all__ = ["ImageList", "read_image_list"]
+
+MOST_BYTES = 256 << 20
+MOST_LETTERS = 4096  # of a path, as on Linux
+MOST_LINE = 1 << 20
+
+SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
+
+Pair = tuple[str, str]  # an image and its labels
+
+
+@dataclass(frozen=True)
+class ImageList:
+    """What a list says.
+
+    Attributes:
+        train: Images and their labels, in the order of the list.
+        validation: Likewise.
+        num_test: Images that are left out.
+        has_splits: Whether there is a column `split`; without it all images are in `train`.
+    """
+
+    train: tuple[Pair, ...]
+    validation: tuple[Pair, ...]
+    num_test: int
+    has_splits: bool
+
+
+def read_image_list(path: str) -> ImageList:
+    """Read a list; paths in it are relative to its folder.
+
+    Raises:
+        TilenetError: It cannot be read, is too large, lacks a column, or a row is incomplete, has
+            an unknown split or names an image for the second time.
+    """
+    try:
+        refuse_special(path)
+        if not path.lower().endswith(".csv"):
+            refuse_special_files(path)
+        size = os.path.getsize(path)
+        if size > MOST_BYTES:
+            raise TilenetError(
+                f"a list of images may have {MOST_BYTES >> 20} MiB at the most ({path}: "
+                f"{size >> 20} MiB); check that it is a list"
+            )
+        is_csv = Path(path).suffix.lower() == ".csv"
+        rows = _csv_rows(path) if is_csv else _vector_rows(path)
+    except (OSError, ValueError, csv.Error) as error:
+        raise TilenetError(
+            f"a list of images must be readable ({path}: {error}); check the path, and that it is "
+            "a CSV file in UTF-8"
+        ) from error
+    return _listed(path, rows)
+
+
+def _csv_rows(path: str) -> list[Mapping[str, Any]]:
+    """Rows by the names of their columns; a number of cells that is not the header's is refused."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        header = next(_lines(file), "")
+        # Spreadsheets write semicolons where the comma is a decimal sign.
+        delimiter = max(",;\t", key=header.count)
+        names = next(csv.reader([header], delimiter=delimiter), [])
+        rows = []
+        reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
+        for number, cells in enumerate(reader, start=2):
+            if not any(cell.strip() for cell in cells):
+                continue
+            if len(cells) != len(names):
+                raise TilenetError(
+                    f"each row of a list has as many cells as the first ({path}, row {number}: "
+                    f"{len(cells)}, columns: {len(names)}); put quotes around commas"
+                )
+            rows.append(cells)
+            _check_length(path, len(rows))
+    return _by_name(path, names, rows)
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """Lines; one without end is refused before it fills the memory."""
+    while line := file.readline(MOST_LINE):
+        if len(line) == MOST_LINE:
+            raise ValueError(f"a line has {MOST_LINE} letters or more")
+        yield line
+
+
+def _vector_rows(path: str) -> list[Mapping[str, Any]]:
+    """Attributes of the features of a vector file with one layer."""
+    # Not at the top: most runs have no such list, and thousands of ranks load what they import.
+    import pyogrio
+
+    from tilenet.data.labels.polygons import VECTOR_ERRORS
+
+    try:
+        layers = pyogrio.list_layers(path)
+        if len(layers) != 1:
+            raise TilenetError(
+                f"a list of images has one layer ({path} has {len(layers)}); copy it to a file of "
+                "its own with ogr2ogr or QGIS"
+            )
+        _check_length(path, int(pyogrio.read_info(path, force_feature_count=True)["features"]))
+        meta, _, _, columns = pyogrio.raw.read(path, read_geometry=False)
+    except VECTOR_ERRORS as error:
+        raise TilenetError(
+            f"a list of images must be a file that GDAL can read ({path}: "
+            f"{' '.join(str(error).partition(';')[0].split())}); check the path, and the file with "
+            f"{VECTOR_INFO}"
+        ) from error
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    return _by_name(path, [str(name) for name in meta["fields"]], rows)
+
+
+def _by_name(path: str, names: list[str], rows: Iterable[Iterable[Any]]) -> list[Mapping[str, Any]]:
+    """Rows by the names of their columns, which case and blanks do not change."""
+    names = [name.strip().lower() for name in names]
+    for name in ("image", "label", "split"):
+        if names.count(name) != 1 and (name != "split" or name in names):
+            raise TilenetError(
+                f"a list of images has the columns image, label and, if some are held out, split, "
+                f"each once ({path}: {', '.join(names) or 'none'}); name them in the first row"
+            )
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _check_length(path: str, rows: int) -> None:
+    if rows > MOST_IMAGES:
+        raise TilenetError(
+            f"a run has at most {MOST_IMAGES:,} images ({path} lists more); split the list"
+        )
+
+
+def _listed(path: str, rows: list[Mapping[str, Any]]) -> ImageList:
+    if not rows:
+        raise TilenetError(f"a list of images must name at least one ({path}: none); add rows")
+    has_splits = "split" in rows[0]
+    parts: dict[str, list[Pair]] = {"train": [], "validation": [], "test": []}
+    first_in: dict[str, int] = {}
+    for number, row in enumerate(rows, start=1):
+        where = f"{path}, entry {number}"
+        split = SPLITS.get(_text(row["split"]).lower()) if has_splits else "train"
+        if split is None:
+            raise TilenetError(
+                f"split is train, validation, val or test ({where}: {_text(row['split'])!r}); "
+                "correct it, or leave the column out to train on all"
+            )
+        names = {column: _text(row[column]) for column in ("image", "label")}
+        for column, name in names.items():
+            wanted = column == "image" or split != "test"
+            if (wanted and not name) or "\0" in name or len(name) > MOST_LETTERS:
+                raise TilenetError(
+                    f"each entry of a list names a file for its {column} ({where}: "
+                    f"{name[:40]!r}{'…' * (len(name) > 40)}); fill it in, or delete the entry"
+                )
+        image = _from(path, names["image"])
+        before = first_in.setdefault(os.path.normpath(image), number)
+        if before != number:
+            raise TilenetError(
+                f"a list names each image once ({path}: {names['image']} in entries {before} and "
+                f"{number}); delete one"
+            )
+        parts[split].append((image, _from(path, names["label"])))
+    return ImageList(
+        tuple(parts["train"]), tuple(parts["validation"]), len(parts["test"]), has_splits
+    )
+
+
+def _text(cell: Any) -> str:
+    """A cell's text; empty for None and for the NaN of an empty column of numbers."""
+    empty = cell is None or (isinstance(cell, float) and isnan(cell))
+    return "" if empty else str(cell).strip()
+
+
+def _from(path: str, name: str) -> str:
+    """A name in a list, or several that plus signs join, as seen from the working directory."""
+    folder = os.path.dirname(path)
+    parts = stacked_paths(name, folder)
+    return "+".join(part if "://" in part else os.path.join(folder, part) for part in parts)

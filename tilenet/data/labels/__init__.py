@@ -1,0 +1,1 @@
+"""Labels: pixels of a raster, or polygons burned block by block."""

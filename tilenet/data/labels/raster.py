@@ -1,0 +1,239 @@
+"""Read windows of label rasters: as they are on the image's grid, and resampled from any other.
+
+See a raster on an image's grid, whatever its own grid and CRS: the nearest pixel, or none.
+"""
+
+from typing import Any
+
+import numpy as np
+from affine import Affine
+from numpy.typing import NDArray
+from rasterio.enums import Resampling
+from rasterio.errors import CRSError
+from rasterio.vrt import WarpedVRT
+from rasterio.windows import Window as FileWindow
+
+from tilenet.data.labels.source import LabelSource
+from tilenet.data.rasters.extent import bounds_of, check_overlap, crs_name
+from tilenet.data.rasters.raster import GDAL_ERRORS, Pixels, Raster, reason
+from tilenet.data.rasters.remedies import CHECK, NEAREST, SET_CRS
+from tilenet.data.rasters.resample import block_mode
+from tilenet.data.rasters.stack import same_grid
+from tilenet.errors import TilenetError
+from tilenet.geometry.tiles import strips_of, within
+from tilenet.geometry.windows import Window
+
+__all__ = ["Labels", "NearestPixels"]
+
+# GDAL moves a few pixels of a row and draws lines between them, as far as this many pixels are
+# right. Its default, an eighth, takes the neighbour for one label in 500, and which depends on
+# where the row begins; rasterio takes no 0.
+TOLERANCE_PX = 1e-9
+
+
+class NearestPixels:
+    """The pixels of a raster of one band on an image's grid, at the resolution it is read at.
+
+    Raises:
+        TilenetError: They lie elsewhere than the image, or cannot be moved to its CRS.
+    """
+
+    def __init__(self, raster: Raster, image: Raster) -> None:
+        self._path = raster.path
+        place = Window(0, 0, *raster.size_in_file)
+        check_overlap(raster.path, bounds_of(raster.coarser(1), place), raster.crs, image)
+        try:
+            self._warped = WarpedVRT(
+                raster.dataset,
+                crs=image.crs,
+                transform=image.transform,
+                height=image.height,
+                width=image.width,
+                resampling=Resampling.nearest,
+                tolerance=TOLERANCE_PX,
+                add_alpha=True,  # what is beyond the raster, nodata or masked
+            )
+        except (*GDAL_ERRORS, CRSError) as error:
+            raise TilenetError(
+                f"labels must be in a CRS that can be moved to the image's ({raster.path}: "
+                f"{reason(error)}); put them on the image's grid with {NEAREST}"
+            ) from error
+
+    def read(self, window: Window) -> Pixels:
+        """Pixels of a window within the image; not valid beyond the raster and for nodata.
+
+        Raises:
+            TilenetError: The file cannot be read there.
+        """
+        place = FileWindow(window.col, window.row, window.width, window.height)
+        try:
+            # Both bands as they are: rasterio's mask knows alpha in 8 and 16 unsigned bits only.
+            values: NDArray[Any] = self._warped.read(window=place)
+        except GDAL_ERRORS as error:
+            raise TilenetError(
+                f"a raster must be readable everywhere ({self._path}: what lies under rows "
+                f"{window.row} to {window.row + window.height - 1}, columns {window.col} to "
+                f"{window.col + window.width - 1} of the image cannot be read: {reason(error)}); "
+                f"copy the file again or check it with {CHECK}"
+            ) from error
+        return Pixels(values[:1], np.asarray(values[1] != 0))
+
+    def close(self) -> None:
+        """Close the view; the raster stays open."""
+        self._warped.close()
+
+
+STRIP_PX = 1 << 22  # of the file that are joined to coarser ones at once
+
+
+class Labels(LabelSource):
+    """An open label raster; a context manager.
+
+    Args:
+        path: A raster of one band of whole numbers.
+        image: The image on whose grid the labels are wanted; None: on their own.
+        ignore_index: Label of pixels that do not count; nodata becomes it, and what lies beyond a
+            raster on another grid.
+
+    Raises:
+        TilenetError: The raster has several bands or real numbers, lies elsewhere than the image,
+            or has another size and no CRS.
+    """
+
+    def __init__(self, path: str, image: Raster | None, ignore_index: int) -> None:
+        self.path = path
+        self.ignore_index = ignore_index
+        self._raster = Raster(path)
+        self.facts = self._raster.facts
+        self._nearest: NearestPixels | None = None
+        try:
+            self._check_pixels()
+            factor = 1 if image is None else self._factor_to(image)
+            if factor is None and image is not None:
+                self._nearest = NearestPixels(self._raster, image)
+        except TilenetError:
+            self._raster.close()
+            raise
+        if factor is not None and image is not None and image.part is not None:
+            self._raster.cut(self._raster.fine(image.part, factor))
+        self.factor = factor or 1  # the most frequent class of each block
+        self._grid = None if image is None else image.grid
+        self.height, self.width = self._raster.size if image is None else image.size
+
+    @property
+    def raster(self) -> Raster:
+        """The open label raster, on its own grid."""
+        return self._raster
+
+    @property
+    def resampled(self) -> bool:
+        """Whether they lie on another grid than the image."""
+        return self._nearest is not None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that are read, with masks and whatever else lies beside them."""
+        return self._raster.files
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Whatever labels depend on."""
+        grid = self._grid if self.resampled else None
+        return "pixels", self._raster.identity, self.ignore_index, self.factor, grid
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._nearest is not None:
+            self._nearest.close()
+        self._raster.close()
+
+    def _read_inside(self, window: Window) -> NDArray[np.int64]:
+        if self._nearest is not None:
+            return self._classes(self._nearest.read(window))
+        if self.factor == 1:
+            return self._classes(self._raster.read(window))
+        labels = np.empty((window.height, window.width), np.int64)
+        for part in strips_of(window, STRIP_PX // self.factor**2):
+            fine = self._classes(self._raster.read(self._raster.fine(part, self.factor)))
+            labels[within(part, window)] = block_mode(fine, self.factor, self.ignore_index)
+        return labels
+
+    def _classes(self, pixels: Pixels) -> NDArray[np.int64]:
+        return np.where(pixels.valid, pixels.values[0].astype(np.int64), self.ignore_index)
+
+    def sample(self, window: Window) -> NDArray[np.int64]:
+        """As `LabelSource.sample`: blocks of finer labels are not counted."""
+        if self._nearest is not None:
+            return self._read_inside(window)
+        place = self._raster.fine(window, self.factor)
+        return self._classes(self._raster.sample(place, (window.height, window.width)))
+
+    def _check_pixels(self) -> None:
+        labels = self._raster
+        if labels.num_bands_in_file != 1 or not np.issubdtype(labels.dtype, np.integer):
+            raise TilenetError(
+                f"labels must be one band of whole numbers ({self.path}: {labels.num_bands_in_file}"
+                f" bands of {labels.dtype}); write the classes to such a file"
+            )
+
+    def _factor_to(self, image: Raster) -> int | None:
+        """How many label pixels stand along a side of an image pixel; None: another grid.
+
+        1, unless the image is read at a coarser resolution than its own, or is a map made so.
+        """
+        labels = self._raster
+        _check_ground(labels, image)
+        size, transform = image.cut_from
+        ratio = round(_pixel(image.transform) / _pixel(labels.transform))
+        across = round(labels.width / size[1])  # where no transform tells
+        fitting = [
+            factor
+            for factor in dict.fromkeys((1, image.factor, max(1, ratio), max(1, across)))
+            if tuple(-(-cells // factor) for cells in labels.size) == size
+        ]
+        # A file without CRS (PNG, JPEG, plain TIFF) is taken to lie on the other's grid.
+        if labels.crs is None or image.crs is None:
+            if fitting:
+                return fitting[0]
+            crs = f"give both files their CRS with {SET_CRS}"
+            raise TilenetError(
+                "labels without a CRS, or of an image without, must have the image's size "
+                f"({self.path}: {_shape(labels.size)}, {image.path}: {_shape(image.file_size)}, "
+                "rows × columns); put them on the image's grid, or "
+                + (image.ground.remedy if image.ground.lacks else crs)
+            )
+        if labels.crs != image.crs:
+            return None
+        on_grid = (
+            factor for factor in fitting if same_grid(labels.coarser(factor), transform, *size)
+        )
+        return next(on_grid, None)
+
+
+def _check_ground(labels: Raster, image: Raster) -> None:
+    """Refuse labels on the ground for an image that is not there yet, and the other way around.
+
+    Raises:
+        TilenetError: One of them has GCPs or RPCs instead of a transform, and the other a place, or
+            GCPs of its own.
+    """
+    ratio = labels.file_size[1] / image.file_size[1]  # uncut, as points are
+    scale = round(ratio) if ratio > 1 else 1 / round(1 / ratio)
+    same = image.ground.same_points(labels.ground, scale)
+    for one, other in ((image, labels), (labels, image)):
+        ours, theirs = one.ground, other.ground
+        apart = bool(ours.points and theirs.points) and not same
+        if ours.lacks and (apart or (theirs.placed and other.crs is not None)):
+            raise TilenetError(
+                f"labels and image must lie on one pixel grid, or both on the ground ({one.path}: "
+                f"{ours.lacks}, {other.path}: {theirs.lacks or crs_name(other.crs)}); {ours.remedy}"
+            )
+
+
+def _pixel(transform: Affine) -> float:
+    """Side of a pixel in the raster's units."""
+    return float(np.hypot(transform.a, transform.d))
+
+
+def _shape(size: tuple[int, int]) -> str:
+    return f"{size[0]} × {size[1]}"

@@ -1,0 +1,197 @@
+"""What training asks of labels, whether they are pixels or polygons in their file.
+
+Labels are classes, which is checked wherever they are read. Those of a part of an image leave the
+rest out; a validation image is one on which a network is scored while it trains.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.data.rasters.cache import Kind, StagedBlocks, StagingFolder
+from tilenet.data.rasters.raster import READING, Raster
+from tilenet.data.rasters.stack import files_beside
+from tilenet.errors import TilenetError
+from tilenet.geometry.windows import Window
+
+__all__ = ["HeldOutLabels", "LabelSource", "ValidationImage", "check_classes"]
+
+Source = TypeVar("Source", bound="LabelSource")
+
+
+class LabelSource(ABC):
+    """Labels on an image's pixel grid; a context manager.
+
+    Attributes:
+        path: Their file.
+        ignore_index: Label of pixels that do not count.
+        height: Of the image, in pixels at the resolution it is read at.
+        width: Likewise.
+        facts: What GDAL says of the file, where it is a raster.
+        factor: Pixels of the file along a side of one that is read, where it is a raster.
+    """
+
+    path: str
+    facts: str = ""
+    factor: int = 1
+    ignore_index: int
+    height: int
+    width: int
+    staged: StagedBlocks | None = None
+
+    def __enter__(self: Source) -> Source:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that are read: the labels' own and those that belong to it."""
+        return files_beside(self.path)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file."""
+
+    def read(self, window: Window, region: Window | None = None) -> NDArray[np.int64]:
+        """Labels of a window of a region, (H, W); `ignore_index` beyond the region and for nodata.
+
+        Args:
+            window: Relative to the region, in pixels of the image at the resolution it is read at.
+            region: Pixels of the image that count as the image; None: all.
+
+        Raises:
+            TilenetError: The file cannot be read there.
+        """
+        region = region or Window(0, 0, self.height, self.width)
+        labels = np.full((window.height, window.width), self.ignore_index, np.int64)
+        top, left = max(0, -window.row), max(0, -window.col)
+        height = min(window.height, region.height - window.row) - top
+        width = min(window.width, region.width - window.col) - left
+        if height > 0 and width > 0:
+            row, col = region.row + window.row + top, region.col + window.col + left
+            with READING:
+                inside = self._read_or_staged(Window(row, col, height, width))
+            labels[top : top + height, left : left + width] = inside
+        return labels
+
+    def stage_in(self, folder: StagingFolder) -> None:
+        """From now on read what a folder holds, and leave there what it does not."""
+        # Class numbers are small; blocks that hold others are not staged.
+        stored = np.result_type(np.int16, np.min_scalar_type(self.ignore_index))
+        kinds = [Kind((), np.dtype(np.int64), stored)]
+        self.staged = StagedBlocks(folder, self.identity, (self.height, self.width), kinds)
+
+    def _read_or_staged(self, window: Window) -> NDArray[np.int64]:
+        if self.staged is None:
+            return self._read_inside(window)
+        (labels,) = self.staged.read(window, lambda part: (self._read_inside(part),))
+        return labels
+
+    @property
+    @abstractmethod
+    def identity(self) -> tuple[object, ...]:
+        """Whatever labels depend on."""
+
+    def sample(self, window: Window) -> NDArray[np.int64]:
+        """One label for each pixel of a window within the image: for pictures, (H, W).
+
+        For an image that is read at a coarse resolution no more is read or burned than that.
+
+        Raises:
+            TilenetError: The file cannot be read there.
+        """
+        return self._read_inside(window)
+
+    @abstractmethod
+    def _read_inside(self, window: Window) -> NDArray[np.int64]:
+        """Labels of a window that lies within the image, (H, W)."""
+
+
+def check_classes(
+    labels: LabelSource, classes: NDArray[np.int64], window: Window, num_classes: int
+) -> None:
+    """Refuse labels that are neither a class nor `ignore_index`.
+
+    Args:
+        labels: That were read.
+        classes: What was read there, (H, W).
+        window: Where, in pixels of the image.
+        num_classes: They are 0 to this − 1.
+
+    Raises:
+        TilenetError: With the first of them and its place.
+    """
+    wrong = (classes != labels.ignore_index) & ((classes < 0) | (classes >= num_classes))
+    if wrong.any():
+        row, col = np.argwhere(wrong)[0]
+        raise TilenetError(
+            f"labels must be 0 to classes − 1, or ignore_index ({labels.path}: "
+            f"{classes[row, col]} at row {window.row + row}, column {window.col + col}; classes: "
+            f"{num_classes}, ignore_index: {labels.ignore_index}); raise classes or relabel"
+        )
+
+
+class HeldOutLabels(LabelSource):
+    """Labels of which some are hidden, window by window.
+
+    Training sees those away from held-out blocks, validation those inside: two views of one file.
+
+    Args:
+        labels: Open; they stay whoever's opened them until this is closed.
+        hidden: Where pixels of a window of the image do not count, (H, W).
+    """
+
+    def __init__(self, labels: LabelSource, hidden: Callable[[Window], NDArray[np.bool_]]) -> None:
+        self._labels, self._hidden = labels, hidden
+        self.path, self.ignore_index = labels.path, labels.ignore_index
+        self.height, self.width = labels.height, labels.width
+        self.factor = labels.factor
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that are read."""
+        return self._labels.files
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """This object alone knows what it hides, so nobody else's labels are the same."""
+        return "held out", self._labels.identity, id(self)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._labels.close()
+
+    def _read_inside(self, window: Window) -> NDArray[np.int64]:
+        hidden = self._hidden(window)
+        if hidden.all():  # polygons need not be burned there, nor pixels read
+            return np.full(hidden.shape, self.ignore_index, np.int64)
+        labels = self._labels.read(window)
+        labels[hidden] = self.ignore_index
+        return labels
+
+
+@dataclass(frozen=True)
+class ValidationImage:
+    """An image, or the held-out parts of one; the files stay those of whoever opened them.
+
+    Attributes:
+        image: Open.
+        labels: Open, on the image's grid; `ignore_index` on pixels that do not count.
+        windows: Pixels of the image that hold all that counts, and so must be computed; None: all.
+    """
+
+    image: Raster
+    labels: LabelSource
+    windows: tuple[Window, ...] | None

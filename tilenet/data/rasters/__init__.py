@@ -1,0 +1,1 @@
+"""Images: the only modules that open rasters."""

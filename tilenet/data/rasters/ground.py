@@ -1,0 +1,136 @@
+"""How a raster's pixels come to lie on the ground: by a transform, by points, by a camera's model.
+
+Only a transform and a CRS make a map. Ground control points (GCPs) and rational polynomial
+coefficients (RPCs) say how to make one; a CRS without a transform says nothing.
+"""
+
+from copy import copy
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from affine import Affine
+from rasterio.control import GroundControlPoint
+from rasterio.crs import CRS
+
+from tilenet.data.rasters.remedies import ON_THE_GROUND, SET_TRANSFORM
+from tilenet.geometry.windows import Window
+
+__all__ = ["Ground", "ground_of"]
+
+SAME_PX = 0.01
+
+Points = tuple[tuple[float, float, float, float, float | None], ...]
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a raster says of its place.
+
+    Attributes:
+        placed: Whether it says by a transform where its pixels lie.
+        crs: The file's, whether or not anything is placed by it.
+        transform: The file's; the identity where it has none.
+        points: Row, column, x, y and height of its GCPs.
+        points_crs: The GCPs' CRS.
+        rpcs: rasterio's RPCs; None: it has none.
+    """
+
+    placed: bool
+    crs: Any
+    transform: Affine
+    points: Points
+    points_crs: Any
+    rpcs: Any
+
+    @property
+    def lacks(self) -> str:
+        """What it has instead of a place, in words; "": it has one, or says nothing at all."""
+        if self.placed:
+            return ""
+        found = [f"{len(self.points)} ground control points"] * bool(self.points)
+        found += ["RPCs"] * (self.rpcs is not None)
+        found += ["a CRS"] * (bool(self.crs) and not found)
+        return f"{' and '.join(found)}, but no transform" if found else ""
+
+    @property
+    def remedy(self) -> str:
+        """How it gets a place."""
+        return (
+            ON_THE_GROUND
+            if self.points or self.rpcs is not None
+            else f"give it its transform with {SET_TRANSFORM}"
+        )
+
+    def same_points(self, other: "Ground", scale: float = 1.0) -> bool:
+        """Whether two rasters have the same GCPs, to a hundredth of a pixel.
+
+        Args:
+            scale: Pixels of the other one along a pixel of this one.
+        """
+        if len(self.points) != len(other.points) or self.points_crs != other.points_crs:
+            return False
+        pairs = zip(self.points, other.points, strict=True)
+        return all(
+            abs(one[0] * scale - two[0]) < SAME_PX
+            and abs(one[1] * scale - two[1]) < SAME_PX
+            and one[2:] == two[2:]
+            for one, two in pairs
+        )
+
+    def profile(self, transform: Affine) -> dict[str, Any]:
+        """How rasterio writes a part of the raster, but for `carry`.
+
+        Args:
+            transform: Of that part.
+        """
+        # A part's own transform, such as two pixels to the right, would pass for a place.
+        return {"crs": self.crs} | ({} if self.lacks else {"transform": transform})
+
+    def carry(self, dataset: Any, window: Window, factor: int) -> None:
+        """Give GCPs and RPCs to a file that shows a part of the raster.
+
+        Args:
+            dataset: rasterio's, open for writing.
+            window: The part, in pixels of the resolution that is read.
+            factor: How much coarser these are than the file's.
+        """
+        # GeoTIFF holds a transform or GCPs.
+        if self.points and not self.placed:
+            points = [
+                GroundControlPoint(row / factor - window.row, col / factor - window.col, x, y, z)
+                for row, col, x, y, z in self.points
+            ]
+            dataset.gcps = points, self.points_crs or CRS()
+        if self.rpcs is not None:
+            rpcs = copy(self.rpcs)
+            # They count from the middle of the first pixel.
+            rpcs.line_off = (rpcs.line_off + 0.5) / factor - window.row - 0.5
+            rpcs.samp_off = (rpcs.samp_off + 0.5) / factor - window.col - 0.5
+            rpcs.line_scale /= factor
+            rpcs.samp_scale /= factor
+            dataset.rpcs = rpcs
+
+
+def ground_of(dataset: Any) -> Ground:
+    """What an open file says; GCPs and RPCs that are not numbers say nothing."""
+    points, points_crs = dataset.gcps
+    if not all(isfinite(number) for p in points for number in (p.row, p.col, p.x, p.y)):
+        points = []
+    return Ground(
+        placed=dataset.transform != Affine.identity(),
+        crs=dataset.crs,
+        transform=dataset.transform,
+        points=tuple((p.row, p.col, p.x, p.y, p.z) for p in points),
+        points_crs=points_crs,
+        rpcs=_rpcs_of(dataset),
+    )
+
+
+def _rpcs_of(dataset: Any) -> Any:
+    try:
+        found = dataset.rpcs
+        numbers = found and (found.line_off, found.samp_off, found.line_scale, found.samp_scale)
+        return found if numbers and all(map(isfinite, numbers)) else None
+    except (KeyError, IndexError, TypeError, ValueError):  # words, or some of them are missing
+        return None

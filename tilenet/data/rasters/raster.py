@@ -1,0 +1,408 @@
+"""Read windows of rasters: any dtype, with a mask, at the raster's own resolution or a coarser one.
+
+The only module that opens images. A raster is opened after MPI is up and read by windows only; no
+pixel outside of the asked window is kept.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from affine import Affine
+from numpy.typing import NDArray
+
+from tilenet.data.rasters.cache import Kind, StagedBlocks, StagingFolder
+from tilenet.data.rasters.collar import Collar, Runs, collar_strips, strip_runs
+from tilenet.data.rasters.ground import Ground
+from tilenet.data.rasters.opening import GDAL_ERRORS, reason, why_no_raster
+from tilenet.data.rasters.resample import block_mean, factor_of, sample_parts
+from tilenet.data.rasters.stack import BandNames, FileStack, band_numbers, fingerprint
+from tilenet.errors import TilenetError
+from tilenet.geometry.tiles import strips_of, within
+from tilenet.geometry.windows import Part, Window, reflected
+
+__all__ = ["GDAL_ERRORS", "READING", "Nodata", "Pixels", "Raster", "reason", "why_no_raster"]
+
+# GDAL's default cache is 5 % of the node's memory *per process*; with 40 ranks on a node that is
+# twice the memory. 64 MB hold the blocks that neighbouring tiles share; set GDAL_CACHEMAX higher
+# for huge rasters in strips, of which every tile needs whole rows.
+os.environ.setdefault("GDAL_CACHEMAX", "64")
+# GDAL's remarks on files would stand on the terminal as they are; what matters comes as an error.
+os.environ.setdefault("CPL_LOG", os.devnull)
+
+# GDAL's handles serve one thread at a time, and labels share a cache: who reads takes turns.
+READING = threading.RLock()
+
+STRIP_BYTES = 64 << 20  # of the file's pixels that are averaged, or looked at, at once
+LEAST_ROWS = 64  # that are looked at at once for a collar, in files whose blocks have fewer
+
+# None: what the file says. "none": every pixel is valid. A number: that value is no data. "collar":
+# black pixels that reach the image's edge are no data.
+Nodata = float | str | None
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A window of an image.
+
+    Attributes:
+        values: (C, H, W), in the raster's own dtype.
+        valid: (H, W); False where there is no data, or a value that is not finite.
+    """
+
+    values: NDArray[Any]
+    valid: NDArray[np.bool_]
+
+
+class Raster:
+    """An open raster; a context manager.
+
+    Args:
+        path: Any file that GDAL reads; GeoTIFF, PNG, JPEG, VRT …; several are joined by plus signs.
+        bands: Bands to read, counted from 1, or by name; None: all but alpha.
+        resolution: Pixel size to read at, in the raster's units, a whole multiple of its own
+            (within 5 %: 0.3 reads 0.0746 m pixels four by four); None: its own.
+        nodata: See `Nodata`.
+        part: To be seen of it, at that pixel size, as if the file held nothing else; None: all.
+
+    Attributes:
+        file_size: Height and width of all of the file's own pixels.
+        cut_from: Size and transform of all of it, at that pixel size.
+        part: The pixels of it that are seen; None: all.
+
+    Raises:
+        TilenetError: A file is missing or broken, stacked files lie on several grids, a band does
+            not exist, the dtype is complex, or the resolution is no whole multiple of the raster's
+            own.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        bands: BandNames | None = None,
+        resolution: float | None = None,
+        nodata: Nodata = None,
+        part: Part | None = None,
+    ) -> None:
+        self.path = path
+        self._files = FileStack(path)
+        self.nodata = nodata
+        self.staged: StagedBlocks | None = None
+        self._collar: Collar | None = None
+        try:
+            self.bands = self._checked_bands(bands)
+            self.factor = factor_of(resolution, self._files.transform, path)
+            self._check_nodata()
+            self.file_size = self.size_in_file
+            self.part: Window | None = None
+            self._see()
+            self.cut_from = self.size, self.transform
+            if part is not None:
+                self.cut(self.window_of(part))
+        except TilenetError:
+            self._files.close()
+            raise
+        self.crs = self._files.crs
+        dtype = np.result_type(*(self._files.dtypes[band - 1] for band in self.bands))
+        coarse = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+        self.dtype = dtype if self.factor == 1 else coarse
+
+    def _see(self) -> None:
+        self.height = -(-self._files.height // self.factor)
+        self.width = -(-self._files.width // self.factor)
+        # Scaled, never rebuilt from bounds, so that a rotated grid stays rotated.
+        self.transform = self.coarser(self.factor)
+
+    def window_of(self, part: Part) -> Window:
+        """The pixels of a part; all where it names nothing.
+
+        Raises:
+            TilenetError: There are none, or it is named by coordinates, which the image lacks.
+        """
+        if part.bbox is not None and self.ground.lacks:
+            raise TilenetError(
+                f"a bbox is in the coordinates of an image that has a place ({self.path}: "
+                f"{self.ground.lacks}); name the part by its pixels (window), or "
+                f"{self.ground.remedy}"
+            )
+        return part.of(tuple(self.transform), self.size, self.path)
+
+    def cut(self, window: Window) -> None:
+        """From now on be as a file would be that holds a window of this one, and nothing else."""
+        self._files.cut(self.fine(window, self.factor))
+        self._see()
+        self.part = window
+
+    def __enter__(self) -> "Raster":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._files.close()
+
+    @property
+    def dataset(self) -> Any:
+        """rasterio's open file; of a stack the first."""
+        return self._files.dataset
+
+    @property
+    def ground(self) -> Ground:
+        """What the file says of its place, whether or not pixels are placed by it."""
+        return self._files.ground
+
+    @property
+    def stack(self) -> FileStack:
+        """The open file, or the files on one grid."""
+        return self._files
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that are read, with masks and whatever else lies beside them."""
+        return self._files.files
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels at the resolution that is read."""
+        return self.height, self.width
+
+    @property
+    def grid(self) -> tuple[object, ...]:
+        """Where its pixels lie, at the resolution that is read."""
+        crs = self.crs.to_wkt() if self.crs else None
+        return crs, tuple(self.transform)[:6], self.size
+
+    @property
+    def band_colours(self) -> dict[str, int]:
+        """Bands that are read, by the colour that the file says they have; the first of each."""
+        named = [(self._files.bands[band - 1].colour, band) for band in reversed(self.bands)]
+        return {colour: band for colour, band in named if colour}
+
+    @property
+    def num_bands_in_file(self) -> int:
+        """Bands of the file, alpha included."""
+        return int(self._files.count)
+
+    @property
+    def size_in_file(self) -> tuple[int, int]:
+        """Height and width of the file's own pixels."""
+        return int(self._files.height), int(self._files.width)
+
+    @property
+    def facts(self) -> str:
+        """What GDAL says of the file: size, bands, dtype."""
+        height, width = self.file_size
+        dtypes = "/".join(dict.fromkeys(self._files.dtypes))
+        return f"{height} × {width} px, {self.num_bands_in_file} × {dtypes}"
+
+    def coarser(self, factor: int) -> Affine:
+        """From columns and rows of pixels `factor` times coarser than the file's to coordinates."""
+        t = self._files.transform
+        return Affine(t.a * factor, t.b * factor, t.c, t.d * factor, t.e * factor, t.f)
+
+    @property
+    def whole(self) -> Window:
+        """The window of all pixels."""
+        return Window(0, 0, self.height, self.width)
+
+    def read(self, window: Window, region: Window | None = None) -> Pixels:
+        """Read a window of a region of the raster.
+
+        Args:
+            window: Relative to the region; where it reaches over the region's edge, the region is
+                seen reflected, again and again.
+            region: Pixels of the raster that count as the image; None: all.
+
+        Raises:
+            TilenetError: The file cannot be read there.
+        """
+        region = region or self.whole
+        rows = _places(window.row, window.height, region.height)
+        cols = _places(window.col, window.width, region.width)
+        top, left = min(rows), min(cols)
+        inside = Window(
+            region.row + top, region.col + left, max(rows) - top + 1, max(cols) - left + 1
+        )
+        with READING:
+            values, valid = self._read_inside(inside)
+        if len(rows) != inside.height or rows[0] != top:
+            places = [row - top for row in rows]
+            values, valid = values[:, places], valid[places]
+        if len(cols) != inside.width or cols[0] != left:
+            places = [col - left for col in cols]
+            values, valid = values[:, :, places], valid[:, places]
+        return Pixels(values, valid)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Whatever its pixels depend on."""
+        files = fingerprint(self._files.files)
+        return self.path, files, self.bands, self.factor, self.nodata, str(self.dtype), self.part
+
+    def stage_in(self, folder: StagingFolder) -> None:
+        """From now on read what a folder holds, and leave there what it does not."""
+        kinds = (
+            Kind((len(self.bands),), self.dtype, self.dtype),
+            Kind((), np.dtype(np.bool_), np.dtype(np.bool_)),
+        )
+        self.staged = StagedBlocks(folder, self.identity, self.size, kinds)
+
+    def _read_inside(self, window: Window) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        if self.staged is None:
+            return self._read_source(window)
+        values, valid = self.staged.read(window, self._read_source)
+        return values, valid
+
+    def _read_source(self, window: Window) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        if self.factor == 1:
+            return self._read_file(window)
+        values = np.empty((len(self.bands), window.height, window.width), self.dtype)
+        valid = np.empty((window.height, window.width), np.bool_)
+        pixel_bytes = self.factor**2 * len(self.bands) * self.dtype.itemsize
+        for part in strips_of(window, STRIP_BYTES // pixel_bytes):
+            place = within(part, window)
+            fine = self._read_file(self.fine(part, self.factor))
+            values[:, place[0], place[1]], valid[place] = block_mean(*fine, self.factor)
+        return values, valid
+
+    def sample(self, window: Window, size: tuple[int, int] | None = None) -> Pixels:
+        """One of the file's pixels for each pixel of a window within the raster: for pictures.
+
+        As fast as the file's overviews allow, and never more memory than the picture takes: nothing
+        is averaged. A collar is not looked for: pixels that are 0 in all bands are taken for it.
+
+        Args:
+            window: Within the raster.
+            size: So many rows and columns, evenly; None: those of the window.
+
+        Raises:
+            TilenetError: The file cannot be read there.
+        """
+        fine, size = self.fine(window, self.factor), size or (window.height, window.width)
+        block = self._files.block_rows, self._files.block_cols
+        parts = [
+            (rows, cols, self._files.read(self.bands, part, (_len(rows), _len(cols))))
+            for rows, cols, part in sample_parts(fine, size, block)
+        ]
+        values = np.empty((len(self.bands), *size), parts[0][2].dtype)
+        for rows, cols, read in parts:
+            values[:, rows, cols] = read
+        if self.nodata is None:
+            valid = self._files.mask(self.bands, values, fine, size)
+        elif self.nodata == "collar":
+            valid = np.asarray(values.any(axis=0))
+        elif isinstance(self.nodata, str):
+            valid = np.ones(size, np.bool_)
+        else:
+            valid = self._files.differs(self.bands, values, self.nodata)
+        if np.issubdtype(values.dtype, np.floating):
+            valid &= np.isfinite(values).all(axis=0)
+        return Pixels(values, valid)
+
+    def fine(self, window: Window, factor: int) -> Window:
+        """The file's pixels under a window of pixels that are `factor` times coarser."""
+        row, col = window.row * factor, window.col * factor
+        height = min(window.height * factor, self._files.height - row)
+        return Window(row, col, height, min(window.width * factor, self._files.width - col))
+
+    def _read_file(self, window: Window) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        values = self._files.read(self.bands, window)
+        if self.nodata is None:
+            valid = self._files.mask(self.bands, values, window)
+        elif self.nodata == "collar":
+            valid = ~self.collar.inside(window)
+        elif isinstance(self.nodata, str):
+            valid = np.ones(values.shape[1:], np.bool_)
+        else:
+            valid = self._files.differs(self.bands, values, self.nodata)
+        if np.issubdtype(values.dtype, np.floating):
+            valid &= np.isfinite(values).all(axis=0)
+        return values, valid
+
+    @property
+    def collar(self) -> Collar:
+        """The black collar, in the file's own pixels; found now unless it was handed in before."""
+        if self._collar is None:
+            self.collar = Collar(
+                [self.collar_runs(s) for s in self.collar_strips], self.size_in_file
+            )
+        assert self._collar is not None
+        return self._collar
+
+    @collar.setter
+    def collar(self, found: Collar) -> None:
+        self._collar = found
+
+    @property
+    def collar_strips(self) -> list[Window]:
+        """What is looked at to find the collar, of the file's own pixels."""
+        return collar_strips(self.size_in_file, self._files.block_rows)
+
+    def collar_runs(self, strip: Window, part_done: Callable[[], None] = lambda: None) -> Runs:
+        """Look at one strip.
+
+        Args:
+            part_done: Is called after each part of it, and may end the work.
+
+        Raises:
+            TilenetError: The file cannot be read there.
+        """
+        black = np.empty((strip.height, strip.width), np.bool_)
+        # Whole blocks of a file in tiles as of one in rows; its pixels have 8 bytes at most.
+        rows = -(-LEAST_ROWS // self._files.block_rows) * self._files.block_rows
+        cols = max(1, STRIP_BYTES // (rows * len(self.bands) * 8))
+        for row in range(0, strip.height, rows):
+            for col in range(0, strip.width, cols):
+                height, width = min(rows, strip.height - row), min(cols, strip.width - col)
+                part = Window(strip.row + row, col, height, width)
+                values = self._files.read(self.bands, part)
+                black[row : row + height, col : col + width] = ~values.any(axis=0)
+                part_done()
+        return strip_runs(black, strip.row, self._files.height)
+
+    def _checked_bands(self, asked: BandNames | None) -> tuple[int, ...]:
+        files = self._files
+        if asked is None:
+            asked = [band for band in range(1, files.count + 1) if band not in files.alpha]
+        bands = band_numbers(asked, files.bands, self.path)
+        if not bands:
+            raise TilenetError(f"at least one band must be read ({self.path} has {files.count})")
+        wrong = [band for band in bands if not 1 <= band <= files.count]
+        if wrong:
+            raise TilenetError(
+                f"bands are counted from 1 to the file's number of bands (bands: {list(bands)}, "
+                f"{self.path} has {files.count}); leave out {wrong}"
+            )
+        complex_bands = [b for b in bands if "complex" in files.dtypes[b - 1]]
+        if complex_bands:
+            raise TilenetError(
+                f"pixels must be real numbers (band {complex_bands[0]} of {self.path} is "
+                f"{files.dtypes[complex_bands[0] - 1]}); name its amplitude, "
+                f"DERIVED_SUBDATASET:AMPLITUDE:{self.path}, or write it to a new file"
+            )
+        return bands
+
+    def _check_nodata(self) -> None:
+        if isinstance(self.nodata, str) and self.nodata not in ("none", "collar"):
+            raise TilenetError(f"nodata is a number, none, or collar (nodata: {self.nodata})")
+
+
+def _places(first: int, count: int, pixels: int) -> list[int] | range:
+    if first >= 0 and first + count <= pixels:
+        return range(first, first + count)
+    return reflected(first, count, pixels)
+
+
+def _len(part: slice) -> int:
+    return int(part.stop - part.start)

@@ -1,0 +1,458 @@
+"""Files on one grid, seen as one file: `R.tif+G.tif+B.tif`.
+
+The plus is what YAML and shells leave alone: `images: [a.tif, b.tif]` are two images,
+`images: [a_R.tif+a_G.tif, b_R.tif+b_G.tif]` are two as well. A virtual raster of GDAL could hold
+the bands, but its mask says that a pixel counts where *any* band has data; in a stack each file
+has its own say.
+
+Bands are meant by their numbers, or by the names that a file gives them. Fingerprints tell whether
+files are still those that were read: by their names, sizes and times of change.
+"""
+
+import difflib
+import glob
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+from affine import Affine
+from numpy.typing import NDArray
+from rasterio.enums import ColorInterp, MaskFlags
+from rasterio.windows import Window as FileWindow
+
+from tilenet.data.rasters.ground import ground_of
+from tilenet.data.rasters.opening import (
+    GDAL_ERRORS,
+    cannot_open,
+    check_header,
+    dtypes_of,
+    opened,
+    reason,
+)
+from tilenet.data.rasters.remedies import CHECK, LIKE
+from tilenet.data.rasters.special_files import local_paths
+from tilenet.errors import TilenetError
+from tilenet.geometry.windows import Window
+
+__all__ = [
+    "Band",
+    "BandNames",
+    "FileStack",
+    "Fingerprint",
+    "band_numbers",
+    "files_beside",
+    "fingerprint",
+    "same_grid",
+    "stacked_paths",
+]
+
+# Bands as they are asked for: numbers from 1, names, or both.
+BandNames = Sequence[int | str]
+
+
+@dataclass(frozen=True)
+class Band:
+    """What a file calls a band; each may be empty.
+
+    Attributes:
+        description: What its maker wrote, such as `B08` or `red`.
+        colour: What GDAL takes it for, such as `red`, `nir`.
+        parts: In a stack of files, the file's name without ending, and the parts of that name.
+    """
+
+    description: str
+    colour: str
+    parts: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name to show."""
+        return self.description or self.colour or next(iter(self.parts), "")
+
+    def is_called(self, name: str) -> tuple[bool, bool, bool]:
+        """Whether description, colour or a part of the file's name is `name`, in any case."""
+        wanted = name.strip().casefold()
+        parts = tuple(part.casefold() for part in self.parts)
+        return (
+            self.description.casefold() == wanted != "",
+            self.colour.casefold() == wanted != "",
+            wanted in parts,
+        )
+
+
+def band_numbers(asked: BandNames, bands: Sequence[Band], path: str) -> tuple[int, ...]:
+    """Numbers, from 1, of the bands that are asked for; numbers are handed on unchecked.
+
+    A description comes before a colour, and that before a part of a file's name: who described the
+    bands knew best.
+
+    Raises:
+        TilenetError: A name is that of no band, or of several.
+    """
+    return tuple(_number(name, bands, path) if isinstance(name, str) else name for name in asked)
+
+
+def _number(name: str, bands: Sequence[Band], path: str) -> int:
+    called = [band.is_called(name) for band in bands]
+    for kind in range(3):
+        found = [number for number, kinds in enumerate(called, start=1) if kinds[kind]]
+        if len(found) > 1:
+            raise TilenetError(
+                f"a band's name must be that of one band (bands: {name}, {path}: bands {found} are "
+                "called so); give its number"
+            )
+        if found:
+            return found[0]
+    names = [n for band in bands for n in (band.description, band.colour, *band.parts) if n]
+    if not names:
+        raise TilenetError(
+            f"bands may be named where the file names them (bands: {name}, {path} has "
+            f"{len(bands)} without names); give numbers"
+        )
+    near = difflib.get_close_matches(name.casefold(), [n.casefold() for n in names], 1, cutoff=0)
+    shown = ", ".join(f"{n} {band.name or '(no name)'}" for n, band in enumerate(bands, start=1))
+    raise TilenetError(
+        f"a band must be one that the file has (bands: {name}, {path} has {shown}; nearest: "
+        f"{near[0]}); use one of these names or numbers"
+    )
+
+
+def same_grid(first: Affine, second: Affine, height: int, width: int) -> bool:
+    """Whether all corners agree to a hundredth of a pixel: what rounding elsewhere leaves."""
+    for row, col in product((0, height), (0, width)):
+        x, y = (
+            (a[0] - b[0]) * col + (a[1] - b[1]) * row + a[2] - b[2]
+            for a, b in ((first[:3], second[:3]), (first[3:6], second[3:6]))
+        )
+        if np.hypot(x, y) > np.hypot(second.a, second.d) / 100:
+            return False
+    return True
+
+
+MOST_PLUS_SIGNS = 8  # in the name of one file
+
+
+class FileStack:
+    """One file, or several on one grid, open; their bands are counted through from 1.
+
+    Args:
+        path: A file, or several joined by plus signs. A path with a plus sign that GDAL opens as
+            it stands is one file.
+
+    Attributes:
+        height, width: In pixels of the files.
+        crs, transform: Of the first file; no CRS where no transform says what lies in it.
+        ground: What the first file says of its place.
+        dtypes: One per band.
+        bands: What each band is called.
+        alpha: Numbers of the bands that are masks of others.
+
+    Raises:
+        TilenetError: A file is missing or broken, or the grids differ.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._datasets = _open_all(path)
+        try:
+            self._look()
+            self._check_grids()
+        except (TilenetError, *GDAL_ERRORS) as error:
+            self.close()
+            if isinstance(error, TilenetError):
+                raise
+            raise cannot_open(path, error) from error
+
+    def _look(self) -> None:
+        """Note what the files say of themselves."""
+        first = self._datasets[0]
+        for dataset in self._datasets:
+            check_header(dataset)
+        self.height, self.width = int(first.height), int(first.width)
+        self._first = 0, 0  # row and column in the files where what is seen of them begins
+        self.ground = ground_of(first)
+        self.crs: Any = self.ground.crs if self.ground.placed else None
+        self.transform: Any = self.ground.transform
+        # The file and the number there of each band.
+        self._places = [(d, b) for d in self._datasets for b in range(1, d.count + 1)]
+        # Of each file once: rasterio asks GDAL for all bands each time.
+        self.dtypes = tuple(name for d in self._datasets for name in dtypes_of(d))
+        colours = [colour for d in self._datasets for colour in d.colorinterp]
+        texts = [text for d in self._datasets for text in d.descriptions]
+        self.bands = tuple(
+            _band(d, colour, text, len(self._datasets) > 1)
+            for (d, _), colour, text in zip(self._places, colours, texts, strict=True)
+        )
+        self.alpha = tuple(n for n, c in enumerate(colours, start=1) if c == ColorInterp.alpha)
+        self._tags = [_plain_tag(d) for d in self._datasets]
+        self.block_rows = max(int(d.block_shapes[0][0]) for d in self._datasets)
+        self.block_cols = max(int(d.block_shapes[0][1]) for d in self._datasets)
+
+    def cut(self, window: Window) -> None:
+        """From now on be as files would be that hold a window of these, and nothing else."""
+        t = self.transform
+        x, y = (t.a * window.col + t.b * window.row), (t.d * window.col + t.e * window.row)
+        self.transform = type(t)(t.a, t.b, x + t.c, t.d, t.e, y + t.f)
+        self._first = self._first[0] + window.row, self._first[1] + window.col
+        self.height, self.width = window.height, window.width
+
+    def _in_files(self, window: Window) -> Window:
+        row, col = self._first
+        return Window(window.row + row, window.col + col, window.height, window.width)
+
+    def close(self) -> None:
+        """Close the files."""
+        for dataset in self._datasets:
+            dataset.close()
+
+    @property
+    def count(self) -> int:
+        """Bands of all files, alpha included."""
+        return len(self._places)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that are read, with masks and whatever else lies beside them."""
+        return tuple(str(path) for dataset in self._datasets for path in dataset.files)
+
+    @property
+    def datasets(self) -> tuple[Any, ...]:
+        """rasterio's open files."""
+        return tuple(self._datasets)
+
+    @property
+    def dataset(self) -> Any:
+        """rasterio's first open file."""
+        return self._datasets[0]
+
+    def read(
+        self, bands: Sequence[int], window: Window, size: tuple[int, int] | None = None
+    ) -> NDArray[Any]:
+        """Values (C, H, W) of a window, in a dtype that holds those of all the bands.
+
+        Args:
+            bands: Their numbers.
+            window: Within the files.
+            size: Take so many of the window's rows and columns only, evenly; None: all.
+
+        Raises:
+            TilenetError: A file cannot be read there.
+        """
+        window = self._in_files(window)
+        if len(self._datasets) == 1 and len({self.dtypes[number - 1] for number in bands}) == 1:
+            dataset = self._datasets[0]  # all at once: files often hold bands pixel by pixel
+            shape = None if size is None else (len(bands), *size)
+            values: NDArray[Any] = _read(
+                dataset,
+                window,
+                lambda place: dataset.read(list(bands), window=place, out_shape=shape),
+            )
+            return values
+        parts = [self._read_band(number, window, size) for number in bands]
+        return np.stack(parts).astype(np.result_type(*parts), copy=False)
+
+    def _read_band(self, number: int, window: Window, size: tuple[int, int] | None) -> NDArray[Any]:
+        dataset, band = self._places[number - 1]
+        values: NDArray[Any] = _read(
+            dataset, window, lambda place: dataset.read(band, window=place, out_shape=size)
+        )
+        return values
+
+    def mask(
+        self,
+        bands: Sequence[int],
+        values: NDArray[Any],
+        window: Window,
+        size: tuple[int, int] | None = None,
+    ) -> NDArray[np.bool_]:
+        """Where all the files have data, by their masks, alpha bands or nodata tags, (H, W).
+
+        Args:
+            bands: Numbers of the bands that `values` (C, H, W) are of.
+            values: Of the window. Where they tell, the file is not asked: it would decode every
+                block anew that does not fit GDAL's cache, as with whole rows of a wide image.
+            window: The window.
+            size: As in `read`.
+
+        Raises:
+            TilenetError: A file cannot be read there.
+        """
+        window = self._in_files(window)
+        valid = np.ones(size or (window.height, window.width), np.bool_)
+        places = [self._places[number - 1] for number in bands]
+        for dataset, tag in zip(self._datasets, self._tags, strict=True):
+            rows = {band: row for row, (owner, band) in enumerate(places) if owner is dataset}
+            if tag is not None and len(rows) == dataset.count:
+                valid &= _any_differs(values, list(rows.values()), tag)
+            else:
+                valid &= _read_mask(dataset, window, size) != 0
+        return valid
+
+    def differs(
+        self, bands: Sequence[int], values: NDArray[Any], nodata: float
+    ) -> NDArray[np.bool_]:
+        """Where in each file a band differs from `nodata`, (H, W).
+
+        Args:
+            bands: Numbers of the bands that `values` (C, H, W) are of.
+            nodata: The value that says that there is no data.
+        """
+        valid = np.ones(values.shape[1:], np.bool_)
+        owners = [self._places[number - 1][0] for number in bands]
+        for dataset in self._datasets:
+            rows = [row for row, owner in enumerate(owners) if owner is dataset]
+            if rows:
+                valid &= (values[rows] != nodata).any(axis=0)
+        return valid
+
+    def _check_grids(self) -> None:
+        first = self._datasets[0]
+        for other in self._datasets[1:]:
+            if other.shape != first.shape:
+                rule = "size", f"{first.height} × {first.width}", f"{other.height} × {other.width}"
+            elif other.crs != first.crs:
+                rule = "CRS", _crs(first), _crs(other)
+            elif not same_grid(first.transform, other.transform, *first.shape):
+                rule = "transform", _numbers(first), _numbers(other)
+            elif not ground_of(other).same_points(self.ground):
+                rule = "ground control points", "its own", "others"
+            else:
+                continue
+            what, wanted, found = rule
+            raise TilenetError(
+                f"stacked files must have the same {what} ({first.name}: {wanted}, {other.name}: "
+                f"{found}); put them on one grid with {LIKE}"
+            )
+
+
+def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
+    """The files of `R.tif+G.tif`; names that hold a plus sign themselves are found where they lie.
+
+    Where a part is no file, it is joined to the parts after it as long as that gives none either.
+
+    Args:
+        folder: Where names lie that are not absolute.
+    """
+    parts, found = path.split("+"), []
+    while parts:
+        most = min(len(parts), MOST_PLUS_SIGNS + 1)
+        tries = ("+".join(parts[:count]) for count in range(1, most + 1))
+        name = next((n for n in tries if os.path.isfile(os.path.join(folder, n))), parts[0])
+        found.append(name)
+        del parts[: name.count("+") + 1]
+    return tuple(found)
+
+
+def _open_all(path: str) -> list[Any]:
+    try:
+        return [opened(path)]
+    except TilenetError:
+        paths = stacked_paths(path)
+        # A wrong name with a plus sign in it is one name, unless some of its parts are files.
+        if len(paths) == 1 or not any("/vsi" in part or local_paths(part) for part in paths):
+            raise
+    with ExitStack() as stack:
+        datasets = [stack.enter_context(opened(part)) for part in paths]
+        stack.pop_all()
+    return datasets
+
+
+def _read(dataset: Any, window: Window, read: Callable[[FileWindow], Any]) -> Any:
+    place = FileWindow(window.col, window.row, window.width, window.height)
+    try:
+        return read(place)
+    except GDAL_ERRORS as error:
+        raise TilenetError(
+            f"a raster must be readable everywhere ({dataset.name}: rows {window.row} to "
+            f"{window.row + window.height - 1}, columns {window.col} to "
+            f"{window.col + window.width - 1} cannot be read: {reason(error)}); copy the "
+            f"file again or check it with {CHECK}"
+        ) from error
+
+
+def _read_mask(dataset: Any, window: Window, size: tuple[int, int] | None) -> Any:
+    return _read(dataset, window, lambda place: dataset.dataset_mask(window=place, out_shape=size))
+
+
+def _band(dataset: Any, colour: Any, description: str | None, stacked: bool) -> Band:
+    parts: tuple[str, ...] = ()
+    if stacked and dataset.count == 1:
+        stem = PurePath(dataset.name).stem
+        parts = tuple(dict.fromkeys((stem, *filter(None, re.split(r"[-_. ]+", stem)))))
+    # Grey is what GDAL says of the first of bands of which it knows nothing.
+    name = "" if colour in (ColorInterp.undefined, ColorInterp.gray) else str(colour.name)
+    return Band((description or "").strip(), name, parts)
+
+
+def _any_differs(values: NDArray[Any], rows: Sequence[int], number: int) -> NDArray[np.bool_]:
+    """Where one of some bands of (C, H, W) differs from a number; without copying them."""
+    differs: NDArray[np.bool_] = values[rows[0]] != number
+    for row in rows[1:]:
+        differs |= values[row] != number
+    return differs
+
+
+def _plain_tag(dataset: Any) -> int | None:
+    """The number that alone says where a file has no data: not where any band differs from it.
+
+    None where something else says so, or where GDAL compares otherwise: real numbers nearly.
+    """
+    tag = dataset.nodata
+    if tag is None or any(flags != [MaskFlags.nodata] for flags in dataset.mask_flag_enums):
+        return None
+    names = dtypes_of(dataset)
+    if any("complex" in name for name in names):
+        return None  # numpy has no name for complex numbers of 16 bits
+    dtypes = [np.dtype(name) for name in names]
+    if set(dataset.nodatavals) != {tag} or any(dtype.kind not in "iu" for dtype in dtypes):
+        return None
+    # Of 64 bits rasterio rounds the tag; what a dtype cannot hold is no data nowhere.
+    exact = float(tag).is_integer() and all(dtype.itemsize <= 4 for dtype in dtypes)
+    if not exact or any(not np.iinfo(d).min <= tag <= np.iinfo(d).max for d in dtypes):
+        return None
+    return int(tag)
+
+
+def _crs(dataset: Any) -> str:
+    return dataset.crs.to_string() if dataset.crs else "none"
+
+
+def _numbers(dataset: Any) -> str:
+    return str(tuple(dataset.transform)[:6])
+
+
+# Absolute path, bytes, and nanoseconds of the last change, of each file.
+Fingerprint = tuple[tuple[str, int, int], ...]
+
+
+def fingerprint(paths: Iterable[str]) -> Fingerprint | None:
+    """Of files as they are now; None: some are none (a file within an archive, on the web)."""
+    try:
+        return tuple(
+            (os.path.abspath(path), stat.st_size, stat.st_mtime_ns)
+            for path in paths
+            for stat in [os.stat(path)]
+        )
+    except OSError:
+        return None
+
+
+def files_beside(path: str) -> tuple[str, ...]:
+    """A file and those that belong to it; all that a folder holds (File Geodatabase).
+
+    A Shapefile's attributes and CRS stand in files of the same stem, as does what a GeoPackage that
+    is open elsewhere has not yet taken in, in a file of the same beginning.
+    """
+    whole = Path(path)
+    if whole.is_dir():
+        return tuple(sorted(str(part) for part in whole.rglob("*") if part.is_file()))
+    folder = glob.escape(str(whole.parent))
+    stem, name = glob.escape(whole.stem), glob.escape(whole.name)
+    found = {*glob.glob(f"{folder}/{stem}.*"), *glob.glob(f"{folder}/{name}-wal")}
+    return tuple(sorted({path, *(part for part in found if Path(part) != whole)}))

@@ -1,0 +1,389 @@
+"""Look at every pixel once before training: statistics, labels, and everything that is wrong.
+
+The images are cut into blocks that have nothing to do with tiles or ranks. Ranks take them in turn.
+Counts of values are whole numbers, merged in any order; means and deviations of integers of up to
+16 bits follow from them. Those of wider numbers are merged block by block, in the same order
+everywhere. So statistics are the same to the last bit on any number of ranks.
+
+A rank holds a block, the counts, at most `MOST_MOMENTS` moments, and the classes of the cells of
+all images, which `data.crops.cell_side` bounds.
+
+Find the black collars of images together: each rank looks at its share of the strips.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.data.histogram import ValueCounts, count_values, counts_each, merge_counts
+from tilenet.data.labels.source import LabelSource, check_classes
+from tilenet.data.rasters.collar import Collar, Runs
+from tilenet.data.rasters.raster import Pixels, Raster
+from tilenet.data.survey_record import PERCENTS, Survey
+from tilenet.errors import AgreedError, TilenetError
+from tilenet.geometry.tiles import Blocks, strips_of, within
+from tilenet.geometry.windows import Window
+from tilenet.parallel.health.progress import progress_bar
+from tilenet.parallel.health.signals import StopRequests
+from tilenet.parallel.health.watchdog import NEVER, SLOW, Watchdog
+from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.together import together
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Moments", "merge", "share_collars", "survey"]
+
+BLOCK_PX = 1024
+PIECE_BYTES = 1 << 24
+STRIP_PX = 1 << 23  # of the file that are read between two looks at whether to stop
+MOST_MOMENTS = 1 << 20  # groups of blocks × bands; up to 262 144 blocks of 4 bands each is a group
+
+HeldOutMask = Callable[[int, Window], NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared deviations of the valid pixels, per band."""
+
+    count: int
+    mean: NDArray[np.float64]
+    squares: NDArray[np.float64]
+
+
+def merge(first: Moments, second: Moments) -> Moments:
+    """Moments of both sets together, stable (Chan, Golub, LeVeque 1979)."""
+    count = first.count + second.count
+    if count == 0:
+        return first
+    delta = second.mean - first.mean
+    share = second.count / count
+    return Moments(
+        count,
+        first.mean + delta * share,
+        first.squares + second.squares + delta**2 * first.count * share,
+    )
+
+
+def survey(
+    images: Sequence[Raster],
+    labels: Sequence[LabelSource] | None,
+    num_classes: int,
+    cell_px: int | None,
+    comm: "MPI.Intracomm",
+    held_out: HeldOutMask | None = None,
+    watchdog: Watchdog = NEVER,
+    requests: StopRequests | None = None,
+) -> Survey:
+    """Read all images and labels once, each rank its share. Collective.
+
+    Args:
+        labels: One per image; None: pixels only.
+        cell_px: Side of the cells; None: nobody asks where labels are.
+        held_out: Where pixels of a window of an image enter no statistics, (H, W); None: nowhere.
+        watchdog: Armed for each block.
+        requests: To stop.
+
+    Raises:
+        AgreedError: A file cannot be read, a label is no class, or no pixel is labelled and valid.
+        StopAgreed: A rank was asked to stop.
+    """
+    look = _Look(images, labels, num_classes, cell_px, held_out)
+    blocks = Blocks([image.size for image in images], BLOCK_PX)
+    # Groups of one block each, unless their moments would fill memory.
+    size = 1 if look.counts_each else max(1, -(-len(blocks) * look.num_bands // MOST_MOMENTS))
+    groups = -(-len(blocks) // size)
+    mine = range(comm.rank, groups, comm.size)
+    moments = np.zeros((0 if look.counts_each else len(mine), 1 + 2 * look.num_bands))
+    total = len(mine) * size
+    what = "all pixels are looked at"
+    with (
+        progress_bar(comm, total, "block", brief=True, what=what) as progress,
+        together(comm, requests) as turns,
+    ):
+        for place, group in enumerate(mine):
+            found = None
+            for number in range(group * size, min((group + 1) * size, len(blocks))):
+                watchdog.arm_part("the survey", place * size + number % size, total)
+                inside = look.at(*blocks[number], turns.part_done)
+                if not look.counts_each:
+                    own = _moments(inside)
+                    found = own if found is None else merge(found, own)
+                progress.update(1)
+                turns.part_done()
+            if found is not None:
+                moments[place] = found.count, *found.mean, *found.squares
+        watchdog.arm_others("the survey", len(blocks) / comm.size)
+    watchdog.arm("the sums of the survey", SLOW)
+    look.join(comm)
+    with agreed(comm):
+        _check_something_is_there(images, labels, look.values[0].total, look.class_pixels)
+    if look.counts_each:
+        mean, std = zip(*(band.mean_and_std for band in look.values), strict=True)
+    else:
+        mean, std = _everybodys(moments, groups, comm)
+        _check_finite(images, mean, std, look.values)
+    return Survey(
+        num_valid=look.values[0].total,
+        mean=mean,
+        std=std,
+        minimum=tuple(band.minimum for band in look.values),
+        maximum=tuple(band.maximum for band in look.values),
+        percentiles=tuple(band.percentiles(PERCENTS) for band in look.values),
+        class_pixels=tuple(look.class_pixels.tolist()),
+        classes_in_cells=tuple(look.planes),
+    )
+
+
+class _Look:
+    """What a rank has found in the blocks that it has looked at.
+
+    Attributes:
+        values: Counts of each band's values.
+        class_pixels: Labelled valid pixels of each class.
+        planes: Classes of the cells of each image, see `Survey`; empty where nobody asks.
+        counts_each: Whether means and deviations follow from `values`.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[Raster],
+        labels: Sequence[LabelSource] | None,
+        num_classes: int,
+        cell_px: int | None,
+        held_out: HeldOutMask | None,
+    ) -> None:
+        self._images, self._labels, self._held_out = images, labels, held_out
+        self._num_classes, self._cell_px = num_classes, cell_px
+        self.num_bands = len(images[0].bands)
+        self._dtype = np.result_type(*(image.dtype for image in images))  # holds the values of all
+        self.counts_each = counts_each(self._dtype)
+        self.values = [count_values(np.empty(0, self._dtype))] * self.num_bands
+        self.class_pixels = np.zeros(num_classes, np.int64)
+        self.planes = []
+        if cell_px is not None:
+            of_classes = -(-num_classes // 8)
+            grids = Blocks([image.size for image in images], cell_px).grids
+            self.planes = [np.zeros((of_classes, *grid), np.uint8) for grid in grids]
+
+    def at(self, index: int, window: Window, part_done: Callable[[], None]) -> list[NDArray[Any]]:
+        """Look at a window of an image; returns the values (N,) of each band that enter.
+
+        Args:
+            part_done: Is called while a window of many pixels of the file is read, and may end it.
+
+        Raises:
+            TilenetError: A file cannot be read there, or a label is no class.
+        """
+        labels = None if self._labels is None else self._labels[index]
+        pixels, classes = _read(self._images[index], labels, window, part_done)
+        entering = pixels.valid
+        if self._held_out is not None:
+            entering = entering & ~self._held_out(index, window)
+        inside = list(_entering(pixels.values, entering, self._dtype))
+        self.values = [
+            merge_counts(known, count_values(band, known.shift))
+            for known, band in zip(self.values, inside, strict=True)
+        ]
+        if labels is not None and classes is not None:
+            check_classes(labels, classes, window, self._num_classes)
+            self._look_at_labels(labels, classes, index, window, pixels)
+        return inside
+
+    def _look_at_labels(
+        self,
+        labels: LabelSource,
+        classes: NDArray[np.int64],
+        index: int,
+        window: Window,
+        pixels: Pixels,
+    ) -> None:
+        number = self._num_classes
+        counted = pixels.valid & (classes != labels.ignore_index)
+        # The class behind the last is that of all pixels that do not count.
+        classes = np.where(counted, classes, number)
+        counts = np.bincount(classes.ravel(), minlength=number + 1)[:number]
+        self.class_pixels += counts
+        if self._cell_px is None:
+            return
+        places = tuple(
+            slice(first // self._cell_px, -(-(first + count) // self._cell_px))
+            for first, count in ((window.row, window.height), (window.col, window.width))
+        )
+        for plane_number, plane in enumerate(self.planes[index]):
+            own = np.arange(8 * plane_number, min(8 * plane_number + 8, number))
+            if counts[own].any():
+                bits = np.zeros(number + 1, np.uint8)
+                bits[own] = 1 << (own - 8 * plane_number)
+                plane[places] |= _joined(np.take(bits, classes), window, self._cell_px)
+
+    def join(self, comm: "MPI.Intracomm") -> None:
+        """Have all ranks hold what any of them found. Collective."""
+        self.values = comm.allreduce(self.values, op=_merged)
+        self.class_pixels = comm.allreduce(self.class_pixels)
+        for cells in self.planes:
+            _join(cells, comm)
+
+
+def _merged(first: list[ValueCounts], second: list[ValueCounts]) -> list[ValueCounts]:
+    """Band by band."""
+    return [merge_counts(*pair) for pair in zip(first, second, strict=True)]
+
+
+def _read(
+    image: Raster, labels: LabelSource | None, window: Window, part_done: Callable[[], None]
+) -> tuple[Pixels, NDArray[np.int64] | None]:
+    """Pixels and labels of a window: at once, or in parts where coarse ones are made of many."""
+    factor = max(image.factor, 1 if labels is None else labels.factor)
+    if factor == 1:
+        return image.read(window), None if labels is None else labels.read(window)
+    values = np.empty((len(image.bands), window.height, window.width), image.dtype)
+    valid = np.empty((window.height, window.width), np.bool_)
+    classes = None if labels is None else np.empty(valid.shape, np.int64)
+    for part in strips_of(window, STRIP_PX // factor**2):
+        place, pixels = within(part, window), image.read(part)
+        values[:, place[0], place[1]], valid[place] = pixels.values, pixels.valid
+        if labels is not None and classes is not None:
+            classes[place] = labels.read(part)
+        part_done()
+    return Pixels(values, valid), classes
+
+
+def _entering(
+    values: NDArray[Any], entering: NDArray[np.bool_], dtype: np.dtype[Any]
+) -> Iterator[NDArray[Any]]:
+    """Values (C, H, W) of the pixels that enter, (N,) for each band."""
+    every = bool(entering.all())
+    for band in values:
+        yield (band.ravel() if every else band[entering]).astype(dtype, copy=False)
+
+
+def _joined(bits: NDArray[np.uint8], window: Window, cell_px: int) -> NDArray[np.uint8]:
+    """The bits of all pixels (H, W) of a window that lie in the same cell of the image."""
+    top, left = window.row % cell_px, window.col % cell_px
+    rows, cols = -(-(top + window.height) // cell_px), -(-(left + window.width) // cell_px)
+    if max(rows, cols) <= 2:  # cells may be far larger than the window
+        found = np.bitwise_or.reduceat(bits, [0, cell_px - top][:rows], axis=0)
+        return np.asarray(np.bitwise_or.reduceat(found, [0, cell_px - left][:cols], axis=1))
+    padded = np.zeros((rows * cell_px, cols * cell_px), np.uint8)
+    padded[top : top + window.height, left : left + window.width] = bits
+    found = np.bitwise_or.reduce(padded.reshape(rows, cell_px, -1), axis=1)
+    return np.asarray(np.bitwise_or.reduce(found.reshape(rows, cols, cell_px), axis=2))
+
+
+def _join(cells: NDArray[np.uint8], comm: "MPI.Intracomm") -> None:
+    """Have all ranks hold the bits of all; in pieces, since MPI counts in 31 bits."""
+    from mpi4py import MPI
+
+    flat = cells.reshape(-1)
+    for first in range(0, flat.size, PIECE_BYTES):
+        comm.Allreduce(MPI.IN_PLACE, flat[first : first + PIECE_BYTES], op=MPI.BOR)
+
+
+def _moments(bands: Sequence[NDArray[Any]]) -> Moments:
+    """Moments of values (N,) of each band."""
+    count, mean, squares = len(bands[0]), np.zeros(len(bands)), np.zeros(len(bands))
+    with np.errstate(over="ignore", invalid="ignore"):  # _check_finite says it
+        for number, band in enumerate(bands if count else ()):
+            values = band.astype(np.float64)
+            mean[number] = values.mean()
+            values -= mean[number]
+            np.square(values, out=values)
+            squares[number] = values.sum()
+    return Moments(count, mean, squares)
+
+
+def _everybodys(
+    mine: NDArray[np.float64], groups: int, comm: "MPI.Intracomm"
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Means and deviations of all groups' bands, merged in the order of the groups.
+
+    Args:
+        mine: Count, means and squares of each group of this rank's.
+    """
+    every = np.empty((groups, mine.shape[1]))
+    for rank, part in enumerate(comm.allgather(mine)):
+        every[rank :: comm.size] = part
+    bands = mine.shape[1] // 2
+    with np.errstate(over="ignore", invalid="ignore"):  # _check_finite says it
+        found = reduce(merge, (Moments(int(r[0]), r[1 : 1 + bands], r[1 + bands :]) for r in every))
+    return tuple(found.mean.tolist()), tuple(np.sqrt(found.squares / found.count).tolist())
+
+
+def _check_finite(
+    images: Sequence[Raster],
+    mean: Sequence[float],
+    std: Sequence[float],
+    values: Sequence[ValueCounts],
+) -> None:
+    """Refuse bands whose mean or deviation float64 cannot hold; all ranks know the same.
+
+    Raises:
+        AgreedError: With the band and its values.
+    """
+    for band, *moments, seen in zip(images[0].bands, mean, std, values, strict=True):
+        if not np.isfinite(moments).all():
+            paths = f"{images[0].path}{f' and {len(images) - 1} more' if len(images) > 1 else ''}"
+            raise AgreedError(
+                f"pixels must be small enough for the sum of their squares ({paths}, band {band}: "
+                f"{seen.minimum:g} to {seen.maximum:g}); name a value that means no data with "
+                "nodata, or scale the file"
+            )
+
+
+def _check_something_is_there(
+    images: Sequence[Raster],
+    labels: Sequence[LabelSource] | None,
+    total: int,
+    class_pixels: NDArray[np.int64],
+) -> None:
+    if total == 0:
+        raise TilenetError(
+            f"an image must hold pixels with data ({', '.join(i.path for i in images)}: all pixels "
+            "are nodata); check the nodata tag, the mask or alpha band, or set nodata: none"
+        )
+    if labels is not None and class_pixels.sum() == 0:
+        raise TilenetError(
+            f"at least one pixel with data must be labelled ({', '.join(i.path for i in labels)}: "
+            f"all labels there are {labels[0].ignore_index} or nodata); check ignore_index"
+        )
+
+
+def share_collars(
+    images: Sequence[Raster],
+    comm: "MPI.Intracomm",
+    watchdog: Watchdog = NEVER,
+    requests: StopRequests | None = None,
+) -> None:
+    """Give each image its collar, where `nodata` is collar. Collective.
+
+    Reading all pixels is what takes long, so ranks share it; strips do not depend on their number,
+    and each rank links the runs of all of them.
+
+    Args:
+        watchdog: Armed for each strip.
+        requests: To stop.
+
+    Raises:
+        AgreedError: A file cannot be read.
+        StopAgreed: A rank was asked to stop.
+    """
+    for image in images:
+        if image.nodata != "collar":
+            continue
+        strips = image.collar_strips
+        mine: dict[int, Runs] = {}
+        with together(comm, requests) as turns:
+            share = range(comm.rank, len(strips), comm.size)
+            for part, number in enumerate(share):
+                watchdog.arm_part("the collar of an image", part, len(share))
+                mine[number] = image.collar_runs(strips[number], turns.part_done)
+            watchdog.arm_others("the collar of an image", len(strips) / comm.size)
+        found: dict[int, Runs] = {}
+        for others in comm.allgather(mine):
+            found.update(others)
+        image.collar = Collar([found[number] for number in range(len(strips))], image.size_in_file)

@@ -1,0 +1,126 @@
+"""What a survey of images found, and the file in which a run keeps it.
+
+One safetensors file, written aside and renamed, read without pickle. It names the key of all that
+it depends on, and a digest of what it holds: what does not fit or is not whole is not used.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from tilenet.errors import TilenetError
+from tilenet.storage.atomic import refuse_special
+
+__all__ = ["PERCENTS", "Survey", "load_survey", "save_survey"]
+
+PERCENTS = (2, 25, 50, 75, 98)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the images hold.
+
+    Attributes:
+        num_valid: Pixels with data.
+        mean: Per band, over the valid pixels of all images.
+        std: Per band.
+        minimum: Per band.
+        maximum: Per band.
+        percentiles: Per band, one for each of `PERCENTS`; see `ValueCounts.percentiles`.
+        class_pixels: Labelled valid pixels of each class.
+        classes_in_cells: For each image, which classes the labelled valid pixels of each square
+            cell are of: (ceil(K / 8), rows, columns), a bit per class, class 0 the lowest bit of
+            the first byte. None, where nobody asked.
+    """
+
+    num_valid: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    minimum: tuple[float, ...]
+    maximum: tuple[float, ...]
+    percentiles: tuple[tuple[float, ...], ...]
+    class_pixels: tuple[int, ...]
+    classes_in_cells: tuple[NDArray[np.uint8], ...]
+
+
+def save_survey(found: Survey, path: Path, key: str) -> None:
+    """Keep a survey.
+
+    Args:
+        key: Of all that it depends on.
+
+    Raises:
+        TilenetError: It cannot be written.
+    """
+    arrays = {
+        "num_valid": np.array([found.num_valid], np.int64),
+        "mean": np.array(found.mean),
+        "std": np.array(found.std),
+        "minimum": np.array(found.minimum),
+        "maximum": np.array(found.maximum),
+        "percentiles": np.array(found.percentiles),
+        "class_pixels": np.array(found.class_pixels, np.int64),
+    }
+    for number, planes in enumerate(found.classes_in_cells):
+        arrays[f"classes_in_cells.{number}"] = np.ascontiguousarray(planes)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        save_file(arrays, part, {"key": key, "digest": _digest(arrays)})
+        # safetensors keeps its files to the owner; a run's other files follow the umask
+        mask = os.umask(0)
+        os.umask(mask)
+        part.chmod(0o666 & ~mask)
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise TilenetError(
+            f"a survey must be written to a folder that can be written ({path}: {error}); make "
+            "room there"
+        ) from error
+
+
+def load_survey(path: Path, key: str) -> Survey | None:
+    """The survey that is kept there; None: that of other files or keys.
+
+    Raises:
+        TilenetError: It is not whole.
+    """
+    try:
+        refuse_special(path)
+        with safe_open(path, "numpy") as file:
+            about = file.metadata() or {}
+            arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        raise TilenetError(f"a survey's file must be whole ({path}: {error})") from error
+    if about.get("digest") != _digest(arrays):
+        raise TilenetError(f"a survey's file must be whole ({path}: not what was written)")
+    if about.get("key") != key:
+        return None
+    if not all(np.isfinite(arrays[name]).all() for name in ("mean", "std")):
+        return None  # older versions kept them; a new survey says what is wrong
+    planes = [arrays[f"classes_in_cells.{number}"] for number in range(len(arrays) - 7)]
+    return Survey(
+        num_valid=int(arrays["num_valid"][0]),
+        mean=tuple(arrays["mean"].tolist()),
+        std=tuple(arrays["std"].tolist()),
+        minimum=tuple(arrays["minimum"].tolist()),
+        maximum=tuple(arrays["maximum"].tolist()),
+        percentiles=tuple(tuple(row) for row in arrays["percentiles"].tolist()),
+        class_pixels=tuple(arrays["class_pixels"].tolist()),
+        classes_in_cells=tuple(planes),
+    )
+
+
+def _digest(arrays: dict[str, NDArray[np.generic]]) -> str:
+    """Of names, shapes, dtypes and bytes."""
+    found = hashlib.blake2b(digest_size=16)
+    for name in sorted(arrays):
+        found.update(f"{name} {arrays[name].shape} {arrays[name].dtype};".encode())
+        found.update(np.ascontiguousarray(arrays[name]).data)
+    return found.hexdigest()

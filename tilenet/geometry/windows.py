@@ -1,0 +1,254 @@
+"""A part of an image: from coordinates to the window of pixels under them.
+
+The eight symmetries of the square: a turned image, and where its windows lie in the source.
+
+It is the turned image that is cut into tiles. So the window that a tile reads is mapped back to the
+source, read there, and the pixels are turned. Beyond its edges an image is its reflection, and the
+reflection of a turned image is the turned reflection: windows may reach over edges, whatever the
+size, and each tile sees just what it would see of a whole image that was turned in memory.
+"""
+
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import Any, TypeVar
+
+from tilenet.errors import TilenetError
+
+__all__ = [
+    "AS_IS",
+    "SYMMETRIES",
+    "Part",
+    "Symmetry",
+    "Window",
+    "checked_window",
+    "overlap",
+    "reflected",
+    "symmetries",
+    "window_of_bbox",
+]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A rectangle of pixels; it may reach over the raster's edges.
+
+    Attributes:
+        row: First row.
+        col: First column.
+        height: Number of rows.
+        width: Number of columns.
+    """
+
+    row: int
+    col: int
+    height: int
+    width: int
+
+
+def reflected(first: int, count: int, pixels: int) -> list[int]:
+    """Indices 0 … pixels − 1 that stand at `first` … `first + count − 1` of the endless raster.
+
+    Beyond its edges the raster is reflected, the edge pixel once, again and again with period
+    2·(pixels − 1); torch's own reflection padding refuses more than one repetition.
+    """
+    if pixels == 1:
+        return [0] * count
+    period = 2 * (pixels - 1)
+    places = (place % period for place in range(first, first + count))
+    return [min(place, period - place) for place in places]
+
+
+# A corner this close to a pixel's edge, in pixels, lies on it: coordinates have been rounded.
+ON_EDGE_PX = 1e-6
+
+FAR = 1e30  # beyond it is no coordinate, and products would overflow
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of images that is looked at, named by coordinates or by pixels.
+
+    Attributes:
+        bbox: xmin, ymin, xmax, ymax in each image's CRS.
+        window: Row, column, height and width, instead of `bbox`.
+    """
+
+    bbox: tuple[float, ...] | None = None
+    window: tuple[int, ...] | None = None
+
+    def of(
+        self, transform: tuple[float, ...], size: tuple[int, int], image: str = "image"
+    ) -> Window:
+        """The pixels of the part; all where nothing is named.
+
+        Args:
+            transform: Of the image, see `window_of_bbox`.
+            size: Its height and width.
+            image: Its name, for errors.
+
+        Raises:
+            TilenetError: There are none.
+        """
+        if self.bbox is not None:
+            return window_of_bbox(self.bbox, transform, size, image)
+        if self.window is not None:
+            return checked_window(self.window, size, image)
+        return Window(0, 0, *size)
+
+    def __str__(self) -> str:
+        name, numbers = ("bbox", self.bbox) if self.bbox is not None else ("window", self.window)
+        return f"{name} {','.join(f'{number:.17g}' for number in numbers or ())}"
+
+
+def window_of_bbox(
+    bbox: tuple[float, ...],
+    transform: tuple[float, ...],
+    size: tuple[int, int],
+    image: str = "image",
+) -> Window:
+    """The smallest window of an image that covers the part of a box which lies on it.
+
+    Args:
+        bbox: xmin, ymin, xmax, ymax, in the image's coordinates.
+        transform: a, b, c, d, e, f: x = a·col + b·row + c, y = d·col + e·row + f; rotated grids
+            have b and d. The box stays upright in coordinates and so is turned on their pixels.
+        size: Height and width of the image.
+        image: Its name, for errors.
+
+    Raises:
+        TilenetError: The box is empty, not finite, or lies beside the image.
+    """
+    said = ",".join(f"{value:.10g}" for value in bbox)
+    if len(bbox) != 4 or not all(abs(value) < FAR for value in bbox):
+        raise TilenetError(
+            f"a bbox is four finite numbers, XMIN,YMIN,XMAX,YMAX (bbox: {said}); give all four in "
+            "the image's CRS"
+        )
+    xmin, ymin, xmax, ymax = bbox
+    if not (xmin < xmax and ymin < ymax):
+        raise TilenetError(
+            f"a bbox needs XMIN below XMAX and YMIN below YMAX (bbox: {said}); put the smaller "
+            "number of each axis first"
+        )
+    a, b, c, d, e, f = transform[:6]
+    cols, rows = [], []
+    for x in (xmin - c, xmax - c):
+        for y in (ymin - f, ymax - f):
+            cols.append((e * x - b * y) / (a * e - b * d))
+            rows.append((a * y - d * x) / (a * e - b * d))
+    top, bottom = _edges(rows)
+    left, right = _edges(cols)
+    window = overlap(Window(top, left, bottom - top, right - left), Window(0, 0, *size))
+    if window is None:
+        height, width = size
+        xs = [a * col + b * row + c for col in (0, width) for row in (0, height)]
+        ys = [d * col + e * row + f for col in (0, width) for row in (0, height)]
+        raise TilenetError(
+            f"a bbox must touch the image (bbox: {said}, {image}: {min(xs):.10g},{min(ys):.10g},"
+            f"{max(xs):.10g},{max(ys):.10g}); give coordinates in the image's own CRS"
+        )
+    return window
+
+
+def _edges(places: list[float]) -> tuple[int, int]:
+    """First pixel and the one after the last."""
+    first = floor(min(places) + ON_EDGE_PX)
+    return first, max(first + 1, ceil(max(places) - ON_EDGE_PX))
+
+
+def checked_window(numbers: tuple[int, ...], size: tuple[int, int], image: str = "image") -> Window:
+    """The window of row, column, height and width.
+
+    Raises:
+        TilenetError: It is empty or reaches over the image's edges.
+    """
+    said = ",".join(str(number) for number in numbers)
+    if len(numbers) != 4:
+        raise TilenetError(
+            f"a window is four whole numbers, ROW,COL,HEIGHT,WIDTH (window: {said}); give all four"
+        )
+    window = Window(*numbers)
+    if window != overlap(window, Window(0, 0, *size)):
+        raise TilenetError(
+            f"a window has pixels and lies inside the image (window: {said}, {image}: {size[0]} × "
+            f"{size[1]} px); rows and columns are counted from 0"
+        )
+    return window
+
+
+def overlap(one: Window, other: Window) -> Window | None:
+    """The pixels of both; None: there are none."""
+    top, left = max(one.row, other.row), max(one.col, other.col)
+    bottom = min(one.row + one.height, other.row + other.height)
+    right = min(one.col + one.width, other.col + other.width)
+    if bottom <= top or right <= left:
+        return None
+    return Window(top, left, bottom - top, right - left)
+
+
+T = TypeVar("T")  # a numpy array; this room imports none
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """Swap rows with columns, or not; then flip.
+
+    Attributes:
+        transposed: Rows and columns are swapped, first.
+        flips_rows: The last row becomes the first.
+        flips_cols: The last column becomes the first.
+    """
+
+    transposed: bool = False
+    flips_rows: bool = False
+    flips_cols: bool = False
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the turned image."""
+        return (width, height) if self.transposed else (height, width)
+
+    def source(self, window: Window, height: int, width: int) -> Window:
+        """Where a window of the turned image lies in the source.
+
+        Args:
+            window: It may reach over the edges; then so does the result.
+            height: Of the source.
+            width: Of the source.
+        """
+        rows, cols = self.size(height, width)
+        row = rows - window.row - window.height if self.flips_rows else window.row
+        col = cols - window.col - window.width if self.flips_cols else window.col
+        if self.transposed:
+            return Window(col, row, window.width, window.height)
+        return Window(row, col, window.height, window.width)
+
+    def turn(self, array: T) -> T:
+        """The source's pixels (…, H, W), turned; a view."""
+        pixels: Any = array
+        if self.transposed:
+            pixels = pixels.swapaxes(-1, -2)
+        rows = slice(None, None, -1 if self.flips_rows else 1)
+        turned: T = pixels[..., rows, :: -1 if self.flips_cols else 1]
+        return turned
+
+
+AS_IS = Symmetry()
+_FLIPS = tuple(Symmetry(False, rows, cols) for rows in (False, True) for cols in (False, True))
+_QUARTERS = (
+    AS_IS,
+    Symmetry(True, True, False),
+    Symmetry(False, True, True),
+    Symmetry(True, False, True),
+)
+SYMMETRIES = tuple(
+    Symmetry(transposed, one.flips_rows, one.flips_cols)
+    for transposed in (False, True)
+    for one in _FLIPS
+)
+
+
+def symmetries(*, flips: bool, rotations: bool) -> tuple[Symmetry, ...]:
+    """Those that flips (4, among them the half turn), quarter turns (4) or both (8) make."""
+    if flips and rotations:
+        return SYMMETRIES
+    return _FLIPS if flips else _QUARTERS if rotations else (AS_IS,)

@@ -1,0 +1,70 @@
+"""A map that is counted instead of written: its pixels by label and class, and their loss."""
+
+from dataclasses import astuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tilenet.data.labels.source import ValidationImage, check_classes
+from tilenet.geometry.windows import Window
+from tilenet.mapping.job import Computed, Mapper
+from tilenet.model.loss import cross_entropy
+
+__all__ = ["CountingSink"]
+
+
+class CountingSink:
+    """Counts the pixels of a map that this rank computes.
+
+    Args:
+        mapper: Of classes.
+        held: The image.
+        weights: Of the classes, in the loss.
+        rank: This one.
+
+    Attributes:
+        matrix: (K, K + 1), as `scores` takes it.
+        losses: Summed cross-entropy of each piece.
+    """
+
+    def __init__(self, mapper: Mapper, held: ValidationImage, weights: Tensor, rank: int) -> None:
+        self.mapper, self.held, self.weights, self.rank = mapper, held, weights, rank
+        self.matrix = np.zeros((len(weights), len(weights) + 1), np.int64)
+        self.losses: list[float] = []
+        windows = held.windows
+        self._windows = None if windows is None else np.array([astuple(w) for w in windows])
+
+    def wants(self, rank: int, window: Window) -> bool:
+        """Each rank has to do with its own pieces, where something counts."""
+        return rank == self.rank and self._counts(window)
+
+    def _counts(self, window: Window) -> bool:
+        if self._windows is None:
+            return True
+        rows, cols, heights, widths = self._windows.reshape(-1, 4).T
+        below = (rows < window.row + window.height) & (window.row < rows + heights)
+        beside = (cols < window.col + window.width) & (window.col < cols + widths)
+        return bool((below & beside).any())
+
+    def take(self, rank: int, window: Window, computed: Computed | None) -> None:
+        """Count a piece.
+
+        Raises:
+            TilenetError: Its labels cannot be read, or are no classes.
+        """
+        assert computed is not None, "ranks take up what they computed"
+        labels, ignored = self.held.labels.read(window), self.held.labels.ignore_index
+        count = len(self.weights)
+        check_classes(self.held.labels, labels, window, count)
+        counted = labels != ignored
+        truth = labels[counted]
+        found = self.mapper.values(computed)[0].astype(np.int64)
+        found[~computed.valid] = count
+        pairs = truth * (count + 1) + found[counted]
+        self.matrix += np.bincount(pairs, minlength=self.matrix.size).reshape(self.matrix.shape)
+        target = torch.from_numpy(np.where(computed.valid, labels, ignored))[None]
+        logits = computed.logits[None]
+        with torch.inference_mode():
+            loss = cross_entropy(logits, target.to(logits.device), ignored, self.weights)
+        self.losses.append(float(loss))

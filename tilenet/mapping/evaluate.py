@@ -1,0 +1,102 @@
+"""Compare a class map with labels: one confusion matrix over all pixels, by windows."""
+
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.data.labels.open import open_labels, resampling_note
+from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.data.rasters.raster import Raster
+from tilenet.errors import TilenetError, one_line
+from tilenet.geometry.windows import Window
+from tilenet.parallel.health.watchdog import NEVER, SLOW, Watchdog
+from tilenet.scores import count_pairs
+from tilenet.storage.network_json import names_in_map
+
+__all__ = ["class_names", "confusion_matrix"]
+
+BLOCK_PX = 2048
+MOST_CLASSES = 4096
+
+
+def class_names(map_path: str) -> tuple[str, ...]:
+    """Names of the map's values 0, 1, …, as far as it says them.
+
+    Raises:
+        TilenetError: The map cannot be opened.
+    """
+    with Raster(map_path) as mapped:
+        return names_in_map(map_path, mapped.dataset.tags(1))
+
+
+def confusion_matrix(
+    map_path: str,
+    labels_path: str,
+    ignore_index: int,
+    vectors: VectorKeys | None = None,
+    watchdog: Watchdog = NEVER,
+) -> NDArray[np.int64]:
+    """Count pixels by label (rows) and class in the map (columns).
+
+    Pixels that are not labelled are left out; labelled ones without a class in the map are counted
+    in an extra last column. Labels on another grid are resampled to the map's, polygons are burned
+    on it as `vectors` says.
+
+    Args:
+        watchdog: Armed for each block.
+
+    Raises:
+        TilenetError: A file cannot be read, the files lie apart, or nothing is labelled where the
+            map has data.
+    """
+    watchdog.arm("opening the map and the labels", SLOW)
+    with (
+        Raster(map_path) as mapped,
+        open_labels(labels_path, mapped, ignore_index, vectors) as labels,
+    ):
+        if note := resampling_note([labels]):
+            print(one_line(f"tilenet: {note}"), file=sys.stderr)
+        if len(mapped.bands) != 1 or not np.issubdtype(mapped.dtype, np.integer):
+            raise TilenetError(
+                f"a class map has one band of whole numbers ({map_path}: {len(mapped.bands)} of "
+                f"{mapped.dtype}); make it with tilenet predict --output classes"
+            )
+        pairs: dict[tuple[int, int], int] = {}
+        for row in range(0, mapped.height, BLOCK_PX):
+            for col in range(0, mapped.width, BLOCK_PX):
+                watchdog.arm(f"the block at row {row}, column {col}", SLOW)
+                height = min(BLOCK_PX, mapped.height - row)
+                window = Window(row, col, height, min(BLOCK_PX, mapped.width - col))
+                pixels = mapped.read(window)
+                found = np.where(pixels.valid, pixels.values[0].astype(np.int64), -1)
+                truth = labels.read(window)
+                counted = truth != ignore_index
+                for pair, count in count_pairs(truth[counted], found[counted]).items():
+                    pairs[pair] = pairs.get(pair, 0) + count
+    if not pairs:
+        raise TilenetError(
+            f"at least one pixel must be labelled ({labels_path}: all are {ignore_index} or "
+            "nodata); check --ignore-index"
+        )
+    if all(guess < 0 for _, guess in pairs):
+        raise TilenetError(
+            f"at least one labelled pixel must have data in the map ({map_path}: all that "
+            f"{labels_path} labels are nodata); map the place that is labelled"
+        )
+    wrong = [label for label, _ in pairs if label < 0]
+    if wrong:
+        raise TilenetError(
+            f"labels are counted from 0 ({labels_path}: {wrong[0]}); name that value with "
+            "--ignore-index or relabel"
+        )
+    classes = 1 + max(max(pair) for pair in pairs)
+    if classes > MOST_CLASSES:
+        raise TilenetError(
+            f"at most {MOST_CLASSES} classes are compared (largest value in {map_path} or "
+            f"{labels_path}: {classes - 1}); if that is no class, name it with --ignore-index"
+        )
+    matrix = np.zeros((classes, classes + 1), np.int64)
+    for (label, guess), count in pairs.items():
+        matrix[label, guess] += count  # -1, no class, is the last column
+    return matrix

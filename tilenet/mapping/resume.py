@@ -1,0 +1,133 @@
+"""A map that may be interrupted: what is done is kept, and not done again.
+
+Rank 0 has the disk hold the pixels, then the journal say so; all ranks learn what it says.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tilenet.geometry.tiles import Tile, Tiling
+from tilenet.geometry.windows import Window
+from tilenet.mapping.journal import Done
+from tilenet.mapping.writer import MapWriter
+from tilenet.parallel.exchange.norm_passes import Moments
+from tilenet.parallel.health.signals import StopAgreed, StopRequests, StopRounds
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["MapResume"]
+
+# To keep what is done may take this share of the time: a large map is flushed more rarely.
+SHARE = 0.05
+
+
+class MapResume:
+    """Keeps what is done while it is entered, and ends rounds where a stop was asked. Collective.
+
+    Args:
+        comm: All ranks that map.
+        tiling: Of the map.
+        writer: On rank 0, opened to go on; None on the others.
+        requests: To stop.
+    """
+
+    def __init__(
+        self,
+        comm: "MPI.Intracomm",
+        tiling: Tiling,
+        writer: MapWriter | None,
+        requests: StopRequests,
+    ) -> None:
+        self.comm, self.writer = comm, writer
+        self._numbers = {tile.own: number for number, tile in enumerate(tiling.tiles)}
+        done: Done = comm.bcast(writer.done if writer else None)
+        self._tiles, self._sums = done.tiles, done.sums
+        self._waiting: list[int] = []
+        self._kept_at, self._cost = time.monotonic(), 0.0
+        self._requests = requests
+
+    def __enter__(self) -> "MapResume":
+        self._rounds = StopRounds(self.comm, self._requests)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # After another error the ranks do not come here together.
+        if error is None or isinstance(error, StopAgreed):
+            self._rounds.close()
+
+    def is_done(self, own: Window) -> bool:
+        """Whether the tile that owns this window was done before."""
+        return self._numbers[own] in self._tiles
+
+    def tiles_done(self, tiles: Sequence[Tile], *, last: bool) -> None:
+        """After a round, whose tiles rank 0 has written.
+
+        Args:
+            last: Whether no round follows.
+
+        Raises:
+            StopAgreed: On all ranks, if any was asked to stop and a round follows.
+        """
+        stop = self._rounds.round_done() and not last
+        if self.writer is not None:
+            self._waiting += [self._numbers[tile.own] for tile in tiles]
+            if stop or last or self._pays():
+                with self._measured():
+                    self.writer.keep(self._waiting)
+                self._waiting = []
+        if stop:
+            raise StopAgreed
+
+    def sums(self, norm: int) -> tuple[int, Moments | None]:
+        """Of a norm's statistics: tiles whose moments are known, from the first on, and those."""
+        found = self._sums.get(str(norm))
+        if found is None:
+            return 0, None
+        mean, squares = np.array(found["mean"]), np.array(found["squares"])
+        return int(found["tiles"]), Moments(float(found["count"]), mean, squares)
+
+    def sums_done(self, norm: int, tiles: int, moments: Moments, *, last: bool) -> None:
+        """After a round of a norm's pass.
+
+        Args:
+            norm: Its number.
+            tiles: Whose moments these are, from the first on.
+            moments: Of them.
+            last: Whether these are all tiles.
+
+        Raises:
+            StopAgreed: On all ranks, if any was asked to stop.
+        """
+        stop = self._rounds.round_done()
+        if self.writer is not None and (stop or last or self._pays()):
+            sums = {
+                "tiles": tiles,
+                "count": moments.count,
+                "mean": moments.mean.tolist(),
+                "squares": moments.squares.tolist(),
+            }
+            with self._measured():
+                self.writer.keep_sums(str(norm), sums)
+        if stop:
+            raise StopAgreed
+
+    def _pays(self) -> bool:
+        return time.monotonic() - self._kept_at >= self._cost / SHARE
+
+    @contextmanager
+    def _measured(self) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self._kept_at = time.monotonic()
+        self._cost = self._kept_at - began

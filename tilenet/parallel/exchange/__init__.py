@@ -1,0 +1,1 @@
+"""Layers over ranks: halos are exchanged, norms summed."""

@@ -1,0 +1,210 @@
+"""A convolution on a rank's own window, whose rim comes from the neighbours meanwhile.
+
+A convolution is linear, so it is the sum of what own cells give, with zeros around them, and of
+what the rim gives, which reaches only the outermost cells of the output. So nothing is copied into
+a larger map: the own window is saved for backward where it stands, as without ranks, and the
+interior is computed while the rim travels. In backward the rim's gradients leave first and travel
+while the interior's are computed.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tilenet.geometry.windows import Window
+from tilenet.parallel.exchange.halo import (
+    Journey,
+    Parts,
+    add_gradients,
+    part_of,
+    start_gradients,
+    start_rims,
+)
+
+__all__ = ["Shape", "convolve"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A convolution of stride 1 that keeps sizes.
+
+    Attributes:
+        kernel: Its width, odd.
+        dilation: Distance between its taps.
+    """
+
+    kernel: int
+    dilation: int
+
+    @property
+    def half(self) -> int:
+        """Taps on each side of the middle one."""
+        return self.kernel // 2
+
+    @property
+    def rim(self) -> int:
+        """Cells that it looks at on each side."""
+        return self.half * self.dilation
+
+
+@dataclass(frozen=True)
+class _Strip:
+    """A side of the rim, and what it reaches.
+
+    Those left and right are computed lying down: kernels are made for wide rows, and take twice as
+    long for high columns.
+
+    Attributes:
+        window: Of the map; above and below corners are in it, left and right they are not.
+        pad: Zeros around it (left, right, above, below), so that taps on own cells see nothing.
+        taps: The taps that reach it: of the kernel's rows, or of its columns.
+        along_rows: Whether it lies above or below.
+        reach: The output cells that it adds to, in the own window.
+    """
+
+    window: Window
+    pad: tuple[int, int, int, int]
+    taps: slice
+    along_rows: bool
+    reach: tuple[slice, slice]
+
+    def weight(self, weight: Tensor) -> Tensor:
+        """The part of the kernel that reaches the strip, not lying down."""
+        return weight[:, :, self.taps] if self.along_rows else weight[:, :, :, self.taps]
+
+    def lying(self, x: Tensor) -> Tensor:
+        """A map or a kernel (…, H, W) as the strip is computed, or back from there."""
+        return x if self.along_rows else x.mT
+
+
+def _strips(own: Window, takes: tuple[tuple[int, Window], ...], shape: Shape) -> list[_Strip]:
+    """The sides on which something is taken."""
+    rim, half = shape.rim, shape.half
+    inner = shape.dilation * (half - 1)  # own cells that taps on the strip also look at
+    everything = slice(None)
+    wide = own.col - rim, own.width + 2 * rim
+    before, behind = slice(0, half), slice(half + 1, shape.kernel)
+    low, high = own.row - rim, own.row + own.height
+    candidates = [
+        _Strip(Window(low, wide[0], rim, wide[1]), (0, 0, 0, inner), before, True,
+               (slice(0, rim), everything)),
+        _Strip(Window(high, wide[0], rim, wide[1]), (0, 0, inner, 0), behind, True,
+               (slice(own.height - rim, None), everything)),
+        _Strip(Window(own.row, own.col - rim, own.height, rim), (0, inner, rim, rim), before, False,
+               (everything, slice(0, rim))),
+        _Strip(Window(own.row, own.col + own.width, own.height, rim), (inner, 0, rim, rim), behind,
+               False, (everything, slice(own.width - rim, None))),
+    ]  # fmt: skip
+    return [one for one in candidates if any(_inside(taken, one.window) for _, taken in takes)]
+
+
+def _inside(a: Window, b: Window) -> bool:
+    return b.row <= a.row < b.row + b.height and b.col <= a.col < b.col + b.width
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, journey: Journey
+) -> Tensor:
+    """The convolution of the whole map, on this rank's own cells. Collective.
+
+    Args:
+        x: This rank's own window, (B, C, H, W), at least as wide as the rim.
+        weight: (O, C, kernel, kernel).
+        bias: (O,) or None.
+        journey: From whom the rim comes.
+
+    Returns:
+        (B, O, H, W).
+    """
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = bias if bias is None else bias.to(dtype)
+    with torch.autocast(kind, enabled=False):
+        y: Tensor = _Convolve.apply(x, weight, bias, shape, journey)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, journey: Journey
+    ) -> Tensor:
+        rim = journey.rim
+        pending = start_rims(x, journey)
+        y = F.conv2d(x, weight, bias, padding=shape.rim, dilation=shape.dilation)
+        taken = list(zip((window for _, window in rim.takes), pending.wait(), strict=True))
+        ctx.strips = _strips(rim.own, rim.takes, shape)
+        filled = [_fill(strip, taken, x) for strip in ctx.strips]
+        for strip, values in zip(ctx.strips, filled, strict=True):
+            rows, cols = strip.reach
+            taps = strip.lying(strip.weight(weight))
+            more = F.conv2d(strip.lying(values), taps, dilation=shape.dilation)
+            y[:, :, rows, cols] += strip.lying(more)
+        ctx.shape, ctx.journey, ctx.has_bias = shape, journey, bias is not None
+        ctx.save_for_backward(x, weight, *filled)
+        return y
+
+    @staticmethod
+    def backward(
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        (gradient,) = grads
+        x, weight, *filled = ctx.saved_tensors
+        shape, rim, strips = ctx.shape, ctx.journey.rim, ctx.strips
+        wants_x, wants_weight = ctx.needs_input_grad[:2]
+        added, found = [], []
+        for strip, values in zip(strips, filled, strict=True):
+            rows, cols = strip.reach
+            to_values, to_weight, _ = torch.ops.aten.convolution_backward(
+                strip.lying(gradient[:, :, rows, cols]), strip.lying(values),
+                strip.lying(strip.weight(weight)), None, [1, 1], [0, 0],
+                [shape.dilation] * 2, False, [0, 0], 1, [wants_x, wants_weight, False],
+            )  # fmt: skip
+            added.append(strip.lying(to_weight) if wants_weight else to_weight)
+            found.append(strip.lying(to_values) if wants_x else to_values)
+        if wants_x:
+            back = _collect(rim.takes, strips, found)
+            pending = start_gradients(back, x.shape[1], gradient, ctx.journey)
+        to_x, to_weight, to_bias = torch.ops.aten.convolution_backward(
+            gradient, x, weight, [len(weight)] if ctx.has_bias else None, [1, 1], [shape.rim] * 2,
+            [shape.dilation] * 2, False, [0, 0], 1, [wants_x, wants_weight, ctx.has_bias],
+        )  # fmt: skip
+        if wants_weight:
+            for strip, more in zip(strips, added, strict=True):
+                strip.weight(to_weight).add_(more)
+        if wants_x:
+            add_gradients(to_x, pending, rim)
+        return to_x, to_weight, to_bias, None, None
+
+
+def _fill(strip: _Strip, taken: list[tuple[Window, Tensor]], like: Tensor) -> Tensor:
+    """A strip's values, with zeros where nothing was taken."""
+    left, right, above, below = strip.pad
+    size = strip.window.height + above + below, strip.window.width + left + right
+    # Lies in memory as it is computed.
+    shape = size if strip.along_rows else size[::-1]
+    values = strip.lying(like.new_zeros((*like.shape[:2], *shape)))
+    row, col = strip.window.row - above, strip.window.col - left
+    for window, part in taken:
+        if _inside(window, strip.window):
+            part_of(values, window, row, col).copy_(part)
+    return values
+
+
+def _collect(
+    takes: tuple[tuple[int, Window], ...], strips: list[_Strip], found: list[Tensor]
+) -> Parts:
+    """The gradients of what was taken, out of those of the strips."""
+    back = []
+    for rank, window in takes:
+        for strip, gradient in zip(strips, found, strict=True):
+            if _inside(window, strip.window):
+                left, _, above, _ = strip.pad
+                row, col = strip.window.row - above, strip.window.col - left
+                back.append((rank, part_of(gradient, window, row, col)))
+    return back

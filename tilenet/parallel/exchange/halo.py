@@ -1,0 +1,231 @@
+"""Rims of feature maps travel between the ranks of an image; in backward their gradients go back.
+
+Three layers: integers say who sends what (`geometry.ownership.Rim`), a `Line` moves tensors,
+and `extend` is the autograd function: a rank's own window in, the window that a layer needs out.
+Its backward is the true adjoint: what a rank took, it sends the gradient of, and what it gave, it
+adds the gradients to.
+
+All parts of a rim, corners included, travel in one phase: each is posted before the first is waited
+for, so that a layer can compute its interior meanwhile.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tilenet.geometry.ownership import Rim
+from tilenet.geometry.windows import Window
+from tilenet.parallel.health.progress import EXCHANGING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = [
+    "Journey",
+    "Line",
+    "Parts",
+    "add_gradients",
+    "extend",
+    "part_of",
+    "start_gradients",
+    "start_rims",
+]
+
+Parts = Sequence[tuple[int, Tensor]]  # (rank, contiguous tensor)
+
+
+class Line:
+    """Moves tensors between the ranks of an image, for the layers of one partition.
+
+    Args:
+        comm: Of this partition alone: its layers compute in a thread of their own. None: nothing
+            is sent and zeros arrive, for planning on fake tensors and as a benchmark's upper bound.
+        device_mpi: Hand device memory to MPI as it is, instead of staging it through pinned memory.
+
+    Attributes:
+        messages: Sent so far.
+        bytes: Sent so far.
+    """
+
+    def __init__(self, comm: "MPI.Intracomm | None", *, device_mpi: bool = False) -> None:
+        self._comm = comm
+        self._device_mpi = device_mpi
+        self.messages = 0
+        self.bytes = 0
+
+    def start(
+        self, gives: Parts, takes: Sequence[tuple[int, Sequence[int]]], like: Tensor, tag: int
+    ) -> "Pending":
+        """Post all messages of a layer.
+
+        Args:
+            gives: What goes to whom.
+            takes: Shapes of what comes from whom.
+            like: Has the dtype and the device of what comes.
+            tag: The same on both sides, and of no other layer and micro-batch under way.
+        """
+        if self._comm is None or not (gives or takes):
+            return Pending([like.new_zeros(shape) for _, shape in takes], [], [], like.device)
+        staged = like.is_cuda and not self._device_mpi
+        incoming = [
+            torch.empty(shape, dtype=like.dtype, pin_memory=True)
+            if staged
+            else torch.empty(shape, dtype=like.dtype, device=like.device)
+            for _, shape in takes
+        ]
+        outgoing = [_pinned(part) if staged else part for _, part in gives]
+        if like.is_cuda:
+            # What is sent must be written, and what receives no longer be read, before MPI sees it.
+            torch.cuda.current_stream(like.device).synchronize()
+        ranks = [rank for rank, _ in takes], [rank for rank, _ in gives]
+        with EXCHANGING:
+            requests = [
+                self._comm.Irecv(_buffer(part), rank, tag)
+                for rank, part in zip(ranks[0], incoming, strict=True)
+            ]
+            requests += [
+                self._comm.Isend(_buffer(part), rank, tag)
+                for rank, part in zip(ranks[1], outgoing, strict=True)
+            ]
+        self.messages += len(outgoing)
+        self.bytes += sum(part.nbytes for part in outgoing)
+        return Pending(incoming, outgoing, requests, like.device)
+
+
+class Pending:
+    """Messages under way."""
+
+    def __init__(
+        self,
+        incoming: list[Tensor],
+        outgoing: list[Tensor],
+        requests: "list[MPI.Request]",
+        device: torch.device,
+    ) -> None:
+        self._incoming, self._outgoing = incoming, outgoing  # kept alive until MPI is done
+        self._requests, self._device = requests, device
+
+    def wait(self) -> list[Tensor]:
+        """What arrived, on the layer's device."""
+        if self._requests:
+            from mpi4py import MPI
+
+            with EXCHANGING:
+                MPI.Request.Waitall(self._requests)
+        self._outgoing.clear()
+        return [part.to(self._device, non_blocking=True) for part in self._incoming]
+
+
+def _pinned(part: Tensor) -> Tensor:
+    host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+    return host.copy_(part, non_blocking=True)
+
+
+def _buffer(part: Tensor) -> "Tensor | NDArray[np.uint8]":
+    """What mpi4py takes, as bytes: numpy knows no bfloat16."""
+    raw = part.reshape(-1).view(torch.uint8)
+    return raw if raw.is_cuda else raw.numpy()
+
+
+@dataclass(frozen=True)
+class Journey:
+    """One layer's exchange for one micro-batch.
+
+    Attributes:
+        rim: Who sends what.
+        line: On which it travels.
+        tag: Of the way there; the way back has the next one.
+    """
+
+    rim: Rim
+    line: Line
+    tag: int
+
+
+def part_of(x: Tensor, window: Window, row: int, col: int) -> Tensor:
+    """The cells of `window` in a map (B, C, H, W) whose first cell is (row, col)."""
+    top, left = window.row - row, window.col - col
+    return x[:, :, top : top + window.height, left : left + window.width]
+
+
+def extend(x: Tensor, journey: Journey, fill: float) -> Tensor:
+    """The window of a map that a layer needs, from the one that each rank owns. Collective.
+
+    Args:
+        x: This rank's own window, (B, C, H, W).
+        journey: From whom the rest comes.
+        fill: What the layer sees outside of the image.
+
+    Returns:
+        (B, C, above + need.height + below, left + need.width + right).
+    """
+    extended: Tensor = _Extend.apply(x, journey, fill)  # type: ignore[no-untyped-call]
+    return extended
+
+
+class _Extend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, journey: Journey, fill: float) -> Tensor:
+        rim = journey.rim
+        ctx.journey, ctx.shape = journey, x.shape
+        own, need = rim.own, rim.need
+        pending = start_rims(x, journey)
+        top, bottom, left, right = rim.border
+        shape = (*x.shape[:2], top + need.height + bottom, left + need.width + right)
+        extended = x.new_full(shape, fill) if any(rim.border) else x.new_empty(shape)
+        row, col = need.row - top, need.col - left  # of the extended window's first cell
+        kept = _common(own, need)
+        part_of(extended, kept, row, col).copy_(part_of(x, kept, own.row, own.col))
+        for (_, window), part in zip(rim.takes, pending.wait(), strict=True):
+            part_of(extended, window, row, col).copy_(part)
+        return extended
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = grads
+        rim: Rim = ctx.journey.rim
+        own, need = rim.own, rim.need
+        row, col = need.row - rim.border[0], need.col - rim.border[2]
+        back = [(rank, part_of(gradient, window, row, col)) for rank, window in rim.takes]
+        pending = start_gradients(back, gradient.shape[1], gradient, ctx.journey)
+        mine = gradient.new_zeros(ctx.shape)
+        kept = _common(own, need)
+        part_of(mine, kept, own.row, own.col).copy_(part_of(gradient, kept, row, col))
+        add_gradients(mine, pending, rim)
+        return mine, None, None
+
+
+def start_rims(x: Tensor, journey: Journey) -> Pending:
+    """Send the parts of this rank's own window that others need; expect theirs."""
+    rim = journey.rim
+    shape = x.shape[:2]
+    gives = [(r, part_of(x, w, rim.own.row, rim.own.col).contiguous()) for r, w in rim.gives]
+    takes = [(r, (*shape, w.height, w.width)) for r, w in rim.takes]
+    return journey.line.start(gives, takes, x, journey.tag)
+
+
+def start_gradients(back: Parts, channels: int, like: Tensor, journey: Journey) -> Pending:
+    """Send the gradients of what was taken; expect those of what was given."""
+    shape = like.shape[0], channels
+    takes = [(r, (*shape, w.height, w.width)) for r, w in journey.rim.gives]
+    gives = [(r, part.contiguous()) for r, part in back]
+    return journey.line.start(gives, takes, like, journey.tag + 1)
+
+
+def add_gradients(gradient: Tensor, pending: Pending, rim: Rim) -> None:
+    """Add what arrives to the gradient of this rank's own window."""
+    for (_, window), part in zip(rim.gives, pending.wait(), strict=True):
+        part_of(gradient, window, rim.own.row, rim.own.col).add_(part)
+
+
+def _common(own: Window, need: Window) -> Window:
+    """The cells of `need` that the rank owns."""
+    top, left = max(own.row, need.row), max(own.col, need.col)
+    bottom = min(own.row + own.height, need.row + need.height)
+    right = min(own.col + own.width, need.col + need.width)
+    return Window(top, left, max(bottom - top, 0), max(right - left, 0))

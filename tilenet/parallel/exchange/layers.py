@@ -1,0 +1,268 @@
+"""Make a finished network a spatial one, from outside: each rank holds its own window of each map.
+
+Layers that look around themselves are replaced by ones that first exchange rims; layers that need
+all pixels, the norms with `scope: image`, by ones that sum over ranks (`norm.py`); all others stay.
+The parameters stay the network's own, under their own names.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv, Upsample
+from tilenet.geometry.ownership import AxisShares, Rim, rim_of, takes_copy, tiling_shares
+from tilenet.geometry.tiles import Tiling
+from tilenet.model.modules import block_max
+from tilenet.model.skips import Origin, origin_under_way
+from tilenet.parallel.exchange.conv import Shape, convolve
+from tilenet.parallel.exchange.halo import Journey, Line, extend
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Surroundings", "here", "spatial_layer"]
+
+# Tags name a layer and a micro-batch as far as MPI's least number of tags (32 768) goes: messages
+# between two ranks with one tag keep their order anyway.
+TAG_LAYERS, TAG_MICRO_BATCHES = 256, 64  # × 2 ways
+
+
+class Surroundings:
+    """What the layers of a rank's network know of the ranks around it.
+
+    Args:
+        layers: The network's.
+        balance: Layers per partition.
+        image_comm: The ranks that hold the same image, row by row of the grid. None: there are no
+            others, and zeros come from them (see `halo.Line`).
+        step_comm: All ranks of a step; only batch norm sums over them.
+        device_mpi: Whether MPI takes device memory.
+    """
+
+    def __init__(
+        self,
+        layers: tuple[Layer, ...],
+        balance: Sequence[int],
+        image_comm: "MPI.Intracomm | None",
+        step_comm: "MPI.Intracomm | None" = None,
+        *,
+        device_mpi: bool = False,
+    ) -> None:
+        self.layers = layers
+        self._ends = tuple(accumulate(balance))
+        # One of each per partition: partitions compute in threads of their own.
+        self._image_comms = [image_comm.Dup() if image_comm else None for _ in balance]
+        self._step_comms = [step_comm.Dup() if step_comm else None for _ in balance]
+        self._lines = [Line(one, device_mpi=device_mpi) for one in self._image_comms]
+        self._shares: dict[tuple[int, int], tuple[tuple[AxisShares, ...], ...]] = {}
+        self._rims: dict[tuple[int, int, int, int], Rim] = {}
+
+    def _partition(self, layer: int) -> int:
+        return next(number for number, end in enumerate(self._ends) if layer < end)
+
+    def norm_comm(self, layer: int, norm: str) -> "MPI.Intracomm | None":
+        """The ranks over which a norm sums."""
+        comms = self._step_comms if norm == "batch" else self._image_comms
+        return comms[self._partition(layer)]
+
+    def shares(self, tiling: Tiling) -> tuple[tuple[AxisShares, ...], ...]:
+        """Of each layer's maps, along rows and along columns."""
+        size = tiling.extended
+        if size not in self._shares:
+            self._shares[size] = tiling_shares(self.layers, tiling)
+        return self._shares[size]
+
+    def journey(self, layer: int) -> Journey:
+        """What the layer exchanges for the micro-batch that this thread computes."""
+        origin = here()
+        assert origin.tiling is not None
+        tile = origin.tiles[0]  # all samples of a micro-batch stand at the same place
+        where = (*origin.tiling.extended, layer, tile)
+        if where not in self._rims:
+            rows, cols = self.shares(origin.tiling)
+            place = divmod(tile, origin.tiling.grid[1])
+            self._rims[where] = rim_of(rows[layer], cols[layer], place)
+        tag = (layer % TAG_LAYERS * TAG_MICRO_BATCHES + origin.micro_batch % TAG_MICRO_BATCHES) * 2
+        return Journey(self._rims[where], self._lines[self._partition(layer)], tag)
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """Messages and bytes that this rank has sent for rims."""
+        return sum(line.messages for line in self._lines), sum(line.bytes for line in self._lines)
+
+    def close(self) -> None:
+        """Give the communicators back. Collective."""
+        for comm in (*self._image_comms, *self._step_comms):
+            if comm:
+                comm.Free()
+
+
+def here() -> Origin:
+    """The origin of the micro-batch that this thread computes."""
+    origin = origin_under_way()
+    assert origin is not None, "layers that exchange run in a pipeline only"
+    return origin
+
+
+def spatial_layer(layer: Layer, index: int, module: nn.Module, around: Surroundings) -> nn.Module:
+    """The module that gives the layer's output on a rank's own cells.
+
+    Raises:
+        TilenetError: How the layer could be cut is not known.
+    """
+    match layer:
+        case Conv(kernel=1, stride=1, padding=0):
+            return module
+        case Conv():
+            return SpatialConv(module, index, around, layer)
+        case Pool():
+            return SpatialPool(module, index, around, layer)
+        case Upsample(mode="bilinear"):
+            return BilinearUpsample(module, index, around, layer)
+        case TransposedConv():
+            return AnyTransposedConv(module, index, around, layer)
+        case Norm():
+            raise AssertionError("norms are norm.py's")
+        case _ if type(layer).needs is Layer.needs or isinstance(layer, Upsample):
+            return module
+    raise TilenetError(
+        f"a layer that looks around itself must be known to the exchange (layer {index}: "
+        f"{layer.kind}); use halo_mode: overlap"
+    )
+
+
+class _Spatial(nn.Module):
+    """A layer, (B, C, H, W) of own cells in and out. Collective over the ranks of an image."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, module: nn.Module, index: int, around: Surroundings) -> None:
+        super().__init__()
+        # Not a child: its parameters are registered here, under the names that they had.
+        self.__dict__["plain"] = module
+        for name, parameter in module.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        if "bias" not in self._parameters:
+            self.register_parameter("bias", None)
+        self.index, self.around = index, around
+
+    def extra_repr(self) -> str:
+        return f"{self.__dict__['plain']}, layer={self.index}"
+
+
+class SpatialConv(_Spatial):
+    """A convolution with any kernel, stride, dilation and padding."""
+
+    def __init__(self, module: nn.Module, index: int, around: Surroundings, layer: Conv) -> None:
+        super().__init__(module, index, around)
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        journey, layer = self.around.journey(self.index), self.layer
+        # Ranks may differ in this: their messages are the same.
+        if not takes_copy(layer, x.shape[0] * x.shape[2] * x.shape[3]):
+            shape = Shape(layer.kernel, layer.dilation)
+            return convolve(x, self.weight, self.bias, shape, journey)
+        extended = extend(x, journey, 0.0)
+        return F.conv2d(
+            extended, self.weight, self.bias, stride=layer.stride, dilation=layer.dilation
+        )
+
+
+class SpatialPool(_Spatial):
+    """A maximum, whose border is −∞, or an average, whose border counts as zeros."""
+
+    def __init__(self, module: nn.Module, index: int, around: Surroundings, layer: Pool) -> None:
+        super().__init__(module, index, around)
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        journey = self.around.journey(self.index)
+        kernel, stride = self.layer.kernel, self.layer.stride
+        if self.layer.mode == "max":
+            extended = _extended(x, journey, float("-inf"))
+            if self.layer.in_blocks:
+                return block_max(extended)
+            return F.max_pool2d(extended, kernel, stride)
+        return F.avg_pool2d(_extended(x, journey, 0.0), kernel, stride)
+
+
+class BilinearUpsample(_Spatial):
+    """Enlargement whose outermost cells repeat the map's own beyond its edge."""
+
+    def __init__(
+        self, module: nn.Module, index: int, around: Surroundings, layer: Upsample
+    ) -> None:
+        super().__init__(module, index, around)
+        self.factor = layer.factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The operator clamps by itself at the map's edge, where nothing is taken, and wrongly at
+        # the rim's edge, which is cut off.
+        journey = _without_border(self.around.journey(self.index))
+        large = F.interpolate(
+            _extended(x, journey, 0.0),
+            scale_factor=self.factor,
+            mode="bilinear",
+            align_corners=False,
+        )
+        need, out = journey.rim.need, journey.rim.out
+        return _cut_out(large, out.row - need.row * self.factor, out.col - need.col * self.factor,
+                        out.height, out.width)  # fmt: skip
+
+
+class AnyTransposedConv(_Spatial):
+    """A transposed convolution with any kernel, stride and padding."""
+
+    def __init__(
+        self, module: nn.Module, index: int, around: Surroundings, layer: TransposedConv
+    ) -> None:
+        super().__init__(module, index, around)
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        journey = _without_border(self.around.journey(self.index))
+        need, out = journey.rim.need, journey.rim.out
+        stride, padding = self.layer.stride, self.layer.padding
+        top = out.row - (need.row * stride - padding)
+        left = out.col - (need.col * stride - padding)
+        extended = _extended(x, journey, 0.0)
+        size = self.layer.size(need.height), self.layer.size(need.width)
+        if padding == self.layer.output_padding == top == left == 0 and size == (
+            out.height,
+            out.width,
+        ):
+            return F.conv_transpose2d(extended, self.weight, self.bias, stride)
+        # The whole spread of these cells, then the own cells of it; output_padding lies beyond it,
+        # and with a kernel narrower than the stride own cells that nothing spreads to.
+        large = F.conv_transpose2d(extended, self.weight, None, stride)
+        above, before = max(-top, 0), max(-left, 0)
+        below = max(top + out.height - large.shape[2], 0)
+        right = max(left + out.width - large.shape[3], 0)
+        if above or before or below or right:
+            large = F.pad(large, (before, right, above, below))
+            top, left = top + above, left + before
+        own = _cut_out(large, top, left, out.height, out.width)
+        return own if self.bias is None else own + self.bias[:, None, None].to(own.dtype)
+
+
+def _extended(x: Tensor, journey: Journey, fill: float) -> Tensor:
+    """As `extend`, but where a rank has just what it needs nothing is copied."""
+    rim = journey.rim
+    if rim.need == rim.own and not any(rim.border) and not rim.gives:
+        return x
+    return extend(x, journey, fill)
+
+
+def _without_border(journey: Journey) -> Journey:
+    return replace(journey, rim=replace(journey.rim, border=(0, 0, 0, 0)))
+
+
+def _cut_out(x: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
+    return x[:, :, top : top + height, left : left + width]

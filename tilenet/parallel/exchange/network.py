@@ -1,0 +1,85 @@
+"""A network whose layers reach over ranks, made of one that never heard of them."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from torch import nn
+
+from tilenet.geometry.layers import Layer, Norm
+from tilenet.geometry.ownership import own_cells
+from tilenet.model.network import Network
+from tilenet.parallel.exchange.layers import Surroundings, here, spatial_layer
+from tilenet.parallel.exchange.norm import Cells, WholeImageNorm
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["SpatialNetwork", "spatial_network"]
+
+HaloMode = Literal["overlap", "exchange"]
+
+
+class SpatialNetwork(Network):
+    """A network over the ranks of an image; its parameters keep their names.
+
+    Attributes:
+        around: What its layers know of other ranks.
+    """
+
+    def __init__(self, modules: list[nn.Module], network: Network, around: Surroundings) -> None:
+        super().__init__(modules, network.mask_key)
+        self.around = around
+
+    def close(self) -> None:
+        """Give the communicators back. Collective."""
+        self.around.close()
+
+
+def spatial_network(
+    network: Network,
+    layers: tuple[Layer, ...],
+    balance: Sequence[int],
+    halo_mode: HaloMode,
+    image_comm: "MPI.Intracomm | None",
+    step_comm: "MPI.Intracomm | None" = None,
+    *,
+    device_mpi: bool = False,
+) -> SpatialNetwork:
+    """The same network with layers that reach over ranks where they must. Collective.
+
+    Args:
+        network: Its parameters are shared, its other modules taken over.
+        layers: That it was built of.
+        balance: Layers per partition.
+        halo_mode: With `exchange` all layers get what they look at from the neighbours; with
+            `overlap` only norms over the whole image sum over ranks.
+        image_comm: The ranks that hold the same image, row by row of the grid.
+        step_comm: All ranks, over which batch norm sums.
+        device_mpi: Whether MPI takes device memory.
+
+    Raises:
+        TilenetError: A layer cannot be cut.
+    """
+    around = Surroundings(layers, balance, image_comm, step_comm, device_mpi=device_mpi)
+    modules = []
+    for index, (layer, module) in enumerate(zip(layers, network, strict=True)):
+        if isinstance(layer, Norm):
+            if layer.scope == "image":
+                cells = partial(_cells, around, index)
+                comm = around.norm_comm(index, layer.norm)
+                module = WholeImageNorm(module, layer, cells, comm)
+        elif halo_mode == "exchange":
+            module = spatial_layer(layer, index, module, around)
+        modules.append(module)
+    return SpatialNetwork(modules, network, around)
+
+
+def _cells(around: Surroundings, layer: int) -> Cells:
+    """Which cells count at a norm, of the micro-batch that this thread computes."""
+    origin = here()
+    assert origin.tiling is not None
+    rows, cols = (axis[layer] for axis in around.shares(origin.tiling))
+    own = [own_cells(rows, cols, origin.tiling, number) for number in origin.tiles]
+    places = {image: place for place, image in enumerate(dict.fromkeys(origin.images))}
+    return Cells(tuple(own), tuple(places[image] for image in origin.images))

@@ -1,0 +1,1 @@
+"""Whether a job is well: watchdog, signals, trace and progress."""

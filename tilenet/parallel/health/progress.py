@@ -1,0 +1,214 @@
+"""What a run says of itself: a progress bar, seconds by rank, and the peak of its memory.
+
+Rank 0 alone has a bar. The seconds of all ranks are gathered at the end and kept as `timings.json`.
+
+The exchange clock counts how long this process waits for other ranks inside of layers: halos, sums
+of norms and losses. There is one clock per process, since a pipeline's partitions exchange in
+threads of their own and none knows the step. What is counted is time in which at least one thread
+exchanges, so it never exceeds the step's, however many threads there are; while one exchanges
+another may compute.
+"""
+
+import json
+import re
+import resource
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm import tqdm
+
+from tilenet.errors import TilenetError, one_line
+from tilenet.storage.atomic import write_aside
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = [
+    "EXCHANGING",
+    "TIMINGS",
+    "ExchangeClock",
+    "RankTimes",
+    "keep_times",
+    "peak_bytes",
+    "progress_bar",
+    "say",
+]
+
+
+def progress_bar(
+    comm: "MPI.Comm",
+    total: int,
+    unit: str,
+    done: int = 0,
+    *,
+    brief: bool = False,
+    what: str | None = None,
+) -> "tqdm[None]":
+    """A bar that counts `total` units, `done` of them made before, and says what time is left.
+
+    Args:
+        brief: It is a part of something with a bar of its own: shown only where it takes long, and
+            not any more once it is closed.
+        what: Is said before it.
+    """
+    # In a batch job's log each update is a line, so there it says something every half minute.
+    seconds = 0.5 if sys.stderr.isatty() else 30.0
+    return tqdm(
+        desc=None if what is None else one_line(what),
+        total=total,
+        initial=min(done, total),
+        unit=unit,
+        disable=comm.rank != 0,
+        mininterval=seconds,
+        maxinterval=2 * seconds,
+        leave=not brief,
+        delay=seconds if brief else 0,
+    )
+
+
+def say(sentence: str) -> None:
+    """Print a sentence to stderr, above the bar."""
+    tqdm.write(one_line(sentence), file=sys.stderr)
+
+
+TIMINGS = "timings.json"
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Seconds of some steps on one rank, and the most memory that it held.
+
+    Attributes:
+        seconds: Of the steps.
+        read_seconds: Reading pixels and labels.
+        exchange_seconds: Waiting for other ranks inside of layers and losses.
+        reduce_seconds: Waiting for the sum of gradients after the last backward.
+        swap_wait_seconds: Waiting for swapped tensors.
+        peak_bytes: Peak of the process's memory, in bytes; on GPUs, of the device's.
+    """
+
+    seconds: float = 0.0
+    read_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    reduce_seconds: float = 0.0
+    swap_wait_seconds: float = 0.0
+    peak_bytes: int = 0
+
+    @property
+    def compute_seconds(self) -> float:
+        """The rest. Threads of a pipeline may wait at the same time, so it may be too small."""
+        waits = self.read_seconds + self.exchange_seconds
+        waits += self.reduce_seconds + self.swap_wait_seconds
+        return max(0.0, self.seconds - waits)
+
+    def __add__(self, other: "RankTimes") -> "RankTimes":
+        """Both one after the other: seconds add up, of the peaks the larger one stays."""
+        both = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return RankTimes(**both | {"peak_bytes": max(self.peak_bytes, other.peak_bytes)})
+
+    def to_json(self) -> dict[str, float]:
+        """All of it, and what is left for computing."""
+        return {**asdict(self), "compute_seconds": self.compute_seconds}
+
+
+def keep_times(
+    comm: "MPI.Intracomm", folder: Path, times: RankTimes, first_step: int, last_step: int
+) -> None:
+    """Have rank 0 write `timings.json`: each rank's, and of all the least, mean and most.
+
+    Collective. A run is not lost for it: what cannot be written is said. Where no step was made, an
+    earlier file stays.
+
+    Args:
+        times: Of this rank.
+        first_step: The first that they are of, from 1.
+        last_step: The last.
+    """
+    if last_step < first_step:
+        return
+    ranks = comm.gather(times.to_json())
+    if ranks is None:
+        return
+    columns = {name: [rank[name] for rank in ranks] for name in ranks[0]}
+    found: dict[str, Any] = {
+        "first_step": first_step,
+        "last_step": last_step,
+        "least": {name: min(values) for name, values in columns.items()},
+        "mean": {name: sum(values) / len(values) for name, values in columns.items()},
+        "most": {name: max(values) for name, values in columns.items()},
+        "ranks": ranks,
+    }
+    try:
+        write_aside(json.dumps(found, indent=1), folder / TIMINGS, "the timings of a run")
+    except TilenetError as error:
+        say(f"{error}; the run is as without it")
+
+
+STATUS = Path("/proc/self/status")
+highest = [0]  # that was seen, in bytes
+
+
+def peak_bytes(devices: Sequence[torch.device]) -> int:
+    """Bytes at the highest: of tensors on the fullest GPU, or of resident memory on CPUs.
+
+    Since the process began. It may fall by some pages, which Linux counts roughly.
+    """
+    cuda = {device for device in devices if device.type == "cuda"}
+    if cuda:
+        return max(torch.cuda.max_memory_allocated(device) for device in cuda)
+    try:
+        # Not getrusage's: that of a process which was forked off a large one begins at its size.
+        found = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text())
+    except OSError:
+        found = None
+    if found:
+        # The kernel's own falls by a page now and then: it counts each core's part later.
+        highest[0] = max(highest[0], int(found[1]) * 1024)
+        return highest[0]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class ExchangeClock:
+    """Runs while it is entered, by any thread; entering costs less than a microsecond.
+
+    On a device it must be entered after what was computed before is waited for, which is compute.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._began = 0.0
+        self._seconds = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._began = time.perf_counter()
+            self._inside += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._seconds += time.perf_counter() - self._began
+
+    def take(self) -> float:
+        """Seconds since it was last taken; between steps, when no thread is inside."""
+        with self._lock:
+            seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
+EXCHANGING = ExchangeClock()

@@ -1,0 +1,95 @@
+"""Stop cleanly when the batch system asks: a flag that the ranks compare once per step.
+
+Rounds of work that end early when any rank is asked to stop.
+"""
+
+import signal
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["StopAgreed", "StopRequests", "StopRounds"]
+
+# What batch systems send before they kill: Slurm SIGTERM (preemption, cancel) or what --signal
+# names, LSF what -wa names.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class StopRequests:
+    """Catches signals while it is entered.
+
+    Once the ranks have agreed to stop, signals stay caught: the process is about to end, and job
+    scripts ask every second: who dies of that looks like a crash.
+
+    Attributes:
+        requested: Whether this rank was asked to stop.
+        agreed: Whether any rank was; set by the step that compared.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.agreed = False
+        self._before: list[object] = []
+        self._came = 0
+
+    def __enter__(self) -> "StopRequests":
+        self._before = [signal.signal(number, self._caught) for number in SIGNALS]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self.agreed:
+            self._restore()
+
+    def release(self) -> None:
+        """Let signals do again what they did before, one that has come meanwhile first of all."""
+        self._restore()
+        if self._came:
+            signal.raise_signal(self._came)
+
+    def _restore(self) -> None:
+        for number, before in zip(SIGNALS, self._before, strict=True):
+            signal.signal(number, before)  # type: ignore[arg-type]
+
+    def _caught(self, number: int, frame: FrameType | None) -> None:
+        self.requested, self._came = True, number
+
+
+class StopAgreed(Exception):
+    """The ranks end their work here, all in the same round."""
+
+
+class StopRounds:
+    """Has ranks agree, once per round, whether to stop. Collective.
+
+    What is compared at a round's end is what the ranks said as it began, which travelled meanwhile:
+    so a rank waits for others to begin the round, not to end it, and may be ahead of them.
+    """
+
+    def __init__(self, comm: "MPI.Intracomm", requests: StopRequests) -> None:
+        self.comm, self.requests = comm, requests
+        self._asked, self._found = np.zeros(1, np.int32), np.zeros(1, np.int32)
+        self._answer = self._ask()
+
+    def round_done(self) -> bool:
+        """Whether any rank was asked to stop before this round began; all get the same answer."""
+        self._answer.Wait()
+        self.requests.agreed = self.requests.agreed or bool(self._found[0])
+        self._answer = self._ask()
+        return self.requests.agreed
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._answer.Wait()
+
+    def _ask(self) -> "MPI.Request":
+        self._asked[0] = self.requests.requested
+        return self.comm.Iallreduce(self._asked, self._found)

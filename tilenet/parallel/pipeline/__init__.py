@@ -1,0 +1,1 @@
+"""Micro-batches over partitions: the door to torchgpipe."""

@@ -1,0 +1,102 @@
+"""Measure how long each layer takes on the device that is at hand."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torchgpipe.microbatch import Batch
+from torchgpipe.skip import Namespace
+from torchgpipe.skip.tracker import SkipTracker, use_skip_tracker
+
+from tilenet.model.network import Network
+from tilenet.parallel.pipeline.pipe import AUTOCAST
+
+__all__ = ["LayerSeconds", "measure_layers"]
+
+
+@dataclass(frozen=True)
+class LayerSeconds:
+    """Medians over several runs.
+
+    Attributes:
+        forward_s: Of one sample.
+        backward_s: Likewise, gradients of the weights and of the input together.
+    """
+
+    forward_s: float
+    backward_s: float
+
+
+def measure_layers(
+    network: Network, image: Tensor, precision: str, repeats: int = 5
+) -> tuple[LayerSeconds, ...]:
+    """Run layer after layer, forward and backward, each on what the one before gave.
+
+    Only one layer's maps live at a time, and the skips, so that a network can be measured that
+    could not be trained on this device.
+
+    Args:
+        network: On the image's device, in training mode.
+        image: (1, bands, H, W).
+        precision: `bfloat16` and `float16` compute under autocast.
+        repeats: Runs of each layer, after one that warms up.
+    """
+    network.mask_key.images = tuple(range(image.shape[0]))
+    found = []
+    x = image
+    with use_skip_tracker(_KeptSkips()):
+        for index, layer in enumerate(network):
+            forward, backward = [], []
+            for run in range(repeats + 1):
+                y, forward_s, backward_s = _run(layer, x, index > 0, precision)
+                if run:
+                    forward.append(forward_s)
+                    backward.append(backward_s)
+            x = y
+            found.append(LayerSeconds(statistics.median(forward), statistics.median(backward)))
+    return tuple(found)
+
+
+class _KeptSkips(SkipTracker):  # type: ignore[misc]
+    """Skips that may be popped once per run, each time as the start of a graph of its own."""
+
+    def load(self, batch: Batch, ns: Namespace, name: str) -> Tensor:
+        kept: Tensor = self.tensors[(ns, name)]
+        return kept.detach().requires_grad_()
+
+
+def _run(
+    layer: nn.Module, x: Tensor, wants_gradient: bool, precision: str
+) -> tuple[Tensor, float, float]:
+    """The layer's output, seconds of forward, and seconds of backward."""
+    leaf = x.detach().requires_grad_(wants_gradient)
+    given = leaf.clone()  # an activation in place may not write into a leaf
+    dtype = AUTOCAST.get(precision)
+
+    def forward() -> Tensor:
+        with torch.autocast(x.device.type, dtype, enabled=dtype is not None):
+            made: Tensor = layer(given)
+        return made
+
+    y, forward_s = _timed(forward, x.device)
+    backward_s = 0.0
+    if y.requires_grad:
+        gradient = torch.randn_like(y)
+        _, backward_s = _timed(lambda: y.backward(gradient), x.device)  # type: ignore[no-untyped-call]
+    return y.detach(), forward_s, backward_s
+
+
+def _timed(work: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, float]:
+    _wait(device)
+    began = time.perf_counter()
+    made = work()
+    _wait(device)
+    return made, time.perf_counter() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,237 @@
+"""Run a sequence of layers over this rank's devices, micro-batch after micro-batch (GPipe).
+
+torchgpipe's engine does the work: worker threads per device, copies on streams of their own, skips
+that go from the partition that stashes to the one that pops, and activation checkpointing whose
+recomputation starts before the gradient arrives. What its front door, `torchgpipe.GPipe`, would add
+is in our way, and so is not used:
+
+- it cuts one stacked batch; here micro-batches are a list, so tiles of different sizes can follow
+  one another, and neither the input nor the output exists twice,
+- it owns the modules, so names of weights would depend on the balance; here partitions are views of
+  a network that keeps its names, and a checkpoint moves between balances,
+- it counts `except_last` by the micro-batches asked for, not by those there are.
+
+Worker threads know nothing of the caller's thread: neither its autocast nor its dispatch modes.
+So each partition enters autocast by itself, and each micro-batch carries with its skips where its
+samples come from: dropout masks depend on it, and exchanges between ranks.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torchgpipe.microbatch import Batch
+from torchgpipe.pipeline import Pipeline, clock_cycles
+from torchgpipe.skip.layout import inspect_skip_layout
+from torchgpipe.stream import new_stream, use_device, use_stream
+from torchgpipe.worker import spawn_workers
+
+from tilenet.model.network import Network
+from tilenet.model.skips import Origin, OriginTracker
+from tilenet.parallel.pipeline.skip_store import Store, StoringQueue, StoringTracker
+
+__all__ = ["Checkpointing", "Partition", "Pipe"]
+
+Checkpointing = Literal["always", "except_last", "never"]
+
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Partition(nn.Sequential):
+    """Consecutive layers on one device, (B, C, H, W) in and out.
+
+    Args:
+        layers: The network's own modules.
+        device: They are moved there.
+        precision: Of the arithmetic: `bfloat16` and `float16` compute under autocast.
+        failed: What one of the pipe's partitions raised.
+        cells: Layers per child module; None: one each.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        device: torch.device,
+        precision: str,
+        failed: list[Exception],
+        cells: Sequence[int] | None = None,
+    ) -> None:
+        first = layers[0]
+        if isinstance(first, nn.LeakyReLU) and first.inplace:
+            # Its input is the neighbour's output, which recomputation needs as it was.
+            layers = [nn.LeakyReLU(first.negative_slope), *layers[1:]]
+        super().__init__(*_grouped(layers, cells))
+        self.to(device)
+        self.device = device
+        self.dtype = AUTOCAST.get(precision)
+        self.failed = failed
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.failed:
+            # A worker goes on with its device's next partition, which would wait for the messages
+            # of ranks that wait for what failed here, and nobody would hear of it.
+            raise self.failed[0]
+        try:
+            # Here and not around the pipeline: autocast belongs to a thread.
+            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+                y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            self.failed.append(error)
+            raise
+        return y
+
+
+def _grouped(layers: Sequence[nn.Module], cells: Sequence[int] | None) -> Iterator[nn.Module]:
+    """The layers, those of a cell in a sequence of their own; a single one stays as it is."""
+    start = 0
+    for size in cells or [1] * len(layers):
+        part = layers[start : start + size]
+        yield part[0] if size == 1 else nn.Sequential(*part)
+        start += size
+
+
+class Pipe:
+    """A network cut into partitions, one per device.
+
+    Args:
+        network: Keeps its parameters and their names; they are moved to the devices.
+        balance: Layers per partition.
+        devices: One per partition; one device may be named several times.
+        checkpointing: Which micro-batches keep their input only, and are computed again in
+            backward: `always` all, `except_last` all but the last, `never` none.
+        precision: `float64`, `float32`, or `bfloat16` or `float16` under autocast.
+        inline: Compute in the caller's thread, for tests, fake tensors and debugging.
+        cells: Layers per cell, of each partition: its children, so that they can be acted upon;
+            None: each layer is one.
+        stores: One per partition: where skips between partitions and inputs of checkpoints wait;
+            None: on the devices.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        balance: Sequence[int],
+        devices: Sequence[torch.device],
+        checkpointing: Checkpointing = "never",
+        precision: str = "float32",
+        *,
+        inline: bool = False,
+        stores: Sequence[Store] | None = None,
+        cells: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        if sum(balance) != len(network) or min(balance) < 1 or len(balance) != len(devices):
+            raise ValueError(
+                f"a balance gives each device at least one layer and all layers away (balance: "
+                f"{list(balance)}, layers: {len(network)}, devices: {len(devices)})"
+            )
+        self.network = network
+        self.devices = tuple(devices)
+        self.checkpointing = checkpointing
+        ends = [sum(balance[: j + 1]) for j in range(len(balance))]
+        self._failed: list[Exception] = []
+        self.partitions = [
+            Partition(
+                list(network)[stop - size : stop],
+                device,
+                precision,
+                self._failed,
+                None if cells is None else cells[j],
+            )
+            for j, (size, stop, device) in enumerate(zip(balance, ends, devices, strict=True))
+        ]
+        self._layout = inspect_skip_layout(self.partitions)
+        self._inline, self.stores = inline, stores
+
+    def passes(self, micro_batches: int) -> int:
+        """How often one backward adds to each parameter's gradient."""
+        # A checkpointed micro-batch runs a backward of its own.
+        return 1 if self.checkpointing == "never" else micro_batches
+
+    def __call__(self, images: list[Tensor], origins: Sequence[Origin]) -> list[Tensor]:
+        """Run micro-batches through all partitions.
+
+        Args:
+            images: One (B, bands, H, W) per micro-batch, anywhere; sizes may differ.
+            origins: Where the samples of each micro-batch come from.
+
+        Returns:
+            One (B, classes, H′, W′) per micro-batch, on the last device.
+        """
+        training = self.network.training and torch.is_grad_enabled()
+        for partition in self.partitions:
+            partition.train(self.network.training)
+        kept = {"always": 0, "except_last": 1, "never": len(images)}[self.checkpointing]
+        checkpoint_stop = len(images) - kept if training else 0
+        batches = [Batch(image.to(self.devices[0], non_blocking=True)) for image in images]
+        streams = [[new_stream(device) for _ in images] for device in self.devices]
+        pipeline = _OriginPipeline(
+            batches,
+            self.partitions,
+            list(self.devices),
+            streams,
+            self._layout,
+            checkpoint_stop,
+        )
+        pipeline.stores = self.stores
+        try:
+            pipeline.run_from(origins, _inline_workers if self._inline else spawn_workers)
+        finally:
+            self._failed.clear()  # an error's traceback holds all that was computed
+        return [batch.tensor for batch in batches]
+
+
+class _OriginPipeline(Pipeline):  # type: ignore[misc]
+    """torchgpipe's engine, with each micro-batch's origin, and with stores for what lives long."""
+
+    stores: Sequence[Store] | None = None
+
+    def run_from(self, origins: Sequence[Origin], workers: Any) -> None:
+        layout, stores = self.skip_layout, self.stores
+        trackers = [
+            StoringTracker(layout, origin, stores) if stores else OriginTracker(layout, origin)
+            for origin in origins
+        ]
+        with workers(self.devices) as (in_queues, out_queues):
+            for schedule in clock_cycles(len(self.batches), len(self.partitions)):
+                self.fence(schedule, trackers)
+                queues = list(in_queues)
+                for i, j in schedule:
+                    # The first partition's inputs are the images, which the caller has anyway.
+                    if stores is not None and j > 0 and i < self.checkpoint_stop:
+                        queues[j] = self._storing(queues[j], stores[j], i, j)
+                self.compute(schedule, trackers, queues, out_queues)
+
+    def _storing(self, queue: Any, store: Store, i: int, j: int) -> Any:
+        if not store.takes(self.batches[i].tensor):
+            return queue
+        # On the stream that brought the input, so that it leaves while its partition computes.
+        with use_stream(self.copy_streams[j][i]), torch.no_grad():
+            stored = store.put(self.batches[i].tensor)
+        store.expect(stored)
+        return StoringQueue(queue, store, stored)
+
+
+class _InlineQueue:
+    """A worker's queues, without a thread: a task is done when it is put."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._done: deque[Any] = deque()
+
+    def put(self, task: Any) -> None:
+        with use_device(self._device):
+            self._done.append((True, (task, task.compute())))
+
+    def get(self) -> Any:
+        return self._done.popleft()
+
+
+@contextmanager
+def _inline_workers(
+    devices: list[torch.device],
+) -> Iterator[tuple[list[_InlineQueue], list[_InlineQueue]]]:
+    queues = [_InlineQueue(device) for device in devices]
+    yield queues, queues

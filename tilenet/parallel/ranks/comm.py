@@ -1,0 +1,221 @@
+"""The ranks: the one door to MPI, agreement on errors, and the end of the job when a rank fails.
+
+Rank and size come from MPI alone: in a batch script the environment's rank variables are those of
+the script, not of the ranks that mpiexec starts there.
+
+Files in /dev/shm through which MPI passes messages on a node: a killed job must leave none.
+
+MPICH names such a file after the job and deletes it in MPI_Finalize alone, which a killed rank
+never calls: 3 MiB stay for each job, and a later job of the same number would take the file for
+its own. Once all ranks of the node have mapped it, nothing needs its name.
+
+Wait for other ranks without taking a core from them.
+"""
+
+import faulthandler
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from tilenet.errors import AgreedError, TilenetError
+from tilenet.parallel.ranks.start import (
+    INTERRUPTED,
+    STEP_SIZES,
+    heard_in_c,
+    launched,
+    say_started,
+    stopped_by,
+    wait_for_first,
+    watched_start,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["agreed", "launched", "run_as_rank", "unname_shared_memory", "wait_quietly", "world"]
+
+MAPS = Path("/proc/self/maps")
+NAMES = re.compile(r"/dev/shm/mpich_(?:shm|vci)_[0-9a-f]+_\d+$")
+
+
+def unname_shared_memory(comm: "MPI.Intracomm") -> None:
+    """Delete the names of files that MPICH shares on a node; mapped they stay. Collective.
+
+    Does nothing with another MPI, or where the system does not tell what is mapped.
+
+    Args:
+        comm: All ranks.
+    """
+    comm.Barrier()  # all have mapped it
+    try:
+        lines = MAPS.read_text(errors="replace").splitlines()
+        for name in {found[0] for line in lines if (found := NAMES.search(line))}:
+            Path(name).unlink(missing_ok=True)
+    except OSError:
+        pass  # MPI_Finalize deletes it, as long as nothing kills the rank
+
+
+# MPICH's Abort may return, and any may hang on a broken network.
+ABORT_SECONDS = 20.0
+
+
+def world() -> "MPI.Intracomm":
+    """All ranks of the job; starts MPI on the first call. Collective.
+
+    Raises:
+        TilenetError: The launcher started several tasks, but MPI sees one: each would train alone.
+    """
+    with watched_start(), heard_in_c():
+        from mpi4py import MPI  # not at the top: importing starts MPI, and planning must not
+
+    if MPI.COMM_WORLD.size == 1:
+        for name in STEP_SIZES:
+            if os.environ.get(name, "1") not in ("", "1"):
+                raise TilenetError(
+                    f"MPI must see the ranks that the launcher starts ({name}: "
+                    f"{os.environ[name]}, MPI: 1 rank); give srun the --mpi plug-in of this MPI "
+                    "(--mpi=pmi2 for mpich, --mpi=pmix for Open MPI) or use the mpiexec that came "
+                    "with it"
+                )
+    _begin_once()
+    return MPI.COMM_WORLD
+
+
+@cache
+def _begin_once() -> None:
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank == 0:
+        say_started()
+    unname_shared_memory(MPI.COMM_WORLD)
+
+
+@contextmanager
+def agreed(comm: "MPI.Comm") -> Generator[None, None, None]:
+    """Have all ranks raise what one of them raised. Collective at the end of the block.
+
+    A rank that raised alone would leave the others waiting in their next message for ever. The
+    block itself must not communicate.
+
+    Raises:
+        AgreedError: On every rank, in the words of the lowest rank that raised one.
+    """
+    error: TilenetError | None = None
+    try:
+        yield
+    except TilenetError as raised:
+        error = raised
+    first = comm.allreduce(comm.rank if error else comm.size, op=_min())
+    if first < comm.size:
+        sentence = comm.bcast(str(error), root=first)
+        raise AgreedError(sentence) from error
+
+
+def _min() -> "MPI.Op":
+    from mpi4py import MPI
+
+    return MPI.MIN
+
+
+def run_as_rank(main: Callable[[], int]) -> int:
+    """Run a rank's program such that no failure leaves other ranks waiting.
+
+    An error that all ranks agreed on is printed once, and each rank returns 1. Anything else, on
+    any rank and in any thread, prints its reason and ends the job on all ranks. So does a rank that
+    exits with 0 in between: it would wait in MPI_Finalize for ranks that wait for its messages.
+    Ctrl-C ends it with exit code 130.
+    """
+    before, threading.excepthook = threading.excepthook, _thread_failed
+    try:
+        return main()
+    except BaseException as error:
+        if words := stopped_by(error):
+            if not _several():
+                raise  # the command line says it
+            _end(words, INTERRUPTED)
+        if isinstance(error, TilenetError):
+            return _fail(f"tilenet: {error}", alone=not isinstance(error, AgreedError))
+        if isinstance(error, SystemExit):
+            if not _several():
+                raise  # --help, mostly
+            return _fail(f"tilenet: stopped ({error.code})", alone=True)
+        return _fail(traceback.format_exc(), alone=True)
+    finally:
+        threading.excepthook = before
+
+
+def _thread_failed(args: "threading.ExceptHookArgs") -> None:
+    """A thread died of an error that nobody caught: the rest would wait for what it had to do."""
+    if args.exc_value is None or args.exc_type is SystemExit:
+        return
+    name = args.thread.name if args.thread else "?"
+    reason = "".join(traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback))
+    _end(f"thread {name}: {reason}")
+
+
+def _several() -> bool:
+    """Whether MPI runs, with several ranks."""
+    if "mpi4py.MPI" not in sys.modules:
+        return False
+    from mpi4py import MPI
+
+    return not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1
+
+
+def _fail(reason: str, *, alone: bool) -> int:
+    if alone and _several():
+        _end(reason)
+    if not _several() or world().rank == 0:
+        print(reason, file=sys.stderr)
+    return 1
+
+
+def _end(reason: str, code: int = 1) -> NoReturn:
+    """Say why, and end the job on all ranks."""
+    try:
+        try:
+            # Not Python's timer: mpi4py holds the lock of the interpreter while it aborts.
+            faulthandler.dump_traceback_later(ABORT_SECONDS, exit=True)
+        except (RuntimeError, ValueError):  # stderr is closed
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            faulthandler.dump_traceback_later(ABORT_SECONDS, exit=True, file=nowhere)
+        who = ""
+        if _several():
+            from mpi4py import MPI
+
+            who = f"[rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}] "
+            if code == INTERRUPTED:
+                wait_for_first(MPI.COMM_WORLD.rank)
+        # Who cannot say why must end the others all the same: a launcher may not notice by itself
+        # (hydra, once in some hundred).
+        with suppress(OSError, ValueError):
+            print(f"{who}{reason}", file=sys.stderr, flush=True)
+        if who:
+            # mpiexec throws away what it has not read when the abort arrives (MPICH 5.0.2's hydra,
+            # 1 in 5)
+            time.sleep(0.5)
+            MPI.COMM_WORLD.Abort(code)
+    finally:  # a second Ctrl-C, and MPICH's Abort, which may return
+        os._exit(code)
+
+
+LOOK_SECONDS = 0.02
+
+
+def wait_quietly(comm: "MPI.Comm") -> None:
+    """Return when all ranks have come here. Collective.
+
+    MPI's own barrier looks again and again, and where ranks share cores it does so in the place of
+    the rank that all wait for.
+    """
+    met = comm.Ibarrier()
+    while not met.Test():
+        time.sleep(LOOK_SECONDS)

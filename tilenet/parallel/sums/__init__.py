@@ -1,0 +1,1 @@
+"""Sums over ranks: gradients and values, and what carries them."""

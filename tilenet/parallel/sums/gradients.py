@@ -1,0 +1,267 @@
+"""Sum gradients over ranks, in pieces, while backward is still running.
+
+All gradients of a device lie in one flat buffer, in the order in which backward completes them (the
+network's last layer first), and each parameter's `.grad` is a view of it. As soon as all gradients
+of a piece of about 4 MB are complete, a helper thread sums it over the ranks.
+
+Why so: one MPI call for all gradients takes 2–3 times as long as pieces that fit the caches, a
+non-blocking call makes no progress while Python computes, and MPI's own progress threads take half
+of the cores. Every rank sums the pieces in the same order, whatever order they become ready in.
+Where all ranks share a node's cores and none is left for a helper, there is nothing to hide sums
+behind: they wait for the end of backward, and whoever asks for them makes them itself.
+
+Whether sums of gradients pay while backward runs, or are made after it.
+
+A thread that waits inside of MPI spins. Where it shares a core with the thread that computes, and
+no network has to be waited for, it takes from backward more than it hides.
+"""
+
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from tilenet.parallel.sums.transports import Transport, open_transport
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["GradientSum", "room_for_helpers", "sums_pay_meanwhile"]
+
+
+def room_for_helpers(cores: Sequence[Iterable[int]], threads: Sequence[int]) -> bool:
+    """Whether the ranks of a node leave a core for one more thread each.
+
+    Args:
+        cores: That each rank may run on; ranks that are not bound share them.
+        threads: With which each computes.
+    """
+    return len({core for some in cores for core in some}) >= sum(threads) + len(threads)
+
+
+def sums_pay_meanwhile(comm: "MPI.Intracomm", *, on_devices: bool) -> bool:
+    """Whether a helper should sum gradients while backward runs; alike on all ranks. Collective.
+
+    Args:
+        on_devices: Whether this rank's gradients, or some of them, lie on devices, which compute
+            without its cores.
+    """
+    from mpi4py import MPI
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    facts = node.allgather((sorted(os.sched_getaffinity(0)), torch.get_num_threads()))
+    alone = node.size == comm.size
+    node.Free()
+    cores, threads = zip(*facts, strict=True)
+    return bool(
+        comm.allreduce(on_devices or not alone or room_for_helpers(cores, threads), op=MPI.LOR)
+    )
+
+
+PIECE_BYTES = 4 << 20
+
+
+class _Ready:
+    """A piece whose gradients are complete as soon as its device has done what it was given.
+
+    Backward's thread only leaves a mark in the device's queue and goes on; the helper waits for it.
+    """
+
+    def __init__(self, piece: Tensor | None) -> None:
+        self.piece = piece
+        self._mark: torch.cuda.Event | None = None
+        if piece is not None and piece.is_cuda:
+            self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._mark.record(torch.cuda.current_stream(piece.device))
+
+    def wait(self) -> None:
+        if self._mark is not None:
+            self._mark.synchronize()
+
+
+class GradientSum:
+    """Sums the gradients of `parameters` over `comm`. Collective to make, `finish` and `close`.
+
+    A step is: any number of backward passes; `arm()` before the last one; `finish()`.
+
+    Args:
+        parameters: In the network's order, of one dtype; those of a device follow one another.
+        comm: Ranks that hold the same parameters on as many devices.
+        piece_bytes: Size of the pieces.
+        transport: How pieces are summed; see `transports.open_transport`.
+        meanwhile: Whether sums are made while backward runs; None: where `sums_pay_meanwhile`.
+    """
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        comm: "MPI.Intracomm",
+        piece_bytes: int = PIECE_BYTES,
+        transport: str = "auto",
+        *,
+        meanwhile: bool | None = None,
+    ) -> None:
+        self._parameters = parameters[::-1]
+        self._flats: list[Tensor] = []
+        self._pieces: list[Tensor] = []
+        self._pieces_of: list[range] = []
+        for _, group in groupby(self._parameters, key=lambda parameter: parameter.device):
+            self._lay_out(list(group), piece_bytes)
+        self._missing: list[int] = []
+        self._waiting: list[int] = []
+        self._armed = False
+        self._lock = threading.Lock()  # each device's backward runs in a thread of its own
+        self._ready: queue.SimpleQueue[_Ready | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._helper: threading.Thread | None = None
+        self._transport: Transport | None = None
+        self.wait_seconds = 0.0
+        if comm.size > 1:
+            self._transport = open_transport(transport, comm, self._pieces)
+            if meanwhile is None:
+                on_devices = any(flat.is_cuda for flat in self._flats)
+                meanwhile = sums_pay_meanwhile(comm, on_devices=on_devices)
+            if meanwhile:
+                self._helper = threading.Thread(target=self._sum_pieces, daemon=True)
+                self._helper.start()
+
+    def _lay_out(self, parameters: list[nn.Parameter], piece_bytes: int) -> None:
+        """Make gradients of a device views of one buffer; note the pieces that each lies in."""
+        total = sum(parameter.numel() for parameter in parameters)
+        flat = torch.zeros(total, dtype=parameters[0].dtype, device=parameters[0].device)
+        size = max(1, piece_bytes // flat.element_size())
+        before = len(self._pieces)
+        start = 0
+        for parameter in parameters:
+            stop = start + parameter.numel()
+            parameter.grad = flat[start:stop].view_as(parameter)
+            self._pieces_of.append(range(before + start // size, before - (-stop // size)))
+            hook = self._hook(len(self._pieces_of) - 1)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            start = stop
+        self._flats.append(flat)
+        self._pieces.extend(flat[at : at + size] for at in range(0, total, size))
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        def completed(_: Tensor) -> None:
+            with self._lock:
+                if self._armed:
+                    self._waiting[index] -= 1
+                    if self._waiting[index] == 0:
+                        self._complete(index)
+
+        return completed
+
+    def zero(self) -> None:
+        """Set all gradients to zero, in place."""
+        for flat in self._flats:
+            flat.zero_()
+
+    def divide(self, divisor: float) -> None:
+        """Divide all gradients, in place."""
+        for flat in self._flats:
+            flat.div_(divisor)
+
+    def clip(self, most: float) -> float:
+        """Scale all gradients, in place, so that their norm is at most `most`; return what it was.
+
+        The root of the sum of all their squares, over the devices of this rank. Each parameter's
+        is taken by itself in float64, and their sum is exact: it does not depend on which
+        parameters share a device.
+        """
+        norms = [
+            torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64) for g in group]).tolist()
+            for _, group in groupby(self._gradients(), key=lambda gradient: gradient.device)
+        ]
+        norm = math.sqrt(math.fsum(one * one for group in norms for one in group))
+        if norm > most:
+            for flat in self._flats:
+                flat.mul_(most / norm)
+        return norm
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._parameters if p.grad is not None]
+
+    @property
+    def transport(self) -> str:
+        """How pieces travel between ranks; `none` where there is one rank."""
+        return "none" if self._transport is None else self._transport.name
+
+    @property
+    def finite(self) -> bool:
+        """Whether no gradient is infinite or NaN; after `finish` the same on all ranks."""
+        return all(bool(flat.isfinite().all()) for flat in self._flats)
+
+    def arm(self, passes: int = 1) -> None:
+        """Say that the next backward pass is this rank's last of the step.
+
+        Args:
+            passes: How often it adds to each gradient: once, or under checkpointing once for each
+                micro-batch.
+        """
+        self._missing = [0] * len(self._pieces)
+        for pieces in self._pieces_of:
+            for piece in pieces:
+                self._missing[piece] += 1
+        self._waiting = [passes] * len(self._parameters)
+        self._next = 0
+        self._armed = True
+
+    def _complete(self, index: int) -> None:
+        for number in self._pieces_of[index]:
+            self._missing[number] -= 1
+        # Only in order: each rank must sum the same piece at the same time.
+        while self._next < len(self._pieces) and self._missing[self._next] == 0:
+            if self._helper is not None:
+                self._ready.put(_Ready(self._pieces[self._next]))
+            self._next += 1
+
+    def finish(self) -> None:
+        """Wait until all gradients are summed over the ranks. Collective."""
+        if not self._armed:
+            self.arm()  # a rank without tiles adds its zeros
+        with self._lock:
+            for index, passes in enumerate(self._waiting):
+                if passes > 0:
+                    self._complete(index)
+            self._armed = False
+        began = time.perf_counter()
+        if self._helper is not None:
+            self._ready.put(None)
+            error = self._done.get()
+            if error is not None:
+                raise error
+        elif self._transport is not None:
+            for piece in self._pieces:
+                _Ready(piece).wait()
+                self._transport.sum(piece)
+        self.wait_seconds = time.perf_counter() - began
+
+    def _sum_pieces(self) -> None:
+        assert self._transport is not None
+        while True:
+            error: BaseException | None = None
+            try:
+                while (ready := self._ready.get()) is not None:
+                    if ready.piece is None:
+                        return
+                    ready.wait()
+                    self._transport.sum(ready.piece)
+            except BaseException as raised:
+                error = raised
+            self._done.put(error)
+
+    def close(self) -> None:
+        """End the helper thread and give the transport back. Collective."""
+        if self._helper is not None:
+            self._ready.put(_Ready(None))
+            self._helper.join()
+        if self._transport is not None:
+            self._transport.close()

@@ -1,0 +1,189 @@
+"""Which transport sums the gradients: decided from plain facts that all ranks know of all ranks."""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from tilenet.errors import AgreedError, TilenetError
+from tilenet.parallel.ranks.devices import visible_gpus
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = [
+    "RankFacts",
+    "choose_transport",
+    "exchange_from",
+    "mpi_takes_device_memory",
+    "rank_facts",
+]
+
+# How to make an MPI CUDA-aware, by what its version line contains; the first that fits.
+SWITCHES = {
+    "CRAY MPICH": "set MPICH_GPU_SUPPORT_ENABLED=1",
+    "Spectrum": 'start with jsrun --smpiargs="-gpu"',
+    "MVAPICH": "set MV2_USE_CUDA=1",
+    "MPICH": "use an MPICH configured --with-cuda",
+    "Open MPI": "use an Open MPI configured --with-cuda",
+}
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What the choice depends on, of one rank.
+
+    Attributes:
+        gpus: Names, unique over all nodes, of the GPUs that hold gradients; empty: a CPU does.
+        has_nccl: Whether torch can use NCCL, or RCCL.
+        has_gloo: Whether torch can use gloo.
+        device_mpi: Whether MPI takes device memory; None: it does not say.
+        mpi: The first line of MPI's version.
+    """
+
+    gpus: tuple[str, ...] = ()
+    has_nccl: bool = False
+    has_gloo: bool = True
+    device_mpi: bool | None = None
+    mpi: str = ""
+
+
+def choose_transport(name: str, facts: Sequence[RankFacts]) -> str:
+    """What `name` becomes: `host`, `device`, `nccl` or `gloo`.
+
+    Args:
+        facts: Of all ranks, by rank. All ranks conclude the same from them.
+
+    Raises:
+        TilenetError: What was asked for does not fit the facts.
+    """
+    if name == "auto":
+        if not _nccl_fault(facts):
+            return "nccl"
+        on_gpus = all(rank.gpus for rank in facts)
+        return "device" if on_gpus and all(rank.device_mpi for rank in facts) else "host"
+    if name == "nccl" and (fault := _nccl_fault(facts)):
+        raise TilenetError(fault)
+    if name == "gloo":
+        for number, rank in enumerate(facts):
+            if not rank.has_gloo:
+                raise TilenetError(
+                    f"gloo must be built into torch (on rank {number} it is not); use "
+                    "gradients.transport: host"
+                )
+    if name == "device":
+        if not any(rank.gpus for rank in facts):
+            return "host"
+        for number, rank in enumerate(facts):
+            if rank.device_mpi is False:
+                raise TilenetError(
+                    "gradients.transport: device needs an MPI that takes device memory (on rank "
+                    f"{number} it does not: {rank.mpi}); {_switch(rank.mpi)}, or use nccl or host"
+                )
+    return name
+
+
+def _nccl_fault(facts: Sequence[RankFacts]) -> str:
+    """Why NCCL cannot sum; empty where it can."""
+    owners: dict[str, int] = {}
+    for number, rank in enumerate(facts):
+        if not rank.gpus:
+            return (
+                f"nccl sums gradients on GPUs only (those of rank {number} are on a CPU); use "
+                "gradients.transport: host"
+            )
+        if not rank.has_nccl:
+            return (
+                f"nccl must be built into torch (on rank {number} it is not); use "
+                "gradients.transport: host"
+            )
+        for gpu in rank.gpus:
+            if owners.setdefault(gpu, number) != number:
+                return (
+                    f"nccl needs a GPU of its own for each rank (ranks {owners[gpu]} and {number} "
+                    f"share {gpu}); start fewer ranks per node, or use gradients.transport: host"
+                )
+    return ""
+
+
+def _switch(mpi: str) -> str:
+    for mark, switch in SWITCHES.items():
+        if mark.lower() in mpi.lower():
+            return switch
+    return "switch that on as its manual says"
+
+
+def exchange_from(
+    asked: str, devices: Sequence[torch.device], comm: "MPI.Intracomm"
+) -> Literal["host", "device"]:
+    """From where the rims of feature maps are sent: `host` or `device` memory. Collective.
+
+    Args:
+        asked: `auto`, `host` or `device`.
+        devices: Of this rank.
+
+    Raises:
+        AgreedError: `device` was asked for, and MPI does not take its memory.
+    """
+    on_gpus = any(device.type == "cuda" for device in devices)
+    takes = mpi_takes_device_memory() if on_gpus else None
+    facts = comm.allgather((on_gpus, takes))
+    if asked == "host" or not any(gpus for gpus, _ in facts):
+        return "host"
+    refusing = [rank for rank, (_, found) in enumerate(facts) if found is False]
+    if asked == "device" and refusing:
+        from mpi4py import MPI
+
+        mpi = _mpi_version(MPI.Get_library_version())
+        raise AgreedError(
+            f"exchange_from: device needs an MPI that takes device memory (on rank {refusing[0]} "
+            f"it does not: {mpi}); {_switch(mpi)}, or use exchange_from: host"
+        )
+    if asked == "device" or all(found for _, found in facts):
+        return "device"
+    return "host"
+
+
+def rank_facts(pieces: Sequence[Tensor]) -> RankFacts:
+    """The facts of this rank."""
+    from mpi4py import MPI
+
+    distributed = torch.distributed.is_available()
+    devices = dict.fromkeys(piece.device for piece in pieces if piece.device.type == "cuda")
+    names = visible_gpus() if devices else ()  # to look at GPUs starts CUDA
+    return RankFacts(
+        gpus=tuple(
+            f"GPU {names[device.index or 0]} of {MPI.Get_processor_name()}" for device in devices
+        ),
+        has_nccl=distributed and torch.distributed.is_nccl_available(),
+        has_gloo=distributed and torch.distributed.is_gloo_available(),
+        device_mpi=mpi_takes_device_memory(),
+        mpi=_mpi_version(MPI.Get_library_version()),
+    )
+
+
+def _mpi_version(version: str) -> str:
+    return " ".join(version.partition("\n")[0].replace("\0", "").split())
+
+
+def mpi_takes_device_memory() -> bool | None:
+    """Whether this rank's MPI takes device memory; None: it does not say."""
+    from mpi4py import MPI
+
+    if "CRAY MPICH" in MPI.Get_library_version():
+        return os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
+    # An extension of MPI that mpi4py does not bind; found through the module that links MPI.
+    names = ("rocm", "hip") if torch.version.hip else ("cuda",)
+    try:
+        library = ctypes.CDLL(MPI.__file__)
+    except OSError:
+        return None
+    for name in names:
+        query = getattr(library, f"MPIX_Query_{name}_support", None)
+        if query is not None:
+            return bool(query())
+    return None

@@ -1,0 +1,291 @@
+"""How a piece of gradients is summed over ranks: the door, and MPI on host and on device memory.
+
+Gradient sums over NCCL, RCCL or gloo, whose groups are made from what MPI knows alone.
+
+torch.distributed normally takes ranks, address and a port from the environment, where a batch
+script's variables may lie or another job's port may be taken, and keeps one default group per
+process. Here rank 0 listens on a port that the system picks, MPI tells it to the others, and the
+groups are built without the registry: environment and default group stay the caller's.
+
+Streams of the helper thread that sums gradients.
+
+On a device's default stream its copies and sums would wait for all of backward that the main thread
+has queued there meanwhile, and nothing would overlap.
+"""
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tilenet.errors import AgreedError, TilenetError
+from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.devices import node_place
+from tilenet.parallel.sums.transport_choice import choose_transport, rank_facts
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = [
+    "DeviceTransport",
+    "GroupTransport",
+    "HostTransport",
+    "OwnStreams",
+    "Transport",
+    "open_transport",
+]
+
+
+class OwnStreams:
+    """One stream per device, beside the one that backward fills."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    @contextmanager
+    def of(self, device: torch.device) -> Iterator[None]:
+        """Queue the block's work on the device's own stream, and wait for it at the end.
+
+        Waits on the host, because what follows runs in another thread and on another stream.
+        """
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self._streams[device]
+        with torch.cuda.stream(stream):  # makes the device this thread's, too
+            yield
+        stream.synchronize()
+
+
+CONNECT = timedelta(minutes=2)
+SUM = timedelta(minutes=30)  # the slowest rank may be reading, or writing a checkpoint
+
+
+class GroupTransport:
+    """A process group of torch per device of a rank, each over all ranks.
+
+    Args:
+        name: `nccl` or `gloo`.
+        comm: Is duplicated.
+        pieces: What will be summed; the ranks' first devices sum with one another, their second
+            ones, and so on.
+
+    Raises:
+        AgreedError: The ranks cannot reach one another.
+    """
+
+    def __init__(self, name: str, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> None:
+        self.name = name
+        self._comm = comm.Dup()
+        self._groups: dict[torch.device, Any] = {}
+        self._streams = OwnStreams()
+        self._store = _open_store(self._comm, name)
+        with agreed(self._comm):
+            try:
+                for piece in pieces:
+                    if piece.device not in self._groups:
+                        self._open_group(piece)
+            except RuntimeError as error:
+                raise TilenetError(_unreachable(name, str(error))) from error
+
+    def _open_group(self, piece: Tensor) -> None:
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+        store = PrefixStore(f"device {len(self._groups)}", self._store)
+        make = _nccl if self.name == "nccl" else _gloo
+        self._groups[piece.device] = make(store, self._comm.rank, self._comm.size)
+        # NCCL connects on first use: better here, where a failure has a sentence, and soon.
+        self.sum(torch.zeros(1, dtype=piece.dtype, device=piece.device))
+        self._groups[piece.device]._set_default_timeout(SUM)
+
+    def sum(self, part: Tensor) -> None:
+        group = self._groups[part.device]
+        if not part.is_cuda:
+            group.allreduce([part]).wait()
+            return
+        with self._streams.of(part.device):
+            group.allreduce([part]).wait()  # only makes the stream wait
+
+    def close(self) -> None:
+        for group in self._groups.values():
+            # torch 2.3's groups have `_shutdown` (NCCL) or end with their last reference (gloo)
+            end = getattr(group, "shutdown", None) or getattr(group, "_shutdown", None)
+            if end is not None:
+                end()
+        self._groups.clear()
+        # The groups' own threads look into the store until they end: rank 0 leaves it last.
+        self._comm.Barrier()
+        del self._store
+        self._comm.Free()
+
+
+def _open_store(comm: "MPI.Intracomm", name: str) -> Any:
+    """A key-value store that rank 0 serves. Collective."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    place = node_place(comm)
+    one_node = comm.allreduce(int(place.size == comm.size)) == comm.size
+    store: Any = None
+    host, port, fault = "", 0, ""
+    if comm.rank == 0:
+        # By name: on many systems a node's own name resolves to a loopback address there.
+        host = "127.0.0.1" if one_node else socket.gethostname()
+        try:
+            # Port 0: the system picks one that is free and holds it, nobody can come in between.
+            store = TCPStore(host, 0, is_master=True, timeout=CONNECT, wait_for_workers=False)
+            port = store.port
+        except (RuntimeError, OSError) as error:
+            fault = str(error)
+    host, port, fault = comm.bcast((host, port, fault), root=0)
+    with agreed(comm):
+        if fault:
+            raise TilenetError(_unreachable(name, fault))
+        if store is None:
+            try:
+                store = TCPStore(host, port, is_master=False, timeout=CONNECT)
+            except (RuntimeError, OSError) as error:
+                raise TilenetError(
+                    _unreachable(name, f"rank {comm.rank}, {host}:{port}: {error}")
+                ) from error
+    return store
+
+
+def _nccl(store: Any, rank: int, size: int) -> Any:
+    from torch.distributed import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = CONNECT
+    return ProcessGroupNCCL(store, rank, size, options)
+
+
+def _gloo(store: Any, rank: int, size: int) -> Any:
+    from torch.distributed import ProcessGroupGloo
+
+    return ProcessGroupGloo(store, rank, size, CONNECT)
+
+
+def _unreachable(name: str, fault: str) -> str:
+    reason = fault.partition("\n")[0].strip()
+    return (
+        f"the ranks of {name} must reach one another by TCP ({reason}); set GLOO_SOCKET_IFNAME or "
+        "NCCL_SOCKET_IFNAME to the network between the nodes, or use gradients.transport: host"
+    )
+
+
+class Transport(Protocol):
+    """Sums one-dimensional tensors over ranks, in place; called from one thread.
+
+    Attributes:
+        name: What was chosen: `host`, `device`, `nccl` or `gloo`.
+    """
+
+    name: str
+
+    def sum(self, part: Tensor) -> None:
+        """Replace `part` by its sum over the ranks; on return the sum is there. Collective.
+
+        What writes `part` must be done before.
+        """
+
+    def close(self) -> None:
+        """Give everything back. Collective."""
+
+
+class HostTransport:
+    """MPI on host memory; pieces on a device are staged through pinned memory.
+
+    Args:
+        comm: Is duplicated, so that its messages meet nobody else's.
+        pieces: What will be summed.
+    """
+
+    def __init__(self, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> None:
+        self.name = "host"
+        self._comm = comm.Dup()
+        self._streams = OwnStreams()
+        self._host = torch.empty(0)
+        staged = [piece.numel() for piece in pieces if piece.is_cuda]
+        if staged:
+            self._host = torch.empty(max(staged), dtype=pieces[0].dtype, pin_memory=True)
+
+    def sum(self, part: Tensor) -> None:
+        from mpi4py import MPI
+
+        if not part.is_cuda:
+            self._comm.Allreduce(MPI.IN_PLACE, part.numpy())
+            return
+        host = self._host[: part.numel()]
+        with self._streams.of(part.device):
+            host.copy_(part)
+        self._comm.Allreduce(MPI.IN_PLACE, host.numpy())
+        with self._streams.of(part.device):
+            part.copy_(host)
+
+    def close(self) -> None:
+        self._comm.Free()
+
+
+class DeviceTransport:
+    """A CUDA-aware MPI on device memory.
+
+    Args:
+        comm: Is duplicated, so that its messages meet nobody else's.
+    """
+
+    def __init__(self, comm: "MPI.Intracomm") -> None:
+        self.name = "device"
+        self._comm = comm.Dup()
+
+    def sum(self, part: Tensor) -> None:
+        from mpi4py import MPI
+
+        if not part.is_cuda:
+            self._comm.Allreduce(MPI.IN_PLACE, part.numpy())
+            return
+        with torch.cuda.device(part.device):  # MPI copies on this thread's device
+            self._comm.Allreduce(MPI.IN_PLACE, part)
+
+    def close(self) -> None:
+        self._comm.Free()
+
+
+def open_transport(name: str, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> Transport:
+    """The transport of that name; its `name` says which one `auto` became. Collective.
+
+    Args:
+        name: `auto`, `host`, `device`, `nccl` or `gloo`; the same on all ranks.
+        comm: The ranks that sum.
+        pieces: What will be summed: as many of the same sizes on each rank.
+
+    Raises:
+        AgreedError: On all ranks: it does not fit their devices, or cannot be set up.
+    """
+    _check_alike(comm, pieces)
+    facts = comm.allgather(rank_facts(pieces))
+    try:
+        chosen = choose_transport(name, facts)  # all ranks know all facts, and conclude alike
+    except TilenetError as error:
+        raise AgreedError(str(error)) from error
+    if chosen == "host":
+        return HostTransport(comm, pieces)
+    if chosen == "device":
+        return DeviceTransport(comm)
+    return GroupTransport(chosen, comm, pieces)
+
+
+def _check_alike(comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> None:
+    """Ranks that cut otherwise would add wrong numbers to one another, or wait for ever."""
+    devices = list(dict.fromkeys(piece.device for piece in pieces))
+    layout = [(p.numel(), str(p.dtype), devices.index(p.device)) for p in pieces]
+    first = comm.bcast(layout, root=0)
+    with agreed(comm):
+        if layout != first:
+            raise TilenetError(
+                f"ranks must lay gradients out alike (rank {comm.rank}: {len(pieces)} pieces on "
+                f"{len(devices)} devices, rank 0: {len(first)} on "
+                f"{len({device for *_, device in first})}); name as many different devices on "
+                "each rank"
+            )

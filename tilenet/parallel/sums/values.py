@@ -1,0 +1,97 @@
+"""Sums over ranks that gradients flow through: for losses of a whole image.
+
+Running statistics of batch norm with `norm_scope: tile`, averaged over the step's tiles.
+
+By itself torch blends each tile into the running statistics as it passes, so the last tile weighs
+most and each rank ends with its own. Here a step's tiles weigh alike and all ranks end with the
+same, whatever rank computed which tile.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tilenet.model.modules import BatchNorm
+from tilenet.parallel.health.progress import EXCHANGING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["RunningStatistics", "global_sum"]
+
+
+def global_sum(x: Tensor, comm: "MPI.Intracomm") -> Tensor:
+    """The sum of `x` over the ranks, on each of them. Collective, in forward and in backward.
+
+    Its adjoint is itself: what each rank makes of the sum flows back to all. So ranks that compute
+    one loss from it alike must each take their share of that loss, 1 / `comm.size`.
+
+    Args:
+        x: float64, wants a gradient on all ranks or on none.
+    """
+    total: Tensor = _GlobalSum.apply(x, comm)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _GlobalSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, comm: "MPI.Intracomm") -> Tensor:
+        ctx.comm = comm
+        return _summed(x, comm)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _summed(grads[0], ctx.comm), None
+
+
+def _summed(x: Tensor, comm: "MPI.Intracomm") -> Tensor:
+    host = x.detach().cpu().contiguous()
+    total = torch.empty_like(host)
+    with EXCHANGING:
+        comm.Allreduce(host.numpy(), total.numpy())
+    return total.to(x.device)
+
+
+MOMENTUM = 0.1
+
+
+class RunningStatistics:
+    """The running statistics of a network's batch norms; does nothing where there are none."""
+
+    def __init__(self, network: nn.Module, comm: "MPI.Intracomm") -> None:
+        self._comm = comm
+        self._norms = [m for m in network.modules() if isinstance(m, BatchNorm)]
+        self._before: list[tuple[Tensor, Tensor]] = []
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._before = [(_of(n.running_mean), _of(n.running_var)) for n in self._norms]
+        for norm in self._norms:
+            norm.reset_running_stats()
+            norm.tiles = 0  # a plain average over the tiles seen from now on
+
+    def finish(self) -> None:
+        """Blend the step's tiles, of all ranks, into the running statistics. Collective."""
+        if not self._norms:
+            return
+        tiles = self._norms[0].tiles or 0
+        parts = [part for n in self._norms for part in (n.running_mean, n.running_var)]
+        sums = torch.cat([_of(part).double().cpu() for part in parts]) * tiles
+        total = np.append(sums.numpy(), float(tiles))
+        self._comm.Allreduce(np.copy(total), total)
+        blend = MOMENTUM if total[-1] else 0.0
+        means = torch.from_numpy(total[:-1] / max(total[-1], 1.0))
+        start = 0
+        for norm, before in zip(self._norms, self._before, strict=True):
+            for buffer, old in zip((norm.running_mean, norm.running_var), before, strict=True):
+                assert buffer is not None
+                new = means[start : start + buffer.numel()].to(buffer)
+                buffer.copy_((1 - blend) * old + blend * new)
+                start += buffer.numel()
+
+
+def _of(buffer: Tensor | None) -> Tensor:
+    assert buffer is not None, "batch norms are built with running statistics"
+    return buffer.clone()

@@ -1,0 +1,1 @@
+"""Saved activations in host memory, and activation checkpointing."""

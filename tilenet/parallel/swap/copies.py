@@ -1,0 +1,275 @@
+"""Copies of storages in host memory or in a file: sent, fetched as often as needed, given back.
+
+Copies run beside the computation where there is a device; the memory of what leaves is held until
+its copy is done, and only few copies are under way at a time.
+
+Copies between a device and its host, beside what the device computes.
+
+Each direction has a stream of its own, so that both lanes of the link are used. Events order them
+with the computation, and not `record_stream` alone: with it memory comes back at times that nobody
+can foretell. Where there is no device a copy is done when it returns.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from tilenet.errors import TilenetError
+from tilenet.parallel.swap.host_pool import Part, Slabs
+from tilenet.parallel.swap.statistics import SwapStatistics
+
+__all__ = ["MOST_IN_FLIGHT", "Arrival", "CopyStreams", "HostCopies", "HostCopy"]
+
+
+@dataclass
+class Arrival:
+    """A copy to a device, under way or done.
+
+    Attributes:
+        event: Its end.
+        owner: Stream that the memory was allocated on.
+    """
+
+    event: torch.cuda.Event
+    owner: torch.cuda.Stream
+
+    def before_use(self, tensor: Tensor) -> None:
+        """Let the stream under way wait for the bytes of a tensor."""
+        stream = torch.cuda.current_stream(tensor.device)
+        stream.wait_event(self.event)
+        if stream != self.owner:
+            tensor.record_stream(stream)
+
+    def before_drop(self) -> None:
+        """Let nobody get this memory while the copy still writes to it."""
+        self.owner.wait_event(self.event)
+
+
+class CopyStreams:
+    """Two streams per device, made when they are first needed."""
+
+    def __init__(self) -> None:
+        self._of: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
+
+    def send(self, flat: Tensor, host: Tensor) -> torch.cuda.Event | None:
+        """Begin to copy to the host.
+
+        Args:
+            flat: uint8, on any device; must live until the event.
+            host: uint8, as many.
+
+        Returns:
+            The end of the copy; None: it is done.
+        """
+        if flat.device.type != "cuda":
+            host.copy_(flat)
+            return None
+        # Asked before `with stream`, inside of which the answer is that stream: the wait would be
+        # for nothing, and the copy of values that are not there yet.
+        computing = torch.cuda.current_stream(flat.device)
+        out, _ = self._streams(flat.device)
+        out.wait_stream(computing)
+        with torch.cuda.stream(out):
+            host.copy_(flat, non_blocking=True)
+            event: torch.cuda.Event = out.record_event()
+            return event
+
+    def fetch(
+        self, host: Tensor, device: torch.device, sent: torch.cuda.Event | None
+    ) -> tuple[Tensor, Arrival | None]:
+        """Begin to copy from the host.
+
+        Args:
+            sent: End of the copy that brought the bytes there, from whichever device; None: they
+                are there.
+
+        Returns:
+            The bytes on the device, and when they are there; None: they are.
+        """
+        flat = torch.empty(host.shape, dtype=torch.uint8, device=device)
+        if device.type != "cuda":
+            flat.copy_(host)
+            return flat, None
+        computing = torch.cuda.current_stream(device)
+        _, back = self._streams(device)
+        back.wait_stream(computing)  # which may still use the memory that `flat` has got
+        if sent is not None:
+            back.wait_event(sent)
+        with torch.cuda.stream(back):
+            flat.copy_(host, non_blocking=True)
+            return flat, Arrival(back.record_event(), computing)
+
+    def _streams(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+        if device not in self._of:
+            out, back = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
+            self._of[device] = (out, back)
+        return self._of[device]
+
+
+MOST_IN_FLIGHT = 4  # copies out; the memory of each comes back when it is done
+
+
+@dataclass(eq=False)
+class HostCopy:
+    """A storage's bytes elsewhere.
+
+    Attributes:
+        num_bytes: How many.
+        part: Where they lie.
+        sent: When the bytes are there; None: they are.
+        fetches: Ends of the copies from there; the part may not be used again before.
+    """
+
+    num_bytes: int
+    part: Part
+    sent: torch.cuda.Event | None = None
+    fetches: list[torch.cuda.Event] = field(default_factory=list)
+
+    @property
+    def events(self) -> list[torch.cuda.Event]:
+        """All of them."""
+        return self.fetches if self.sent is None else [self.sent, *self.fetches]
+
+
+class HostCopies:
+    """Sends storages to a pool and fetches them back. Threads may share one.
+
+    Args:
+        slabs: The pool; closed by `close`.
+        statistics: Counts what is copied, and what lies in the pool.
+    """
+
+    def __init__(self, slabs: Slabs, statistics: SwapStatistics) -> None:
+        self.statistics = statistics
+        self._slabs, self._streams = slabs, CopyStreams()
+        self._lock = threading.Lock()
+        self._leaving: deque[tuple[torch.cuda.Event, torch.UntypedStorage]] = deque()
+        self._busy: list[HostCopy] = []
+        self._released: deque[HostCopy] = deque()
+
+    def suits(self, device: torch.device) -> bool:
+        """Whether a device's storages may go to this pool."""
+        return self._slabs.suits(device)
+
+    def send(self, storage: torch.UntypedStorage) -> HostCopy:
+        """Copy a storage's bytes out; the caller may drop it at once.
+
+        Raises:
+            TilenetError: There is no room.
+        """
+        with self._locked():
+            began = perf_counter()
+            copy = HostCopy(storage.nbytes(), self._take(storage.nbytes()))
+            host = self._slabs.bytes_of(copy.part, copy.num_bytes)
+            copy.sent = self._streams.send(_flat(storage), host)
+            if copy.sent is not None:
+                self._leaving.append((copy.sent, storage))
+                self._wait_for_copies(MOST_IN_FLIGHT)
+            self.statistics.wait_seconds += perf_counter() - began
+            self.statistics.out_count += 1
+            self.statistics.out_bytes += copy.num_bytes
+        return copy
+
+    def fetch(
+        self, copy: HostCopy, device: torch.device
+    ) -> tuple[torch.UntypedStorage, Arrival | None]:
+        """A new storage with these bytes on a device, and when they are there; None: they are."""
+        with self._locked():
+            began = perf_counter()
+            host = self._slabs.bytes_of(copy.part, copy.num_bytes)
+            flat, arrival = self._streams.fetch(host, device, copy.sent)
+            if arrival is not None:
+                copy.fetches.append(arrival.event)
+            self.statistics.wait_seconds += perf_counter() - began
+            self.statistics.in_count += 1
+            self.statistics.in_bytes += copy.num_bytes
+        return flat.untyped_storage(), arrival
+
+    def release(self, copy: HostCopy) -> None:
+        """Give the room of a copy back, once nothing is copied to or from it. Never waits.
+
+        So that it may be called wherever Python frees an object, in this class' locked parts too.
+        """
+        self._released.append(copy)
+        self._settle_if_unlocked()
+
+    def close(self) -> None:
+        """Wait for all copies, and close the pool."""
+        with self._lock:
+            self._settle()
+            self._wait_for_copies(0)
+            self._wait_for_busy()
+            self._slabs.close()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                self._settle()
+                self._wait_for_copies(MOST_IN_FLIGHT)  # looks which have ended
+                yield
+        finally:
+            self._settle_if_unlocked()
+
+    def _settle_if_unlocked(self) -> None:
+        while self._released and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        while self._released:
+            copy = self._released.popleft()
+            self.statistics.host_bytes -= copy.part.size
+            self._give_back(copy)
+
+    def _take(self, num_bytes: int) -> Part:
+        self._give_back_idle()
+        try:
+            part = self._slabs.take(num_bytes)
+        except TilenetError:
+            if not self._busy:
+                raise
+            # Not full: what copies still use is room once they have ended.
+            self._wait_for_busy()
+            self._give_back_idle()
+            part = self._slabs.take(num_bytes)
+        self.statistics.host_bytes += part.size
+        self.statistics.note_host_peak()
+        return part
+
+    def _give_back(self, copy: HostCopy) -> None:
+        """If all its copies have ended, else look again later."""
+        if all(event.query() for event in copy.events):  # type: ignore[no-untyped-call]
+            self._slabs.give_back(copy.part)
+        else:
+            self._busy.append(copy)
+
+    def _give_back_idle(self) -> None:
+        busy, self._busy = self._busy, []
+        for copy in busy:
+            self._give_back(copy)
+
+    def _wait_for_busy(self) -> None:
+        for copy in self._busy:
+            for event in copy.events:
+                event.synchronize()
+
+    def _wait_for_copies(self, most: int) -> None:
+        while self._leaving:
+            event, _ = self._leaving[0]
+            if len(self._leaving) <= most and not event.query():  # type: ignore[no-untyped-call]
+                return
+            event.synchronize()  # by the host: whichever stream owns the memory may have it then
+            self._leaving.popleft()
+
+
+def _flat(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

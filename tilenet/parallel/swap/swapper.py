@@ -1,0 +1,298 @@
+"""Tensors that autograd keeps for backward live elsewhere until they are needed.
+
+A hook sees each tensor that an operation saves. What is beyond `limit_bytes` goes out, that first
+which backward is expected to need last: the oldest, unless an earlier step went otherwise. On the
+way back the next few are fetched ahead.
+
+Whole storages move, since views share them, and they are told apart by object, never by address,
+which is used again as soon as a storage is gone. Writing over a tensor that backward needs is an
+error as without hooks. Writing through `.data` is seen by nobody, here as there; a storage that was
+written so and is saved once more is taken for the one that went out before.
+
+What modules compute while they are under way has its saved tensors swapped.
+
+Hooks belong to a thread, and a pipeline's layers run on threads of their own, again in backward
+where activations are recomputed: so the hooks are entered where a module begins, and left where it
+ends.
+"""
+
+import threading
+import weakref
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.weak import WeakIdKeyDictionary
+
+from tilenet.parallel.swap.copies import HostCopies
+from tilenet.parallel.swap.host_pool import Slabs
+from tilenet.parallel.swap.saved import (
+    KeptTensor,
+    LearnedOrder,
+    SavedOrder,
+    SavedStorage,
+    SavedTensor,
+    Watch,
+)
+from tilenet.parallel.swap.statistics import SwapStatistics
+
+__all__ = ["SwapInForward", "Swapper"]
+
+
+class Swapper:
+    """Keeps what autograd saves within a limit; `pack` and `unpack` are autograd's hooks.
+
+    Threads may share one, and several graphs may live at a time.
+
+    Args:
+        limit_bytes: Of saved storages on their devices, together; beyond it they go out. None:
+            nothing goes.
+        min_bytes: Smaller storages stay, and do not count.
+        lookahead: The next so many storages are fetched ahead in backward, as far as the limit
+            allows.
+        slabs: Where they go; closed by `close`.
+
+    Attributes:
+        statistics: What happened so far.
+        copies: Where tensors go; others may send theirs there too.
+    """
+
+    def __init__(
+        self, limit_bytes: int | None, min_bytes: int, lookahead: int, slabs: Slabs
+    ) -> None:
+        self.limit_bytes, self.min_bytes, self.lookahead = limit_bytes, min_bytes, lookahead
+        self.statistics = SwapStatistics()
+        self.copies = HostCopies(slabs, self.statistics)
+        self._closing = False
+        self._lock = threading.Lock()
+        self._learned = LearnedOrder()
+        self._here, self._out = SavedOrder(), SavedOrder()
+        self._known: Any = WeakIdKeyDictionary()  # storage -> version -> SavedStorage
+        self._freed: deque[tuple[SavedStorage, int]] = deque()
+
+    def pack(self, tensor: Tensor) -> KeptTensor | SavedTensor:
+        """What autograd shall hold instead of a tensor.
+
+        Raises:
+            TilenetError: There is no room where tensors go.
+        """
+        with torch.no_grad():
+            if self._closing or not self._may_go(tensor):
+                return KeptTensor(tensor)
+            watch = Watch(tensor)
+            with self._locked():
+                if not len(self._here) + len(self._out):
+                    self._learned.end_step()
+                storage = self._storage_of(tensor)
+                number = self._learned.number(storage.num_bytes)
+                self._number(storage, number)
+                saved = SavedTensor(tensor, watch, storage, number, self._free)
+                self._make_room(0)
+                self.statistics.note_peaks()
+            return saved
+
+    def unpack(self, saved: KeptTensor | SavedTensor) -> Tensor:
+        """The tensor that was packed, or one with the same bytes in the same layout.
+
+        Raises:
+            RuntimeError: Somebody wrote over it.
+        """
+        if isinstance(saved, KeptTensor):
+            return saved.get()
+        saved.watch.check()
+        with torch.no_grad(), self._locked():
+            self._learned.need(saved.number)
+            tensor = saved.on(self._fetch(saved.storage))
+            if saved.storage.arrival is not None:
+                saved.storage.arrival.before_use(tensor)
+            self._fetch_ahead(saved.number)
+            self.statistics.note_peaks()
+        return tensor
+
+    def close(self) -> None:
+        """Give the host's memory or file back, once no graph needs it any more."""
+        self._closing = True
+        with self._locked():  # which looks whether any does
+            pass
+
+    def _may_go(self, tensor: Tensor) -> bool:
+        # Subclasses (fake tensors among them) know more than their bytes, and so do the bits of
+        # lazy conjugation and negation.
+        plain = type(tensor) is Tensor and tensor.layout is torch.strided
+        if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+            return False
+        num_bytes, base = tensor.untyped_storage().nbytes(), tensor._base
+        # A parameter's view, as a linear layer's transposed weight, or a batch out of a data set:
+        # the caller holds what they view.
+        if isinstance(base, nn.Parameter):
+            return False
+        if base is not None and base.is_leaf and 2 * tensor.nbytes < num_bytes:
+            return False
+        return num_bytes >= max(self.min_bytes, 1) and self.copies.suits(tensor.device)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                self._settle()
+                yield
+        finally:
+            self._settle_if_unlocked()
+
+    def _free(self, storage: SavedStorage, number: int) -> None:
+        # Python may free a graph anywhere, inside of our own locked parts too: so never wait.
+        self._freed.append((storage, number))
+        self._settle_if_unlocked()
+
+    def _settle_if_unlocked(self) -> None:
+        while self._freed and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        """Forget what autograd needs no more."""
+        while self._freed:
+            storage, number = self._freed.popleft()
+            order = self._here if storage.here is not None else self._out
+            order.remove(storage)
+            storage.numbers.remove(number)
+            if storage.numbers:
+                order.add(storage)
+                continue
+            self._drop(storage)
+            if storage.copy is not None:
+                self.copies.release(storage.copy)
+            known = storage.known()
+            if known is not None and known in self._known:
+                self._known[known].pop(storage.version, None)
+        if self._closing and not len(self._here) + len(self._out):
+            self.copies.close()
+
+    def _storage_of(self, tensor: Tensor) -> SavedStorage:
+        storage = tensor.untyped_storage()
+        versions = self._known.setdefault(storage, {})
+        if tensor._version not in versions:
+            versions[tensor._version] = SavedStorage(storage, tensor._version, tensor.device)
+            self.statistics.active_bytes += storage.nbytes()
+        found: SavedStorage = versions[tensor._version]
+        return found
+
+    def _number(self, storage: SavedStorage, number: int) -> None:
+        order = self._here if storage.here is not None else self._out
+        if storage.numbers:
+            order.remove(storage)
+        insort(storage.numbers, number)
+        order.add(storage)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Send out what backward needs last, until so many bytes more keep the limit."""
+        while self.limit_bytes is not None:
+            last = self._here.needed_last()
+            if last is None or self.statistics.active_bytes + num_bytes <= self.limit_bytes:
+                return
+            self._send(last)
+
+    def _send(self, storage: SavedStorage) -> None:
+        assert storage.here is not None
+        if storage.copy is None:
+            storage.copy = self.copies.send(storage.here)
+        self._here.remove(storage)
+        self._drop(storage)
+        self._out.add(storage)
+
+    def _fetch(self, storage: SavedStorage) -> torch.UntypedStorage:
+        if storage.here is not None:
+            return storage.here
+        here = storage.known()  # somebody else may have kept it
+        self._make_room(storage.num_bytes)
+        if here is None:
+            assert storage.copy is not None
+            here, storage.arrival = self.copies.fetch(storage.copy, storage.device)
+        self._out.remove(storage)
+        storage.here, storage.known = here, weakref.ref(here)
+        self._here.add(storage)
+        self.statistics.active_bytes += storage.num_bytes
+        return here
+
+    def _fetch_ahead(self, number: int) -> None:
+        for _ in range(self.lookahead):
+            found = [order.needed_after(number) for order in (self._here, self._out)]
+            following = [storage for storage in found if storage is not None]
+            if not following or self.limit_bytes is None:
+                return
+            storage = max(following, key=lambda one: one.next_need)
+            number = storage.next_need
+            if storage.here is None:
+                if self.statistics.active_bytes + storage.num_bytes > self.limit_bytes:
+                    return
+                self._fetch(storage)
+
+    def _drop(self, storage: SavedStorage) -> None:
+        if storage.here is not None:
+            if storage.arrival is not None:
+                storage.arrival.before_drop()
+            storage.here = None
+            self.statistics.active_bytes -= storage.num_bytes
+
+
+class SwapInForward:
+    """Forward hooks that enter and leave a swapper's saved-tensor hooks.
+
+    Where other such hooks are at work already, they go on and these are not entered: a
+    non-reentrant checkpoint would else keep all that it is there to recompute.
+
+    Args:
+        swapper: Gets the tensors.
+    """
+
+    def __init__(self, swapper: Swapper) -> None:
+        self._swapper = swapper
+        self._thread = threading.local()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SwapInForward":
+        return self  # a module's copy is swapped with it
+
+    @contextmanager
+    def around(self, module: nn.Module) -> Iterator[None]:
+        """Let a module's forward enter and leave."""
+        before = module.register_forward_pre_hook(self.before, prepend=True)
+        after = module.register_forward_hook(self.after, always_call=True)
+        with before, after:
+            yield
+
+    def before(self, module: nn.Module, args: Any) -> None:
+        """Enter; a module's forward pre-hook."""
+        hooks = None
+        if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+            hooks = saved_tensors_hooks(self._swapper.pack, self._swapper.unpack)
+            hooks.__enter__()
+        self._entered().append((module, hooks))
+
+    def after(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Leave; a module's forward hook, called always."""
+        entered = self._entered()
+        # It may not have been entered: another module's hook failed first.
+        if entered and entered[-1][0] is module:
+            _, hooks = entered.pop()
+            if hooks is not None:
+                hooks.__exit__()
+
+    def leave(self) -> None:
+        """Leave what this thread was thrown out of, by an interrupt for instance."""
+        entered = self._entered()
+        while entered:
+            _, hooks = entered.pop()
+            if hooks is not None:
+                hooks.__exit__()
+
+    def _entered(self) -> list[tuple[nn.Module, saved_tensors_hooks | None]]:
+        found: list[tuple[nn.Module, saved_tensors_hooks | None]]
+        found = self._thread.__dict__.setdefault("entered", [])
+        return found

@@ -1,0 +1,242 @@
+"""How an image is mapped: tile after tile, shared out over the ranks, or in several passes.
+
+Instance and group norm with `scope: image` need the statistics of the whole image at their layer.
+Where each rank's share of the image fits its memory, the ranks hold it all at once and exchange
+rims: one pass, no redundant work. Else the image is read tile after tile, once for each such norm
+and once more to map, with bounded memory. Everything else is mapped tile after tile.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import context_of, fewest_cells, map_shapes
+from tilenet.geometry.layers import Conv, Layer, Norm, TransposedConv
+from tilenet.geometry.ownership import check_shares, prefix_halo_px
+from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut
+from tilenet.planning.memory.partition import inference_bytes
+from tilenet.planning.mesh import choose_mesh
+
+__all__ = ["MapPlan", "MapQuestion", "choose_map"]
+
+# Ranks that are looked through for a number that would hold the image.
+MOST_RANKS = 4096
+
+
+@dataclass(frozen=True)
+class MapQuestion:
+    """What is to be mapped, and on what.
+
+    Attributes:
+        layers: The network.
+        size: Height and width of the image.
+        rule: The halo that was asked for.
+        halo_asked: Whether that was another than the exact one.
+        tile_px: Largest own size that was asked for; None: as much as memory allows.
+        num_ranks: Ranks that map together.
+        item_bytes: Of a cell.
+        budget_bytes: What feature maps may take on a rank.
+        most_px: Largest own size of a tile that is chosen here.
+        at_once: Tiles of a rank that share its memory.
+    """
+
+    layers: tuple[Layer, ...]
+    size: tuple[int, int]
+    rule: HaloRule
+    halo_asked: bool
+    tile_px: int | None
+    num_ranks: int
+    item_bytes: int
+    budget_bytes: int
+    most_px: int
+    at_once: int = 1
+
+    @cached_property
+    def image_norms(self) -> tuple[int, ...]:
+        """Numbers of the norms that need the statistics of the whole image."""
+        return tuple(
+            index
+            for index, layer in enumerate(self.layers)
+            if isinstance(layer, Norm) and layer.scope == "image" and layer.norm != "batch"
+        )
+
+    @property
+    def unit_px(self) -> int:
+        """The network's alignment."""
+        return context_of(self.layers).alignment_px
+
+    def fits(self, height: int, width: int, times: int = 1) -> bool:
+        """Whether the feature maps of so many pixels, so many times, fit a rank's memory."""
+        need = inference_bytes(self.layers, height, width, self.item_bytes)
+        return need * times <= self.budget_bytes
+
+
+@dataclass(frozen=True)
+class MapPlan:
+    """What was chosen.
+
+    Attributes:
+        method: `tiles`: one pass, tile after tile; `exchange`: each rank holds its window of the
+            image; `passes`: tile after tile, after one pass for each norm's statistics.
+        tiling: Of the pass that maps.
+        passes: For each norm its number, and the tiles of the pass that finds its statistics.
+        why: Said of `passes`.
+        work: Arithmetic of all passes, in multiples of the one that maps.
+    """
+
+    method: Literal["tiles", "exchange", "passes"]
+    tiling: Tiling
+    passes: tuple[tuple[int, Tiling], ...] = ()
+    why: str = ""
+    work: float = 1.0
+
+
+def choose_map(asked: MapQuestion) -> MapPlan:
+    """Choose.
+
+    Raises:
+        TilenetError: The tiles are impossible, or a norm has a single cell to work on.
+    """
+    if not asked.image_norms:
+        size_px = _tile_px(asked) if asked.tile_px is None else asked.tile_px
+        return _tile_by_tile(asked, cut(*asked.size, Cut(size_px=size_px), asked.rule))
+    whole = cut(*asked.size, Cut(grid=(1, 1)), asked.rule)
+    _check_image(asked, whole)
+    if asked.rule.valid_layers:
+        if asked.tile_px is not None and asked.tile_px < max(whole.extended):
+            raise TilenetError(
+                f"an unpadded network takes its statistics over the whole image in one tile "
+                f"(padding: valid, norm_scope: image, tile_px: {asked.tile_px}, image: "
+                f"{asked.size[0]} × {asked.size[1]} px); leave the tile's size out, or train with "
+                "network.padding: same"
+            )
+        return _tile_by_tile(asked, whole)
+    if asked.tile_px is not None:
+        tiling = cut(*asked.size, Cut(size_px=asked.tile_px), asked.rule)
+        return _passes(asked, tiling, _why_tiles(asked))
+    fits_one = asked.fits(*whole.extended)
+    if asked.num_ranks > 1 and not asked.halo_asked:
+        shared_out = _shares(asked, asked.num_ranks)
+        if shared_out is not None and _share_fits(asked, shared_out):
+            return MapPlan("exchange", shared_out)
+    if fits_one:
+        return _tile_by_tile(asked, whole)
+    tiling = cut(*asked.size, Cut(size_px=_tile_px(asked)), asked.rule)
+    return _passes(asked, tiling, _why(asked))
+
+
+def _check_image(asked: MapQuestion, whole: Tiling) -> None:
+    height, width = whole.extended
+    if fewest_cells(asked.layers, height, width) == 1:
+        raise TilenetError(
+            f"statistics over the whole image need more than one cell of it on every level (image: "
+            f"{asked.size[0]} × {asked.size[1]} px, {height} × {width} px with its extension leave "
+            "the deepest one cell); map a larger image or use a network with fewer poolings"
+        )
+
+
+def _tile_by_tile(asked: MapQuestion, tiling: Tiling) -> MapPlan:
+    if any(isinstance(n, Norm) and n.norm != "batch" for n in asked.layers):
+        check_norms(asked.layers, tiling.tiles[0].read)
+    return MapPlan("tiles", tiling)
+
+
+def _tile_px(asked: MapQuestion) -> int:
+    """Largest own size whose feature maps fit."""
+    unit, halo_px = asked.unit_px, asked.rule.halo_px
+    # An own size below the halo would compute each pixel nine times and more.
+    best = least = max(unit, -(-halo_px // unit) * unit)
+    for own in range(least, asked.most_px + 1, unit):
+        if not asked.fits(own + 2 * halo_px, own + 2 * halo_px, asked.at_once):
+            break
+        best = own
+    return best
+
+
+def _shares(asked: MapQuestion, num_ranks: int) -> Tiling | None:
+    """One window per rank, on a grid as square as rims allow; None where they allow none."""
+    rows = choose_mesh(num_ranks, 1).rows
+    sides = [side for side in range(1, num_ranks + 1) if num_ranks % side == 0]
+    for side in sorted(sides, key=lambda side: abs(side - rows)):
+        rule = HaloRule(0, asked.unit_px, exchanged=True)
+        try:
+            tiling = cut(*asked.size, Cut(grid=(side, num_ranks // side)), rule)
+            check_shares(asked.layers, tiling.rows, "rows")
+            check_shares(asked.layers, tiling.cols, "columns")
+        except TilenetError:
+            continue
+        return tiling
+    return None
+
+
+def _share_fits(asked: MapQuestion, tiling: Tiling) -> bool:
+    return asked.fits(max(s.own for s in tiling.rows), max(s.own for s in tiling.cols))
+
+
+def _passes(asked: MapQuestion, tiling: Tiling, why: str) -> MapPlan:
+    if tiling.grid == (1, 1):
+        return _tile_by_tile(asked, tiling)
+    if tiling.rule.alignment_px != asked.unit_px:
+        raise TilenetError(
+            f"statistics over the whole image need tiles that start on the network's grid (halo: "
+            f"epsilon, tiles: {tiling.grid[0]} × {tiling.grid[1]}, total stride: {asked.unit_px} "
+            "px); use halo: exact or a multiple of the stride"
+        )
+    passes = tuple(
+        (index, _for_prefix(asked, tiling, min(halo, tiling.rule.halo_px)))
+        for index in asked.image_norms
+        for halo in [prefix_halo_px(asked.layers, index)]
+    )
+    once = _operations(asked.layers, tiling)
+    every = sum(_operations(asked.layers[:index], tiles) for index, tiles in passes)
+    return MapPlan("passes", tiling, passes, why, 1 + every / max(once, 1))
+
+
+def _for_prefix(asked: MapQuestion, tiling: Tiling, halo_px: int) -> Tiling:
+    """The same own windows with a smaller halo."""
+    rule = HaloRule(halo_px, tiling.rule.alignment_px, exact=tiling.rule.exact)
+    return cut(*asked.size, Cut(grid=tiling.grid), rule)
+
+
+def _operations(layers: tuple[Layer, ...], tiling: Tiling) -> int:
+    """Multiplications of the convolutions for all tiles."""
+    if not layers:
+        return 0
+    read = tiling.tiles[0].read
+    shapes = map_shapes(layers, read.height, read.width)
+    total = 0
+    for layer, before, after in zip(layers, shapes, shapes[1:], strict=False):
+        if isinstance(layer, Conv | TransposedConv):
+            cells = before if isinstance(layer, TransposedConv) else after
+            total += layer.num_parameters * cells.rows * cells.cols
+    return total * len(tiling.tiles)
+
+
+def _why_tiles(asked: MapQuestion) -> str:
+    plan = choose_map(replace(asked, tile_px=None))
+    rest = "" if plan.method == "passes" else "; without it one pass would do"
+    return f"a tile's size was asked for{rest}"
+
+
+def _why(asked: MapQuestion) -> str:
+    if asked.halo_asked:
+        return "a halo other than the exact one was asked for"
+    budget = f"{asked.num_ranks} × {asked.budget_bytes / 2**20:.0f} MiB do not hold the image"
+    if asked.num_ranks == 1:
+        budget = f"{asked.budget_bytes / 2**20:.0f} MiB do not hold the image"
+    enough = _enough_ranks(asked)
+    return budget + (f"; {enough} ranks would need one pass" if enough else "")
+
+
+def _enough_ranks(asked: MapQuestion) -> int | None:
+    """A number of ranks that would hold the image, nearly the smallest."""
+    whole = cut(*asked.size, Cut(grid=(1, 1)), asked.rule).extended
+    bytes_ = inference_bytes(asked.layers, *whole, asked.item_bytes)
+    num_ranks = max(asked.num_ranks + 1, -(-bytes_ // asked.budget_bytes))
+    while num_ranks <= MOST_RANKS:
+        tiling = _shares(asked, num_ranks)
+        if tiling is not None and _share_fits(asked, tiling):
+            return num_ranks
+        num_ranks += max(1, num_ranks // 16)
+    return None

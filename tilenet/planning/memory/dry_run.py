@@ -1,0 +1,366 @@
+"""The peak of one training step, to the byte, from running it on tensors that have no memory.
+
+The pipeline itself runs, with its engine, its recomputation and its skips, in one thread and on
+fake tensors; `live.py` counts. `partition.py` predicts the same in a thousandth of
+the time, but for the order in which partitions wait for one another.
+
+Which partition each storage of a counted step belongs to.
+"""
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torchgpipe import phony
+from torchgpipe.copy import Copy
+from torchgpipe.skip import Namespace
+from torchgpipe.skip.tracker import SkipTrackerThroughPotals
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import map_shapes
+from tilenet.geometry.layers import Layer
+from tilenet.model.modules import MaskKey
+from tilenet.model.network import Network, build_layer, build_network
+from tilenet.model.skips import Origin
+from tilenet.parallel.pipeline.pipe import Checkpointing, Pipe
+from tilenet.parallel.pipeline.skip_store import Store
+from tilenet.planning.memory.layer import check_map_sizes
+from tilenet.planning.memory.live import LiveBytes, ScratchRule
+from tilenet.planning.memory.partition import OPTIMIZER_STATES
+
+__all__ = ["ChargedStore", "Charges", "NoStore", "StepBytes", "dry_run", "measured_run"]
+
+
+class Charges:
+    """Says to which partition a storage belongs: results lie where the operands lie."""
+
+    def __init__(self, live: LiveBytes) -> None:
+        self.live = live
+        self._copy_to: int | None = None
+        self._skip: tuple[int, int] | None = None  # where it comes from, and goes
+
+    def of(self, func: Any, given: list[Tensor]) -> int:
+        if self._copy_to is not None:
+            return self._copy_to
+        for tensor in given:
+            owner = self.live.owner_of(tensor)
+            if owner is not None:
+                return owner
+        return self.live.owner
+
+    def enter(self, number: int) -> Callable[[nn.Module, Any], None]:
+        def note(module: nn.Module, args: Any) -> None:
+            self.live.owner = number
+
+        return note
+
+    @contextmanager
+    def copies(self, one_device: bool) -> Iterator[None]:
+        """Copy between partitions, as torchgpipe does between devices."""
+        before = Copy.forward, Copy.backward, SkipTrackerThroughPotals.copy
+        # torchgpipe keeps its empty tensors for ever: fake ones must not meet real ones.
+        phonies = dict(phony._phonies)
+        phony._phonies.clear()
+
+        def forward(ctx: Any, before: Any, behind: Any, *given: Tensor) -> tuple[Tensor, ...]:
+            ctx.prev_stream, ctx.next_stream = before, behind
+            source = (self.live.owner_of(given[0]) or 0) if given else 0
+            ctx.source, target = self._skip or (source, source + 1)
+            return tuple(self._copy(x, target) for x in given)
+
+        def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+            return (None, None, *(self._copy(x, ctx.source) for x in given))
+
+        def copy_skip(tracker: Any, batch: Any, prev: Any, behind: Any, ns: Any, name: str) -> None:
+            self._skip = tracker.skip_layout.by_ns_name[ns, name]
+            before[2](tracker, batch, prev, behind, ns, name)
+            self._skip = None
+
+        if not one_device:
+            Copy.forward, Copy.backward = staticmethod(forward), staticmethod(backward)
+            SkipTrackerThroughPotals.copy = copy_skip
+        try:
+            yield
+        finally:
+            Copy.forward, Copy.backward = staticmethod(before[0]), staticmethod(before[1])
+            SkipTrackerThroughPotals.copy = before[2]
+            phony._phonies.clear()
+            phony._phonies.update(phonies)
+
+    def _copy(self, x: Tensor, target: int) -> Tensor:
+        with self.on(target):
+            return torch.empty(x.shape, dtype=x.dtype).copy_(x.detach())
+
+    @contextmanager
+    def on(self, number: int) -> Iterator[None]:
+        """Charge what is made to a partition."""
+        before, self._copy_to = self._copy_to, number
+        try:
+            yield
+        finally:
+            self._copy_to = before
+
+
+class NoStore(Store):
+    """Maps without memory wait nowhere, and are made anew."""
+
+    def takes(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().nbytes() > 0
+
+    def put(self, tensor: Tensor) -> Any:
+        return [tensor.dtype, tensor.shape, tensor.stride(), lambda: None]
+
+    def get(self, stored: Any) -> Tensor:
+        dtype, shape, stride, known = stored
+        if known() is not None:
+            # torchgpipe asks for a checkpoint's input twice, the second time to count it. (A view
+            # of the first would stay in the caches of fake tensors.)
+            return torch.empty(0, dtype=dtype)
+        made = torch.empty_strided(shape, stride, dtype=dtype)
+        stored[-1] = weakref.ref(made.untyped_storage())
+        return made
+
+    def expect(self, stored: Any) -> None:
+        pass
+
+
+class ChargedStore(Store):
+    """A store whose partition is charged with what comes back."""
+
+    def __init__(self, store: Store, charges: Charges, number: int) -> None:
+        self._store, self._charges, self._number = store, charges, number
+
+    def takes(self, tensor: Tensor) -> bool:
+        return self._store.takes(tensor)
+
+    def put(self, tensor: Tensor) -> Any:
+        return self._store.put(tensor)
+
+    def get(self, stored: Any) -> Tensor:
+        with self._charges.on(self._number):
+            return self._store.get(stored)
+
+    def expect(self, stored: Any) -> None:
+        self._store.expect(stored)
+
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class StepBytes:
+    """Most bytes alive during a training step, in tensors.
+
+    Attributes:
+        total: Of all partitions together, at one time.
+        partitions: Of each partition by itself.
+    """
+
+    total: int
+    partitions: tuple[int, ...]
+
+
+def dry_run(
+    layers: tuple[Layer, ...],
+    tile: tuple[int, int],
+    balance: Sequence[int],
+    micro_batches: int,
+    checkpointing: Checkpointing,
+    precision: str = "float32",
+    optimizer: str = "adamw",
+    *,
+    cut: int = 0,
+    one_device: bool = False,
+    stored: bool = False,
+    scratch: ScratchRule | None = None,
+) -> StepBytes:
+    """Peak of a step after the first (states of the optimizer are there), to the byte.
+
+    Parameters, the flat gradients and the optimizer's states count. Scratch inside of operations
+    counts where `scratch` knows of it; what an allocator loses does not.
+
+    Args:
+        tile: Height and width of each micro-batch, which holds one tile.
+        balance: Layers per partition.
+        checkpointing: `always`, `except_last` or `never`.
+        precision: `float32`, `float64`, `bfloat16` or `float16`.
+        optimizer: `adamw`, `sgd-momentum` or `sgd`.
+        cut: Cells of the logits that are cut off on each side, since other tiles own them.
+        one_device: All partitions lie on one device: nothing is copied between them.
+        stored: Skips between partitions and inputs of checkpoints wait on the host.
+        scratch: Bytes that an operation takes inside, as `swap.measure.Scratch` measures them;
+            None: only tensors count, which makes the prediction exact for them.
+
+    Raises:
+        TilenetError: A map has 2³¹ elements or more, or nothing of the logits is left.
+    """
+    check_map_sizes(layers, *tile)
+    # Begun on meta, since fake parameters cannot be moved to a device as a pipe moves them.
+    with META:
+        network = _meta_network(layers)
+    pipe = Pipe(network, balance, [META] * len(balance), checkpointing, precision, inline=True)
+    pipe.devices = (CPU,) * len(balance)
+    for partition in pipe.partitions:
+        partition.device = CPU
+    with FakeTensorMode():
+        dtype = torch.float64 if precision == "float64" else torch.float32
+        for part in network.modules():
+            for name, tensor in list(part.named_parameters(recurse=False)):
+                part.register_parameter(name, nn.Parameter(torch.empty(tensor.shape, dtype=dtype)))
+            for name, buffer in list(part.named_buffers(recurse=False)):
+                kind = dtype if buffer.is_floating_point() else buffer.dtype
+                part.register_buffer(name, torch.empty(buffer.shape, dtype=kind))
+        live = LiveBytes(scratch=scratch)
+        stores = [NoStore() for _ in balance] if stored else None
+        return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live, stores)
+
+
+def measured_run(
+    layers: tuple[Layer, ...],
+    tile: tuple[int, int],
+    balance: Sequence[int],
+    micro_batches: int,
+    checkpointing: Checkpointing,
+    precision: str = "float32",
+    optimizer: str = "adamw",
+    *,
+    cut: int = 0,
+    one_device: bool = False,
+    stores: Sequence[Store] | None = None,
+    cells: Sequence[Sequence[int]] | None = None,
+    acting: Callable[[Pipe], AbstractContextManager[None]] | None = None,
+    count: bool = True,
+) -> StepBytes:
+    """The same step on real tensors, on the CPU: what `dry_run` must predict.
+
+    Args:
+        stores: Where skips between partitions and inputs of checkpoints wait.
+        cells: Layers per cell, of each partition.
+        acting: Entered with the pipe around the step, to let its cells swap.
+        count: Without, nothing is counted, so that a profiler sees the bare step.
+    """
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    network = build_network(layers, dtype=dtype)
+    devices = [CPU] * len(balance)
+    pipe = Pipe(network, balance, devices, checkpointing, precision, inline=True, cells=cells)
+    live = LiveBytes() if count else None
+    with nullcontext() if acting is None else acting(pipe):
+        return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live, stores)
+
+
+def _meta_network(layers: tuple[Layer, ...]) -> Network:
+    """A network without memory, and without weights drawn."""
+    mask_key = MaskKey()
+    namespaces: dict[str, Any] = defaultdict(Namespace)
+    modules = [build_layer(layer, i, mask_key, namespaces) for i, layer in enumerate(layers)]
+    return Network(modules, mask_key)
+
+
+def _step(
+    pipe: Pipe,
+    layers: tuple[Layer, ...],
+    tile: tuple[int, int],
+    micro_batches: int,
+    optimizer: str,
+    cut: int,
+    one_device: bool,
+    counting: LiveBytes | None,
+    stores: Sequence[Store] | None,
+) -> StepBytes:
+    """Run a step and count."""
+    shapes = map_shapes(layers, *tile)
+    rows, cols = shapes[-1].rows - 2 * cut, shapes[-1].cols - 2 * cut
+    if min(rows, cols) < 1:
+        raise TilenetError(
+            f"a tile must own at least one pixel (tile: {tile[0]} × {tile[1]}, cut on each side: "
+            f"{cut}); use larger tiles"
+        )
+    live = counting or LiveBytes()
+    owners = Charges(live)
+    live.owner_rule = owners.of
+    if stores is not None:
+        pipe.stores = [ChargedStore(store, owners, j) for j, store in enumerate(stores)]
+    parameters = list(pipe.network.parameters())
+    dtype = parameters[0].dtype
+    with counting or nullcontext():
+        update = _prepare(pipe, live, optimizer)
+        images = []
+        labels = []
+        for _ in range(micro_batches):
+            live.owner = 0
+            images.append(torch.randn(1, shapes[0].channels, *tile, dtype=dtype))
+            live.owner = len(pipe.partitions) - 1
+            labels.append(torch.zeros(1, rows, cols, dtype=torch.int64))
+        for number, partition in enumerate(pipe.partitions):
+            partition.register_forward_pre_hook(owners.enter(number))
+        live.reset_peaks()
+        with owners.copies(one_device):
+            _forward_backward(pipe, images, labels, cut)
+        update()
+    return StepBytes(live.peak, tuple(live.peak_of[j] for j in range(len(pipe.partitions))))
+
+
+def _forward_backward(pipe: Pipe, images: list[Tensor], labels: list[Tensor], cut: int) -> None:
+    """As `step.Step` does it."""
+    outputs = pipe(images, [Origin((number,)) for number in range(len(images))])
+    total = torch.zeros((), dtype=torch.float64)
+    for target in labels:
+        logits = outputs.pop(0).to(next(pipe.network.parameters()).dtype)
+        if cut:
+            logits = logits[:, :, cut:-cut, cut:-cut]
+        total = total + _summed_loss(logits, target)
+    total.backward()  # type: ignore[no-untyped-call]
+
+
+def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """`model.loss.cross_entropy` where every pixel is labelled.
+
+    That selects the labels that count, and how many are selected no fake tensor can tell.
+    """
+    losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+    counted = labels.masked_fill(labels != IGNORED, 0)
+    del counted
+    return losses.sum(dtype=torch.float64)
+
+
+def _prepare(pipe: Pipe, live: LiveBytes, optimizer: str) -> Callable[[], None]:
+    """Make the flat gradients and the optimizer's states; return the optimizer's step."""
+    states: list[tuple[Tensor, list[Tensor]]] = []
+    for number, partition in enumerate(pipe.partitions):
+        live.owner = number
+        live.charge(partition.parameters(), number)
+        live.charge(partition.buffers(), number)
+        parameters = list(partition.parameters())
+        flat = torch.zeros(sum(p.numel() for p in parameters), dtype=_dtype(pipe))
+        start = 0
+        for parameter in reversed(parameters):
+            stop = start + parameter.numel()
+            parameter.grad = flat[start:stop].view_as(parameter)
+            start = stop
+        for parameter in parameters:
+            like = range(OPTIMIZER_STATES[optimizer])
+            states.append((parameter, [torch.zeros_like(parameter) for _ in like]))
+
+    @torch.no_grad()
+    def step() -> None:
+        # torch's own asks its step counter for a number, which fake tensors cannot tell. As there,
+        # a parameter's last temporary lives until the next one's takes its name.
+        for _, kept in states:
+            if optimizer == "adamw":
+                denominator = kept[1].sqrt() / 1.0
+                denominator.add_(1e-8)
+
+    return step
+
+
+def _dtype(pipe: Pipe) -> torch.dtype:
+    return next(pipe.network.parameters()).dtype

@@ -1,0 +1,392 @@
+"""What each layer of a network costs in bytes, layer by layer on fake tensors.
+
+Each distinct layer (kind, channels, input size, dtype) is measured once. What is noted suffices to
+put the peak of any consecutive layers together (`partition.py`): what stays for backward,
+and how far above what lives already forward and backward go.
+
+Norms count as the plain modules that `build_layer` makes; whole-image statistics add messages of a
+few bytes a channel. Autocast is the CPU's, whose lists differ from CUDA's for a few layers.
+
+What one layer costs in bytes, measured by running it on fake tensors.
+
+It runs forward and backward between a source that makes its input and a sink that makes its
+output's gradient, as neighbours in a network would, under `LiveBytes`.
+"""
+
+import os
+import weakref
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torchgpipe.skip import Namespace
+from torchgpipe.skip.tracker import SkipTracker, use_skip_tracker
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import map_shapes
+from tilenet.geometry.layers import Activation, Conv, Layer, Pool, Pop, Stash, Upsample
+from tilenet.geometry.ownership import takes_copy
+from tilenet.model.modules import MaskKey
+from tilenet.model.network import build_layer
+from tilenet.model.skips import stash_layer
+from tilenet.planning.memory.live import LiveBytes
+
+__all__ = [
+    "LARGEST_MAP",
+    "Case",
+    "LayerBytes",
+    "cast_parameters",
+    "check_map_sizes",
+    "check_weight_bytes",
+    "largest_map",
+    "layer_bytes",
+    "measure",
+    "parameter_dtype",
+]
+
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def parameter_dtype(precision: str) -> torch.dtype:
+    """Dtype of parameters and input; autocast makes the rest of it."""
+    return torch.float64 if precision == "float64" else torch.float32
+
+
+@dataclass(frozen=True)
+class LayerBytes:
+    """What one layer costs for one micro-batch, in bytes.
+
+    Attributes:
+        layer: The layer.
+        parameters: Trained values.
+        buffers: Running statistics.
+        input: The map that comes in.
+        output: The map that goes out.
+        elements: Of the output.
+        in_place: Whether the output lies where the input lay.
+        saved: Kept for backward beside input and output.
+        keeps_input: Whether backward needs the input.
+        keeps_output: Whether backward needs the output.
+        forward: Most bytes above what lived before, the output among them.
+        backward: Most bytes above what lived before, the output's gradient among the latter, where
+            [0] neither input nor that gradient is held by somebody else, [1] the input is,
+            [2] the gradient is, [3] both are.
+        gradient: Storage of the input's gradient.
+        skip_gradient: Of a pop: storage that the skip's gradient holds until the stash.
+        shares_gradient: Of a pop: whether that is the storage of the input's gradient too.
+        first: The same as the first layer of a partition, where that differs: an activation is
+            never in place there, and an image wants a gradient in all micro-batches but the first.
+    """
+
+    layer: Layer
+    parameters: int
+    buffers: int
+    input: int
+    output: int
+    elements: int
+    in_place: bool
+    saved: int
+    keeps_input: bool
+    keeps_output: bool
+    forward: int
+    backward: tuple[int, int, int, int]
+    gradient: int
+    skip_gradient: int = 0
+    shares_gradient: bool = False
+    first: "LayerBytes | None" = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer and everything that its cost depends on.
+
+    Attributes:
+        layer: Without the name of its skip.
+        shape: Of its input, (B, C, H, W).
+        dtype: Of its input.
+        skip: Shape and dtype of the map that it pops.
+        precision: Of the run.
+        rim: Cells around its input that come from neighbours.
+        wants_gradient: Whether its input does; images do not.
+        in_place: Whether an activation may write over its input.
+        viewed: Whether the input is a view (of instance norm's result): autograd pays for writing
+            over it with a copy in backward.
+    """
+
+    layer: Layer
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    skip: tuple[tuple[int, ...], torch.dtype] | None
+    precision: str
+    rim: int
+    wants_gradient: bool
+    in_place: bool = True
+    viewed: bool = False
+
+
+class _Rimmed(nn.Module):
+    """A layer on its input with a rim; where the layer does not use the rim up, it is cut off."""
+
+    def __init__(self, layer: Layer, module: nn.Module, rim: int) -> None:
+        super().__init__()
+        self.module, self.rim = module, rim
+        self.cut = layer.factor * rim if isinstance(layer, Upsample) else 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.module(F.pad(x, (self.rim,) * 4))
+        if self.cut:
+            y = y[:, :, self.cut : -self.cut, self.cut : -self.cut].contiguous()
+        return y
+
+
+class _Source(torch.autograd.Function):
+    """Makes the input, as a layer before would; notes where its gradient lies."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, notes: dict[str, Any], name: str) -> Tensor:
+        ctx.notes, ctx.name = notes, name
+        return root.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        storage = gradients[0].untyped_storage()
+        ctx.notes[ctx.name] = (storage.nbytes(), storage._cdata)
+        return None, None, None
+
+
+class _Sink(torch.autograd.Function):
+    """Ends the layer; makes its output's gradient, as a layer behind would."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, live: LiveBytes, notes: dict[str, Any]) -> Tensor:
+        ctx.shape, ctx.dtype, ctx.live, ctx.notes = y.shape, y.dtype, live, notes
+        return torch.empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None, None]:
+        gradient = torch.empty(ctx.shape, dtype=ctx.dtype)
+        ctx.notes["g"] = weakref.ref(gradient.untyped_storage())
+        ctx.notes["base"] = ctx.live.current
+        return gradient, None, None
+
+
+@lru_cache(maxsize=4096)
+def measure(case: Case) -> tuple[LayerBytes, torch.dtype, bool]:
+    """The layer's cost, the dtype of its output, and whether that is a view."""
+    with FakeTensorMode(), torch.enable_grad():
+        namespaces: dict[str, Any] = defaultdict(Namespace)
+        layer = case.layer
+        if case.rim and isinstance(layer, Conv | Pool):
+            layer = replace(layer, padding=0)
+        images = tuple(range(case.shape[0]))
+        module = build_layer(layer, 0, MaskKey(images=images), namespaces)
+        if case.rim:
+            module = _Rimmed(layer, module, case.rim)
+        cast_parameters(module, parameter_dtype(case.precision))
+        if isinstance(module, nn.LeakyReLU):
+            module.inplace = case.in_place
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        return _run(case, module, namespaces)
+
+
+def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
+    """`module.to(dtype)`, which refuses fake parameters."""
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            part.register_parameter(name, nn.Parameter(parameter.detach().to(dtype)))
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            if buffer.is_floating_point():
+                part.register_buffer(name, buffer.to(dtype))
+
+
+def _run(
+    case: Case, module: nn.Module, namespaces: dict[str, Any]
+) -> tuple[LayerBytes, torch.dtype, bool]:
+    notes: dict[str, Any] = {"base": None}
+    trace: list[tuple[int, bool, bool]] = []
+
+    def note() -> None:
+        if notes["base"] is not None:
+            gone = notes["x"]() is None, notes["g"]() is None
+            trace.append((live.current - notes["base"], *gone))
+
+    live = LiveBytes(on_change=note)
+    root = torch.empty(case.shape, dtype=case.dtype, requires_grad=True)
+    other = torch.empty(0)
+    if case.skip is not None:
+        other = torch.empty(case.skip[0], dtype=case.skip[1], requires_grad=True)
+    autocast = AUTOCAST.get(case.precision)
+    with live:
+        x = _Source.apply(root, notes, "gx") if case.wants_gradient else root.detach().clone()  # type: ignore[no-untyped-call]
+        if case.viewed:
+            x = x.view(case.shape)
+        # A tracker of its own: the thread's would keep what is stashed for ever.
+        with use_skip_tracker(SkipTracker()):
+            if case.skip is not None:
+                skip = _Source.apply(other, notes, "gs")  # type: ignore[no-untyped-call]
+                stash_layer(namespaces[""])(skip)
+                del skip
+            before = live.current
+            live.reset_peaks()
+            with torch.autocast("cpu", autocast, enabled=autocast is not None):
+                y = module(x)
+        forward = live.peak - before
+        elements = y.numel()
+        dtype, is_view = y.dtype, y._is_view()
+        x_bytes, y_bytes = x.untyped_storage().nbytes(), y.untyped_storage().nbytes()
+        notes["x"] = weakref.ref(x.untyped_storage())
+        y_held = weakref.ref(y.untyped_storage())
+        in_place = y_held() is notes["x"]()
+        has_graph = y.requires_grad
+        z = _Sink.apply(y, live, notes) if has_graph else torch.empty(())  # type: ignore[no-untyped-call]
+        del x, y
+        keeps_input = notes["x"]() is not None and not in_place
+        keeps_output = y_held() is not None
+        saved = live.current - z.untyped_storage().nbytes()
+        saved -= keeps_input * x_bytes + keeps_output * y_bytes
+        # Where autograd keeps nothing of an input that wants no gradient, there is no backward.
+        if has_graph:
+            z.backward()
+    backward = tuple(
+        max(
+            [
+                0,
+                *(
+                    size + held_x * x_gone * x_bytes + held_g * g_gone * y_bytes
+                    for size, x_gone, g_gone in trace
+                ),
+            ]
+        )
+        for held_g in (False, True)
+        for held_x in (False, True)
+    )
+    gradient, gx = notes.get("gx", (0, None))
+    skip_gradient, gs = notes.get("gs", (0, None))
+    parameters = sum(p.numel() * p.element_size() for p in module.parameters())
+    buffers = sum(b.numel() * b.element_size() for b in module.buffers())
+    cost = LayerBytes(
+        case.layer,
+        parameters,
+        buffers,
+        x_bytes,
+        y_bytes,
+        elements,
+        in_place,
+        saved,
+        keeps_input,
+        keeps_output,
+        forward,
+        backward,
+        gradient,
+        skip_gradient,
+        gs is not None and gs == gx,
+    )
+    return cost, dtype, is_view
+
+
+HaloMode = Literal["overlap", "exchange"]
+LARGEST_MAP = 2**31
+
+
+def layer_bytes(
+    layers: tuple[Layer, ...],
+    height: int,
+    width: int,
+    precision: str = "float32",
+    batch: int = 1,
+    halo_mode: HaloMode = "overlap",
+) -> tuple[LayerBytes, ...]:
+    """Bytes of each layer for a micro-batch (batch, bands, height, width).
+
+    Maps may have any size here; `check_map_sizes` says which ones can be computed.
+
+    Args:
+        precision: `float32`, `float64`, `bfloat16` or `float16` (autocast, float32 parameters).
+        halo_mode: With `exchange` the size is a rank's own, and layers that look around themselves
+            work on a copy of their input with a rim, but for large maps' convolutions. There rims,
+            a few rows of cells, are not counted.
+    """
+    shapes = map_shapes(layers, height, width)
+    dtype = parameter_dtype(precision)
+    stashed: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    found = []
+    viewed = False
+    for index, (layer, before) in enumerate(zip(layers, shapes, strict=False)):
+        skip = stashed[layer.name] if isinstance(layer, Pop) else None
+        shape = (batch, before.channels, before.rows, before.cols)
+        if isinstance(layer, Stash):
+            stashed[layer.name] = (shape, dtype)
+        # The name of a skip costs nothing; without it, levels alike are measured once.
+        plain = replace(layer, name="") if isinstance(layer, Stash | Pop) else layer
+        rim = _rim(layer, batch * before.rows * before.cols) if halo_mode == "exchange" else 0
+        case = Case(plain, shape, dtype, skip, precision, rim, wants_gradient=index > 0)
+        if isinstance(layer, Activation):
+            cost, dtype, _ = measure(replace(case, viewed=viewed))
+            # Not in place where it begins a partition (see parallel.pipeline.pipe.Partition).
+            cost = replace(cost, first=measure(replace(case, in_place=False))[0])
+        else:
+            cost, dtype, viewed = measure(case)
+            if index == 0:
+                # torchgpipe ties each micro-batch to the one before, and with that the image wants
+                # a gradient after all.
+                cost = replace(cost, first=measure(replace(case, wants_gradient=True))[0])
+        found.append(replace(cost, layer=layer))
+    return tuple(found)
+
+
+def largest_map(
+    layers: tuple[Layer, ...], height: int, width: int, batch: int = 1
+) -> tuple[int, int]:
+    """Number of the layer whose output has the most elements, and how many.
+
+    The input counts as the output of the first layer where it is the largest.
+    """
+    elements = [shape.num_elements * batch for shape in map_shapes(layers, height, width)]
+    largest = max(range(len(elements)), key=elements.__getitem__)
+    return max(0, largest - 1), elements[largest]
+
+
+def check_map_sizes(layers: tuple[Layer, ...], height: int, width: int, batch: int = 1) -> None:
+    """Refuse maps that many of torch's kernels cannot index.
+
+    Raises:
+        TilenetError: A map has 2³¹ elements or more.
+    """
+    index, elements = largest_map(layers, height, width, batch)
+    if elements >= LARGEST_MAP:
+        raise TilenetError(
+            f"a feature map must have fewer than 2³¹ elements, which kernels count with 32 bits "
+            f"(layer {index}, {layers[index].kind}: {elements} elements for {batch} × {height} × "
+            f"{width} px); use smaller tiles"
+            + (", or fewer samples per micro-batch" if batch > 1 else "")
+        )
+
+
+def check_weight_bytes(layers: tuple[Layer, ...]) -> None:
+    """Refuse networks whose weights alone, in float32, are more than this machine's memory.
+
+    Raises:
+        TilenetError: With both sizes.
+    """
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed = 4 * sum(layer.num_parameters for layer in layers)
+    if needed > there:
+        raise TilenetError(
+            f"a rank holds all weights of the network (weights alone: {needed / 2**30:.1f} GiB, "
+            f"memory: {there / 2**30:.1f} GiB); lower network.base or network.kernel"
+        )
+
+
+def _rim(layer: Layer, cells: int) -> int:
+    """Cells around its input, of so many cells, that a layer works on a copy with."""
+    if isinstance(layer, Conv):
+        return layer.reach // 2 if takes_copy(layer, cells) else 0
+    if isinstance(layer, Pool):
+        return max(layer.padding, layer.kernel - layer.stride, 0)
+    return int(isinstance(layer, Upsample) and layer.mode == "bilinear")

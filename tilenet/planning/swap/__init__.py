@@ -1,0 +1,1 @@
+"""Which layer groups keep, swap or recompute what backward needs."""

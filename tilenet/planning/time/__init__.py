@@ -1,0 +1,1 @@
+"""Seconds that a step takes."""

@@ -1,0 +1,125 @@
+"""Seconds that ranks spend on messages: rims before layers, sums inside norms, sums of gradients.
+
+A closed form after LogGP (A. Alexandrov, M. Ionescu, K. Schauser, C. Scheiman, "LogGP:
+incorporating long messages into the LogP model", SPAA 1995): a message costs its rank overhead, its
+way takes a latency and, for each byte, the inverse of the bandwidth. A sum over p ranks takes
+2 log2 p such ways and moves 2 (p − 1) / p of its bytes, in and out (R. Thakur, R. Rabenseifner,
+W. Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005).
+Nothing is assumed to hide behind computing, and no rank to be late.
+"""
+
+from dataclasses import dataclass
+
+from tilenet.geometry.layers import Layer, Norm
+from tilenet.geometry.ownership import Rim, rim_of, tiling_shares
+from tilenet.geometry.tiles import Tiling
+from tilenet.planning.time.roofline import LayerTime
+
+__all__ = ["Link", "norm_times", "rim_bytes", "rim_times", "together"]
+
+STATISTIC_BYTES = 8  # sums are float64
+# Sums that `exchange/norm.py` takes: of values and cells, of what is left over and its squares;
+# backward one of two values each.
+FORWARD_SUMS, BACKWARD_SUMS = 2, 1
+
+
+@dataclass(frozen=True)
+class Link:
+    """What messages of a rank cost.
+
+    Attributes:
+        message_s: Its own work for a message: copying, posting, waiting.
+        latency_s: A message's way, whatever it holds.
+        bandwidth: Of the rank, bytes/s in one direction.
+    """
+
+    message_s: float
+    latency_s: float
+    bandwidth: float
+
+    def messages_s(self, count: int, num_bytes: float) -> float:
+        """Seconds until all messages of a layer are through, posted at once."""
+        if not count:
+            return 0.0
+        return self.latency_s + count * self.message_s + num_bytes / self.bandwidth
+
+    def sum_s(self, ranks: int, num_bytes: float) -> float:
+        """Seconds of a sum over so many ranks."""
+        if ranks < 2:
+            return 0.0
+        ways = 2 * (ranks - 1).bit_length()
+        moved = 2 * (ranks - 1) / ranks * num_bytes
+        return self.message_s + ways * self.latency_s + moved / self.bandwidth
+
+
+def _busiest(tiling: Tiling) -> tuple[int, int]:
+    """Row and column of a tile that has neighbours on as many sides as any."""
+    rows, cols = tiling.grid
+    return min(1, rows - 1), min(1, cols - 1)
+
+
+def _rims(layers: tuple[Layer, ...], tiling: Tiling) -> tuple[Rim, ...]:
+    """What that tile's rank exchanges before each layer."""
+    rows, cols = tiling_shares(layers, tiling)
+    place = _busiest(tiling)
+    return tuple(rim_of(row, col, place) for row, col in zip(rows, cols, strict=True))
+
+
+def rim_bytes(
+    layers: tuple[Layer, ...], tiling: Tiling, item_bytes: int
+) -> tuple[tuple[int, int], ...]:
+    """Messages and bytes that the busiest rank sends forward, before each layer."""
+    return tuple(
+        (
+            len(rim.gives),
+            item_bytes * layer.in_channels * sum(w.height * w.width for _, w in rim.gives),
+        )
+        for layer, rim in zip(layers, _rims(layers, tiling), strict=True)
+    )
+
+
+def rim_times(
+    layers: tuple[Layer, ...], tiling: Tiling, item_bytes: int, link: Link
+) -> tuple[LayerTime, ...]:
+    """Seconds of each layer's rims for one micro-batch; backward their gradients go back."""
+    times, trained = [], False
+    for layer, rim in zip(layers, _rims(layers, tiling), strict=True):
+        cells = [sum(w.height * w.width for _, w in part) for part in (rim.gives, rim.takes)]
+        count = len(rim.gives) + len(rim.takes)
+        # Both directions at once, so that the larger one counts
+        seconds = link.messages_s(count, item_bytes * layer.in_channels * max(cells))
+        # The image has no gradient, and whatever stands before the first weights needs none.
+        times.append(LayerTime(seconds, seconds if trained else 0.0))
+        trained = trained or layer.num_parameters > 0
+    return tuple(times)
+
+
+def norm_times(
+    layers: tuple[Layer, ...], image_ranks: int, step_ranks: int, images: int, link: Link
+) -> tuple[LayerTime, ...]:
+    """Seconds of the sums inside each norm over the image, for one micro-batch.
+
+    Args:
+        image_ranks: Ranks that hold the same image: over them instance and group norm sum.
+        step_ranks: All ranks: over them batch norm sums.
+        images: Of a micro-batch.
+    """
+    times = []
+    for layer in layers:
+        if not isinstance(layer, Norm) or layer.scope != "image":
+            times.append(LayerTime(0.0, 0.0))
+            continue
+        ranks = step_ranks if layer.norm == "batch" else image_ranks
+        groups = layer.groups if layer.norm == "group" else layer.out_channels
+        values = 2 * groups * (1 if layer.norm == "batch" else images)
+        one_s = link.sum_s(ranks, STATISTIC_BYTES * values)
+        times.append(LayerTime(FORWARD_SUMS * one_s, BACKWARD_SUMS * one_s))
+    return tuple(times)
+
+
+def together(*parts: tuple[LayerTime, ...]) -> tuple[LayerTime, ...]:
+    """Layer by layer the sum of seconds of several kinds."""
+    return tuple(
+        LayerTime(sum(one.forward_s for one in of_layer), sum(one.backward_s for one in of_layer))
+        for of_layer in zip(*parts, strict=True)
+    )

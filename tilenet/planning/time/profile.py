@@ -1,0 +1,208 @@
+"""Seconds that each layer was measured to take: the file that `tilenet profile` writes."""
+
+import math
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.layers import KINDS, Layer, layer_from_json, layer_to_json
+from tilenet.planning.machines import PRECISIONS
+from tilenet.planning.time.roofline import LayerTime
+from tilenet.storage.atomic import read_plain
+from tilenet.storage.checksums import parsed_json
+
+__all__ = ["Profile", "ProfiledLayer", "layer_times_of_profile", "read_profile"]
+
+VERSION = 2  # of the file; 1 kept kinds alone, so that widths could not be compared
+MOST_BYTES = 64 << 20
+LONGEST_S = 1e6  # of a layer; far beyond any, and small enough that sums stay finite
+LARGEST_PX = 2**20  # per side; far beyond any tile, and small enough that products stay exact
+
+
+@dataclass(frozen=True)
+class ProfiledLayer:
+    """What was measured of one layer.
+
+    Attributes:
+        layer: The layer itself, so that a profile of another network is noticed.
+        forward_s: Seconds forward, of one sample.
+        backward_s: Seconds backward, without recomputation.
+    """
+
+    layer: Layer
+    forward_s: float
+    backward_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As a plain dictionary, the way it is written: the layer's own fields, and its seconds."""
+        seconds = {"forward_s": self.forward_s, "backward_s": self.backward_s}
+        return {**layer_to_json(self.layer), **seconds}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measured seconds of a network's layers.
+
+    Attributes:
+        device: What it was measured on, in the device's own words.
+        precision: float32, float64, bfloat16 or float16.
+        height: Rows of the measured tile, pixels.
+        width: Columns of the measured tile, pixels.
+        layers: In the order in which they run.
+        memory: What was measured of memory, for whoever knows its keys.
+    """
+
+    device: str
+    precision: str
+    height: int
+    width: int
+    layers: tuple[ProfiledLayer, ...]
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a plain dictionary, the way it is written."""
+        layers = [layer.to_json() for layer in self.layers]
+        return {"tilenet_profile": VERSION, **asdict(self), "layers": layers}
+
+
+def read_profile(path: Path) -> Profile:
+    """Read what `tilenet profile` wrote.
+
+    Raises:
+        TilenetError: It is no profile, or not one that this version understands.
+    """
+    try:
+        entry = parsed_json(read_plain(path, MOST_BYTES).decode("utf-8"))
+    except OSError as error:
+        raise TilenetError(
+            f"the profile must be a readable file ({error}); write one with tilenet profile"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise _wrong(path, f"no JSON: {error}") from error
+    if not isinstance(entry, dict) or "tilenet_profile" not in entry:
+        raise _wrong(path, "the key tilenet_profile is missing")
+    version = entry["tilenet_profile"]
+    if version is True or version != VERSION:
+        raise TilenetError(
+            f"this version of tilenet reads profiles of version {VERSION} ({path}: "
+            f"{_short(version)}); measure again and write one with tilenet profile"
+        )
+    layers = entry.get("layers")
+    if not isinstance(layers, list) or not layers:
+        raise _wrong(path, "the list of layers is missing")
+    memory = entry.get("memory", {})
+    if not isinstance(memory, dict):
+        raise _wrong(path, f"memory must be an object (got {_short(memory)})")
+    precision = entry.get("precision")
+    if precision not in PRECISIONS:
+        raise _wrong(
+            path, f"precision must be one of {', '.join(PRECISIONS)} (got {_short(precision)})"
+        )
+    device = entry.get("device")
+    if not isinstance(device, str):
+        raise _wrong(path, f"device must be a text (got {_short(device)})")
+    read = tuple(_layer(path, number, layer) for number, layer in enumerate(layers))
+    if not any(layer.forward_s or layer.backward_s for layer in read):
+        raise _wrong(path, "no layer takes any time")
+    return Profile(
+        device=device,
+        precision=precision,
+        height=_pixels(path, entry, "height"),
+        width=_pixels(path, entry, "width"),
+        layers=read,
+        memory=memory,
+    )
+
+
+def layer_times_of_profile(
+    profile: Profile, layers: tuple[Layer, ...], height: int, width: int
+) -> tuple[LayerTime, ...]:
+    """Seconds of the network's layers for tiles of (height, width) pixels, by the pixels.
+
+    Raises:
+        TilenetError: The profile is of another network.
+    """
+    measured = tuple(layer.layer for layer in profile.layers)
+    if measured != layers:
+        raise TilenetError(
+            f"the profile must be of the network that is planned ({_difference(measured, layers)});"
+            " profile this network"
+        )
+    scale = height * width / (profile.height * profile.width)
+    return tuple(
+        LayerTime(layer.forward_s * scale, layer.backward_s * scale) for layer in profile.layers
+    )
+
+
+def _difference(measured: tuple[Layer, ...], wanted: tuple[Layer, ...]) -> str:
+    if len(measured) != len(wanted):
+        return f"layers in the profile: {len(measured)}, in the network: {len(wanted)}"
+    pairs = enumerate(zip(measured, wanted, strict=True))
+    number, (old, new) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
+    if old.kind != new.kind:
+        return f"layer {number} in the profile: {old.kind}, in the network: {new.kind}"
+    was, now = layer_to_json(old), layer_to_json(new)
+    unlike = [key for key in now if was[key] != now[key]]
+    return (
+        f"layer {number}, {new.kind}, in the profile: {_said(was, unlike)}, "
+        f"in the network: {_said(now, unlike)}"
+    )
+
+
+def _said(entry: dict[str, Any], keys: list[str]) -> str:
+    return ", ".join(f"{key} {_short(entry[key])}" for key in keys)
+
+
+def _layer(path: Path, number: int, entry: Any) -> ProfiledLayer:
+    if not isinstance(entry, dict):
+        raise _wrong(path, f"layer {number} must be an object (got {_short(entry)})")
+    kind = entry.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise _wrong(
+            path, f"layer {number} must have a kind of {', '.join(KINDS)} (got {_short(kind)})"
+        )
+    own = {key: value for key, value in entry.items() if key not in ("forward_s", "backward_s")}
+    try:
+        layer = layer_from_json(own)
+    except TilenetError as error:
+        raise _wrong(path, f"layer {number}, {kind}, must have that kind's fields") from error
+    return ProfiledLayer(
+        layer,
+        _seconds(path, number, entry, "forward_s"),
+        _seconds(path, number, entry, "backward_s"),
+    )
+
+
+def _seconds(path: Path, number: int, entry: dict[str, Any], key: str) -> float:
+    value = entry.get(key)
+    seconds = math.nan
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            seconds = float(value)
+    if not 0 <= seconds <= LONGEST_S:
+        raise _wrong(
+            path,
+            f"layer {number}: {key} must be seconds, 0 to {LONGEST_S:.0f} (got {_short(value)})",
+        )
+    return seconds
+
+
+def _pixels(path: Path, entry: dict[str, Any], key: str) -> int:
+    value = entry.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_PX:
+        raise _wrong(path, f"{key} must be a number of pixels (got {_short(value)})")
+    return value
+
+
+def _wrong(path: Path, what: str) -> TilenetError:
+    return TilenetError(f"{path} must be a profile ({what}); write one with tilenet profile")
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # integers of thousands of digits have no text
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:60]}…"

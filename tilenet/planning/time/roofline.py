@@ -1,0 +1,138 @@
+"""Seconds that each layer takes, by the roofline: arithmetic or memory, whichever takes longer.
+
+S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009. Estimates for choosing between
+plans on a machine that is not at hand; unless the machine's `kernel_s` says what launching costs,
+tiles of a few hundred pixels look faster than they are. `profile.py` reads what was measured
+instead.
+"""
+
+from dataclasses import dataclass
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import MapShape, map_shapes
+from tilenet.geometry.layers import (
+    Activation,
+    Conv,
+    Dropout,
+    Layer,
+    Norm,
+    Pool,
+    Pop,
+    TransposedConv,
+    Upsample,
+)
+from tilenet.planning.machines import Machine
+
+__all__ = ["ITEM_BYTES", "LayerTime", "roofline"]
+
+ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+INDEX_BYTES = 8  # of a maximum pool's indices
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Seconds of one layer for one micro-batch."""
+
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One pass over the device: operations, and bytes read or written."""
+
+    operations: float
+    num_bytes: float
+
+    def seconds(self, precision: str, machine: Machine) -> float:
+        """The longer of computing and moving."""
+        busy_s = machine.memory_s(self.num_bytes)
+        if self.operations:
+            busy_s = max(machine.maths_s(self.operations, precision), busy_s)
+        return max(busy_s, machine.kernel_s) if busy_s else 0.0
+
+
+def roofline(
+    layers: tuple[Layer, ...],
+    height: int,
+    width: int,
+    precision: str,
+    machine: Machine,
+    batch: int = 1,
+) -> tuple[LayerTime, ...]:
+    """Seconds of each layer, forward and backward, for tiles of (height, width) pixels.
+
+    Gradients with respect to the image are not computed, so that whatever stands before the first
+    trained layer has no backward, and that layer itself only its weights' gradient.
+
+    Raises:
+        TilenetError: The precision is unknown, or the machine has no peak for it.
+    """
+    if precision not in ITEM_BYTES:
+        raise TilenetError(
+            f"precision must be one of {', '.join(ITEM_BYTES)} (precision: {precision}); nearest: "
+            "float32"
+        )
+    shapes = map_shapes(layers, height, width)
+    times = []
+    trained = False
+    for layer, before, after in zip(layers, shapes, shapes[1:], strict=False):
+        forward, to_weights, to_input = _kernels(layer, before, after, ITEM_BYTES[precision], batch)
+        backward = [*to_weights, *(to_input if trained else [])]
+        times.append(
+            LayerTime(
+                sum(kernel.seconds(precision, machine) for kernel in forward),
+                sum(kernel.seconds(precision, machine) for kernel in backward),
+            )
+        )
+        trained = trained or layer.num_parameters > 0
+    return tuple(times)
+
+
+def _kernels(
+    layer: Layer, before: MapShape, after: MapShape, item_bytes: int, batch: int
+) -> tuple[list[Kernel], list[Kernel], list[Kernel]]:
+    """Forward, the weights' gradient, the input's gradient."""
+    before_bytes = before.num_elements * item_bytes * batch
+    after_bytes = after.num_elements * item_bytes * batch
+    if isinstance(layer, (Conv, TransposedConv)):
+        weight_bytes = layer.num_parameters * item_bytes
+        kernel = Kernel(
+            batch * _convolution_operations(layer, before, after),
+            before_bytes + weight_bytes + after_bytes,
+        )
+        # Each of the three reads two of (input, weights, output) or their gradients and writes
+        # the third.
+        return [kernel], [kernel], [kernel]
+    forward, backward = _maps_moved(layer, before_bytes, after_bytes, item_bytes)
+    return [Kernel(0, forward)], [], [Kernel(0, backward)]
+
+
+def _convolution_operations(
+    layer: Conv | TransposedConv, before: MapShape, after: MapShape
+) -> float:
+    """Multiplications and additions, for each sample."""
+    # a transposed convolution spreads every input cell, a convolution gathers every output cell
+    cells = before if isinstance(layer, TransposedConv) else after
+    return 2 * layer.in_channels * layer.out_channels * layer.kernel**2 * cells.rows * cells.cols
+
+
+def _maps_moved(layer: Layer, before: float, after: float, item_bytes: int) -> tuple[float, float]:
+    """Bytes that a layer without arithmetic to speak of moves forward and backward."""
+    if isinstance(layer, Norm):
+        # The statistics need a pass of their own, over the map and, backward, over both the map
+        # and its gradient.
+        return 2 * before + after, 2 * (before + after) + before
+    if isinstance(layer, Activation):
+        return before + after, before + 2 * after  # its sign is read off the saved output
+    if isinstance(layer, (Dropout, Upsample)):
+        return before + after, before + after  # the mask is one value a channel
+    if isinstance(layer, Pop):
+        return 2 * after, 2 * after  # both halves are read, and written once more
+    if isinstance(layer, Pool):
+        if layer.in_blocks:
+            # Rows, then columns; backward columns, their gradients, and the map once more.
+            return 2 * before + after, 4 * before + after
+        indices = after / item_bytes * INDEX_BYTES if layer.mode == "max" else 0
+        return before + after + indices, before + after + indices
+    return 0, 0  # a stash hands its map on

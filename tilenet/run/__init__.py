@@ -1,1 +1,0 @@
-"""A training run: its file, decisions, steps and records."""

@@ -1,0 +1,1 @@
+"""What a run leaves: checkpoints, tables, pictures, locks; each file atomic."""

@@ -1,0 +1,421 @@
+"""Checkpoints under partition-free names, written aside and renamed, read without pickle.
+
+A run keeps its checkpoints in `checkpoints/step-00000100` and so on; `last` is a link to the newest
+and `best` to that with the best validation. A checkpoint is a folder:
+
+- `weights.safetensors`: keys `<i>.weight`, `<i>.bias`, i the layer's place in the sequence;
+- `network.json`: the layers, bands, classes and statistics: all that is needed to make maps;
+- `state.safetensors` and `progress.json`: the optimizer's tensors and everything else to resume;
+- `checksums.json`: SHA-256 and bytes of these files.
+
+Which checkpoint of a run is whole: to go on from, or to make a map with.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tilenet.errors import TilenetError
+from tilenet.storage.atomic import read_plain, refuse_special, sync
+from tilenet.storage.checksums import (
+    CHECKSUMS,
+    checksums_text,
+    differing_files,
+    forget_cached,
+    parsed_json,
+    wrong_file,
+)
+
+__all__ = [
+    "FILES",
+    "NETWORK",
+    "WEIGHTS",
+    "Broken",
+    "GoingOn",
+    "checked_checkpoint",
+    "checkpoint_of_step",
+    "find_checkpoint",
+    "kept_checkpoint",
+    "last_step",
+    "link",
+    "load_json",
+    "load_tensors",
+    "mark_best",
+    "newest_whole",
+    "run_again",
+    "save_checkpoint",
+    "saved_checkpoints",
+    "set_aside",
+    "step_order",
+]
+
+T = TypeVar("T")
+
+WEIGHTS, STATE = "weights.safetensors", "state.safetensors"
+NETWORK, PROGRESS = "network.json", "progress.json"
+FILES = WEIGHTS, STATE, NETWORK, PROGRESS
+STEP = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+MOST_JSON_BYTES = 64 << 20
+# What Python's and torch's readers raise for numbers and nests that no checkpoint has.
+NONSENSE = (ValueError, TypeError, OverflowError, RecursionError, RuntimeError)
+
+
+def save_checkpoint(
+    run: Path,
+    step: int,
+    weights: dict[str, Tensor],
+    network: dict[str, Any],
+    state: dict[str, Tensor],
+    progress: dict[str, Any],
+    keep: int = 2,
+    *,
+    best: bool = False,
+) -> Path:
+    """Write a checkpoint of a run and make it the `last` one, and the `best` one if it is.
+
+    All but the newest `keep` and the `best` one are deleted. At every moment `last` and `best`,
+    where they exist, are whole checkpoints: what was written is read back from the disk and
+    compared with the tensors before it is named.
+
+    Raises:
+        TilenetError: The disk is full, the folder cannot be written, or the disk gives back
+            something else than it was given.
+    """
+    folder = run / "checkpoints"
+    final = folder / f"step-{step:08d}"
+    aside = folder / f".step-{step:08d}.part"
+    tensors = {
+        name: {k: v.detach().cpu().contiguous() for k, v in values.items()}
+        for name, values in ((WEIGHTS, weights), (STATE, state))
+    }
+    texts = {
+        name: json.dumps(value, indent=1) + "\n"
+        for name, value in ((NETWORK, network), (PROGRESS, progress))
+    }
+    try:
+        _clear_left(run)
+        aside.mkdir(parents=True)
+        for name, values in tensors.items():
+            save_file(values, aside / name)
+        for name, text in texts.items():
+            (aside / name).write_text(text)
+        files = [aside / name for name in FILES]
+        for file in files:
+            # safetensors keeps its files to the owner; the run's other files follow the umask
+            file.chmod((aside / NETWORK).stat().st_mode)
+            sync(file)
+            forget_cached(file)
+        # First the sums, which fail in a sentence where the disk does: reading a mapped file kills.
+        texts[CHECKSUMS] = checksums_text(files)
+        (aside / CHECKSUMS).write_text(texts[CHECKSUMS])
+        sync(aside / CHECKSUMS)
+        forget_cached(aside / CHECKSUMS)
+        sync(aside)
+        wrong = differing_files(aside, tensors, texts)
+        if wrong:
+            raise TilenetError(
+                f"a checkpoint must read back as it was written ({aside}: {', '.join(wrong)} "
+                f"differs); the disk may be full or broken: mend that, and {run_again(run)}"
+            )
+        orders = [step_order(one) for one in saved_checkpoints(run)]
+        again = [order[1] for order in orders if order is not None and order[0] == step]
+        if again:  # the step was saved before; where all are in order, the newest comes last
+            final = folder / f"step-{step:08d}.{max(again) + 1}"
+        aside.rename(final)
+        sync(folder)
+        link(run, "last", final)
+        if best:
+            link(run, "best", final)
+        _delete_old(run, keep)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise TilenetError(
+            f"a checkpoint must be writable to its end ({final}: {error}); make room there and "
+            f"{run_again(run)}"
+        ) from error
+    except TilenetError:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return final
+
+
+def mark_best(run: Path, checkpoint: Path, keep: int = 2) -> None:
+    """Make a checkpoint of a run the `best` one.
+
+    Raises:
+        TilenetError: The run's folder cannot be written.
+    """
+    try:
+        if not _same(run / "best", checkpoint):
+            link(run, "best", checkpoint)
+            _delete_old(run, keep)
+    except OSError as error:
+        raise TilenetError(
+            f"a run's folder must be writable ({run / 'best'}: {error.strerror}); make room there "
+            "and run again with --resume"
+        ) from error
+
+
+def saved_checkpoints(run: Path) -> list[Path]:
+    """Folders of a run's checkpoints, the newest last; a step that was saved again has several."""
+    found = [(order, one) for one in (run / "checkpoints").glob("*") if (order := step_order(one))]
+    return [one for _, one in sorted(found)]
+
+
+def step_order(checkpoint: Path) -> tuple[int, int] | None:
+    """Where a checkpoint stands among a run's, by its name; None: it has no checkpoint's name."""
+    name = STEP.fullmatch(checkpoint.name)
+    return (int(name[1]), int(name[2] or 0)) if name else None
+
+
+def checkpoint_of_step(run: Path, step: int) -> Path | None:
+    """A run's checkpoint of a step; the newest, where it was saved again."""
+    name = f"step-{step:08d}"
+    found = [one for one in saved_checkpoints(run) if one.name.split(".")[0] == name]
+    return found[-1] if found else None
+
+
+def last_step(run: Path) -> int | None:
+    """The step of the checkpoint that a run goes on from; None: it has none yet."""
+    with contextlib.suppress(OSError):
+        order = step_order((run / "last").resolve())
+        if order is not None and (run / "last" / CHECKSUMS).is_file():
+            return order[0]
+    return None
+
+
+def kept_checkpoint(run: Path) -> str:
+    """Words for the end of a sentence: which checkpoint is whole, if there is one."""
+    step = last_step(run)
+    if step is None:
+        return "there is no checkpoint yet"
+    return f"the checkpoint of step {step} is whole"
+
+
+def run_again(run: Path) -> str:
+    """Words for the end of a sentence: how to go on with a run."""
+    more = "" if last_step(run) is None else " with --resume"
+    return f"run again{more}: {kept_checkpoint(run)}"
+
+
+def link(run: Path, name: str, checkpoint: Path) -> None:
+    """Have a link of a run name a checkpoint; at every moment it names the old or the new one.
+
+    Raises:
+        OSError: The run's folder cannot be written.
+    """
+    part = _aside(run, name)
+    part.unlink(missing_ok=True)
+    part.symlink_to(checkpoint.relative_to(run))
+    part.replace(run / name)
+    sync(run)  # before what it named is deleted
+
+
+def _aside(run: Path, name: str) -> Path:
+    """Where a link is made, before it takes its name."""
+    return run / f".{name}.part"
+
+
+def _clear_left(run: Path) -> None:
+    """Delete what a run that was killed left half written or half deleted."""
+    for left in (run / "checkpoints").glob(".step-*.part"):
+        shutil.rmtree(left, ignore_errors=True)
+    for name in ("last", "best"):
+        _aside(run, name).unlink(missing_ok=True)
+
+
+def set_aside(run: Path, broken: list[Path], whole: Path) -> None:
+    """Give broken checkpoints other names, after `last` names the whole one. None is deleted.
+
+    So they neither count among the newest that are kept nor stand in the way of a step's next save.
+    What a killed run left half written or half deleted goes: there may be no next save.
+
+    Raises:
+        TilenetError: The run's folder cannot be written.
+    """
+    try:
+        if not _same(run / "last", whole):
+            link(run, "last", whole)
+        for folder in broken:
+            if _same(run / "best", folder):
+                (run / "best").unlink(missing_ok=True)  # the best of what is left is found again
+            if folder.is_dir() and _same(folder.parent, run / "checkpoints"):
+                name, again = f"broken-{folder.name}", 0
+                while (folder.parent / name).exists():
+                    again += 1
+                    name = f"broken-{folder.name}.{again}"
+                folder.rename(folder.with_name(name))
+        _clear_left(run)
+    except OSError as error:
+        raise TilenetError(
+            f"a run's folder must be writable ({run}: {error.strerror}); make room there and run "
+            "again with --resume"
+        ) from error
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths lead to the same place, which need not be there."""
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _delete_old(run: Path, keep: int) -> None:
+    links = run / "last", run / "best"
+    saved = saved_checkpoints(run)
+    while saved and os.path.lexists(links[0]) and not _same(saved[-1], links[0]):
+        saved.pop()  # a later one, which a run that was killed never came to naming
+    for old in saved[:-keep]:
+        if not any(_same(old, name) for name in links):
+            part = old.with_name(f".{old.name}.part")  # half of one is never called a checkpoint
+            old.rename(part)
+            shutil.rmtree(part, ignore_errors=True)  # an NFS client may still hold its files
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint that a path names: itself, a link to it, or the `last` one of a run.
+
+    Raises:
+        TilenetError: There is none.
+    """
+    with contextlib.suppress(OSError):  # a name too long, a folder that cannot be entered
+        for folder in (path, path / "last"):
+            if (folder / WEIGHTS).is_file() and (folder / NETWORK).is_file():
+                return folder
+    raise TilenetError(
+        f"a checkpoint is a folder with {WEIGHTS} and {NETWORK}, or a run's folder with last/ "
+        f"({path} is neither); name the output folder of a training run"
+    )
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file.
+
+    Raises:
+        TilenetError: It is missing or broken.
+    """
+    # Copied: load_file maps the file, which would then have to outlive the tensors.
+    return _read(path, lambda: {name: t.clone() for name, t in load_file(path).items()})
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        TilenetError: It is missing, broken or no object.
+    """
+    value = _read(path, lambda: parsed_json(read_plain(path, MOST_JSON_BYTES)))
+    if not isinstance(value, dict):
+        raise TilenetError(f"{path} must hold a JSON object (got {type(value).__name__})")
+    return value
+
+
+def _read(path: Path, read: Callable[[], T]) -> T:
+    try:
+        refuse_special(path)
+        return read()
+    except (OSError, SafetensorError, *NONSENSE) as error:
+        raise TilenetError(
+            f"a checkpoint's files must be whole ({path}: {error}); use another checkpoint"
+        ) from error
+
+
+MOST_SAID = 3
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A checkpoint that is not as it was written.
+
+    Attributes:
+        named: The link or folder that it was found by.
+        wrong: What is wrong with it.
+    """
+
+    named: Path
+    wrong: str
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint's, without links; it may not be there."""
+        return Path(os.path.realpath(self.named))
+
+
+@dataclass(frozen=True)
+class GoingOn:
+    """What a run goes on from.
+
+    Attributes:
+        checkpoint: The one; None: the run has none.
+        broken: Those that stand before it, and the best one, where it is.
+    """
+
+    checkpoint: Path | None
+    broken: tuple[Broken, ...]
+
+
+def newest_whole(run: Path) -> GoingOn:
+    """The checkpoint that `last` names, if it is whole, or else the newest whole one before it.
+
+    All of each is read and compared with its checksums, and so is the best one.
+
+    Raises:
+        TilenetError: There are checkpoints, and none is whole.
+    """
+    candidates = saved_checkpoints(run)[::-1]
+    if os.path.lexists(run / "last"):
+        order = step_order(Path(os.path.realpath(run / "last")))
+        before = [one for one in candidates if order is None or (step_order(one) or order) < order]
+        candidates = [run / "last", *before]
+    broken: list[Broken] = []
+    chosen = None
+    for named in candidates:
+        wrong = wrong_file(named, FILES)
+        if wrong is None:
+            chosen = named
+            break
+        broken.append(Broken(named, wrong))
+    if chosen is None and broken:
+        shown = "; ".join(f"{one.named}: {one.wrong}" for one in broken[:MOST_SAID])
+        more = f"; and {len(broken) - MOST_SAID} more" * (len(broken) > MOST_SAID)
+        raise TilenetError(
+            f"a run goes on from a whole checkpoint ({shown}{more}); put a copy of one in place, "
+            "or begin anew with --overwrite instead of --resume"
+        )
+    if chosen is None:
+        return GoingOn(None, ())
+    best = run / "best"
+    seen = {os.path.realpath(one) for one in (chosen, *(one.named for one in broken))}
+    if os.path.lexists(best) and os.path.realpath(best) not in seen:
+        wrong = wrong_file(best, FILES)
+        if wrong is not None:
+            broken.append(Broken(best, wrong))
+    return GoingOn(chosen, tuple(broken))
+
+
+def checked_checkpoint(path: Path, files: Iterable[str] = (WEIGHTS, NETWORK)) -> Path:
+    """The checkpoint that a path names, as `find_checkpoint`, with files that are as written.
+
+    Never an older one in its place: weights that nobody asked for make a map that looks right.
+
+    Raises:
+        TilenetError: There is none, or a file of it is broken; it names a whole one of the run.
+    """
+    folder = path / "last" if os.path.lexists(path / "last") else path
+    if not folder.is_symlink() and not any((folder / name).is_file() for name in FILES):
+        return find_checkpoint(path)
+    wrong = wrong_file(folder, files)
+    if wrong is None:
+        return folder
+    others = saved_checkpoints(Path(os.path.realpath(folder)).parent.parent)[::-1]
+    newest = next((one for one in others if wrong_file(one, files) is None), None)
+    remedy = "no other of its run is whole" if newest is None else f"{newest} is whole: name that"
+    raise TilenetError(f"a checkpoint's files must be whole ({folder}: {wrong}); {remedy}")

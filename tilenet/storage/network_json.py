@@ -1,0 +1,220 @@
+"""`network.json`: all that is needed, beside the weights, to make maps.
+
+Names of classes, as maps, tables and pages may hold them.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+from xml.etree import ElementTree
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import Context, context_of
+from tilenet.geometry.layers import Layer, check_layers, layer_from_json, layer_to_json
+from tilenet.storage.atomic import read_plain
+
+__all__ = ["NetworkRecord", "check_class_names", "names_in_map"]
+
+MOST_BYTES = 4 << 20
+
+# What XML 1.0 cannot hold at all, not even escaped, and the ends of lines and tabs, which it
+# changes. GDAL keeps names as XML, beside a map and in it.
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ufffe\uffff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def check_class_names(names: Sequence[str], where: str) -> None:
+    """Refuse names with control characters, and such that are no text in UTF-8.
+
+    Args:
+        where: They stand, for the sentence.
+
+    Raises:
+        TilenetError: With the first such name.
+    """
+    for name in names:
+        if found := CONTROL.search(name):
+            raise TilenetError(
+                f"a class has a name without control characters ({where}: {name!r}, character "
+                f"{found.start() + 1}), which maps cannot hold; leave it out of the name"
+            )
+        if SURROGATE.search(name):
+            raise TilenetError(
+                f"a class has a name in UTF-8 ({where}: {name!r}); write it anew in an editor or "
+                "terminal that writes UTF-8"
+            )
+
+
+def names_in_map(path: str, tags: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of a map's values 0, 1, …: those in GDAL's file beside it, else in its tags; or none.
+
+    Args:
+        path: Of the map.
+        tags: Of its band, where tilenet writes them too, for maps that were copied alone.
+    """
+    with suppress(OSError, ElementTree.ParseError, ValueError, LookupError):
+        tree = ElementTree.fromstring(read_plain(f"{path}.aux.xml", MOST_BYTES))
+        found = tree.findall("PAMRasterBand[@band='1']/CategoryNames/Category")
+        if found:
+            return tuple(one.text or "" for one in found)
+    names: list[str] = []
+    while (name := tags.get(f"class_{len(names)}")) is not None:
+        names.append(name)
+    return tuple(names)
+
+
+FORMAT = "tilenet-network-1"
+PRECISIONS = ("float32", "float64", "bfloat16", "float16")
+MOST_ALIGNMENT_PX = 2**15  # that of 10 poolings is 2¹⁰
+MOST_HALO_PX = 2**20
+
+
+@dataclass(frozen=True)
+class NetworkRecord:
+    """A trained network's description.
+
+    Attributes:
+        layers: In the order in which they run.
+        bands: Bands that the network reads, counted from 1, of the first training image.
+        classes: Names.
+        ignore_index: Label of pixels that did not count; the value of nodata in class maps.
+        mean: Per band, over the valid pixels of the training images.
+        std: Per band.
+        resolution: Pixel size that the images were read at; None: their own.
+        nodata: What the run file said of nodata.
+        precision: Of the training run.
+        epsilon_px: The paper's halo for this network.
+        band_names: Per band the name that it was asked for by, None for one asked for by number;
+            None: all were.
+    """
+
+    layers: tuple[Layer, ...]
+    bands: tuple[int, ...]
+    classes: tuple[str, ...]
+    ignore_index: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    resolution: float | None
+    nodata: float | str | None
+    precision: str
+    epsilon_px: int
+    band_names: tuple[str | None, ...] | None = None
+
+    @property
+    def wanted_bands(self) -> tuple[int | str, ...]:
+        """The bands as the run file asked for them: another image may hold them elsewhere."""
+        names = self.band_names or (None,) * len(self.bands)
+        return tuple(name or band for name, band in zip(names, self.bands, strict=True))
+
+    def context(self) -> Context:
+        """What the network asks of tiles."""
+        return context_of(self.layers)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as plain values.
+
+        `alignment_px`, `halo_px` and `offset_px` follow from the layers; they stand here for
+        programs that rebuild the network without tilenet (docs/checkpoint.md).
+        """
+        context = self.context()
+        return {
+            "format": FORMAT,
+            "bands": list(self.bands),
+            "band_names": None if self.band_names is None else list(self.band_names),
+            "classes": list(self.classes),
+            "ignore_index": self.ignore_index,
+            "statistics": {"mean": list(self.mean), "std": list(self.std)},
+            "resolution": self.resolution,
+            "nodata": self.nodata,
+            "precision": self.precision,
+            "padding": "valid" if context.valid else "same",
+            "alignment_px": context.alignment_px,
+            "halo_px": context.halo_px,
+            "offset_px": context.offset_px,
+            "epsilon_px": self.epsilon_px,
+            "layers": [layer_to_json(layer) for layer in self.layers],
+        }
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> "NetworkRecord":
+        """The record that `to_json` wrote.
+
+        Raises:
+            TilenetError: A key is missing or has the wrong type, or the format is another one.
+        """
+        if entry.get("format") != FORMAT:
+            raise TilenetError(
+                f"network.json must have the format {FORMAT} (got {entry.get('format')!r}); use "
+                "the tilenet that wrote it"
+            )
+        try:
+            record = cls(
+                layers=tuple(layer_from_json(layer) for layer in entry["layers"]),
+                bands=tuple(int(band) for band in entry["bands"]),
+                classes=tuple(str(name) for name in entry["classes"]),
+                ignore_index=int(entry["ignore_index"]),
+                mean=tuple(float(x) for x in entry["statistics"]["mean"]),
+                std=tuple(float(x) for x in entry["statistics"]["std"]),
+                resolution=_number(entry["resolution"]),
+                nodata=nodata if isinstance(nodata := entry["nodata"], str) else _number(nodata),
+                precision=_known(entry["precision"]),
+                epsilon_px=int(entry["epsilon_px"]),
+                band_names=_names(entry.get("band_names")),  # older files have none
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise TilenetError(
+                f"network.json must hold every key with its type ({error!r}); use another "
+                "checkpoint"
+            ) from error
+        check_class_names(record.classes, "classes in network.json")
+        if not len(record.bands) == len(record.mean) == len(record.std):
+            raise TilenetError(
+                f"network.json must hold one mean and std per band (bands: {len(record.bands)}, "
+                f"mean: {len(record.mean)}, std: {len(record.std)}); use another checkpoint"
+            )
+        if record.band_names is not None and len(record.band_names) != len(record.bands):
+            raise TilenetError(
+                f"network.json must hold one name per band, or null (bands: {len(record.bands)}, "
+                f"band_names: {len(record.band_names)}); use another checkpoint"
+            )
+        numbers = (record.ignore_index, record.epsilon_px, *record.bands)
+        if not all(map(isfinite, (*record.mean, *record.std))) or not all(
+            abs(number) < 2**31 for number in numbers
+        ):
+            raise TilenetError(
+                "network.json must hold finite statistics, and numbers below 2³¹ (statistics, "
+                "bands, ignore_index or epsilon_px); use another checkpoint"
+            )
+        check_layers(record.layers, len(record.bands), len(record.classes))
+        context = record.context()
+        if context.alignment_px > MOST_ALIGNMENT_PX or context.halo_px > MOST_HALO_PX:
+            raise TilenetError(
+                f"a network's tiles are multiples of {MOST_ALIGNMENT_PX} px at the most, with a "
+                f"halo of {MOST_HALO_PX} px (network.json: {context.alignment_px} and "
+                f"{context.halo_px} px); use another checkpoint"
+            )
+        return record
+
+
+def _number(value: Any) -> float | None:
+    """A number as it is, or None.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if value is not None and type(value) not in (int, float):
+        raise TypeError(f"{value!r} is no number")
+    return None if value is None else value + 0.0
+
+
+def _known(precision: str) -> str:
+    if precision not in PRECISIONS:
+        raise ValueError(f"{precision!r} is no precision")
+    return precision
+
+
+def _names(entry: list[str | None] | None) -> tuple[str | None, ...] | None:
+    return None if entry is None else tuple(None if n is None else str(n) for n in entry)

@@ -1,0 +1,271 @@
+"""Tables of a run, `history.csv` first: rows by step, floats to full precision.
+
+Read the tables that a run leaves: columns of numbers, whatever version wrote them.
+"""
+
+import csv
+import io
+import os
+import re
+from collections.abc import Container, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.errors import TilenetError
+from tilenet.storage.atomic import put, refuse_special
+
+__all__ = ["COLUMNS", "History", "RunTable", "read_run_table", "whole_lines"]
+
+COLUMNS = (
+    "step",
+    "loss",
+    "weight_sum",
+    "seconds",
+    "read_seconds",
+    "reduce_seconds",
+    "peak_active_bytes",
+    "swap_out_bytes",
+    "swap_out_count",
+    "swap_in_bytes",
+    "swap_in_count",
+    "peak_host_bytes",
+    "swap_wait_seconds",
+    "learning_rate",
+    "exchange_seconds",
+    "peak_bytes",
+)
+
+NUMBER = re.compile(
+    r"[-+]?(?:nan|inf|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)", re.ASCII | re.IGNORECASE
+)
+
+
+class History:
+    """Appends rows; each stands in the file when `add` returns. Steps count from 1.
+
+    Args:
+        path: Of the file.
+        steps_done: Rows of later steps are dropped: a run that goes on from a checkpoint repeats
+            the steps that it had made since. Where the file has fewer columns, because an older
+            version began it, what is missing stays empty: it was not counted, which is not zero.
+        columns: Their names, `step` first.
+        of_steps: Rows of other steps are dropped, too; None: of none.
+        whole: Whether there must be one row for each step up to `steps_done`.
+
+    Attributes:
+        torn: Whether the last row was cut off, by a kill or a full disk, and is dropped.
+
+    Raises:
+        TilenetError: It cannot be written, a row before the last is damaged, or rows are missing.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        steps_done: int,
+        columns: Sequence[str] = COLUMNS,
+        of_steps: Container[int] | None = None,
+        *,
+        whole: bool = False,
+    ) -> None:
+        self.path, self.torn = path, False
+        aside = path.with_name(f".{path.name}.part")
+        try:
+            rows: list[list[str]] = []
+            if steps_done > 0 and path.exists():
+                refuse_special(path)
+                lines, left = whole_lines(path.read_bytes())
+                self.torn = bool(left)
+                rows = _rows(path, lines, steps_done, columns, of_steps)
+            if whole:
+                _check_whole(path, rows, steps_done)
+            # Aside and renamed: the old rows are never missing from the disk.
+            with aside.open("w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([columns, *rows])
+            put(aside, path)
+            self._file = path.open("a", newline="")
+        except OSError as error:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise TilenetError(
+                f"{path.name} must be writable ({path}: {error.strerror}); choose another output"
+            ) from error
+        self._writer = csv.writer(self._file, lineterminator="\n")
+
+    def add(self, step: int, *values: float | None) -> None:
+        """Append a row; `values` stand in the order of the columns, None leaves one empty.
+
+        Raises:
+            TilenetError: The disk is full.
+        """
+        self.add_rows([(step, *values)])
+
+    def add_rows(self, rows: Sequence[Sequence[float | None]]) -> None:
+        """Append several; arguments and errors as above, each row with its step."""
+        texts = [["" if v is None else f"{v:.17g}" for v in row] for row in rows]
+        try:
+            self._writer.writerows(texts)
+            self._file.flush()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def sync(self) -> None:
+        """Have the disk hold all rows, before a checkpoint that counts their steps as made.
+
+        Raises:
+            TilenetError: The disk does not take them.
+        """
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def rows(self) -> list[dict[str, str]]:
+        """What stands in the file, each value by the name of its column."""
+        with self.path.open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):  # `add` has said what could not be written
+            self._file.close()
+
+    def _unwritable(self, error: OSError) -> TilenetError:
+        return TilenetError(
+            f"{self.path.name} must be writable to its end ({self.path}: {error.strerror}); "
+            "make room there and run again with --resume"
+        )
+
+
+def whole_lines(data: bytes) -> tuple[bytes, bytes]:
+    """The lines of a table that have their end, and what is left of a row that was cut off.
+
+    A number that lacks its last digits is a number, too, so that only the line's end tells.
+    """
+    lines, end, left = data.rpartition(b"\n")
+    return lines + end, left
+
+
+def _rows(
+    path: Path,
+    lines: bytes,
+    steps_done: int,
+    columns: Sequence[str],
+    of_steps: Container[int] | None,
+) -> list[list[str]]:
+    """Rows of the steps up to `steps_done`, each value under its own name in `columns`."""
+    try:
+        text = lines.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = 1 + lines.count(b"\n", 0, error.start)
+        raise _damaged(path, line, f"byte {lines[error.start]:#04x}") from error
+    kept: list[list[str]] = []
+    names: Sequence[str] = ()
+    table = csv.reader(io.StringIO(text, newline=""))
+    try:
+        for row in table:
+            step = _step(row)
+            if not any(row):
+                continue
+            if not names:
+                names = row if step is None else columns  # a table may lack its header
+                if step is None:
+                    continue
+            if step is None:
+                raise _damaged(path, table.line_num, f"{row[0]!r} is no step")
+            if step > steps_done or (of_steps is not None and step not in of_steps):
+                continue
+            values = dict(zip(names, row, strict=False))
+            cells = [values.get(name, "") for name in columns[1:]]
+            for cell in cells:
+                if cell and not NUMBER.fullmatch(cell):
+                    raise _damaged(path, table.line_num, f"{cell!r} is no number")
+            kept.append([row[0], *cells])
+    except csv.Error as error:
+        raise _damaged(path, table.line_num, str(error)) from error
+    return kept
+
+
+def _check_whole(path: Path, rows: Sequence[Sequence[str]], steps_done: int) -> None:
+    """Refuse a table that lacks steps or has one twice: two jobs wrote it, or it was edited."""
+    steps = [int(row[0]) for row in rows]
+    if len(steps) == steps_done and all(n == step for n, step in enumerate(steps, start=1)):
+        return
+    # Without a list of all steps: a checkpoint may claim far more than any run makes.
+    known = set(steps)
+    missing = next((step for step in range(1, steps_done + 1) if step not in known), None)
+    wrong = f"step {missing} is missing" if missing else "a step comes twice or out of order"
+    raise TilenetError(
+        f"{path.name} must hold one row for each step up to the checkpoint ({path}: {len(steps)} "
+        f"rows for {steps_done} steps, {wrong}); put back a whole copy of it, or add --accept-gaps "
+        "to go on with the rows that are there"
+    )
+
+
+def _damaged(path: Path, line: int, what: str) -> TilenetError:
+    return TilenetError(
+        f"a table of a run must hold numbers ({path}, line {line}: {what}); mend or delete that "
+        "line, or remove the file, and run again with --resume"
+    )
+
+
+def _step(row: list[str]) -> int | None:
+    known = bool(row) and re.fullmatch(r"[0-9]{1,18}", row[0]) is not None
+    return int(row[0]) if known and int(row[0]) > 0 else None
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """Columns of float64, NaN where there is no number.
+
+    Attributes:
+        columns: By their names; all of one length.
+    """
+
+    columns: dict[str, NDArray[np.float64]]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def column(self, name: str) -> NDArray[np.float64] | None:
+        """A column; None: there is none, or nothing stands in it."""
+        values = self.columns.get(name)
+        return None if values is None or np.isnan(values).all() else values
+
+    def seconds(self, name: str) -> NDArray[np.float64]:
+        """A column of what adds up; zeros for what was not counted."""
+        values = self.columns.get(name)
+        return np.zeros(len(self)) if values is None else np.nan_to_num(values)
+
+
+def read_run_table(path: Path) -> RunTable | None:
+    """Read a table; None: it is missing, cannot be read or has no whole row.
+
+    A last row that is cut short, because a run is killed or goes on, is left out; so are rows of
+    text.
+    """
+    try:
+        refuse_special(path)
+        lines, _ = whole_lines(path.read_bytes())
+        text = lines.decode("utf-8", errors="replace").replace("\0", "")
+        rows = csv.reader(io.StringIO(text, newline=""))
+        names = next(rows, [])
+        kept = [[_number(text) for text in row] for row in rows if row and len(row) == len(names)]
+    except (OSError, ValueError, csv.Error):
+        return None
+    kept = [row for row in kept if np.isfinite(row[0])]
+    if not kept:
+        return None
+    values = np.array(kept, np.float64).T
+    return RunTable(dict(zip(names, values, strict=True)))
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

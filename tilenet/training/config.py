@@ -1,0 +1,364 @@
+"""The run file: one YAML file says what a training run is; dotted options override it.
+
+Each key is documented in docs/run-file.md.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from math import isfinite
+from typing import Any, Literal, TypeVar
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import epsilon_px
+from tilenet.geometry.unet import PAPER_LEVELS, PRESETS, UNetOptions
+from tilenet.geometry.windows import Part
+from tilenet.planning.estimate import READ_AHEAD
+from tilenet.storage.network_json import check_class_names
+from tilenet.training.config_keys import (
+    AugmentKeys,
+    CheckpointKeys,
+    GradientKeys,
+    MeshKeys,
+    NetworkKeys,
+    OptimizerKeys,
+    ProfileKeys,
+    ScheduleKeys,
+    SwappingKeys,
+    TileKeys,
+    ValidationKeys,
+    VectorKeys,
+    check_pairs,
+)
+
+__all__ = ["Halo", "RunFile", "network_options", "paper_epsilon_px"]
+
+Halo = Literal["exact", "epsilon"] | int
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A training run; see docs/run-file.md for each key."""
+
+    images: str | list[str]
+    classes: int | list[str]
+    output: str
+    labels: str | list[str] | None = None
+    plan: str | None = None
+    bands: list[int | str] | None = None
+    vectors: VectorKeys = field(default_factory=VectorKeys)
+    validation: ValidationKeys = field(default_factory=ValidationKeys)
+    ignore_index: int = 255
+    nodata: float | Literal["none", "collar"] | None = None
+    resolution: float | None = None
+    bbox: list[float] | str | None = None
+    window: list[int] | str | None = None
+    network: NetworkKeys = field(default_factory=NetworkKeys)
+    mesh: MeshKeys = field(default_factory=MeshKeys)
+    tiles: TileKeys = field(default_factory=TileKeys)
+    halo: Halo = "exact"
+    halo_mode: Literal["overlap", "exchange"] = "overlap"
+    exchange_from: Literal["auto", "host", "device"] = "auto"
+    partitions: int | None = None
+    balance: list[int] | None = None
+    micro_batches: int = 1
+    read_ahead: int = READ_AHEAD
+    cache_dir: str | None = None
+    checkpointing: Literal["always", "except_last", "never"] = "never"
+    swap: Literal["off", "auto", "all"] | bool = "off"
+    swapping: SwappingKeys = field(default_factory=SwappingKeys)
+    steps: int | None = None
+    epochs: int | None = None
+    crop_px: int | None = None
+    oversample: float = 0.0
+    batch_size: int = 1
+    optimizer: OptimizerKeys = field(default_factory=OptimizerKeys)
+    schedule: ScheduleKeys = field(default_factory=ScheduleKeys)
+    augment: AugmentKeys = field(default_factory=AugmentKeys)
+    loss: Literal["ce", "focal", "dice", "ce+dice"] = "ce"
+    focal_gamma: float = 2.0
+    class_weights: list[float] | Literal["auto"] | None = None
+    seed: int = 0
+    precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] | list[str] = "auto"
+    gradients: GradientKeys = field(default_factory=GradientKeys)
+    init: str | None = None
+    checkpoint_every: int = 100
+    checkpoints: CheckpointKeys = field(default_factory=CheckpointKeys)
+    hang_seconds: float = 1800.0
+    profile: ProfileKeys = field(default_factory=ProfileKeys)
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        if self.swap is False:  # YAML reads an unquoted off as false
+            object.__setattr__(self, "swap", "off")
+        _check(self)
+
+    @property
+    def image_paths(self) -> tuple[str, ...]:
+        """The images, in order; patterns or a list until config_io.py read them."""
+        return (self.images,) if isinstance(self.images, str) else tuple(self.images)
+
+    @property
+    def label_paths(self) -> tuple[str, ...]:
+        """The label rasters or vectors, one per image."""
+        return (self.labels,) if isinstance(self.labels, str) else tuple(self.labels or ())
+
+    @property
+    def band_names(self) -> tuple[str | None, ...] | None:
+        """The names that bands are asked for by, None for those by number; None: no names."""
+        names = tuple(band if isinstance(band, str) else None for band in self.bands or ())
+        return names if any(names) else None
+
+    @property
+    def part(self) -> Part | None:
+        """The part of the images that there is for the run; None: all.
+
+        Raises:
+            TilenetError: Both keys name one, or what they hold is no list of numbers.
+        """
+        if self.bbox is None and self.window is None:
+            return None
+        if self.bbox is not None and self.window is not None:
+            raise TilenetError(
+                "a part of the images is named once, by bbox or by window (bbox: "
+                f"{self.bbox}, window: {self.window}); leave one of them out"
+            )
+        if self.bbox is not None:
+            return Part(bbox=_numbers("bbox", self.bbox, float, "XMIN,YMIN,XMAX,YMAX"))
+        assert self.window is not None
+        return Part(window=_numbers("window", self.window, int, "ROW,COL,HEIGHT,WIDTH"))
+
+    @property
+    def num_partitions(self) -> int:
+        """Devices per rank."""
+        return self.partitions or (len(self.balance) if self.balance else 1)
+
+    @property
+    def loss_terms(self) -> tuple[str, ...]:
+        """What the loss is the sum of."""
+        return tuple(self.loss.split("+"))
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What must not change when the run goes on from a checkpoint."""
+        return {
+            "optimizer": self.optimizer.name,
+            "precision": self.precision,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "crop_px": self.crop_px,
+            "held_out": self.validation.held_out,
+            "part": None if self.part is None else str(self.part),
+        }
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; their numbers where none are given."""
+        if isinstance(self.classes, int):
+            return tuple(str(index) for index in range(self.classes))
+        return tuple(self.classes)
+
+
+def _numbers(
+    name: str, given: Sequence[float] | str, kind: Callable[[str], T], order: str
+) -> tuple[T, ...]:
+    """The numbers of a key: a list, or as `tilenet predict` takes them."""
+    parts = given.split(",") if isinstance(given, str) else [str(number) for number in given]
+    try:
+        numbers = tuple(kind(part) for part in parts)
+    except ValueError:
+        numbers = ()
+    if len(numbers) != 4:
+        raise TilenetError(f"{name} is four numbers, {order} ({name}: {given}); give all four")
+    return numbers
+
+
+def _check(run: RunFile) -> None:
+    _check_values(run)
+    for group in fields(run):
+        if is_dataclass(group.default_factory):
+            _check_values(getattr(run, group.name), f"{group.name}.")
+    _check_numbers(run)
+    if run.swap is True:
+        raise TilenetError("swap is off, auto or all (swap: true); auto swaps no more than it must")
+    if not 0 <= run.swapping.min_mib < 2**20:
+        raise TilenetError(
+            f"swapping.min_mib is a number of MiB from 0 on (swapping.min_mib: "
+            f"{run.swapping.min_mib}); 1 is usual"
+        )
+    for name in ("device_gib", "host_gib"):
+        gib = getattr(run.swapping, name)
+        if gib is not None and not 0 < gib < 2**20:
+            raise TilenetError(
+                f"swapping.{name} is a number of GiB above 0 (swapping.{name}: {gib}); leave it "
+                "out for all that there is"
+            )
+    check_pairs(run.image_paths, run.label_paths)
+    _ = run.part  # refuses what is none
+    if (run.steps is None) == (run.epochs is None):
+        raise TilenetError(
+            f"a run's length is steps or epochs, one of them (steps: {run.steps}, epochs: "
+            f"{run.epochs}); set one"
+        )
+    for name, least in LEAST.items():
+        value = getattr(run, name)
+        if value is not None and value < least:
+            raise TilenetError(f"{name} must be at least {least} ({name}: {value})")
+    if run.balance is not None and run.partitions not in (None, len(run.balance)):
+        raise TilenetError(
+            f"a balance has one number of layers per partition (balance: {run.balance}, "
+            f"partitions: {run.partitions}); leave one of them out"
+        )
+    if isinstance(run.device, list) and len(run.device) != run.num_partitions:
+        raise TilenetError(
+            f"a list of devices names one per partition (device: {run.device}, partitions: "
+            f"{run.num_partitions}); one device may be named several times"
+        )
+    if run.balance == []:
+        raise TilenetError("a balance has at least one partition (balance: []); leave it out")
+    if not (2**-10 <= run.gradients.piece_mb <= 2**10):
+        raise TilenetError(
+            f"gradients.piece_mb must lie between 1/1024 and 1024 (gradients.piece_mb: "
+            f"{run.gradients.piece_mb}); 4 is usual"
+        )
+    if run.micro_batches > MOST_MICRO_BATCHES:
+        raise TilenetError(
+            f"at most {MOST_MICRO_BATCHES} micro-batches are in the pipeline at once "
+            f"(micro_batches: {run.micro_batches}); a few per partition fill it"
+        )
+    profiled = run.profile.numbers
+    if profiled and run.steps is not None and profiled[0] > run.steps:
+        raise TilenetError(
+            f"profile.steps must begin within the run (profile.steps: {run.profile.steps}, steps: "
+            f"{run.steps}); choose earlier ones, or leave profile out"
+        )
+    if isinstance(run.classes, int) and run.classes > MOST_CLASSES:
+        raise TilenetError(
+            f"a run has at most {MOST_CLASSES} classes (classes: {run.classes}); join some"
+        )
+    if len(run.class_names) < 2:
+        raise TilenetError(
+            f"a map needs at least two classes (classes: {run.classes}); name the background too"
+        )
+    check_class_names(run.class_names, "classes")
+    name, times = Counter(run.class_names).most_common(1)[0]
+    if times > 1:
+        raise TilenetError(
+            f"each class has a name of its own, by which scores are told apart (classes: {name!r} "
+            f"stands there {times} times); name them apart, or give only their number"
+        )
+    if 0 <= run.ignore_index < len(run.class_names):
+        raise TilenetError(
+            f"ignore_index may not be a class (ignore_index: {run.ignore_index}, classes: 0 to "
+            f"{len(run.class_names) - 1}); 255 is usual"
+        )
+    run.vectors.check(len(run.class_names), run.ignore_index)
+    weights = run.class_weights
+    if isinstance(weights, list) and (
+        len(weights) != len(run.class_names)
+        or not all(weight >= 0 and isfinite(weight) for weight in weights)
+        or max(weights) == 0
+    ):
+        raise TilenetError(
+            f"class_weights must be one weight of at least 0 per class, not all 0 (weights: "
+            f"{weights}, classes: {len(run.class_names)})"
+        )
+    if not (run.focal_gamma >= 0 and isfinite(run.focal_gamma)):
+        raise TilenetError(
+            f"focal_gamma must be a number of at least 0 (focal_gamma: {run.focal_gamma}); 2 is "
+            "usual, 0 is cross-entropy"
+        )
+    if not 0 <= run.oversample <= 1 or (run.oversample and run.crop_px is None):
+        raise TilenetError(
+            f"oversample is the share of the crops that are drawn by class, from 0 to 1, and needs "
+            f"crop_px (oversample: {run.oversample}, crop_px: {run.crop_px}); 0.5 is usual"
+        )
+    run.optimizer.check()
+    run.schedule.check(run.optimizer.lr, run.steps)
+    run.augment.check()
+    run.checkpoints.check()
+    run.validation.check()
+    if run.tiles.size_px is not None and (run.tiles.rows or run.tiles.columns):
+        raise TilenetError(
+            f"tiles are given as a grid or as a size, not both (rows: {run.tiles.rows}, columns: "
+            f"{run.tiles.columns}, size_px: {run.tiles.size_px}); leave one out"
+        )
+    if (run.tiles.rows is None) != (run.tiles.columns is None):
+        raise TilenetError(
+            f"a grid of tiles has rows and columns (rows: {run.tiles.rows}, columns: "
+            f"{run.tiles.columns}); set both"
+        )
+
+
+def _check_values(keys: Any, group: str = "") -> None:
+    """Refuse `seed: null` and its like, which the parser lets pass where a default is a value."""
+    for part in fields(keys):
+        if getattr(keys, part.name) is None and part.default is not None:
+            raise TilenetError(
+                f"a key that stands in a run file has a value ({group}{part.name}: null); give it "
+                "one, or leave it out"
+            )
+
+
+def _check_numbers(run: RunFile) -> None:
+    """Refuse numbers that no machine counts to; first, since some have no digits to be shown."""
+    waiting: list[tuple[str, Any]] = list(asdict(run).items())
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(name, key) for key in value if not isinstance(key, str)]
+            waiting += [
+                (f"{name}.{key}" if isinstance(key, str) else name, inner)
+                for key, inner in value.items()
+            ]
+        elif isinstance(value, list):
+            waiting += [(name, inner) for inner in value]
+        elif isinstance(value, int) and value.bit_length() > 63:
+            raise TilenetError(
+                f"whole numbers lie within ±2⁶³ ({name}: one of {value.bit_length()} bits); write "
+                "a smaller one"
+            )
+    if run.batch_size > MOST_BATCH_SIZE:
+        raise TilenetError(
+            f"a step covers at most {MOST_BATCH_SIZE} images or crops (batch_size: "
+            f"{run.batch_size}); write a smaller number"
+        )
+
+
+MOST_MICRO_BATCHES = 1024
+MOST_CLASSES = 4096  # tilenet evaluate's; their confusion matrix is a square
+MOST_BATCH_SIZE = 2**20
+
+LEAST = {
+    "steps": 0,
+    "epochs": 0,
+    "batch_size": 1,
+    "seed": 0,
+    "checkpoint_every": 1,
+    "hang_seconds": 0,
+    "crop_px": 1,
+    "partitions": 1,
+    "micro_batches": 1,
+    "read_ahead": 0,
+}
+
+
+def network_options(keys: NetworkKeys, bands: int, classes: int) -> UNetOptions:
+    """The network's shape: the preset's, or the defaults, with the keys that are given."""
+    given = {
+        name.name: value
+        for name in fields(keys)
+        if name.name != "preset" and (value := getattr(keys, name.name)) is not None
+    }
+    start = PRESETS[keys.preset] if keys.preset else UNetOptions()
+    return replace(start, **given, bands=bands, classes=classes)
+
+
+def paper_epsilon_px(keys: NetworkKeys, options: UNetOptions) -> int:
+    """The paper's halo for this network: for its own models it counts one level less."""
+    same = keys.preset is not None and options.poolings == PRESETS[keys.preset].poolings
+    levels = PAPER_LEVELS[keys.preset] if same and keys.preset else options.poolings + 1
+    return epsilon_px(levels, options.convolutions, options.kernel)

@@ -1,0 +1,411 @@
+"""Read a run file and options of the command line into a `RunFile`, and write one as text.
+
+The text of a run file is looked at before it is parsed: the parser walks into lists and groups by
+recursion in C, which ends the process where they are nested deeply, and unfolds aliases (`*name`),
+of which ten lines may stand for a billion values. The scan here does neither: it reads the text's
+marks one after another.
+
+Patterns and list files become plain lists of images and labels, once, on one rank: folders that
+differ between nodes would have ranks train on different images.
+"""
+
+import difflib
+import json
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import Field, fields, is_dataclass, replace
+from math import isfinite
+from os.path import normpath
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+
+from tilenet.data.image_list import ImageList, Pair, read_image_list
+from tilenet.data.image_patterns import is_list_file, is_pattern, matched
+from tilenet.errors import TilenetError, UsageError
+from tilenet.planning.plan import read_plan
+from tilenet.storage.atomic import read_plain, refuse_special
+from tilenet.training.config import RunFile
+
+__all__ = [
+    "check_config",
+    "check_text",
+    "flow_text",
+    "read_run_file",
+    "run_file_text",
+    "with_listed_images",
+]
+
+MOST_BYTES = 4 << 20
+MOST_DEPTH = 16
+MOST_VALUES = 20_000  # aliases counted as what they stand for
+
+
+def check_config(arguments: Sequence[str], groups: Sequence[str]) -> None:
+    """Look at what the command line names or holds: run files, and values of options.
+
+    Args:
+        groups: Names of groups of keys. Their value is no file, although the parser would read one.
+
+    Raises:
+        UsageError: A run file is no file, cannot be read or is too large, or a text is nested or
+            unfolds too much.
+    """
+    before = ""
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if not (option.startswith("-") and equals):
+            option, value = before, argument
+        before = argument
+        _check_letters(option, value)
+        if option in ("-c", "--config"):
+            value = _text_of(value)
+        elif option.removeprefix("--") in groups and not value.lstrip().startswith("{"):
+            raise UsageError(
+                f"{option} is a group of keys ({option}: {value}); set them one by one, as in "
+                f"{option}.KEY VALUE"
+            )
+        check_text(value)
+        _check_once(value)
+        if option in ("-c", "--config"):
+            _check_keys(value, groups)
+
+
+def _check_letters(option: str, value: str) -> None:
+    """Refuse bytes that are no UTF-8, which Python keeps as lone surrogates."""
+    if value != value.encode(errors="replace").decode():
+        raise UsageError(
+            f"words of the command line are UTF-8 ({option}: {value!r}); rename the file, or write "
+            "the word in a terminal that writes UTF-8"
+        )
+
+
+def check_text(text: str) -> None:
+    """Refuse a text of YAML that is nested or unfolds too much, or holds NUL; broken ones pass.
+
+    Raises:
+        UsageError: With the limit.
+    """
+    sizes: dict[str, int] = {}
+    open_nodes: list[tuple[str | None, int]] = []
+    total = 0
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            if isinstance(event, yaml.AliasEvent):
+                total += sizes.get(event.anchor, 1)
+            elif isinstance(event, yaml.CollectionStartEvent):
+                open_nodes.append((event.anchor, total))
+                total += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = open_nodes.pop()
+                if anchor is not None:
+                    sizes[anchor] = total - before
+            elif isinstance(event, yaml.ScalarEvent):
+                total += 1
+                if "\0" in event.value:
+                    raise UsageError(
+                        f"no text of a run file holds a NUL byte (got {event.value!r}); write it "
+                        "anew"
+                    )
+            if len(open_nodes) > MOST_DEPTH or total > MOST_VALUES:
+                raise UsageError(
+                    f"a run file holds at most {MOST_VALUES} values, {MOST_DEPTH} levels deep "
+                    f"(got {'more levels' if len(open_nodes) > MOST_DEPTH else 'more values'}); "
+                    "name many images by a pattern, or in a CSV file"
+                )
+    except (yaml.YAMLError, ValueError):
+        return  # the parser says what is wrong
+
+
+def _check_once(text: str) -> None:
+    """Refuse a key that stands twice, of which the last would win; broken texts pass.
+
+    `network.base: 4` is a key of the group `network` too.
+
+    Raises:
+        UsageError: With the key and its lines.
+    """
+    try:
+        waiting: deque[tuple[Any, str, dict[tuple[str, str], int]]] = deque(
+            [(yaml.compose(text, Loader=_Loader), "", {})]
+        )
+    except (yaml.YAMLError, ValueError):
+        return  # the parser says what is wrong
+    seen: set[int] = set()
+    while waiting:
+        node, group, lines = waiting.popleft()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += [(value, "", {}) for value in node.value]
+        elif isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                name, line = f"{group}{key.value}", key.start_mark.line + 1
+                if (name, key.tag) in lines:
+                    first, second = sorted((lines[name, key.tag], line))
+                    raise UsageError(
+                        f"a key stands once in a run file ({name} in lines {first} and {second}); "
+                        "delete one of them"
+                    )
+                lines[name, key.tag] = line
+                waiting.append((value, f"{name}.", lines))
+
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _text_of(value: str) -> str:
+    """The text of a run file; the value itself where it is one."""
+    try:
+        refuse_special(value)
+        if not os.path.isfile(value):
+            return value
+        text = read_plain(value, MOST_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"a run file is UTF-8 text ({value}: byte {error.start} is none); save it as UTF-8"
+        ) from error
+    except ValueError:
+        return value  # the parser says what is wrong
+    except OSError as error:
+        raise UsageError(
+            f"a run file must be a file that can be read ({value}: {error.strerror}); name another"
+        ) from error
+    if not text.strip():
+        raise UsageError(f"a run file holds keys and values ({value} is empty); name another")
+    return text
+
+
+def _check_keys(text: str, groups: Sequence[str]) -> None:
+    """Refuse run files that name other files where keys belong."""
+    try:
+        keys = jsonargparse.get_loader("yaml")(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return
+    for name in ("config", *groups):
+        if isinstance(keys, dict) and isinstance(keys.get(name), str):
+            raise UsageError(
+                f"a run file names no other ones ({name}: {keys[name]}); write the keys themselves"
+            )
+
+
+def parser() -> ArgumentParser:
+    """The parser of `tilenet train`."""
+    made = ArgumentParser(
+        prog="tilenet train",
+        description="Train a network on images and their labels, over all MPI ranks.",
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    made.add_argument("-c", "--config", action="config", help="run file (YAML)")
+    made.add_argument(
+        "--resume", action="store_true", help="go on from output/last, where it exists"
+    )
+    made.add_argument(
+        "--overwrite", action="store_true", help="begin anew where output holds a run"
+    )
+    made.add_argument(
+        "--accept-gaps",
+        action="store_true",
+        help="resume although rows of history.csv are missing",
+    )
+    made.add_class_arguments(RunFile)
+    return made
+
+
+def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
+    """Parse the arguments of `tilenet train`.
+
+    Returns:
+        The run, and the namespace it was made of (with `resume`, `overwrite`, `accept_gaps`).
+
+    Raises:
+        UsageError: A key is unknown or missing, or a value has the wrong type.
+        TilenetError: The values contradict each other.
+    """
+    made = parser()
+    namespace = _parse(made, arguments)
+    if namespace.plan is not None:
+        # First, so that what the run file and the command line say has the last word.
+        keys = json.dumps(read_plan(Path(namespace.plan)).keys)
+        namespace = _parse(made, ["--config", keys, *arguments])
+    for part in fields(RunFile):
+        if _is_group(part) and not isinstance(namespace[part.name], Namespace):
+            raise UsageError(
+                f"{part.name} is a group of keys ({part.name}: {namespace[part.name]}); write keys "
+                "under it, or leave it out"
+            )
+    parts = made.instantiate(namespace)
+    return RunFile(**{part.name: parts[part.name] for part in fields(RunFile)}), namespace
+
+
+def _parse(made: ArgumentParser, arguments: list[str]) -> Namespace:
+    check_config(arguments, [part.name for part in fields(RunFile) if _is_group(part)])
+    try:
+        return made.parse_args(arguments)
+    except Exception as error:  # jsonargparse raises several kinds; all speak of the user's input
+        raise UsageError(_explain(" ".join(str(error).split()))) from None
+
+
+def _is_group(part: "Field[Any]") -> bool:
+    return is_dataclass(part.default_factory)
+
+
+def _explain(message: str) -> str:
+    """jsonargparse's words, with the nearest known key where a key is unknown."""
+    found = re.search(r"(?:Group '([\w.]+)' does not accept o|O)ption '([\w.]+)'", message)
+    found = found or re.search(r"unrecognized arguments:()\s*--([\w.]+)", message)
+    if not found:
+        return message
+    unknown = f"{found[1]}.{found[2]}" if found[1] else found[2]
+    near = difflib.get_close_matches(unknown, _names(RunFile), n=1, cutoff=0)
+    return f"{message.rstrip('.')} (unknown key {unknown}; the nearest known key is {near[0]})"
+
+
+def _names(kind: Any, prefix: str = "") -> list[str]:
+    """Dotted names of all keys."""
+    names = []
+    for part in fields(kind):
+        names.append(prefix + part.name)
+        if is_dataclass(part.default_factory):
+            names.extend(_names(part.default_factory, f"{prefix}{part.name}."))
+    return names
+
+
+def run_file_text(run: RunFile) -> str:
+    """YAML with every key that has a value, defaults too: they may be others in later versions.
+
+    Not by a YAML library: what jsonargparse has for it takes longer than a small run.
+    """
+    return "\n".join(_lines(run, ""))
+
+
+def _lines(keys: Any, indent: str) -> Iterator[str]:
+    for part in fields(keys):
+        value = getattr(keys, part.name)
+        if is_dataclass(value):
+            inner = list(_lines(value, indent + "  "))
+            if inner:
+                yield f"{indent}{part.name}:"
+                yield from inner
+        elif value is not None:
+            yield f"{indent}{part.name}: {flow_text(value)}"
+
+
+def flow_text(value: Any) -> str:
+    """A value in one line: JSON, which is YAML too, but for keys and numbers that it lacks."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{flow_text(k)}: {flow_text(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(flow_text, value)) + "]"
+    if isinstance(value, float):
+        if not isfinite(value):
+            return ".nan" if value != value else (".inf" if value > 0 else "-.inf")
+        digits, _, exponent = repr(value).partition("e")
+        if not exponent:
+            return digits
+        # YAML takes 1e-05 for a text.
+        return f"{digits}e{exponent}" if "." in digits else f"{digits}.0e{exponent}"
+    if isinstance(value, str) and value.isidentifier() and value not in WORDS:
+        return value
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    """As JSON, but that YAML would read JSON's escapes of letters beyond 16 bits as two letters."""
+    return '"' + "".join(map(_letter, text)) + '"'
+
+
+def _letter(letter: str) -> str:
+    if letter.isprintable() and letter not in '"\\':
+        return letter
+    return json.dumps(letter)[1:-1] if ord(letter) < 1 << 16 else f"\\U{ord(letter):08x}"
+
+
+# What YAML would not take for texts.
+WORDS = {w for word in ("y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "nan",
+                        "inf") for w in (word, word.capitalize(), word.upper())}  # fmt: skip
+
+
+def with_listed_images(run: RunFile) -> tuple[RunFile, list[str]]:
+    """The run with every pattern and list replaced by the files that it names.
+
+    Returns:
+        The run, and sentences to be said on what the lists hold.
+
+    Raises:
+        TilenetError: A list or pattern is wrong, or names nothing for training or validation.
+    """
+    notes: list[str] = []
+    held = run.validation
+    train, listed = _expanded(run.image_paths, run.label_paths, notes)
+    validation, chosen = _expanded(held.image_paths, held.label_paths, notes)
+    if listed is not None:
+        train = list(listed.train)
+        if listed.validation and held.image_paths:
+            raise TilenetError(
+                f"images for validation come from one place (images: {run.image_paths[0]} has "
+                f"{len(listed.validation)}, validation.images: {', '.join(held.image_paths[:3])}); "
+                "leave validation.images out, or the column split"
+            )
+        validation = validation or list(listed.validation)
+    if chosen is not None:
+        validation = list(chosen.validation if chosen.has_splits else chosen.train)
+    for pairs, given, split in (
+        (train, run.image_paths, "train"),
+        (validation, held.image_paths, "validation"),
+    ):
+        if given and not pairs:
+            raise TilenetError(
+                f"a list must name images of the split that it is given for ({given[0]}: none of "
+                f"{split}); correct its column split"
+            )
+    held = replace(
+        held,
+        images=[image for image, _ in validation] or None,
+        labels=[label for _, label in validation] or None,
+    )
+    images, labels = [image for image, _ in train], [label for _, label in train]
+    return replace(run, images=images, labels=labels, validation=held), notes
+
+
+def _expanded(
+    images: Sequence[str], labels: Sequence[str], notes: list[str]
+) -> tuple[list[Pair], ImageList | None]:
+    """The pairs of paths and patterns, or the list that stands in their place."""
+    if len(images) == 1 and is_list_file(images[0], with_labels=bool(labels)):
+        found = read_image_list(images[0])
+        of_splits = f", {len(found.validation)} for validation, {found.num_test} for test"
+        notes.append(
+            f"{images[0]}: {len(found.train)} images to train on"
+            + of_splits * found.has_splits
+            + "; those for test are left out" * (found.num_test > 0)
+        )
+        return [], found
+    pairs: list[Pair] = []
+    for image, label in zip(images, labels, strict=True):
+        if not is_pattern(image) and not is_pattern(label):
+            pairs.append((image, label))
+            continue
+        found_pairs = matched(image, label)
+        notes.append(f"{image}: {len(found_pairs)} images")
+        pairs += found_pairs
+    if len(pairs) > len(images):
+        _check_no_repeats([image for image, _ in pairs])
+    return pairs, None
+
+
+def _check_no_repeats(images: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for image in images:
+        if normpath(image) in seen:
+            raise TilenetError(
+                f"patterns name each image once ({image}: several times); let one of them go"
+            )
+        seen.add(normpath(image))

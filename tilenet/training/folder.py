@@ -1,0 +1,404 @@
+"""A run's folder: history, checkpoints, and what is needed to go on from them.
+
+A save runs in a thread of its own while the run continues, at most one at a time. What an optimizer
+keeps of a parameter is checked before the run continues with it.
+"""
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilenet.errors import TilenetError
+from tilenet.model.loss import LossScale
+from tilenet.model.network import Network, load_weights
+from tilenet.parallel.health import trace
+from tilenet.parallel.health.progress import TIMINGS
+from tilenet.storage import tensorboard
+from tilenet.storage.atomic import check_name
+from tilenet.storage.checkpoints import (
+    Broken,
+    checked_checkpoint,
+    checkpoint_of_step,
+    find_checkpoint,
+    load_json,
+    load_tensors,
+    mark_best,
+    newest_whole,
+    save_checkpoint,
+    set_aside,
+)
+from tilenet.storage.lock import Lock
+from tilenet.storage.network_json import NetworkRecord
+
+__all__ = [
+    "FACTS",
+    "KEPT_RUN_FILE",
+    "REPORT",
+    "TABLES",
+    "BackgroundSave",
+    "RunFolder",
+    "check_state",
+]
+
+
+class BackgroundSave:
+    """Runs saves one after another; an error of one is kept until somebody waits for it."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last save failed; `wait` says why."""
+        return self._error is not None
+
+    def start(self, save: Callable[[], object]) -> None:
+        """Begin a save, after the one before.
+
+        Raises:
+            BaseException: Of the one before.
+        """
+        self.wait()
+        # Not a daemon: Python does not end before the save has.
+        self._thread = threading.Thread(target=self._run, args=(save,), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the save that is under way.
+
+        Raises:
+            BaseException: The save's, once.
+        """
+        self.finish()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def finish(self) -> None:
+        """Wait, and raise nothing: for who ends because of another error."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, save: Callable[[], object]) -> None:
+        try:
+            save()
+        except BaseException as error:
+            self._error = error
+
+
+ADAMW = frozenset({"step", "exp_avg", "exp_avg_sq"})
+SGD = frozenset({"momentum_buffer"})
+
+
+def check_state(
+    name: str,
+    parameter: Tensor,
+    kept: dict[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    source: str,
+) -> None:
+    """Refuse tensors that the optimizer does not keep, or that do not fit the parameter.
+
+    Raises:
+        TilenetError: With the first of them.
+    """
+    wanted = ADAMW if isinstance(optimizer, torch.optim.AdamW) else SGD
+    wrong = sorted(wanted ^ set(kept)) or [
+        key
+        for key, value in sorted(kept.items())
+        if not value.is_floating_point()
+        or (value.numel() != 1 if key == "step" else value.shape != parameter.shape)
+        or not value.double().isfinite().all()
+    ]
+    if wrong:
+        raise TilenetError(
+            f"an optimizer goes on with what it kept of each parameter, in finite numbers "
+            f"({source}: {wrong[0]} of {name} is missing, unknown or of another shape); use "
+            "another checkpoint"
+        )
+
+
+TABLES = "history.csv", "validation.csv", "confusion.csv"
+KEPT_RUN_FILE, FACTS, REPORT = "run.yaml", "run.json", "report.html"
+LEFT = (*TABLES, *trace.FILES, KEPT_RUN_FILE, FACTS, TIMINGS, REPORT)
+
+LATER_TERMS = ("files",)  # that checkpoints of older versions lack
+
+
+class RunFolder:
+    """The folder named `output` in the run file.
+
+    Args:
+        path: Of the folder.
+        write: Whether this rank writes; the others only read.
+        terms: What must not change when the run goes on, by its name in the run file.
+        keep: Newest checkpoints that stay.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        write: bool,
+        terms: dict[str, Any] | None = None,
+        keep: int = 2,
+    ) -> None:
+        self.path = path
+        self._terms, self._keep = terms or {}, keep
+        self.history = path / TABLES[0]
+        self._write = write
+        self._resumed: Path | None = None
+        self._broken: tuple[Broken, ...] = ()
+        self._saving = BackgroundSave()
+        self._lock: Lock | None = None
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether the run goes on from a checkpoint."""
+        return self._resumed is not None
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def prepare(
+        self, *, resume: bool, overwrite: bool, say: Callable[[str], None] = print
+    ) -> Path | None:
+        """Make the folder, lock it, and decide whether to begin or to resume. Deletes nothing.
+
+        Returns:
+            On the rank that writes, the checkpoint to go on from, which all `go_on_from`: that
+            rank alone reads and compares them.
+
+        Raises:
+            TilenetError: Another job writes it, it holds a run and neither was asked for, it cannot
+                be written, or no checkpoint is whole.
+        """
+        check_name("output", self.path)
+        if not self._write:
+            return None
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".writable.part"
+            probe.touch()
+            probe.unlink()
+            self._lock = Lock(self.path / ".lock", f"the run's folder {self.path}", say)
+            holds_run = self.history.exists() or os.path.lexists(self.path / "last")
+        except OSError as error:
+            raise TilenetError(
+                f"output must be a folder that can be written ({self.path}: {error.strerror}); "
+                "choose another one"
+            ) from error
+        if holds_run and not (resume or overwrite):
+            raise TilenetError(
+                f"a run is not overwritten unasked ({self.path} holds one); add --resume to go on "
+                "with it, --overwrite to begin anew, or name another output"
+            )
+        if not resume:
+            return None
+        going_on = newest_whole(self.path)
+        self._broken = going_on.broken
+        return going_on.checkpoint
+
+    def go_on_from(self, checkpoint: Path | None) -> list[str]:
+        """Go on from that checkpoint, None: begin; return what to say of broken ones."""
+        self._resumed = checkpoint
+        named = f"the run goes on from {checkpoint}"
+        return [f"{one.named} is broken ({one.wrong}): {named}" for one in self._broken]
+
+    def begin(self) -> None:
+        """Delete what an earlier run left, now that nothing stands in the new one's way.
+
+        A run that resumes keeps all but files that were being written when the one before was
+        killed. Broken checkpoints stay, under other names.
+
+        Raises:
+            TilenetError: The folder cannot be written.
+        """
+        if not self._write:
+            return
+        if self._resumed is not None:
+            set_aside(self.path, [one.folder for one in self._broken], self._resumed)
+        try:
+            for name in LEFT:
+                for part in (f"{name}.part", f".{name}.part"):
+                    (self.path / part).unlink(missing_ok=True)
+            if self._resumed is not None:
+                return
+            for name in ("last", "best", *LEFT):
+                (self.path / name).unlink(missing_ok=True)
+            for name in ("checkpoints", tensorboard.FOLDER):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+        except OSError as error:
+            raise TilenetError(
+                f"an earlier run must be deletable ({self.path}: {error.strerror}); delete it "
+                "yourself or choose another output"
+            ) from error
+
+    def record(
+        self, planned: NetworkRecord, mean: tuple[float, ...], std: tuple[float, ...]
+    ) -> NetworkRecord:
+        """The network's record: with the statistics found now, or those of the checkpoint."""
+        if self._resumed is None:
+            return replace(planned, mean=mean, std=std)
+        saved = NetworkRecord.from_json(load_json(self._resumed / "network.json"))
+        if saved.layers != planned.layers or saved.wanted_bands != planned.wanted_bands:
+            raise TilenetError(
+                f"a run goes on with the network that it began with ({self._resumed} has "
+                f"{len(saved.layers)} layers and bands {list(saved.wanted_bands)}, the run file "
+                f"says {len(planned.layers)} and {list(planned.wanted_bands)}, or their options "
+                "differ); restore the run file or begin anew with --overwrite"
+            )
+        return replace(planned, mean=saved.mean, std=saved.std)
+
+    def load(
+        self,
+        network: Network,
+        optimizer: torch.optim.Optimizer,
+        scale: LossScale,
+        init: str | None,
+    ) -> int:
+        """Fill in weights, optimizer state and scale; return the number of steps already made.
+
+        Raises:
+            TilenetError: Files are missing or do not fit the network.
+        """
+        if self._resumed is None:
+            if init is not None:
+                path = Path(init)
+                if path.is_dir():
+                    find = checked_checkpoint if self._write else find_checkpoint
+                    path = find(path) / "weights.safetensors"
+                load_weights(network, load_tensors(path), str(path))
+            return 0
+        progress = load_json(self._resumed / "progress.json")
+        for name, value in self._terms.items():
+            if name in LATER_TERMS and name not in progress:
+                continue
+            if progress.get(name) != value:
+                raise TilenetError(
+                    f"a run goes on as it began ({name} of {self._resumed}: {progress.get(name)}, "
+                    f"of the run file: {value}); restore the run file, or begin anew with "
+                    "--overwrite, perhaps with init"
+                )
+        path = self._resumed / "weights.safetensors"
+        load_weights(network, load_tensors(path), str(path))
+        state = load_tensors(self._resumed / "state.safetensors")
+        for name, parameter in network.named_parameters():
+            kept = {
+                key.removeprefix(f"{name}."): value
+                for key, value in state.items()
+                if key.startswith(f"{name}.")
+            }
+            if kept:
+                check_state(name, parameter, kept, optimizer, str(self._resumed))
+                optimizer.state[parameter] = {
+                    # AdamW counts its steps in a CPU tensor, also for parameters on a GPU
+                    key: value if key == "step" else value.to(parameter.device)
+                    for key, value in kept.items()
+                }
+        step = progress.get("step")
+        if type(step) is not int or not 0 <= step < 2**53:
+            raise TilenetError(
+                f"progress.json must hold the number of steps (step: {step!r}); use another "
+                "checkpoint"
+            )
+        if scale.most > 1:
+            scale.restore(progress.get("loss_scale"), progress.get("calm_steps"))
+        return step
+
+    def save(
+        self,
+        step: int,
+        network: Network,
+        record: NetworkRecord,
+        optimizer: torch.optim.Optimizer,
+        scale: LossScale,
+        *,
+        best: bool = False,
+    ) -> None:
+        """Write a checkpoint, on the rank that writes; `best`: of the best validation so far.
+
+        Of a network on GPUs, which compute without this process's threads, only a copy is made
+        here, and a thread writes it; what goes wrong there is raised by the next save or `wait`. On
+        CPUs, writing and comparing would take the time from the steps that it saves.
+
+        Raises:
+            TilenetError: This one, or the one before, could not be written, or another job has
+                taken over the folder.
+        """
+        if not self._write:
+            return
+        self.wait()
+        names: dict[torch.Tensor, str] = {p: name for name, p in network.named_parameters()}
+        state = {
+            f"{names[parameter]}.{key}": value
+            for parameter, values in optimizer.state.items()
+            for key, value in values.items()
+            if isinstance(value, torch.Tensor)
+        }
+        progress = {"step": step, **self._terms}
+        if scale.most > 1:
+            progress |= {"loss_scale": scale.value, "calm_steps": scale.calm_steps}
+        save = partial(save_checkpoint, self.path, step, keep=self._keep, best=best)
+        weights = network.state_dict()
+        if any(in_background(parameter) for parameter in network.parameters()):
+            weights, state = _copies(weights), _copies(state)
+            self._saving.start(partial(save, weights, record.to_json(), state, progress))
+        else:
+            save(weights, record.to_json(), state, progress)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a save in the background failed or the lock is lost, which `wait` raises."""
+        return self._saving.failed or (self._lock is not None and self._lock.lost)
+
+    def wait(self) -> None:
+        """Wait for a save in the background.
+
+        Raises:
+            TilenetError: It failed, or another job has taken over the folder.
+        """
+        self._saving.wait()
+        if self._lock is not None:
+            self._lock.check()
+
+    def close(self) -> None:
+        """Wait as well, for a run that ends because of another error."""
+        self._saving.finish()
+
+    def mark_best(self, step: int) -> None:
+        """Have `best` name the checkpoint of a step, on the rank that writes."""
+        self.wait()
+        checkpoint = checkpoint_of_step(self.path, step)
+        if self._write and checkpoint is not None:
+            mark_best(self.path, checkpoint, self._keep)
+
+
+def in_background(parameter: Tensor) -> bool:
+    """Whether a network with that parameter is saved while training goes on."""
+    return parameter.is_cuda
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the host, and none shares memory with what the next step changes."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -1,0 +1,288 @@
+"""The images of a run: opened by every rank, partly held out, cached on the node's own disk."""
+
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.data.holdout import HeldOut, blocks_of, choose_held_out, labelled_blocks
+from tilenet.data.labels.open import open_labels
+from tilenet.data.labels.source import HeldOutLabels, LabelSource, ValidationImage
+from tilenet.data.rasters.cache import StagingFolder
+from tilenet.data.rasters.extent import check_units
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.rasters.remedies import JOIN
+from tilenet.data.rasters.stack import stacked_paths
+from tilenet.data.same_files import SampleFile, check_apart, sample_files
+from tilenet.errors import AgreedError, TilenetError
+from tilenet.geometry.halo import norm_context
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.windows import Window
+from tilenet.parallel.health.progress import say
+from tilenet.parallel.health.signals import StopRequests
+from tilenet.parallel.health.watchdog import NEVER, Watchdog
+from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.together import together
+from tilenet.training.config import RunFile
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = [
+    "RunImages",
+    "allow_open_files",
+    "held_out_note",
+    "hold_out",
+    "open_images",
+    "staged_on_node",
+]
+
+OTHER_FILES = 64  # libraries, sockets, logs
+
+
+def allow_open_files(count: int) -> None:
+    """Raise this process's limit where it is below what `count` files need.
+
+    Raises:
+        TilenetError: The system's own limit is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    endless = resource.RLIM_INFINITY
+    if hard != endless and hard < count + OTHER_FILES:
+        raise TilenetError(
+            f"a rank holds all images and labels open (files: {count}, the system allows: {hard}); "
+            f"raise ulimit -Hn, or join images into fewer files with {JOIN}"
+        )
+    wanted = 4 * count + OTHER_FILES  # a file may be opened several times over
+    if soft != endless and soft < wanted:
+        limit = wanted if hard == endless else min(wanted, hard)
+        with suppress(OSError, ValueError):  # macOS has a lower limit than it names
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+
+
+@dataclass(frozen=True)
+class RunImages:
+    """Open images and labels.
+
+    Attributes:
+        images: That are trained on, in the order of the run file.
+        labels: Theirs; `ignore_index` where training may not look.
+        validation: What the network is scored on: images of their own, then held-out blocks.
+        held_out: The blocks; None: none are.
+    """
+
+    images: list[Raster]
+    labels: list[LabelSource]
+    validation: list[ValidationImage]
+    held_out: HeldOut | None = None
+
+    @property
+    def all_images(self) -> list[Raster]:
+        """All that are open, each once."""
+        return self.images + [part.image for part in self.validation if part.windows is None]
+
+    @property
+    def all_labels(self) -> list[LabelSource]:
+        """Likewise, before blocks are held out."""
+        return self.labels + [part.labels for part in self.validation if part.windows is None]
+
+    @property
+    def files(self) -> list[SampleFile]:
+        """What tells the files apart; before blocks are held out."""
+        found = sample_files(self.images, self.labels, "train")
+        others = [part for part in self.validation if part.windows is None]
+        images, labels = [part.image for part in others], [part.labels for part in others]
+        return found + sample_files(images, labels, "validation")
+
+
+def open_images(
+    run: RunFile,
+    stack: ExitStack,
+    watchdog: Watchdog = NEVER,
+    part_done: Callable[[], None] = lambda: None,
+) -> RunImages:
+    """Open the images and labels of a run whose lists are read; `stack` closes them.
+
+    Args:
+        watchdog: Armed for each image and its labels.
+        part_done: Is called after each of them, and may end the work.
+
+    Raises:
+        TilenetError: A file is missing, broken or does not fit, images have other bands or units
+            than the first, one is for training and for validation, or the run's part is none of it.
+    """
+    if len(run.image_paths) != len(run.label_paths):
+        raise TilenetError(
+            f"lists of images are read before a run is trained (images: {run.image_paths[0]}); "
+            "call with_listed_images of tilenet/training/config_io.py"
+        )
+    train = list(zip(run.image_paths, run.label_paths, strict=True))
+    validation = list(zip(run.validation.image_paths, run.validation.label_paths, strict=True))
+    if run.window is not None and len(train + validation) > 1:
+        raise TilenetError(
+            f"window is rows and columns of one image (images: {len(train)}, for validation: "
+            f"{len(validation)}); name the part by bbox, in coordinates"
+        )
+    paths = [path for pair in train + validation for name in pair for path in stacked_paths(name)]
+    allow_open_files(len(paths))
+    if run.resolution is not None:
+        # Before they are opened at it: 0.5 m is no multiple of a pixel in degrees, nor need it be.
+        with ExitStack() as briefly:
+            own = []
+            for image, _ in train + validation:
+                own.append(briefly.enter_context(Raster(image)))
+                part_done()
+            check_units(own, run.resolution)
+    images, labels = _opened(run, train, stack, watchdog, part_done)
+    others = [
+        ValidationImage(image, part, None)
+        for image, part in zip(*_opened(run, validation, stack, watchdog, part_done), strict=True)
+    ]
+    watchdog.arm_others("opening the images", len(train) + len(validation))
+    opened = RunImages(images, labels, others)
+    check_apart(opened.files, once=run.validation.share > 0)
+    for other in others:
+        if len(other.image.bands) != len(images[0].bands):
+            raise TilenetError(
+                f"all images need the same number of bands ({images[0].path}: "
+                f"{len(images[0].bands)}, {other.image.path}: {len(other.image.bands)}); choose "
+                "some with bands"
+            )
+    return opened
+
+
+def hold_out(
+    run: RunFile,
+    opened: RunImages,
+    context_px: int,
+    comm: "MPI.Intracomm",
+    watchdog: Watchdog = NEVER,
+    requests: StopRequests | None = None,
+) -> RunImages:
+    """Hide held-out blocks from training, and show them to validation. Collective.
+
+    Training does not see their labels, nor those of pixels whose network looks at a held-out one.
+
+    Args:
+        context_px: What the network looks at around any pixel.
+        watchdog: Armed for each piece of the labels.
+        requests: To stop.
+
+    Raises:
+        AgreedError: Labels cannot be read or are no class, or blocks are too few to be shared out.
+        StopAgreed: A rank was asked to stop.
+    """
+    keys = run.validation
+    if not keys.share:
+        return opened
+    sizes = [image.size for image in opened.images]
+    with agreed(comm):
+        blocks = blocks_of(sizes, keys.block_px)
+    number = len(run.class_names)
+    labelled = labelled_blocks(opened.labels, blocks, number, comm, watchdog, requests)
+    with together(comm, requests) as turns:
+        held = choose_held_out(labelled, sizes, keys.block_px, keys.share, run.seed)
+        held.check_rest(context_px, turns.part_done)
+    train: list[LabelSource] = []
+    validation = list(opened.validation)
+    for number, (image, labels) in enumerate(zip(opened.images, opened.labels, strict=True)):
+        train.append(HeldOutLabels(labels, partial(held.mask, number, margin_px=context_px)))
+        if windows := held.windows(number):
+            inside = HeldOutLabels(labels, partial(_outside, held, number))
+            validation.append(ValidationImage(image, inside, windows))
+    return replace(opened, labels=train, validation=validation, held_out=held)
+
+
+def held_out_note(held: HeldOut, context_px: int, layers: tuple[Layer, ...]) -> str:
+    """What is held out, and what training still sees of it, in a sentence or two."""
+    note = (
+        f"validation: {held.num_chosen} of {held.num_blocks} blocks of {held.block_px} px are held "
+        f"out; training leaves out labels within {context_px} px of them, too"
+    )
+    norm = norm_context(layers)
+    if norm == "none":
+        return note
+    return f"{note}, but the statistics of norms ({norm}) are of held-out pixels as well"
+
+
+def _opened(
+    run: RunFile,
+    pairs: Sequence[tuple[str, str]],
+    stack: ExitStack,
+    watchdog: Watchdog,
+    part_done: Callable[[], None],
+) -> tuple[list[Raster], list[LabelSource]]:
+    images, labels = [], []
+    keys = run.bands, run.resolution, run.nodata
+    for number, (path, _) in enumerate(pairs):
+        watchdog.arm_part("opening the images", number, len(pairs))
+        images.append(stack.enter_context(Raster(path, *keys, run.part)))
+        part_done()
+    for number, ((_, path), image) in enumerate(zip(pairs, images, strict=True)):
+        watchdog.arm_part("opening the labels", number, len(pairs))
+        opened = open_labels(path, image, run.ignore_index, run.vectors)
+        labels.append(stack.enter_context(opened))
+        part_done()
+    return images, labels
+
+
+def _outside(held: HeldOut, number: int, window: Window) -> NDArray[np.bool_]:
+    return ~held.mask(number, window)
+
+
+@contextmanager
+def staged_on_node(
+    cache_dir: str,
+    images: Sequence[Raster],
+    labels: Sequence[LabelSource],
+    comm: "MPI.Intracomm",
+) -> Iterator[None]:
+    """Have images and labels read by way of a folder in `cache_dir`. Collective, at its end too.
+
+    An error that only one rank raises ends the job, so then that rank removes its node's folder
+    and waits for nobody; what the others read is not there any more and comes from its files.
+
+    Raises:
+        AgreedError: On some node the folder cannot be made.
+    """
+    from mpi4py import MPI
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    folder: StagingFolder | None = None
+    together = False
+    sources: list[Raster | LabelSource] = [*images, *labels]
+
+    def warn(sentence: str) -> None:
+        say(f"rank {comm.rank} of {comm.size}: {sentence}")
+
+    try:
+        with agreed(comm):
+            if node.rank == 0:
+                folder = StagingFolder.make(Path(cache_dir), warn)
+        path = node.bcast(folder.path if folder else None)
+        with agreed(comm):
+            folder = folder or StagingFolder(path, warn)
+            for source in sources:
+                source.stage_in(folder)
+        yield
+        together = True
+    except AgreedError:
+        together = True
+        raise
+    finally:
+        for source in sources:
+            source.staged = None
+        if together:
+            node.Barrier()
+        if folder is not None:
+            if node.rank == 0 or not together:
+                folder.remove()
+            folder.close()
+        if together:
+            node.Free()

@@ -1,0 +1,241 @@
+"""What a run writes down of its steps and validations, and says of the latter.
+
+`run.yaml` and `run.json`: what a run was asked, and what became of it on this machine.
+
+Both are written as the run begins, so that a report can be made of one that was killed.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import astuple
+from datetime import datetime, timezone
+from importlib.metadata import version
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+from tilenet.data.labels.source import ValidationImage
+from tilenet.data.schedule import Sample
+from tilenet.geometry.tiles import Tiling
+from tilenet.parallel.health.progress import say
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.planning.plan import planned_bytes
+from tilenet.scores import better
+from tilenet.storage.atomic import write_aside
+from tilenet.storage.checkpoints import checkpoint_of_step
+from tilenet.storage.tables import History
+from tilenet.storage.tensorboard import Scalars
+from tilenet.training.config import RunFile
+from tilenet.training.config_io import run_file_text
+from tilenet.training.folder import FACTS, KEPT_RUN_FILE, TABLES
+from tilenet.training.scoring import Validated
+from tilenet.training.setup import RunPlan
+from tilenet.training.step import StepResult
+
+__all__ = ["RunLog", "keep_run", "tiling_facts"]
+
+SCORES = ("accuracy", "mean_iou", "mean_f1")
+MOST_SAID = 10  # classes
+
+
+class RunLog:
+    """Tables and scalars of a run, on the rank that writes them.
+
+    Args:
+        folder: The run's.
+        steps_done: What stands there of later steps is dropped, as are last rows that were cut
+            off, which is said, and pixels of validations whose scores are not there.
+        accept_gaps: Whether rows of steps up to `steps_done` may be missing from the history.
+
+    Raises:
+        TilenetError: A table is damaged, lacks rows, or cannot be written.
+    """
+
+    def __init__(
+        self, folder: Path, run: RunFile, steps_done: int, *, accept_gaps: bool = False
+    ) -> None:
+        self.folder, self.run, self.names = folder, run, run.class_names
+        history, validation, confusion = (folder / name for name in TABLES)
+        self.history = History(history, steps_done, whole=not accept_gaps)
+        self._tables = tables = [self.history]
+        self.validations: History | None = None
+        if run.validation.wanted:
+            of_classes = [f"{score}_{name}" for name in self.names for score in ("iou", "f1")]
+            columns = ("step", "loss", "num_pixels", *SCORES, "seconds", *of_classes)
+            self.validations = History(validation, steps_done, columns)
+            # Scores are written last: a run that was killed between them makes both again.
+            made = {int(row["step"]) for row in self.validations.rows()}
+            columns = ("step", "label", "predicted", "pixels")
+            self.confusion = History(confusion, steps_done, columns, made)
+            tables += self.validations, self.confusion
+        for table in tables:
+            if table.torn:
+                say(
+                    f"the last row of {table.path} was cut off, by a kill or a full disk, and is "
+                    "left out"
+                )
+        self.scalars = Scalars(folder, steps_done, say) if run.tensorboard else None
+
+    def step(self, step: int, done: StepResult, rate: float) -> None:
+        """Note a step, counted from 1, and the learning rate of its update."""
+        self.history.add(
+            step,
+            done.loss,
+            done.weight,
+            done.seconds,
+            done.read_seconds,
+            done.reduce_seconds,
+            *astuple(done.swaps),
+            rate,
+            done.exchange_seconds,
+            done.peak_bytes,
+        )
+        if self.scalars:
+            self.scalars.add(step, {"loss": done.loss, "learning_rate": rate})
+
+    def validation(self, step: int, found: Validated, *, best: bool) -> None:
+        """Note a validation, and say what it found."""
+        assert self.validations is not None
+        all_scores = found.scores
+        iou, f1 = all_scores["iou"], all_scores["f1"]
+        means = [all_scores[name] for name in SCORES]
+        classes = [value for both in zip(iou, f1, strict=True) for value in both]
+        cells = [
+            (step, label, guess, pixels)
+            for label, row in enumerate(all_scores["confusion"])
+            for guess, pixels in enumerate(row)
+            if pixels
+        ]
+        self.confusion.add_rows(cells)
+        # Last, for a row here says that the validation was made.
+        loss = None if isnan(found.loss) else found.loss
+        row = (loss, all_scores["num_pixels"], *means, found.seconds, *classes)
+        self.validations.add(step, *row)
+        say(self._sentence(step, found, best=best))
+        if self.scalars:
+            shown = {"loss": loss, **dict(zip(SCORES, means, strict=True))}
+            shown |= {f"iou/{name}": value for name, value in zip(self.names, iou, strict=True)}
+            shown |= {f"f1/{name}": value for name, value in zip(self.names, f1, strict=True)}
+            self.scalars.add(step, {f"validation/{name}": v for name, v in shown.items()})
+
+    def _sentence(self, step: int, found: Validated, *, best: bool) -> str:
+        of, names = found.scores, self.names
+        sentence = (
+            f"validation after step {step}: mean IoU {of['mean_iou']:.4f}, accuracy "
+            f"{of['accuracy']:.4f}, loss {found.loss:.4f}"
+        )
+        if len(names) <= MOST_SAID:
+            each = zip(names, of["iou"], strict=True)
+            shown = (f"{name} {'–' if iou is None else f'{iou:.4f}'}" for name, iou in each)
+            sentence += f"; IoU {', '.join(shown)}"
+        return sentence + f"; {found.seconds:.1f} s" + "; the best so far" * best
+
+    def has_validation(self, step: int) -> bool:
+        """Whether one was made after so many steps."""
+        rows = [] if self.validations is None else self.validations.rows()
+        return any(row["step"] == str(step) for row in rows)
+
+    def best(self) -> tuple[int, float] | None:
+        """Step and value of the best validation whose checkpoint is still there."""
+        name, best = self.run.validation.score, None
+        for row in [] if self.validations is None else self.validations.rows():
+            step, text = int(row["step"]), row[name]
+            if text and checkpoint_of_step(self.folder, step) is not None:
+                value = float(text)
+                if best is None or better(name, value, best[1]):
+                    best = step, value
+        return best
+
+    def sync(self) -> None:
+        """Have the disk hold the tables, before a checkpoint that counts on them.
+
+        Raises:
+            TilenetError: The disk does not take them.
+        """
+        for table in self._tables:
+            table.sync()
+
+    def close(self) -> None:
+        """Close the files."""
+        for table in self._tables:
+            table.close()
+        if self.scalars is not None:
+            self.scalars.close()
+
+
+MOST_BLOCKS = 256
+
+
+def keep_run(
+    folder: Path,
+    run: RunFile,
+    plan: RunPlan,
+    pipe: Pipe,
+    sample: Sample,
+    validation: Sequence[ValidationImage],
+    layout: Sequence[str],
+) -> None:
+    """Write both files beside the checkpoints; on rank 0.
+
+    Args:
+        run: As it was asked for, with the values of its plan and of the command line.
+        sample: An image or crop of the first step.
+        validation: What the network is scored on.
+        layout: What ranks there are, in lines.
+
+    Raises:
+        TilenetError: They cannot be written.
+    """
+    write_aside(run_file_text(run), folder / KEPT_RUN_FILE, "the run file of a run")
+    mesh = plan.mesh
+    facts: dict[str, Any] = {
+        "began": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "machine": list(layout),
+        "working_directory": os.getcwd(),
+        "mesh": [mesh.replicas, mesh.rows, mesh.columns],
+        "devices": [str(device) for device in pipe.devices],
+        "layers": len(plan.record.layers),
+        "parameters": sum(p.numel() for p in pipe.network.parameters()),
+        "balance": list(plan.balance),
+        "micro_batches": plan.micro_batches,
+        "planned": None if run.plan is None else planned_bytes(Path(run.plan)),
+        "tiles": tiling_facts(plan.tiling(*sample.size)),
+        "held_out": _held_out(validation),
+    }
+    write_aside(json.dumps(facts, indent=1), folder / FACTS, "the facts of a run")
+
+
+def _held_out(validation: Sequence[ValidationImage]) -> dict[str, Any] | None:
+    """Held-out blocks of the first image that has some, as many as a report looks at."""
+    for part in validation:
+        if part.windows:
+            shown = part.windows[:MOST_BLOCKS]
+            windows = [[w.row, w.col, w.height, w.width] for w in shown]
+            return {"image": part.image.path, "labels": part.labels.path, "windows": windows}
+    return None
+
+
+def tiling_facts(tiling: Tiling) -> dict[str, Any]:
+    """Where tiles lie along rows and columns: start and size that each reads, and that it owns."""
+    axes = {
+        name: [[span.start, span.read, span.first, span.own] for span in spans]
+        for name, spans in (("rows", tiling.rows), ("columns", tiling.cols))
+    }
+    rule = tiling.rule
+    return {
+        "size": [tiling.height, tiling.width],
+        **axes,
+        "halo_px": rule.halo_px,
+        "exchanged": rule.exchanged,
+        "exact": rule.exact,
+        "work_ratio": tiling.work_ratio,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of tilenet and what it stands on."""
+    names = ("tilenet", "torch", "torchgpipe", "mpi4py", "rasterio", "numpy")
+    return {name: version(name) for name in names} | {"python": platform.python_version()}

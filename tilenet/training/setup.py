@@ -1,0 +1,347 @@
+"""What a training run decides before a pixel is read: network, halo, mesh and tiles.
+
+What a training run says as it begins.
+"""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from tilenet.data.crops import MOST_CELL_BYTES, cell_side
+from tilenet.data.schedule import Sample
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import norm_context, output_size
+from tilenet.geometry.ownership import check_shares
+from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut, halo_rule
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.geometry.windows import Window
+from tilenet.parallel.health.progress import say
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.planning.balance import check_balance, likely_balance
+from tilenet.planning.compatibility import batch_obstacle, obstacle, whole_norm
+from tilenet.planning.memory.layer import check_map_sizes, check_weight_bytes
+from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles, tiles_of
+from tilenet.planning.plan import read_plan
+from tilenet.storage.network_json import NetworkRecord
+from tilenet.training.config import RunFile, network_options, paper_epsilon_px
+
+__all__ = ["RunPlan", "announce", "cell_note", "plan_run"]
+
+Shape = tuple[tuple[int, ...], tuple[int, int]]  # an image's bands; its height and width
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The decisions.
+
+    Attributes:
+        record: The network; its statistics are filled in when the images were looked at.
+        rule: How tiles read.
+        mesh: How the ranks are laid out.
+        asked: The tiles of an image.
+        balance: Layers per partition.
+        micro_batches: Most tiles of a rank in the pipeline at once.
+        uncut: The tiles that were cut into sub-tiles, so that there are as many; None: none were.
+        cell_px: Side of the cells of which the survey keeps what is labelled there.
+    """
+
+    record: NetworkRecord
+    rule: HaloRule
+    mesh: MeshShape
+    asked: Cut
+    balance: tuple[int, ...]
+    micro_batches: int = 1
+    uncut: Cut | None = None
+    cell_px: int = 0
+
+    def tiling(self, height: int, width: int) -> Tiling:
+        """The tiles of an image or crop; of a small one fewer than were asked for."""
+        unit = self.rule.alignment_px
+        grid = self.asked.grid
+        if grid is not None:
+            grid = min(grid[0], -(-height // unit)), min(grid[1], -(-width // unit))
+        return cut(height, width, Cut(grid, self.asked.size_px), self.rule)
+
+
+def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan:
+    """Decide how a run is laid out.
+
+    Args:
+        shapes: Bands and size of each image, at the resolution at which it is read.
+
+    Raises:
+        TilenetError: A rule is broken.
+    """
+    bands = shapes[0][0]
+    for path, (others, _) in zip(run.image_paths, shapes, strict=True):
+        if len(others) != len(bands):
+            raise TilenetError(
+                f"all images need the same number of bands ({run.image_paths[0]}: {len(bands)}, "
+                f"{path}: {len(others)}); choose some with bands"
+            )
+    options = network_options(run.network, len(bands), len(run.class_names))
+    layers = unet_layers(options)
+    if run.plan is not None:
+        _check_plan(run, run.plan, options, shapes)
+    epsilon = paper_epsilon_px(run.network, options)
+    record = NetworkRecord(
+        layers=layers,
+        bands=bands,
+        classes=run.class_names,
+        ignore_index=run.ignore_index,
+        mean=(0.0,) * len(bands),
+        std=(1.0,) * len(bands),
+        resolution=run.resolution,
+        nodata=run.nodata,
+        precision=run.precision,
+        epsilon_px=epsilon,
+        band_names=run.band_names,
+    )
+    num_samples = run.batch_size if run.crop_px else min(run.batch_size, len(shapes))
+    keys = run.mesh
+    mesh = choose_mesh(num_ranks, num_samples, keys.replicas, keys.rows, keys.columns)
+    asked = Cut(size_px=run.tiles.size_px)
+    if run.tiles.rows is not None and run.tiles.columns is not None:
+        asked = Cut(grid=(run.tiles.rows, run.tiles.columns))
+    elif run.tiles.size_px is None:
+        asked = Cut(grid=(mesh.rows, mesh.columns))
+    rule = _rule(run, record)
+    plan = RunPlan(record, rule, mesh, asked, balance=(), micro_batches=run.micro_batches)
+    sizes = _sizes(run, shapes)
+    shape = mesh.replicas, mesh.rows, mesh.columns
+    for size in sizes:
+        reason = obstacle(layers, plan.tiling(*size).grid, shape, run.halo_mode)
+        if reason is not None:
+            raise TilenetError(reason)
+    # The last step of an epoch of whole images has what is left.
+    left = 0 if run.crop_px else len(shapes) % num_samples
+    reason = batch_obstacle(
+        layers,
+        mesh.replicas,
+        [num_samples, left] if left else [num_samples],
+        [plan.tiling(*size).extended for size in sizes],
+    )
+    if reason is not None:
+        raise TilenetError(reason + ", or augment.rotations: false" * run.augment.rotations)
+    largest = max(sizes, key=lambda size: size[0] * size[1])
+
+    def busy(size: tuple[int, int]) -> tuple[int, int]:
+        # Of a long image a rank may have more tiles than of the largest.
+        return _micro_batches(plan, num_samples, size), size[0] * size[1]
+
+    plan = _with_tiles_for_micro_batches(plan, num_samples, max(sizes, key=busy))
+    if "dice" in run.loss_terms:
+        _check_whole_loss(run, plan, num_samples, max(sizes, key=busy))
+    for size in sizes:
+        _check_tiles(run, plan, size)
+    read = plan.tiling(*largest).tiles[0].read
+    balance = run.balance or likely_balance(layers, (read.height, read.width), run.num_partitions)
+    check_balance(balance, len(layers), run.num_partitions)
+    sizes = [size for _, size in shapes]
+    unit = record.context().alignment_px
+    cell_px = cell_side(sizes, len(run.class_names), unit, run.crop_px)
+    return replace(plan, balance=tuple(balance), cell_px=cell_px)
+
+
+def cell_note(run: RunFile, plan: RunPlan) -> str:
+    """That crops are drawn from fewer places than the network would allow; empty: they are not."""
+    unit = plan.record.context().alignment_px
+    if run.crop_px is None or plan.cell_px == unit:
+        return ""
+    return (
+        f"crops start on multiples of {plan.cell_px} px instead of {unit} px, since where labels "
+        f"are in images so large is kept in at most {MOST_CELL_BYTES >> 20} MiB"
+    )
+
+
+def _rule(run: RunFile, record: NetworkRecord) -> HaloRule:
+    """How tiles read: what they own and the halo, or with `exchange` what they own.
+
+    Raises:
+        TilenetError: The halo that was asked for cannot be had.
+    """
+    context = record.context()
+    if run.halo_mode == "exchange":
+        if run.halo != "exact":
+            raise TilenetError(
+                f"with halo_mode: exchange each layer takes just what it needs (halo: {run.halo}); "
+                "leave halo out, or use halo_mode: overlap"
+            )
+        return HaloRule(0, context.alignment_px, exchanged=True)
+    rule = halo_rule(run.halo, context, record.layers, record.epsilon_px)
+    if rule.alignment_px != context.alignment_px and whole_norm(record.layers):
+        raise TilenetError(
+            f"tiles must lie on the network's grid for statistics over whole images (halo: "
+            f"{run.halo}, network.norm_scope: image); use halo: exact, or network.norm_scope: tile"
+        )
+    return rule
+
+
+def _sizes(run: RunFile, shapes: tuple[Shape, ...]) -> list[tuple[int, int]]:
+    """Of the images or crops that are tiled, turned ones too."""
+    crop = run.crop_px or max(max(size) for _, size in shapes)
+    sizes = [(min(crop, size[0]), min(crop, size[1])) for _, size in shapes]
+    return sizes + [size[::-1] for size in sizes if run.augment.rotations and size[0] != size[1]]
+
+
+def _check_plan(run: RunFile, path: str, options: UNetOptions, shapes: tuple[Shape, ...]) -> None:
+    """Refuse a plan of another network, or of smaller images (or crops)."""
+    planned = read_plan(Path(path))
+    for name in (field.name for field in fields(options)):
+        wanted, found = getattr(planned.options, name), getattr(options, name)
+        if wanted != found:
+            raise TilenetError(
+                f"a plan must be of the network that is trained ({name} in {path}: {wanted}, in "
+                f"the run: {found}); plan this network, or change the run"
+            )
+    for size in _sizes(run, shapes):
+        if size[0] > planned.image[0] or size[1] > planned.image[1]:
+            raise TilenetError(
+                f"a plan holds for images up to the size that it was made for ({path}: "
+                f"{planned.image[0]} × {planned.image[1]} px, an image or crop: {size[0]} × "
+                f"{size[1]} px); plan for the largest image"
+                + ", and as it lies after a quarter turn"
+                * run.augment.rotations
+            )
+
+
+def _check_whole_loss(run: RunFile, plan: RunPlan, num_samples: int, size: tuple[int, int]) -> None:
+    """Refuse a loss of whole images where a rank's tiles of a step are not in flight at once."""
+    most = _micro_batches(plan, num_samples, size)
+    if most > plan.micro_batches:
+        raise TilenetError(
+            f"a loss over whole images needs all tiles of a step at once (loss: {run.loss}, "
+            f"micro_batches: {plan.micro_batches}, a rank has {most}); set micro_batches: {most}, "
+            "larger tiles, or loss: ce"
+        )
+
+
+def _micro_batches(plan: RunPlan, num_samples: int, size: tuple[int, int]) -> int:
+    """Most micro-batches that a rank can have in a step on the tiles as they are."""
+    images = -(-num_samples // plan.mesh.replicas)
+    norm = whole_norm(plan.record.layers)
+    if norm == "batch":
+        return 1
+    if norm or plan.rule.exchanged:  # the tiles of an image cannot wait for one another
+        return images
+    return images * most_tiles(plan.mesh, plan.tiling(*size).grid)
+
+
+def _with_tiles_for_micro_batches(
+    plan: RunPlan, num_samples: int, size: tuple[int, int]
+) -> RunPlan:
+    """Cut tiles into sub-tiles where a rank has fewer of them than micro-batches.
+
+    Of all finer grids the one with the least overlap. Sub-tiles are tiles, so nothing else changes.
+
+    Raises:
+        TilenetError: They would become smaller than the alignment, or a norm forbids them.
+    """
+    grid = plan.tiling(*size).grid
+    mesh, wanted = plan.mesh, plan.micro_batches
+    images = -(-num_samples // mesh.replicas)
+    norm = whole_norm(plan.record.layers)
+    whole = norm is not None or plan.rule.exchanged
+    have = _micro_batches(plan, num_samples, size)
+    if have >= wanted:
+        return plan
+    unit = plan.rule.alignment_px
+    most = -(-size[0] // unit), -(-size[1] // unit)
+    finer = [
+        replace(plan, asked=Cut(grid=(grid[0] * a, grid[1] * b)), uncut=plan.asked)
+        for a in range(1, min(2 * wanted, most[0] // grid[0]) + 1)
+        for b in range(1, min(2 * wanted // a, most[1] // grid[1]) + 1)
+        if images * most_tiles(mesh, (grid[0] * a, grid[1] * b)) >= wanted and not whole
+    ]
+    if whole:
+        why = "all tiles of a step" if norm == "batch" else "the tiles of an image"
+        raise TilenetError(
+            f"micro-batches wait for one another, and {why} cannot (micro_batches: {wanted}, "
+            f"network.norm: {norm or 'none'}, halo_mode: "
+            f"{'exchange' if plan.rule.exchanged else 'overlap'}, images of a replica: {images}); "
+            f"set micro_batches: {have}" + (", or a larger batch_size" if norm != "batch" else "")
+        )
+    if not finer:
+        raise TilenetError(
+            f"a rank needs at least as many tiles as micro-batches (micro_batches: {wanted}, tiles "
+            f"of a rank: {have}), and these cannot be cut further; set micro_batches: {have}, or a "
+            "larger batch_size"
+        )
+    return min(finer, key=lambda one: one.tiling(*size).work_ratio)
+
+
+def _check_tiles(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> None:
+    if run.tiles.rows is not None and not run.crop_px:
+        cut(
+            *size, plan.uncut or plan.asked, plan.rule
+        )  # refuses a grid that the user asked for and cannot have
+    tiling, layers = plan.tiling(*size), plan.record.layers
+    height = max(span.read for span in tiling.rows)
+    width = max(span.read for span in tiling.cols)
+    if min(output_size(layers, height), output_size(layers, width)) < 1:
+        raise TilenetError(
+            f"a tile must leave every pooling something (tile: {height} × {width} px, "
+            f"total stride: {plan.record.context().alignment_px} px); make tiles larger"
+        )
+    if plan.rule.exchanged:
+        check_shares(layers, tiling.rows, "rows")
+        check_shares(layers, tiling.cols, "columns")
+    # What a norm takes its statistics of
+    of = (height, width) if whole_norm(layers) is None else tiling.extended
+    check_norms(layers, Window(0, 0, *of))
+    check_map_sizes(layers, height, width)
+    check_weight_bytes(layers)
+
+
+def announce(
+    plan: RunPlan, pipe: Pipe, sample: Sample, steps: int, transport: str, num_ranks: int
+) -> None:
+    """Say, once, what runs, and everything that makes the result approximate.
+
+    Args:
+        sample: An image or crop of the first step.
+        steps: That are still to be made.
+        transport: Which way gradients travel.
+    """
+    mesh, rule = plan.mesh, plan.rule
+    parameters = sum(p.numel() for p in pipe.network.parameters())
+    tiling = plan.tiling(*sample.size)
+    rows, cols = tiling.grid
+    say(
+        f"{len(plan.record.layers)} layers, {parameters:,} parameters; "
+        f"{mesh.replicas} × {mesh.rows} × {mesh.columns} ranks on "
+        f"{pipe.devices[0].type}; "
+        f"{rows} × {cols} tiles, "
+        + ("halo exchanged" if rule.exchanged else f"halo {rule.halo_px} px")
+        + f", work ratio {tiling.work_ratio:.2f}; "
+        f"{steps} steps" + f"; gradients over {transport}" * (num_ranks > 1)
+    )
+    if pipe.checkpointing != "never" or len(pipe.partitions) > 1:
+        balance = "+".join(str(len(partition)) for partition in pipe.partitions)
+        say(
+            f"pipeline: {balance} layers on {', '.join(str(d) for d in pipe.devices)}; at "
+            f"most {plan.micro_batches} micro-batches at once; checkpointing "
+            f"{pipe.checkpointing}"
+        )
+    if plan.uncut is not None:
+        before = replace(plan, asked=plan.uncut)
+        whole = before.tiling(*sample.size)
+        say(
+            f"sub-tiles: {whole.grid[0]} × {whole.grid[1]} tiles are fewer than micro-batches "
+            f"and were cut finer, which raises the work ratio from {whole.work_ratio:.2f} to "
+            f"{tiling.work_ratio:.2f}; images or crops (batch_size) as micro-batches cost none"
+        )
+    if not rule.exact:
+        context = plan.record.context()
+        say(
+            f"approximate: the halo ({rule.halo_px} px) is not the exact one "
+            f"({context.halo_px} px, aligned to {context.alignment_px}), so the result "
+            "depends on the tiles; halo: exact makes it independent"
+        )
+    if norm_context(plan.record.layers) == "tile":
+        say(
+            "approximate: normalisation uses the statistics of each tile (norm_scope: tile), "
+            "so the result depends on the tiles, though not on the ranks"
+        )
+    idle = sum(not tiles_of(mesh.place(rank), mesh, tiling.grid) for rank in range(mesh.num_ranks))
+    if idle:
+        say(f"{idle} of {mesh.num_ranks} ranks have no tile; use fewer ranks or more tiles")
