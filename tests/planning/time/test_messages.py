@@ -16,7 +16,7 @@ from tilenet.planning.estimate import Estimator
 from tilenet.planning.plan import Layout, Question
 from tilenet.planning.time.messages import Link, norm_times, rim_bytes, rim_times
 
-MEASURED = Path(__file__).resolve().parents[2] / "bench" / "results" / "exchange.json"
+MEASURED = Path(__file__).resolve().parents[3] / "bench" / "results" / "exchange.json"
 SIDE = 1024
 COUNTING = Link(message_s=1, latency_s=0, bandwidth=inf)
 

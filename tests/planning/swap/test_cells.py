@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_layer_bytes import Head
+from test_layer import Head
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
