@@ -60,6 +60,15 @@ def test_every_file_that_the_readme_links_to_exists() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+def test_every_file_that_the_architecture_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = {name for name in re.findall(r"`([\w/.]+)`", text) if "/" in name or ".py" in name}
+    assert len(named) > 40
+    assert [
+        one for one in named if not any((ROOT / up / one).exists() for up in ("", "tilenet"))
+    ] == []
+
+
 def test_the_table_of_failures_is_the_one_that_was_measured() -> None:
     text = (ROOT / "docs" / "failures.md").read_text().split("\n## ")[0]
     table = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|")]
