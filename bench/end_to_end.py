@@ -4,7 +4,7 @@
 
 Makes the demo's scene, trains on it and maps it on 2 ranks of one thread, as `SIZE=10000 RANKS=2
 make demo` does. Beside it stand two floors (`end_to_end_floor.py`): the same layers on crops and
-tiles of the same sizes in bare torch on as many processes, on pixels in memory and for ever the
+tiles of the same sizes in bare torch on as many processes, on pixels in memory and forever the
 same; as torch is, and with malloc set to keep large buffers, as tilenet sets it. The two take turns
 after the commands, and what they take is the mean of their turns: training's seconds are the sum
 of what its steps took while the machine was quicker and slower, not of the least. What is above the

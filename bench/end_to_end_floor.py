@@ -5,7 +5,7 @@
 Each rank by itself, on pixels that are in memory and are the same each time: STEPS steps of its
 share of BATCH crops at once (forward, cross-entropy, backward, AdamW), and TILES forward passes
 over H × W. With KEEP of 1 malloc keeps large buffers, as tilenet has it; with 0 it gives them back
-to the system and takes them anew in each layer. No rank talks to another, nothing is read,
+to the system and takes them again in each layer. No rank talks to another, nothing is read,
 standardised, summed or written. Rank 0 prints the slowest rank's seconds of a step and of a tile.
 """
 

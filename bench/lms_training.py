@@ -225,7 +225,7 @@ def peak_of(kind: Kind, place: Place, way: Way, batch: int, side: int) -> int | 
 def seconds_side_by_side(training: Training, ways: list[Way], at_least_s: float) -> list[Seconds]:
     """Least seconds of a step in each way, in turn; what else the machine does only adds to them.
 
-    In each turn a way begins anew, and its first step, which makes the room for what is swapped,
+    In each turn a way starts over, and its first step, which makes the room for what is swapped,
     does not count. Infinite: the device, whose memory is in pieces by now, ran out of it.
 
     Args:

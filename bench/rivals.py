@@ -1,6 +1,6 @@
 """How others split a network: the rules that tilenet's balances are measured against.
 
-`deepspeed` was written anew from the description of DeepSpeed's `partition_balanced`: dynamic
+`deepspeed` was written again from the description of DeepSpeed's `partition_balanced`: dynamic
 programming over (layers, partitions) whose state is the smallest difference between the largest and
 the smallest partition so far. That difference has no optimal substructure.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Write this folder's run files, plans and scripts anew: jobs/regenerate.sh [FOLDER], in an environment
+# Write this folder's run files, plans and scripts again: jobs/regenerate.sh [FOLDER], in an environment
 # with tilenet. It is also how they were made: `tilenet plan` for the machine, then `python -m launch`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,7 +17,7 @@ plan() {
         --machine "$1" "${@:3}" -o "$into/$1/plan.json" >/dev/null
     cat >"$into/$1/run.yaml" <<RUN
 # CHANGE all of it; docs/run-file.md has every key. What is not here, the plan says: ranks, tiles,
-# partitions, micro-batches, precision. With another network, other bands, classes or smaller images: plan anew.
+# partitions, micro-batches, precision. With another network, other bands, classes or smaller images: plan again.
 images: [images/1.tif, images/2.tif, images/3.tif, images/4.tif]
 labels: [labels/1.tif, labels/2.tif, labels/3.tif, labels/4.tif]
 classes: [background, water, forest, field, meadow, road, building, other]

@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
 def _check_script(given: Namespace) -> None:
     if not (given.script or given.submit):
         raise TilenetError(
-            "a range of nodes takes a script, which plans anew for those that are left; add "
+            "a range of nodes takes a script, which plans again for those that are left; add "
             "--script FILE or --submit"
         )
 

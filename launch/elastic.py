@@ -69,6 +69,6 @@ def check_range(placed: Placement, most: int) -> None:
 
 
 def without_nodes(line: list[str]) -> list[str]:
-    """A command line of srun without its nodes and ranks, which each life of the job has anew."""
+    """A command line of srun without its nodes and ranks, which each life of the job has again."""
     skip = {at + more for at, word in enumerate(line) if word in ("-N", "-n") for more in (0, 1)}
     return [word for at, word in enumerate(line) if at not in skip]

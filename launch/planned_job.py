@@ -58,7 +58,7 @@ def read_job(path: Path) -> PlannedJob:
     except (KeyError, TypeError, ValueError) as error:
         raise TilenetError(
             f"{path} must say how many ranks there are and where (mesh, partitions, "
-            f"ranks_per_node: {error}); write it anew with tilenet plan -o"
+            f"ranks_per_node: {error}); write it again with tilenet plan -o"
         ) from error
 
 

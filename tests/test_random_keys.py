@@ -1,4 +1,4 @@
-"""Keyed random numbers: the same for ever, and uniform."""
+"""Keyed random numbers: the same forever, and uniform."""
 
 import hashlib
 

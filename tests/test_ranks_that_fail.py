@@ -73,7 +73,7 @@ def test_the_job_ends(fault: str, reason: str) -> None:
     # ours runs in it. The others are ended all the same.
     assert ended.returncode != 0 or fault == "os._exit(0)"
     assert reason in ended.stderr
-    assert time.monotonic() - began < 50  # the ranks that did not fail wait for ever
+    assert time.monotonic() - began < 50  # the ranks that did not fail wait forever
 
 
 def test_ctrl_c_on_all_ranks_is_said_once_and_ends_with_130() -> None:

@@ -112,4 +112,4 @@ def test_the_job_ends(
     assert reason in ended.stderr
     if reason:
         assert "[rank 1 of 3]" in ended.stderr
-    assert time.monotonic() - began < 60  # mostly to start; the others would wait for ever
+    assert time.monotonic() - began < 60  # mostly to start; the others would wait forever

@@ -188,7 +188,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         if wanted.resume and not resumes:
             requests.release()
             if comm.rank == 0:
-                say("a map in one pass over shares of the ranks is not interrupted: it begins anew")
+                say("a map in one pass over shares of the ranks is not interrupted: it starts over")
         with agreed(comm):
             made_of = None
             if resumes and comm.rank == 0:
@@ -201,7 +201,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         )
         with target as writer:
             if writer is not None and writer.why_anew:
-                say(f"the map begins anew, since what was done of it is {writer.why_anew}")
+                say(f"the map starts over, since what was done of it is {writer.why_anew}")
             resume = MapResume(comm, plan.tiling, writer, requests) if resumes else None
             sink = WritingSink(mapper, comm, writer, window, resume)
             stopped = _work(job, comm, sink, resume)

@@ -195,7 +195,7 @@ def max_memory_active() -> int:
 
 
 def reset_max_memory_active() -> None:
-    """Begin anew at what is active now."""
+    """Start over at what is active now."""
     _statistics().peak_active_bytes = memory_active()
 
 
@@ -205,7 +205,7 @@ def memory_reclaimed() -> int:
 
 
 def reset_memory_reclaimed() -> None:
-    """Begin anew at 0."""
+    """Start over at 0."""
     _statistics().out_bytes = 0
 
 

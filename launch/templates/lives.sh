@@ -1,5 +1,5 @@
 # --- nodes: %%{least} to %%{most}, as many of the job's as answer. Where one dies, the others go on from
-# the last checkpoint, with the plan made anew for them: the same tiles, fewer ranks.
+# the last checkpoint, with the plan made again for them: the same tiles, fewer ranks.
 LEAST=%%{least} RANKS_PER_NODE=%%{per_node}
 PLANNED=$PLAN PLAN=$OUTPUT/plan.now.json
 SRUN=("${LAUNCH[@]}") ONCE=("${ONCE_PER_NODE[@]}") ANSWER=() HEIR=''
@@ -61,7 +61,7 @@ settle() {
 }
 
 # Whether Slurm has let the last step go. One whose ranks end just before Slurm gives their node up
-# it may hold for ever (seen with 22.05), and with it all devices of the job.
+# it may hold forever (seen with 22.05), and with it all devices of the job.
 let_go() {
     local second
     for ((second = 0; second < 90; second++)); do

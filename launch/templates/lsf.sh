@@ -10,7 +10,7 @@
 #BSUB -wt %%{warning_min}
 #BSUB -Q 75
 # CHANGE, here or as options of bsub, which win: project (-P), queue (-q), time (-W). Nodes follow
-# from the plan: for others, plan and write the script anew. -wa, -wt: USR1 comes to this shell so
+# from the plan: for others, plan and write the script again. -wa, -wt: USR1 comes to this shell so
 # many minutes before the limit. -Q: exit code 75 puts the job back into the queue. Both as IBM
 # documents them.
 set -euo pipefail

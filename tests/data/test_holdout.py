@@ -1,4 +1,4 @@
-"""Which blocks are held out: as many as asked for, the same for ever, and with their margins."""
+"""Which blocks are held out: as many as asked for, the same forever, and with their margins."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""Pipes, devices and sockets are refused unopened: they would be waited for, or read for ever."""
+"""Pipes, devices and sockets are refused unopened: they would be waited for, or read forever."""
 
 import json
 import os

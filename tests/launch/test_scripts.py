@@ -1,6 +1,6 @@
 """Job scripts: recorded as whole files, shellcheck, and what may stand in them.
 
-TILENET_RECORD=1 writes tests/launch/recorded/ anew.
+TILENET_RECORD=1 writes tests/launch/recorded/ again.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Maps that are interrupted: what is done is kept, true, and gone on with, or begun anew."""
+"""Maps that are interrupted: what is done is kept, true, and gone on with, or started over."""
 
 import contextlib
 import os

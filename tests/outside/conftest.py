@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SERVE = str(Path(__file__).with_name("serve.py"))
-# Far above the cost of any run here: a rank that waits for ever ends the test, not the day.
+# Far above the cost of any run here: a rank that waits forever ends the test, not the day.
 TIMEOUT_S = 240
 
 

@@ -29,7 +29,7 @@ from tilenet.training.config import RunFile
 from tilenet.training.config_keys import NetworkKeys, ValidationKeys, VectorKeys
 from tilenet.training.statistics import SURVEY, survey_key
 
-USED, ANEW = "statistics and labelled places are those of", "all pixels are looked at anew"
+USED, ANEW = "statistics and labelled places are those of", "all pixels are looked at again"
 Capture = pytest.CaptureFixture[str]
 
 

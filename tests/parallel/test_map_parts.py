@@ -299,7 +299,7 @@ def test_what_was_made_of_something_else_is_made_anew(
     capfd.readouterr()
     (found, _), done = map_of(made, comm, "map.tif", resume=True, **changes)
     said = "".join(comm.allgather(capfd.readouterr().err))
-    assert f"begins anew, since what was done of it is of something else: {why}" in said
+    assert f"starts over, since what was done of it is of something else: {why}" in said
     assert sum(comm.allgather(len(inputs))) == np.prod(done["grid"])
     (wanted, _), _ = map_of(made, comm, "whole.tif", **changes)
     np.testing.assert_array_equal(found, wanted)

@@ -234,7 +234,7 @@ def test_a_run_goes_on_with_the_part_that_it_began_with(
     # what was found of one part is not taken for another's
     for window, words in (
         (whole.window, "places are those of"),
-        ([22, *PART[1:]], "looked at anew"),
+        ([22, *PART[1:]], "looked at again"),
     ):
         capfd.readouterr()
         assert train(replace(whole, window=window), overwrite=True, comm=comm) == 0

@@ -1,7 +1,7 @@
 """The reference: plain PyTorch on the whole image in one process, without tiles or ranks.
 
 It shares with tilenet the network's modules, its first weights and its dropout masks. Pixels,
-statistics, extension, loss, division and update are written anew.
+statistics, extension, loss, division and update are written again.
 """
 
 from dataclasses import dataclass

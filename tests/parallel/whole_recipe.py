@@ -2,7 +2,7 @@
 
 As in whole_image.py: it shares with tilenet the network's modules and first weights, keyed random
 numbers, and where crops lie. Turns, radiometry, losses, weights, clipping and rates are written
-anew.
+again.
 """
 
 from collections.abc import Callable

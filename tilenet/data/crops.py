@@ -197,7 +197,7 @@ class CropPlaces:
 
     @cached_property
     def _counts_of(self) -> dict[int, NDArray[np.int64]]:
-        """Likewise, of each class that some place holds."""
+        """Places of each chunk that hold a class, by class."""
         every = self._flat
         occurring = np.bitwise_or.reduce(every, axis=1)[:, None]
         labels = [n for n in range(8 * len(every)) if has_class(occurring, n)]

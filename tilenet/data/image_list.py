@@ -36,7 +36,7 @@ class ImageList:
 
     Attributes:
         train: Images and their labels, in the order of the list.
-        validation: Likewise.
+        validation: Images that are held out and their labels, in the order of the list.
         num_test: Images that are left out.
         has_splits: Whether there is a column `split`; without it all images are in `train`.
     """

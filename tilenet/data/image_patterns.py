@@ -19,7 +19,7 @@ MOST_IMAGES = 100_000
 MOST_WILDCARDS = 8  # each doubles the ways in which a name may meet them
 MOST_FOLDERS = 20_000
 
-# GeoPackages may hold rasters too; whoever gives labels beside one means the raster.
+# GeoPackages may hold rasters too; where labels are given next to one, the raster is meant.
 LISTS = (".csv", ".geojson", ".json", ".gpkg", ".shp", ".fgb")
 LISTS_OR_RASTERS = (".gpkg",)
 
@@ -116,7 +116,7 @@ def _files(pattern: str) -> dict[tuple[str, ...], str]:
 
 
 def _check_folders(pattern: str) -> None:
-    """Refuse to search for ever: links may lead around in circles, twice as many at each turn.
+    """Refuse to search forever: links may lead around in circles, twice as many at each turn.
 
     Raises:
         TilenetError: Below the folder of `**` lie too many.

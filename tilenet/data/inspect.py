@@ -76,7 +76,7 @@ class Header:
     Attributes:
         num_bytes: Of all its files on disk; None: they are elsewhere.
         size: Height and width of the file's pixels.
-        read_size: Likewise, at the resolution it is read at.
+        read_size: Height and width in pixels of the resolution it is read at.
         crs: Its name; None: there is none.
         unit: Of its coordinates; None without a CRS.
         pixel: Width and height of a pixel at that resolution, along the pixels' own axes.

@@ -50,7 +50,7 @@ class AxisShares:
         stride: Distance between neighbouring input cells, in pixels.
         cells: Of the whole input map.
         edges: Between the ranks' input cells: rank i owns `edges[i]` to `edges[i + 1] − 1`.
-        out_edges: Likewise of the output.
+        out_edges: Between the ranks' output cells, in the same way.
         needs: For each rank the first input cell that its output looks at, and the one behind the
             last; they may lie outside of the map, where the layer sees its border.
     """

@@ -138,7 +138,7 @@ class MapJob:
 
     def wanted(self, comm: "MPI.Intracomm", sink: MapSink) -> list[Tile]:
         """The tiles that have to be computed; not collective."""
-        # Whoever computes a tile wants it, so that all ranks make the same list.
+        # The rank that computes a tile wants it, so that all ranks make the same list.
         return [tile for tile in self.plan.tiling.tiles if sink.wants(comm.rank, tile.own)]
 
     def _tile_by_tile(

@@ -267,7 +267,7 @@ class MapWriter:
         # First: it would speak of the pixels that are overwritten now.
         self._journal.remove()
         if not os.path.isdir(self._raw):
-            # Whatever stands there: a pipe would be waited for.
+            # Whatever it is: a pipe would be waited for.
             Path(self._raw).unlink(missing_ok=True)
         self._dataset = rasterio.open(self._raw, "w", **self._profile)
         self._describe()

@@ -2,7 +2,7 @@
 
 What square grids of tiles cost: the paper's question of how finely to cut.
 
-A plan made anew for another number of nodes, so that a run can go on with those that are left.
+A plan made again for another number of nodes, so that a run can go on with those that are left.
 
 Tiles, halo, batch and precision stay: so does a result that depends on tiles, as with
 `halo: epsilon`.
@@ -184,9 +184,9 @@ ONE_OF = {
 def question_again(path: Path, nodes: int) -> Question:
     """What to ask so that the answer is the plan in `path`, but for so many nodes.
 
-    All that the plan chose is fixed; only the ranks are laid out anew. With `halo_mode: exchange`,
+    All that the plan chose is fixed; only the ranks are laid out again. With `halo_mode: exchange`,
     where each rank holds one tile, the tiles follow from the ranks, which changes no result; how
-    these go through the pipeline is then chosen anew.
+    these go through the pipeline is then chosen again.
 
     Raises:
         TilenetError: It is no plan, or its question is incomplete.
@@ -225,7 +225,7 @@ def question_again(path: Path, nodes: int) -> Question:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TilenetError(
-            f"{path} must say what was asked for ({type(error).__name__}: {error}); write it anew "
+            f"{path} must say what was asked for ({type(error).__name__}: {error}); write it again "
             "with tilenet plan -o"
         ) from error
 

@@ -56,7 +56,7 @@ class Bounds:
         return self._step_s(layout, None)
 
     def seconds_that_fit(self, layout: Layout) -> float:
-        """Likewise, of a plan that fits its devices; infinite where none does."""
+        """At least these seconds takes a plan that fits its devices; infinite where none does."""
         return self._step_s(layout, layout.micro_batches)
 
     def _step_s(self, layout: Layout, micro_batches: int | None) -> float:

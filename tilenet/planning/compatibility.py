@@ -1,7 +1,7 @@
 """What composes with what: layers that need more than their tile need it at that layer.
 
 Tiles that run one after another, or micro-batches of a pipeline, cannot wait for one another at a
-layer. So whoever exchanges rims, or takes statistics over a whole image, needs all tiles of the
+layer. A layer that exchanges halos, or takes statistics over a whole image, needs all tiles of the
 image in flight at once (DESIGN.md, section 7). What may run at once is a micro-batch.
 """
 

@@ -230,7 +230,7 @@ class Search:
         )
 
     def _swapping(self, layout: Layout) -> Plan | None:
-        """Likewise, where tensors go to the host; None too where nothing must."""
+        """The best plan in which tensors go to the host; None: none fits, or nothing has to go."""
         estimator, asked = self.estimator, self.question
         fitting = []
         for balance in self._balances(layout):

@@ -3,7 +3,7 @@
 A rename reaches the disk with the folder, so that both the file and its folder are synced: after
 a power cut there is the old file or the new one, never an empty one or none.
 
-Files that are no pipes, devices or sockets, which would be waited for, or read for ever.
+Files that are no pipes, devices or sockets, which would be waited for, or read forever.
 """
 
 import errno
@@ -80,7 +80,7 @@ def check_name(what: str, path: str | Path) -> None:
 def refuse_special(path: str | Path) -> None:
     """Refuse what is there but neither a file nor a folder; nothing is opened.
 
-    What is not there at all passes: whoever opens it knows better what it may be (/vsicurl/…).
+    What is not there at all passes: GDAL may know what it is (/vsicurl/…).
 
     Raises:
         OSError: It is a pipe, a device or a socket.

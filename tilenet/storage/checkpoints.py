@@ -388,7 +388,7 @@ def newest_whole(run: Path) -> GoingOn:
         more = f"; and {len(broken) - MOST_SAID} more" * (len(broken) > MOST_SAID)
         raise TilenetError(
             f"a run goes on from a whole checkpoint ({shown}{more}); put a copy of one in place, "
-            "or begin anew with --overwrite instead of --resume"
+            "or start over with --overwrite instead of --resume"
         )
     if chosen is None:
         return GoingOn(None, ())

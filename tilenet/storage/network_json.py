@@ -43,7 +43,7 @@ def check_class_names(names: Sequence[str], where: str) -> None:
             )
         if SURROGATE.search(name):
             raise TilenetError(
-                f"a class has a name in UTF-8 ({where}: {name!r}); write it anew in an editor or "
+                f"a class has a name in UTF-8 ({where}: {name!r}); write it again in an editor or "
                 "terminal that writes UTF-8"
             )
 

@@ -42,7 +42,7 @@ class Scalars:
 
     Args:
         run: The run's folder.
-        steps_done: What stands there of later steps is hidden: the run repeats them.
+        steps_done: What it holds of later steps is hidden: the run repeats them.
         warn: Called at most once, with a sentence.
 
     Raises:

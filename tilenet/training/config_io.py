@@ -110,7 +110,7 @@ def check_text(text: str) -> None:
                 if "\0" in event.value:
                     raise UsageError(
                         f"no text of a run file holds a NUL byte (got {event.value!r}); write it "
-                        "anew"
+                        "again"
                     )
             if len(open_nodes) > MOST_DEPTH or total > MOST_VALUES:
                 raise UsageError(
@@ -208,7 +208,7 @@ def parser() -> ArgumentParser:
         "--resume", action="store_true", help="go on from output/last, where it exists"
     )
     made.add_argument(
-        "--overwrite", action="store_true", help="begin anew where output holds a run"
+        "--overwrite", action="store_true", help="start over where output holds a run"
     )
     made.add_argument(
         "--accept-gaps",

@@ -342,7 +342,7 @@ def check_pairs(images: tuple[str, ...], labels: tuple[str, ...], group: str = "
     if wrong:
         raise TilenetError(
             f"a path is not empty and holds no NUL bytes ({group}images or {group}labels: "
-            f"{wrong[0]!r}); write it anew"
+            f"{wrong[0]!r}); write it again"
         )
 
 

@@ -211,7 +211,7 @@ class RunFolder:
         if holds_run and not (resume or overwrite):
             raise TilenetError(
                 f"a run is not overwritten unasked ({self.path} holds one); add --resume to go on "
-                "with it, --overwrite to begin anew, or name another output"
+                "with it, --overwrite to start over, or name another output"
             )
         if not resume:
             return None
@@ -266,7 +266,7 @@ class RunFolder:
                 f"a run goes on with the network that it began with ({self._resumed} has "
                 f"{len(saved.layers)} layers and bands {list(saved.wanted_bands)}, the run file "
                 f"says {len(planned.layers)} and {list(planned.wanted_bands)}, or their options "
-                "differ); restore the run file or begin anew with --overwrite"
+                "differ); restore the run file or start over with --overwrite"
             )
         return replace(planned, mean=saved.mean, std=saved.std)
 
@@ -297,7 +297,7 @@ class RunFolder:
             if progress.get(name) != value:
                 raise TilenetError(
                     f"a run goes on as it began ({name} of {self._resumed}: {progress.get(name)}, "
-                    f"of the run file: {value}); restore the run file, or begin anew with "
+                    f"of the run file: {value}); restore the run file, or start over with "
                     "--overwrite, perhaps with init"
                 )
         path = self._resumed / "weights.safetensors"

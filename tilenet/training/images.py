@@ -89,7 +89,7 @@ class RunImages:
 
     @property
     def all_labels(self) -> list[LabelSource]:
-        """Likewise, before blocks are held out."""
+        """Labels of all images, before blocks are held out."""
         return self.labels + [part.labels for part in self.validation if part.windows is None]
 
     @property

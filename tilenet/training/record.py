@@ -45,7 +45,7 @@ class RunLog:
 
     Args:
         folder: The run's.
-        steps_done: What stands there of later steps is dropped, as are last rows that were cut
+        steps_done: What the tables hold of later steps is dropped, as are last rows that were cut
             off, which is said, and pixels of validations whose scores are not there.
         accept_gaps: Whether rows of steps up to `steps_done` may be missing from the history.
 

@@ -1,6 +1,6 @@
 """The survey of a run's images: the one that its folder keeps, where nothing changed, or a new one.
 
-A survey reads all pixels, which takes long for large images; a run that goes on, or begins anew
+A survey reads all pixels, which takes long for large images; a run that goes on, or starts over
 with another network, would find the same. What a survey found wrong is an error, and never kept.
 """
 
@@ -104,10 +104,10 @@ def _kept(path: Path, key: str) -> Survey | None:
     try:
         kept = load_survey(path, key)
     except TilenetError as error:
-        say(f"all pixels are looked at anew: {error}")
+        say(f"all pixels are looked at again: {error}")
         return None
     if kept is None:
-        say(f"all pixels are looked at anew: files or keys are not those of {path}")
+        say(f"all pixels are looked at again: files or keys are not those of {path}")
     else:
         say(f"statistics and labelled places are those of {path}: files and keys are the same")
     return kept

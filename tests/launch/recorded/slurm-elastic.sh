@@ -14,7 +14,7 @@
 #SBATCH --signal=B:USR1@600
 # CHANGE, here or as options of sbatch, which win: account, partition, time (below twice the seconds
 # of --signal change these too). Nodes, tasks, cores and GPUs follow from the plan: for others, plan
-# and write the script anew. append: a requeued job goes on with its log. signal: USR1 comes to this
+# and write the script again. append: a requeued job goes on with its log. signal: USR1 comes to this
 # shell so many seconds before the limit, or up to a minute earlier.
 set -euo pipefail
 
@@ -187,7 +187,7 @@ stopped() {
 }
 
 # --- nodes: 2 to 4, as many of the job's as answer. Where one dies, the others go on from
-# the last checkpoint, with the plan made anew for them: the same tiles, fewer ranks.
+# the last checkpoint, with the plan made again for them: the same tiles, fewer ranks.
 LEAST=2 RANKS_PER_NODE=2
 PLANNED=$PLAN PLAN=$OUTPUT/plan.now.json
 SRUN=("${LAUNCH[@]}") ONCE=("${ONCE_PER_NODE[@]}") ANSWER=() HEIR=''
@@ -249,7 +249,7 @@ settle() {
 }
 
 # Whether Slurm has let the last step go. One whose ranks end just before Slurm gives their node up
-# it may hold for ever (seen with 22.05), and with it all devices of the job.
+# it may hold forever (seen with 22.05), and with it all devices of the job.
 let_go() {
     local second
     for ((second = 0; second < 90; second++)); do

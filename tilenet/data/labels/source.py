@@ -31,7 +31,7 @@ class LabelSource(ABC):
         path: Their file.
         ignore_index: Label of pixels that do not count.
         height: Of the image, in pixels at the resolution it is read at.
-        width: Likewise.
+        width: Of the image, in the same pixels.
         facts: What GDAL says of the file, where it is a raster.
         factor: Pixels of the file along a side of one that is read, where it is a raster.
     """
@@ -149,7 +149,7 @@ class HeldOutLabels(LabelSource):
     Training sees those away from held-out blocks, validation those inside: two views of one file.
 
     Args:
-        labels: Open; they stay whoever's opened them until this is closed.
+        labels: Open; whatever opened them closes them.
         hidden: Where pixels of a window of the image do not count, (H, W).
     """
 
@@ -184,7 +184,7 @@ class HeldOutLabels(LabelSource):
 
 @dataclass(frozen=True)
 class ValidationImage:
-    """An image, or the held-out parts of one; the files stay those of whoever opened them.
+    """An image, or the held-out parts of one; what opened the files closes them.
 
     Attributes:
         image: Open.

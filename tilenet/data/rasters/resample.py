@@ -188,8 +188,8 @@ def mean_below(
     Args:
         values: (C, H, W).
         valid: (H, W).
-        rows: Of the pixels that are wanted.
-        cols: Likewise.
+        rows: Rows of the pixels that are wanted.
+        cols: Columns of the pixels that are wanted.
 
     Returns:
         Means (C, h, w) in float32 (float64 for float64), 0 where none is valid, and whether one is.

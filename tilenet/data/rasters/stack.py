@@ -276,7 +276,7 @@ class FileStack:
         Args:
             bands: Numbers of the bands that `values` (C, H, W) are of.
             values: Of the window. Where they tell, the file is not asked: it would decode every
-                block anew that does not fit GDAL's cache, as with whole rows of a wide image.
+                block again that does not fit GDAL's cache, as with whole rows of a wide image.
             window: The window.
             size: As in `read`.
 

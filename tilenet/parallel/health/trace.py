@@ -53,7 +53,7 @@ class TraceEvent:
         kind: `kernel`, `gpu_memcpy`, `cpu_op`, `user_annotation` and more.
         name: Of the operator, the kernel, the direction of the copy or the mark.
         start: In seconds since some time that all events of a trace share.
-        stop: Likewise.
+        stop: In seconds since the same time.
         device: Number of the GPU; None: not on one.
         num_bytes: Copied; None: not a copy, or not known.
     """

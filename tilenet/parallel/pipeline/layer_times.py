@@ -22,8 +22,8 @@ class LayerSeconds:
     """Medians over several runs.
 
     Attributes:
-        forward_s: Of one sample.
-        backward_s: Likewise, gradients of the weights and of the input together.
+        forward_s: Seconds of one sample's forward.
+        backward_s: Seconds of its backward: gradients of the weights and of the input.
     """
 
     forward_s: float

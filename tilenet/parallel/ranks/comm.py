@@ -102,7 +102,7 @@ def _begin_once() -> None:
 def agreed(comm: "MPI.Comm") -> Generator[None, None, None]:
     """Have all ranks raise what one of them raised. Collective at the end of the block.
 
-    A rank that raised alone would leave the others waiting in their next message for ever. The
+    A rank that raised alone would leave the others waiting in their next message forever. The
     block itself must not communicate.
 
     Raises:

@@ -8,7 +8,7 @@ Why so: one MPI call for all gradients takes 2–3 times as long as pieces that 
 non-blocking call makes no progress while Python computes, and MPI's own progress threads take half
 of the cores. Every rank sums the pieces in the same order, whatever order they become ready in.
 Where all ranks share a node's cores and none is left for a helper, there is nothing to hide sums
-behind: they wait for the end of backward, and whoever asks for them makes them itself.
+behind: they wait for the end of backward, and the thread that asks for them makes them.
 
 Whether sums of gradients pay while backward runs, or are made after it.
 

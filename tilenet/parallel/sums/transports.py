@@ -277,7 +277,7 @@ def open_transport(name: str, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -
 
 
 def _check_alike(comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> None:
-    """Ranks that cut otherwise would add wrong numbers to one another, or wait for ever."""
+    """Ranks that cut otherwise would add wrong numbers to one another, or wait forever."""
     devices = list(dict.fromkeys(piece.device for piece in pieces))
     layout = [(p.numel(), str(p.dtype), devices.index(p.device)) for p in pieces]
     first = comm.bcast(layout, root=0)

@@ -3,7 +3,7 @@
 - keep: nothing; they stay.
 - swap: they go out when there are too many, and come back.
 - checkpoint: only the module's inputs stay; the rest is computed again.
-- both: likewise, and the inputs are swapped.
+- both: as checkpoint, and the inputs are swapped.
 """
 
 from collections.abc import Iterator, Sequence

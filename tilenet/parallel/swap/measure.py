@@ -122,15 +122,15 @@ class CellFigures:
     """Of one call of a cell; names and meaning are those of a policy's cells.
 
     Attributes:
-        forward_s: Without the swapper's work.
-        backward_s: Likewise.
+        forward_s: Seconds of its forward, without the swapper's work.
+        backward_s: Seconds of its backward, without the swapper's work.
         input_bytes: Of what comes in, skips that it pops among it; stays where the cell is computed
             again.
         saved_bytes: Of storages that it saves for backward and no cell before it did; parameters
             and buffers left out.
         swapped_bytes: Of these, what the swapper takes.
         forward_bytes: Most in its forward, above what the cells before have saved.
-        backward_bytes: Most in its backward, likewise; what it saved is among them.
+        backward_bytes: Most in its backward, above the same; what it saved is among them.
         may_checkpoint: Whether it leaves its input as it was.
     """
 

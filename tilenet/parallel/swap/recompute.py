@@ -244,7 +244,7 @@ class _CellSkips(OriginTracker):
     Args:
         popped: From outside.
         outside: Gets those that the module stashes for others; None: they are thrown away.
-        cell: The module; None: likewise.
+        cell: The module; None: what it stashes is thrown away.
     """
 
     def __init__(

@@ -101,7 +101,7 @@ class SavedTensor:
     """What autograd holds instead of a tensor whose storage may go out.
 
     Args:
-        tensor: To be built anew, on the same part of the storage and in the same layout.
+        tensor: To be built again, on the same part of the storage and in the same layout.
         watch: On the tensor.
         storage: Of the tensor.
         number: The larger, the sooner backward is expected to need it.

@@ -35,14 +35,14 @@ class SwapStatistics:
     wait_seconds: float = 0.0
 
     def reset(self) -> None:
-        """Begin to count anew; what is alive stays counted."""
+        """Begin to count again; what is alive stays counted."""
         for one in fields(self):
             if one.name not in NOW:
                 setattr(self, one.name, one.default)
         self.note_peaks()
 
     def take(self) -> "SwapCounts":
-        """What was counted since the last reset, and begin anew.
+        """What was counted since the last reset, and start over.
 
         Between steps, when no graph lives: so counts of all steps add up to those of the run.
         """
@@ -56,7 +56,7 @@ class SwapStatistics:
         self.note_host_peak()
 
     def note_host_peak(self) -> None:
-        """Likewise, of what is held elsewhere."""
+        """Count what is held elsewhere, if it is more than ever before."""
         self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
 
 

@@ -65,7 +65,7 @@ class Charges:
     def copies(self, one_device: bool) -> Iterator[None]:
         """Copy between partitions, as torchgpipe does between devices."""
         before = Copy.forward, Copy.backward, SkipTrackerThroughPotals.copy
-        # torchgpipe keeps its empty tensors for ever: fake ones must not meet real ones.
+        # torchgpipe keeps its empty tensors forever: fake ones must not meet real ones.
         phonies = dict(phony._phonies)
         phony._phonies.clear()
 
@@ -109,7 +109,7 @@ class Charges:
 
 
 class NoStore(Store):
-    """Maps without memory wait nowhere, and are made anew."""
+    """Maps without memory wait nowhere, and are made again."""
 
     def takes(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().nbytes() > 0

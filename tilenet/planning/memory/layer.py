@@ -226,7 +226,7 @@ def _run(
         x = _Source.apply(root, notes, "gx") if case.wants_gradient else root.detach().clone()  # type: ignore[no-untyped-call]
         if case.viewed:
             x = x.view(case.shape)
-        # A tracker of its own: the thread's would keep what is stashed for ever.
+        # A tracker of its own: the thread's would keep what is stashed forever.
         with use_skip_tracker(SkipTracker()):
             if case.skip is not None:
                 skip = _Source.apply(other, notes, "gs")  # type: ignore[no-untyped-call]

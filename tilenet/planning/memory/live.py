@@ -73,7 +73,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return owner
 
     def reset_peaks(self) -> None:
-        """Let the peaks begin anew at what lives now."""
+        """Let the peaks start over at what lives now."""
         self.peak = self.current
         self.peak_of = defaultdict(int, self.current_of)
 

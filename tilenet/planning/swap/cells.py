@@ -69,7 +69,7 @@ class CellBytes:
     Attributes:
         left: Stays until its backward.
         forward: Most in its forward, above what the cells before have left as they were chosen.
-        backward: Likewise in its backward.
+        backward: Most bytes in its backward, above the same.
         out: Is copied out.
         early: Of what an earlier cell copied out, what this one's backward needs back already.
     """

@@ -57,7 +57,7 @@ def cells_of(
 
     Args:
         costs: Of the whole network, from `layer_bytes`.
-        times: Likewise.
+        times: Seconds of each layer of the whole network.
         min_bytes: Smaller storages are not swapped.
     """
     sizes = cell_sizes([cost.layer for cost in costs[start:stop]])

@@ -55,7 +55,7 @@ class PartitionSwaps:
         device_bytes: Predicted peak.
         swapped_bytes: That leave its device in a mini-batch.
         forward_s: Seconds that a micro-batch's forward takes longer.
-        backward_s: Likewise, its backward.
+        backward_s: Seconds that a micro-batch's backward takes longer.
     """
 
     cells: tuple[int, ...]

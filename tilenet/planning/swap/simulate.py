@@ -28,7 +28,7 @@ class StepCosts:
         backward_s: Seconds, with recomputation.
         left: Bytes that stay until its backward.
         forward: Most bytes in its forward, with what the cells before have left.
-        backward: Likewise in its backward.
+        backward: Most bytes in its backward, with the same.
         out: Bytes that it copies out.
         back: Bytes that must be back for its backward.
     """

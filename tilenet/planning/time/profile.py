@@ -51,7 +51,7 @@ class Profile:
         height: Rows of the measured tile, pixels.
         width: Columns of the measured tile, pixels.
         layers: In the order in which they run.
-        memory: What was measured of memory, for whoever knows its keys.
+        memory: What was measured of memory, by names that `tilenet profile` gives.
     """
 
     device: str

@@ -29,7 +29,7 @@ class Event:
         micro_batch: Its number, from 0; None for the loss and the update.
         kind: Forward, recomputation, backward, loss or update.
         start_s: Since the step began, seconds.
-        stop_s: Likewise.
+        stop_s: Since the step began, seconds.
     """
 
     partition: int
