@@ -3,12 +3,13 @@
 # make fuzz: spoilt files for as long as EXAMPLES says, with a SEED that is printed.
 # make bench: all benches, or those of BENCH="balance pipeline", and bench/README.md from what they say.
 # make soak: KILLS at random under mpiexec and Slurm, with a SEED; an hour or so for 200.
-# make check: ruff, mypy, the import contract, shellcheck.
+# make check: ruff, mypy, the import contracts, shellcheck, words.
 PYTHON ?= python3
 BIN := .venv/bin
 SIZE ?= 2048
 EXAMPLES ?= 500
 KILLS ?= 200
+BANNED := whoever|anew|for ever|likewise|beside|stands there
 SEED := $(or $(SEED),$(shell date +%s))
 
 .PHONY: install demo test jobs fuzz bench soak check clean
@@ -48,6 +49,7 @@ check: install
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports
 	git ls-files '*.sh' '.ci/run' 'jobs/*' | xargs grep -lE '^#!.*(ba)?sh' | xargs $(BIN)/shellcheck
+	! git grep -nwiE '$(BANNED)' -- tilenet launch docs README.md CONTRIBUTING.md
 
 clean:
 	rm -rf .venv demo/out build dist *.egg-info

@@ -157,7 +157,7 @@ def test_whose_rectangle_is_the_whole_is_said(
     image = image_of(write_raster)  # 120 × 80 m
     other = write_raster(
         "labels.tif",
-        pixels(1, "uint8")[0, :, :30],  # 60 × 80 m, half of them beside the image
+        pixels(1, "uint8")[0, :, :30],  # 60 × 80 m, half of them outside the image
         transform=Affine(2, 0, 5e5 - 30, 0, -2, 4e6),
     )
     (found,) = asked(capfd, image, "--labels", other)

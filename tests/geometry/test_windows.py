@@ -44,7 +44,7 @@ def test_the_window_is_the_smallest_that_covers_the_box(transform: tuple[float, 
 
 @pytest.mark.parametrize("transform", [UPRIGHT, (0.1, 0.0, -7.3, 0.0, -0.1, 46.2)])
 def test_a_box_of_whole_pixels_is_those_pixels(transform: tuple[float, ...]) -> None:
-    """0.1 is no binary fraction: corners come out a little beside the pixels' edges."""
+    """0.1 is no binary fraction: corners come out a little off the pixels' edges."""
     for row, col, height, width in [(0, 0, 70, 90), (3, 7, 11, 13), (69, 89, 1, 1), (1, 2, 3, 4)]:
         left, top = place(transform, row, col)
         right, bottom = place(transform, row + height, col + width)

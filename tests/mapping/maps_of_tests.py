@@ -31,7 +31,7 @@ def values_of(kind: MapKind, size: tuple[int, int], seed: int = 2) -> np.ndarray
 
 
 def written(kind: MapKind) -> list[str]:
-    """The files of a map: GDAL keeps names of values in a file beside it."""
+    """The files of a map: GDAL keeps names of values in a file next to it."""
     return ["map.tif"] + ["map.tif.aux.xml"] * (kind.bands == 1)
 
 

@@ -190,7 +190,7 @@ def test_a_line_that_was_cut_off_is_as_if_it_were_not_there(
 def test_a_full_disk_keeps_what_is_done(
     write_raster: Write, small_disk: Callable[[int], Path]
 ) -> None:
-    """There is room for the pixels, but not for the finished map beside them."""
+    """There is room for the pixels, but not for the finished map next to them."""
     kind = SCORES
     values = values_of(kind, (700, 1101))
     with like(write_raster, (700, 1101)) as source:

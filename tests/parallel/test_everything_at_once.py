@@ -23,7 +23,7 @@ from tilenet.training.config_keys import MeshKeys, VectorKeys
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
-# No multiples of anything, and so large beside the halo, 12 px, that no tile reads all.
+# No multiples of anything, and so large against the halo, 12 px, that no tile reads all.
 SIZES = [(61, 83), (66, 58)]
 NETWORK = replace(KEYS, convolutions=1)
 POLYGONS_OF = {"rasters": VectorKeys(), "polygons": POLYGONS}

@@ -1,4 +1,4 @@
-"""A survey is kept beside its run, and used where nothing changed that it depends on."""
+"""A survey is kept next to its run, and used where nothing changed that it depends on."""
 
 import os
 from collections.abc import Callable
@@ -226,7 +226,7 @@ def test_the_key_tells_whatever_a_survey_depends_on(shared_path: Path) -> None:
     turned = replace(run, images=run.image_paths[::-1], labels=run.label_paths[::-1])
     assert key_of(turned) != first
     image, seen = Path(run.image_paths[1]), {first}
-    # sizes, dates, and what lies beside a file
+    # sizes, dates, and what lies next to a file
     os.utime(image, ns=(0, image.stat().st_mtime_ns + 1))
     seen.add(key_of(run))
     with rasterio.open(image) as file:

@@ -1,4 +1,4 @@
-"""A headless Chromium: the machine's, or Debian's package unpacked beside the tests.
+"""A headless Chromium: the machine's, or Debian's package unpacked next to the tests.
 
 Nothing is installed: the packages that apt would install are fetched once and unpacked in a folder.
 """

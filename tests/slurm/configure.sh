@@ -16,7 +16,7 @@ head="head(10.77.0.1)"
 port=26817
 if [ -e "$folder/plain" ]; then
     head="$(hostname -s)(127.0.0.1)"
-    port=$((20000 + $$ % 10000)) # another cluster may stand beside it
+    port=$((20000 + $$ % 10000)) # another cluster may stand next to it
 fi
 {
     cat <<CONF

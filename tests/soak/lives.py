@@ -258,7 +258,7 @@ def _processes(mark: str) -> list[int]:
 
 
 def _rank(process: int) -> int | None:
-    """The rank that a process is; None: it is a launcher, or something beside a rank."""
+    """The rank that a process is; None: it is a launcher, or something next to a rank."""
     if b"tilenet" not in _read(str(process), "cmdline").split(b"\0")[1:4]:
         return None
     if not _name(process).startswith("python"):

@@ -150,7 +150,7 @@ def is_trained(run: Path) -> bool:
 
 
 def is_mapped(run: Path) -> bool:
-    """Whether the map is there, and nothing is left beside it."""
+    """Whether the map is there, and nothing is left next to it."""
     return stands(run).mapped and not any(run.glob(f".{MAP}.*"))
 
 

@@ -136,7 +136,7 @@ def test_steps_stay_within_their_limits(tmp_path: Path, mode: Any) -> None:
         assert not plan.idle
         fitting += 1
         peaks, moved = measured(case, plan, tmp_path)
-        # Of a cell that swaps beside one that keeps, what both have saved may go too, in vain.
+        # Of a cell that swaps next to one that keeps, what both have saved may go too, in vain.
         swapping = any("swap" in part.actions for part in plan.partitions)
         assert moved >= plan.swapped_bytes if swapping else moved == plan.swapped_bytes
         for part, peak in zip(plan.partitions, peaks, strict=True):

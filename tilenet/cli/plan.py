@@ -301,7 +301,7 @@ def _check_alone(arguments: Sequence[str]) -> None:
     for word in arguments:
         name = word.partition("=")[0]
         if name.startswith("--") and name not in ("--again", "--nodes", "--out", "--json"):
-            raise UsageError(f"beside --again stand only --nodes, -o and --json, not {name}")
+            raise UsageError(f"with --again only --nodes, -o and --json may be given, not {name}")
 
 
 def _positive(name: str, value: float) -> Any:

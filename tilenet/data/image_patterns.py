@@ -32,7 +32,7 @@ def is_list_file(path: str, *, with_labels: bool = False) -> bool:
     """Whether a file is a list of images, by its ending.
 
     Args:
-        with_labels: Whether labels are given beside it.
+        with_labels: Whether labels are given next to it.
     """
     ending = PurePath(path).suffix.lower()
     return ending in LISTS and not (with_labels and ending in LISTS_OR_RASTERS)

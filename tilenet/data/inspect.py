@@ -258,7 +258,7 @@ def describe(
     """Facts about an image, as they are printed with --json. Collective, where ranks are given.
 
     Never raises what is the user's to mend: `refused` then holds the sentence, and what was found
-    before stands beside it.
+    before stands next to it.
 
     Args:
         labels_path: Of its labels; None: it has none.

@@ -116,7 +116,7 @@ def window_of_bbox(
         image: Its name, for errors.
 
     Raises:
-        TilenetError: The box is empty, not finite, or lies beside the image.
+        TilenetError: The box is empty, not finite, or lies outside the image.
     """
     said = ",".join(f"{value:.10g}" for value in bbox)
     if len(bbox) != 4 or not all(abs(value) < FAR for value in bbox):

@@ -44,8 +44,8 @@ class CountingSink:
             return True
         rows, cols, heights, widths = self._windows.reshape(-1, 4).T
         below = (rows < window.row + window.height) & (window.row < rows + heights)
-        beside = (cols < window.col + window.width) & (window.col < cols + widths)
-        return bool((below & beside).any())
+        across = (cols < window.col + window.width) & (window.col < cols + widths)
+        return bool((below & across).any())
 
     def take(self, rank: int, window: Window, computed: Computed | None) -> None:
         """Count a piece.

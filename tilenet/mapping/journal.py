@@ -1,4 +1,4 @@
-"""What is done of a map: lines of JSON beside it, each true once it is written.
+"""What is done of a map: lines of JSON next to it, each true once it is written.
 
 The first line says what the map is made of, the second what its file begins with; the others name
 tiles that are on the disk, with checksums of their pixels, and sums that were found on the way to

@@ -94,7 +94,7 @@ def copy_to_cog(raw: str, cog: str, *, classes: bool) -> None:
 
 
 def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
-    """Put a finished map in its place, with the names of its values in GDAL's file beside it.
+    """Put a finished map in its place, with the names of its values in GDAL's file next to it.
 
     What an older map left there, names and statistics, would be taken for this one's.
 
@@ -103,7 +103,7 @@ def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
         path: Its place.
         categories: Meanings of the values 0, 1, …; empty: they have none.
     """
-    beside, names = f"{path}.aux.xml", f"{aside}.names"
+    side_file, names = f"{path}.aux.xml", f"{aside}.names"
     try:
         if categories:
             named = "".join(f"<Category>{escape(name)}</Category>" for name in categories)
@@ -112,11 +112,11 @@ def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
                     '<PAMDataset><PAMRasterBand band="1"><CategoryNames>'
                     f"{named}</CategoryNames></PAMRasterBand></PAMDataset>\n"
                 )
-        if os.path.exists(beside):
-            os.remove(beside)
+        if os.path.exists(side_file):
+            os.remove(side_file)
         put(aside, path)
         if categories:
-            put(names, beside)
+            put(names, side_file)
     finally:
         if os.path.exists(names):
             os.remove(names)
@@ -183,7 +183,7 @@ def check_target(path: str, *, overwrite: bool, image: str | None = None) -> Non
 
 
 def map_lock(path: str, say: Callable[[str], None]) -> Lock:
-    """The right to write a map, beside which other jobs would write the same files.
+    """The right to write a map, next to which other jobs would write the same files.
 
     Args:
         say: Called with a sentence where it takes long to see whether another job lives.

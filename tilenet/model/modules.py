@@ -65,7 +65,8 @@ def block_max(x: Tensor) -> Tensor:
     """The maximum of each block of 2 × 2 cells; (B, C, H, W) to (B, C, H // 2, W // 2).
 
     Of equal cells the first in the order of rows gets the gradient, as torch has it. A gradient
-    that is infinite makes NaN of the cells beside, where torch has 0; `where` would take longer.
+    that is infinite makes NaN of the cells next to it, where torch has 0; `where` would take
+    longer.
     """
     if not (torch.is_grad_enabled() and x.requires_grad):
         return _maximum(x)  # a map without backward does not keep its input

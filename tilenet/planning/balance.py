@@ -33,7 +33,7 @@ def block_seconds(
         layer_times: Of each of the n layers.
         transfer_s: Seconds to hand a map over in front of each layer, and behind the last: n + 1
             values. A block is charged for its input and for the gradient of its output; that is
-            cautious, since copies can run beside the computation.
+            cautious, since copies can run during the computation.
 
     Returns:
         Shape (n + 1, n + 1), infinite where the block is empty.

@@ -1,6 +1,6 @@
 """What a layout is predicted to cost: seconds and bytes.
 
-Bytes that the ranks of a node need of its memory, beside what stands on devices.
+Bytes that the ranks of a node need of its memory, besides what is on devices.
 """
 
 from dataclasses import dataclass, replace

@@ -84,7 +84,7 @@ def chart(axes: Axes, alt: str, labels: tuple[str, str], *parts: Markup) -> Mark
     Args:
         axes: Its scales.
         alt: What it shows, in words.
-        labels: Below and beside it.
+        labels: Below and next to it.
         parts: What is drawn within.
     """
     return tag(
@@ -246,7 +246,7 @@ def curves(
     Args:
         lines: At least one of them with a finite value.
         alt: The chart in words.
-        unit: What is drawn, beside it.
+        unit: What is drawn, next to it.
         mark: A point to name.
         from_zero: Whether the lowest value that is shown is 0.
         log: Whether logarithms are drawn; None: where values differ so much.
@@ -465,17 +465,17 @@ def _figure(width: float, height: float) -> "Figure":
 
 
 def _write(figure: "Figure", path: Path) -> None:
-    """Write beside the target and rename, so that no half picture is ever there."""
+    """Write next to the target and rename, so that no half picture is ever there."""
     path = Path(path)
     ending = path.suffix.removeprefix(".").lower() or "png"
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        figure.savefig(beside, format=ending)
-        beside.replace(path)
+        figure.savefig(part, format=ending)
+        part.replace(path)
     except (OSError, ValueError) as error:  # ValueError: an ending that matplotlib does not know
         raise TilenetError(
             f"the picture must go where it can be written, as png, pdf or svg ({path}: {error}); "
             "choose another path"
         ) from error
     finally:
-        beside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)

@@ -91,7 +91,7 @@ def section(title: str, *parts: object) -> Markup:
 
 
 def note(sentence: str) -> Markup:
-    """A sentence beside figures: what is not there and why, or what they mean."""
+    """A sentence next to figures: what is not there and why, or what they mean."""
     return tag("p", sentence, class_="note")
 
 

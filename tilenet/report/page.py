@@ -206,7 +206,7 @@ def _pairs(names: Sequence[str], matrix: NDArray[np.int64]) -> Markup:
 
 
 def _colour(share: float, right: bool) -> str:
-    """White to green on the diagonal, white to red beside it; text on it stays readable."""
+    """White to green on the diagonal, white to red off it; text on it stays readable."""
     strong = (0, 158, 115) if right else (213, 94, 0)
     mixed = [round(255 - (255 - part) * 0.75 * share**0.5) for part in strong]
     return f"rgb({mixed[0]},{mixed[1]},{mixed[2]})"

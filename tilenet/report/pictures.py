@@ -98,7 +98,7 @@ def overlaid(
 
 
 def outline(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Pixels beside, above or below one of another label, on both sides."""
+    """Pixels left of, right of, above or below one of another label, on both sides."""
     edges = np.zeros(labels.shape, np.bool_)
     rows = labels[1:] != labels[:-1]
     cols = labels[:, 1:] != labels[:, :-1]

@@ -1,4 +1,4 @@
-"""A few places: image, label, map and errors beside one another."""
+"""A few places: image, label, map and errors next to one another."""
 
 import time
 from contextlib import ExitStack

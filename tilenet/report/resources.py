@@ -66,8 +66,9 @@ def time_spent(view: RunView) -> Markup:
     if history.column("exchange_seconds") is None:
         drawn.append(note("This run did not count exchanges; they are in compute."))
     if view.validation is not None:
-        beside = view.validation.seconds("seconds")
-        drawn.append(note(f"Beside the steps: {len(beside):,} validations, {beside.sum():,.1f} s."))
+        seconds = view.validation.seconds("seconds")
+        said = f"{len(seconds):,} validations, {seconds.sum():,.1f} s"
+        drawn.append(note(f"Besides the steps: {said}."))
     return section("Time", *drawn)
 
 
@@ -96,7 +97,7 @@ def _shares(steps: NDArray[np.float64], parts: Mapping[str, NDArray[np.float64]]
 
 
 def _ranks(view: RunView) -> Markup | None:
-    """Ranks beside one another, so that a slow one is seen."""
+    """Ranks next to one another, so that a slow one is seen."""
     timings = view.timings
     try:
         ranks = timings["ranks"]

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their target, then renamed.
+"""Files that are whole or not there: written next to their target, then renamed.
 
 A rename reaches the disk with the folder, so that both the file and its folder are synced: after
 a power cut there is the old file or the new one, never an empty one or none.

@@ -1,4 +1,4 @@
-"""`network.json`: all that is needed, beside the weights, to make maps.
+"""`network.json`: all that is needed, besides the weights, to make maps.
 
 Names of classes, as maps, tables and pages may hold them.
 """
@@ -21,7 +21,7 @@ __all__ = ["NetworkRecord", "check_class_names", "names_in_map"]
 MOST_BYTES = 4 << 20
 
 # What XML 1.0 cannot hold at all, not even escaped, and the ends of lines and tabs, which it
-# changes. GDAL keeps names as XML, beside a map and in it.
+# changes. GDAL keeps names as XML, next to a map and in it.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ufffe\uffff]")
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -49,7 +49,7 @@ def check_class_names(names: Sequence[str], where: str) -> None:
 
 
 def names_in_map(path: str, tags: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of a map's values 0, 1, …: those in GDAL's file beside it, else in its tags; or none.
+    """Names of a map's values 0, 1, …: those in GDAL's file next to it, else in its tags; or none.
 
     Args:
         path: Of the map.

@@ -1,4 +1,4 @@
-"""Scalars of a run for TensorBoard, in a folder beside its tables.
+"""Scalars of a run for TensorBoard, in a folder next to its tables.
 
 Written here and not by TensorBoard's own writer: that one has a thread, in which a full disk is an
 error that nobody catches, and a queue at which the steps would wait. A file is a sequence of

@@ -207,7 +207,7 @@ class AugmentKeys:
 
 @dataclass(frozen=True)
 class CheckpointKeys:
-    """Which checkpoints stay, beside the last and the best one."""
+    """Which checkpoints stay, besides the last and the best one."""
 
     keep: int = 2
 

@@ -177,7 +177,7 @@ def keep_run(
     validation: Sequence[ValidationImage],
     layout: Sequence[str],
 ) -> None:
-    """Write both files beside the checkpoints; on rank 0.
+    """Write both files next to the checkpoints; on rank 0.
 
     Args:
         run: As it was asked for, with the values of its plan and of the command line.

@@ -132,7 +132,7 @@ class Labels(LabelSource):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files that are read, with masks and whatever else lies beside them."""
+        """All files that are read, with masks and whatever else lies next to them."""
         return self._raster.files
 
     @property

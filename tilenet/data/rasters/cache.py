@@ -226,7 +226,7 @@ class StagedBlocks:
         return arrays
 
     def _place(self, row: int, col: int, count: int) -> Window:
-        """Pixels of so many blocks beside one another."""
+        """Pixels of so many blocks next to one another."""
         top, left = row * BLOCK_PX, col * BLOCK_PX
         width = min(count * BLOCK_PX, self._size[1] - left)
         return Window(top, left, min(BLOCK_PX, self._size[0] - top), width)

@@ -169,7 +169,7 @@ class Raster:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files that are read, with masks and whatever else lies beside them."""
+        """All files that are read, with masks and whatever else lies next to them."""
         return self._files.files
 
     @property

@@ -1,7 +1,7 @@
 """Pipes and devices among the files that GDAL opens with a raster or vector.
 
 It waits for a pipe, and reads a device for as long as that gives bytes. So they are looked for
-before it opens anything: the file itself, what lies beside it under its name, and what virtual
+before it opens anything: the file itself, what lies next to it under its name, and what virtual
 rasters name, one in the other.
 
 The files of this file system that a name for GDAL leads to, whatever stands before and after.
@@ -67,7 +67,7 @@ def _there(path: str) -> str | None:
 
 # Not named after the image: what describes products of some satellites, and Esri's grids.
 OF_PRODUCTS = re.compile(r"summary\.txt|metadata\.dim|(?:dim|rpc|hdr).*\.(?:xml|txt)|.*\.adf")
-BEGUN_SO = ("", ".aux.xml", ".ovr", ".msk")  # a file, and those beside it that may name others
+BEGUN_SO = ("", ".aux.xml", ".ovr", ".msk")  # a file, and those next to it that may name others
 VIRTUAL = re.compile(rb"<(?:VRTDataset|OGRVRTDataSource|GDALTileIndexDataset)")
 NAMED = re.compile(r">\s*([^<>]{1,4096}?)\s*<|\"([^\"<>\n]{1,4096})\"|'([^'<>\n]{1,4096})'")
 NUMBER = re.compile(r"[-+.,\deE\s]*")
@@ -168,8 +168,8 @@ def _beside(path: str) -> str | None:
     folder, base = os.path.split(path)
     listing = _listed(folder or ".")
     for name in _belonging(listing, base) if listing.names else ():
-        if _is_waited_for(beside := os.path.join(folder, name)):
-            return beside
+        if _is_waited_for(side_file := os.path.join(folder, name)):
+            return next to
     return None
 
 
@@ -218,7 +218,7 @@ def _is_plain(entry: "os.DirEntry[str]") -> bool:
 
 
 def _is_waited_for(path: str) -> bool:
-    """Not a socket, which cannot be opened and does no harm beside a file."""
+    """Not a socket, which cannot be opened and does no harm next to a file."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -241,7 +241,7 @@ def _special_in(folder: str) -> str | None:
 
 
 def _named_by(path: str) -> list[str]:
-    """Files that are named in a file, or in one beside it."""
+    """Files that are named in a file, or in one next to it."""
     folder = os.path.dirname(path)
     found: dict[str, None] = {}
     for ending in BEGUN_SO:

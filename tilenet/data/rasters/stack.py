@@ -218,7 +218,7 @@ class FileStack:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files that are read, with masks and whatever else lies beside them."""
+        """All files that are read, with masks and whatever else lies next to them."""
         return tuple(str(path) for dataset in self._datasets for path in dataset.files)
 
     @property

@@ -320,7 +320,7 @@ class TraceRecorder:
         if self._profile is None or self._recording or not self._left:
             return
         try:
-            # A folder of its own, for the profiler leaves pieces beside what it cannot write.
+            # A folder of its own, for the profiler leaves pieces next to what it cannot write.
             with TemporaryDirectory(prefix=".trace-", dir=self._folder) as aside:
                 raw = Path(aside) / "trace.json"
                 self._profile.export_chrome_trace(str(raw))

@@ -30,7 +30,7 @@ PROGRAM = Path(__file__).with_name("watchdog_process.py")
 class Watchdog:
     """Ends this rank when `hang_seconds` pass without a sign of life.
 
-    A process beside the rank keeps the time: a thread would need the interpreter, which mpi4py's
+    A process next to the rank keeps the time: a thread would need the interpreter, which mpi4py's
     pickled allreduce, among others, keeps locked while it waits. The stacks are dumped by a signal
     handler that does not need it either. Not by faulthandler's own timer: there is one per process,
     and test runners use it.
@@ -68,7 +68,7 @@ class Watchdog:
         except OSError as error:
             os.close(self._dumps)
             raise TilenetError(
-                f"the watchdog is a process beside each rank, which must start ({self.who}: "
+                f"the watchdog is a process next to each rank, which must start ({self.who}: "
                 f"{error.strerror}); permit more processes, or set {self._key}: 0"
             ) from error
         finally:

@@ -1,4 +1,4 @@
-"""The watchdog's process beside a rank: watchdog_process.py PID WHO SIGNAL GRACE KEY.
+"""The watchdog's process next to a rank: watchdog_process.py PID WHO SIGNAL GRACE KEY.
 
 Stands outside the rank, because MPI calls may keep the rank's interpreter locked while they wait.
 Stdin brings `SECONDS WHAT` lines from the rank PID: what must end, and within how long. When that

@@ -41,7 +41,7 @@ __all__ = [
 
 
 class OwnStreams:
-    """One stream per device, beside the one that backward fills."""
+    """One stream per device, next to the one that backward fills."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}

@@ -1,9 +1,9 @@
 """Copies of storages in host memory or in a file: sent, fetched as often as needed, given back.
 
-Copies run beside the computation where there is a device; the memory of what leaves is held until
+Copies run during the computation where there is a device; the memory of what leaves is held until
 its copy is done, and only few copies are under way at a time.
 
-Copies between a device and its host, beside what the device computes.
+Copies between a device and its host, while the device computes.
 
 Each direction has a stream of its own, so that both lanes of the link are used. Events order them
 with the computation, and not `record_stream` alone: with it memory comes back at times that nobody

@@ -54,7 +54,7 @@ class Slabs(ABC):
     def __init__(self, limit_bytes: int | None = None, slab_bytes: int = 64 * MIB) -> None:
         self._limit_bytes, self._slab_bytes = limit_bytes, slab_bytes
         self._slabs: list[Tensor] = []
-        self._free: list[Part] = []  # in order, none beside the next
+        self._free: list[Part] = []  # in order, none next to the next
         self.used_bytes = 0
         self.total_bytes = 0
 

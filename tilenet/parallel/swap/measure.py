@@ -378,7 +378,7 @@ class Scratch:
         self._known: dict[str, int] = {}
 
     def __call__(self, func: Any, args: Any, kwargs: dict[str, Any]) -> int:
-        """Most bytes that the operation takes beside what it is given and what it returns."""
+        """Most bytes that the operation takes besides what it is given and what it returns."""
         if func not in MEASURED:
             return 0
         key = str((func, tree_map(_shape, args), kwargs))

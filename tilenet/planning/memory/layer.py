@@ -69,7 +69,7 @@ class LayerBytes:
         output: The map that goes out.
         elements: Of the output.
         in_place: Whether the output lies where the input lay.
-        saved: Kept for backward beside input and output.
+        saved: Kept for backward besides input and output.
         keeps_input: Whether backward needs the input.
         keeps_output: Whether backward needs the output.
         forward: Most bytes above what lived before, the output among them.

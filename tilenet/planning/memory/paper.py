@@ -5,7 +5,7 @@ With n_f base channels, n_c convolutions per level and d cells lost per convolut
     E_l  = I_l² + 2^l n_f Σ_{i=1..n_c} (I_l − i·d)²
     D_l′ = 2^l′ n_f (2 I_l′² + Σ_{i=1..n_c} (I_l′ − i·d)²),   l′ = L − l
 
-are the elements of the encoder's level l and of the decoder's part beside it. A first look, and
+are the elements of the encoder's level l and of the decoder's part next to it. A first look, and
 what the paper draws; `layer_bytes` knows the network that really runs.
 """
 

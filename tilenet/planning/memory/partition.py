@@ -454,7 +454,7 @@ def block_bytes(
 
 
 def _others_waiting(many: int, distance: int) -> int:
-    """Micro-batches, beside the one under way, whose skip gradient waits for the stash.
+    """Micro-batches, besides the one under way, whose skip gradient waits for the stash.
 
     The partition that pops is `distance` partitions ahead in backward.
     """

@@ -170,7 +170,7 @@ class _Block:
 def _of_skips(
     skips: Sequence[Skip], start: int, stop: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Gradients of skips that wait beside each layer's backward, and maps beside its forward.
+    """Gradients of skips that wait during each layer's backward, and maps during its forward.
 
     Gradients wait from the pop's backward to the stash's, or for the whole block where one of the
     two is elsewhere; maps of other partitions' stashes wait for their pop.

@@ -216,7 +216,7 @@ def _chosen(
     cells = cells_of(costs, speeds.times, start, stop, speeds.min_bytes)
     many = 1 if again else micro_batches
     kept = predict(cells, ["keep"] * len(cells), speeds.bandwidth, many)
-    # Beside what cells hold there are terms that no action changes.
+    # Besides what cells hold there are terms that no action changes.
     rest = size.total - kept.peak_bytes
     # Of a micro-batch that is computed again nothing lives long enough to be swapped.
     allowed: Sequence[Action] = ("keep", "checkpoint") if again else ALL
@@ -234,7 +234,7 @@ def _acting(
     choice: Choice,
     micro_batches: int,
 ) -> PartitionSwaps:
-    """A partition that does as chosen, beside what no action changes."""
+    """A partition that does as chosen, besides what no action changes."""
     return PartitionSwaps(
         cells=cell_sizes([cost.layer for cost in costs[slice(*edge)]]),
         actions=choice.actions,

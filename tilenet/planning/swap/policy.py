@@ -385,7 +385,7 @@ def choose(
 
     Args:
         limit_bytes: For the cells; the fixed bytes are taken off already.
-        allowed: Actions beside keep.
+        allowed: Actions besides keep.
     """
     names = tuple(action for action in ALL if action in allowed)
     # Looked at first: a planner asks for many blocks that have no chance.

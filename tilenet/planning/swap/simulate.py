@@ -1,4 +1,4 @@
-"""How long a partition computes for a step while maps are copied out and back beside it.
+"""How long a partition computes for a step while maps are copied out and back meanwhile.
 
 Forward of all micro-batches, then backward in reverse of both, as GPipe has it inside of one
 partition. Copies out run one after another on a lane of their own, in the order of forward; copies
@@ -110,7 +110,7 @@ class _Forward:
         self._under_way = 0
 
     def wait_for_room(self, num_bytes: int) -> None:
-        """Wait for copies until so many bytes fit beside those that go on."""
+        """Wait for copies until so many bytes fit next to those that continue."""
         while self._first < len(self.ends) and (
             num_bytes + self._under_way > self.limit
             or len(self.ends) - self._first > MOST_IN_FLIGHT

@@ -3,7 +3,7 @@
 Every device runs its share of the forward, then for each micro-batch from the last to the first its
 recomputation R, if it is checkpointed, and its backward B. R waits for nothing but the device, so
 that it fills the time until the gradient arrives (torchgpipe's `checkpoint.py`: Recompute precedes
-Checkpoint's gradient). So it is on GPUs, whose queues are filled ahead; copies run beside the
+Checkpoint's gradient). So it is on GPUs, whose queues are filled ahead; copies run during the
 computation, one at a time in each direction over a boundary.
 """
 
