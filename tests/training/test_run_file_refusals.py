@@ -153,7 +153,7 @@ def test_an_empty_group_is_its_defaults_or_a_usage_error(tmp_path: Path, text: s
         ({"crop_px": 0}, "crop_px must be at least 1"),
         ({"classes": 1}, "at least two classes"),
         ({"classes": ["sea"]}, "at least two classes"),
-        ({"classes": ["sea", "a b", "ice", "a b"]}, r"name of its own.*'a b' stands there 2 times"),
+        ({"classes": ["sea", "a b", "ice", "a b"]}, r"name of its own.*'a b' is there 2 times"),
         ({"ignore_index": 1}, r"may not be a class \(ignore_index: 1, classes: 0 to 1\)"),
         ({"ignore_index": 0}, r"may not be a class \(ignore_index: 0, classes: 0 to 1\)"),
         ({"vectors": VectorKeys(burn=2)}, r"\(vectors.burn: 2, classes: 0 to 1, ignore_index: 255"),

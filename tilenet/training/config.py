@@ -248,7 +248,7 @@ def _check(run: RunFile) -> None:
     if times > 1:
         raise TilenetError(
             f"each class has a name of its own, by which scores are told apart (classes: {name!r} "
-            f"stands there {times} times); name them apart, or give only their number"
+            f"is there {times} times); name them apart, or give only their number"
         )
     if 0 <= run.ignore_index < len(run.class_names):
         raise TilenetError(

@@ -68,7 +68,8 @@ def test_a_limit_makes_copies_wait() -> None:
     found = predict(cells, ["swap", "swap", "keep"], 10.0, limit_bytes=60)
     # The second's forward begins when the first's copy is out, at 7; the second's goes from 11 to
     # 13 while the third's runs, to 16. Its way back is hidden: 16 to 18. The first's would have
-    # been at 22, but waits for room until 36, when the second is done: 34, and comes from there to 38.
+    # been at 22, but waits for room until 36, when the second is done: 34, and comes from there to
+    # 38.
     assert found.seconds == 16 + 10 + 8 + 4 + 6
     assert found.peak_bytes == 60
 

@@ -169,7 +169,7 @@ def _beside(path: str) -> str | None:
     listing = _listed(folder or ".")
     for name in _belonging(listing, base) if listing.names else ():
         if _is_waited_for(side_file := os.path.join(folder, name)):
-            return next to
+            return side_file
     return None
 
 
