@@ -5,7 +5,7 @@ import torch
 from mpi4py import MPI
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.parallel.ranks import comm as mesh
+from tilenet.parallel.ranks import devices
 from tilenet.parallel.ranks.comm import STEP_SIZES, agreed, world
 from tilenet.parallel.ranks.devices import NodePlace, choose_devices, node_place
 
@@ -38,7 +38,7 @@ def test_nobody_raises_where_nobody_did(comm: MPI.Intracomm) -> None:
 def test_places_count_the_ranks_of_a_node_and_gather_what_each_sees(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh, "visible_gpus", lambda: (f"GPU-{comm.rank}", "GPU-9"))
+    monkeypatch.setattr(devices, "visible_gpus", lambda: (f"GPU-{comm.rank}", "GPU-9"))
     places = comm.allgather(node_place(comm, "auto"))
     shown = tuple((f"GPU-{rank}", "GPU-9") for rank in range(comm.size))
     assert places == [NodePlace(rank, comm.size, shown) for rank in range(comm.size)]
@@ -47,14 +47,14 @@ def test_places_count_the_ranks_of_a_node_and_gather_what_each_sees(
 def test_ranks_that_compute_on_the_cpu_do_not_look_for_gpus(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh, "visible_gpus", lambda: pytest.fail("this starts CUDA"))
+    monkeypatch.setattr(devices, "visible_gpus", lambda: pytest.fail("this starts CUDA"))
     assert node_place(comm, "cpu").shown == ((),) * comm.size
 
 
 def test_two_ranks_on_one_gpu_are_refused_on_both(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh, "visible_gpus", lambda: ("GPU-a",))
+    monkeypatch.setattr(devices, "visible_gpus", lambda: ("GPU-a",))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     place = node_place(comm, "cuda")
     if comm.size == 1:
