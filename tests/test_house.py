@@ -101,10 +101,10 @@ def test_the_table_of_disturbances_is_the_one_that_was_measured() -> None:
     ]
 
 
-def test_the_readme_prints_what_the_halo_calculator_prints(
+def test_the_guide_prints_what_the_halo_calculator_prints(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    blocks = (ROOT / "README.md").read_text().split("```")
+    blocks = (ROOT / "docs" / "halo.md").read_text().split("```")
     block = next(b for b in blocks if b.strip().startswith("$ tilenet halo"))
     command, *shown = block.strip().splitlines()
     assert main(command.split()[2:]) == 0
@@ -114,10 +114,10 @@ def test_the_readme_prints_what_the_halo_calculator_prints(
     assert [line for line in lines if line not in printed] == []
 
 
-def test_the_readme_prints_what_the_planner_prints(
+def test_the_guide_prints_what_the_planner_prints(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks = (ROOT / "README.md").read_text().split("```")
+    blocks = (ROOT / "docs" / "large-networks.md").read_text().split("```")
     block = next(b for b in blocks if b.strip().startswith("$ tilenet plan"))
     command, *shown = block.strip().splitlines()
     monkeypatch.chdir(tmp_path)
