@@ -20,7 +20,7 @@ from tilenet.data.inspect import header_of
 from tilenet.data.labels.open import open_labels
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.geometry.windows import Window
+from tilenet.geometry.windows import Part, Window
 from tilenet.mapping.writer import MapKind, MapWriter
 
 Write = Callable[..., str]
