@@ -14,7 +14,7 @@
 #SBATCH --signal=B:USR1@600
 # CHANGE, here or as options of sbatch, which win: account, partition, time (below twice the seconds
 # of --signal change these too). Nodes, tasks, cores and GPUs follow from the plan: for others, plan
-# and write the script anew. append: a requeued job goes on with its log. signal: USR1 comes to this
+# and write the script again. append: a requeued job goes on with its log. signal: USR1 comes to this
 # shell so many seconds before the limit, or up to a minute earlier.
 set -euo pipefail
 
