@@ -73,9 +73,11 @@ def _meet(item: pytest.Item) -> None:
     while not met.Test():
         failed = item.stash.get(FAILED, None)
         if failed and time.monotonic() - began > ALONE_SECONDS:
-            print(f"[rank {BARRIER.rank} of {BARRIER.size}] {failed}", file=sys.__stderr__)
-            sys.__stderr__.flush()
-            BARRIER.Abort(1)
+            capture = item.config.pluginmanager.getplugin("capturemanager")
+            with capture.global_and_fixture_disabled():
+                print(f"[rank {BARRIER.rank} of {BARRIER.size}] {failed}", file=sys.stderr)
+                sys.stderr.flush()
+                BARRIER.Abort(1)
         if time.monotonic() - began > 0.01:
             time.sleep(0.001)  # ranks share cores
 
