@@ -23,10 +23,11 @@ from tilenet import swapping as lms
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule, owned
 from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.model.choices import Checkpointing
 from tilenet.model.loss import cross_entropy, pixel_weight
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
-from tilenet.parallel.pipeline.pipe import Checkpointing, Pipe
+from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.pipeline.skip_store import HostStore
 from tilenet.parallel.swap.copies import HostCopies
 from tilenet.parallel.swap.statistics import SwapStatistics

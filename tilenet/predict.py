@@ -21,6 +21,7 @@ from tilenet.mapping.job import MapJob, Mapper, Output, WritingSink, decide_map
 from tilenet.mapping.journal import file_facts, hash_of
 from tilenet.mapping.resume import MapResume
 from tilenet.mapping.writer import MapWriter, check_target, journal_of, map_lock
+from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import build_network, check_weight_count, load_weights
 from tilenet.parallel.health.progress import peak_bytes, say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
@@ -135,7 +136,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
                 )
             devices = choose_devices(wanted.device, place, wanted.partitions)
             precision = wanted.precision or record.precision
-            dtype = torch.float64 if precision == "float64" else torch.float32
+            dtype = parameter_dtype(precision)
             weights = load_tensors(folder / "weights.safetensors")
             check_weight_count(record.layers, weights, str(folder))
             network = build_network(record.layers, dtype=dtype)

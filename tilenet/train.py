@@ -20,6 +20,7 @@ from tilenet.data.schedule import Sample, balanced_weights
 from tilenet.data.survey import share_collars
 from tilenet.data.survey_record import Survey
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.model.choices import parameter_dtype
 from tilenet.model.loss import LossScale
 from tilenet.model.network import Network, build_network
 from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
@@ -225,7 +226,7 @@ class _Job:
         self.watchdog, self.stop = watchdog, stop
         watchdog.arm("the start of the run", SLOW)
         self.images, self.labels = opened.images, opened.labels
-        self.dtype = torch.float64 if run.precision == "float64" else torch.float32
+        self.dtype = parameter_dtype(run.precision)
         place = node_place(comm, run.device)
         with agreed(comm):
             devices = choose_devices(run.device, place, run.num_partitions)

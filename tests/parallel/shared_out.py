@@ -11,10 +11,11 @@ from torch import Tensor
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.ownership import tiling_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut
+from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
-from tilenet.parallel.exchange.network import HaloMode, spatial_network
-from tilenet.parallel.pipeline.pipe import Checkpointing, Pipe
+from tilenet.parallel.exchange.network import spatial_network
+from tilenet.parallel.pipeline.pipe import Pipe
 
 CPU = torch.device("cpu")
 

@@ -14,6 +14,7 @@ from tilenet.geometry.halo import context_of
 from tilenet.geometry.tiles import check_norms
 from tilenet.geometry.unet import unet_layers
 from tilenet.geometry.windows import Window
+from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import build_network
 from tilenet.parallel.pipeline.layer_times import measure_layers
 from tilenet.parallel.ranks.devices import NodePlace, choose_devices
@@ -62,7 +63,7 @@ def profile(given: Namespace) -> Profile:
     if given.repeats < 1:
         raise TilenetError(f"repeats must be at least 1 (repeats: {given.repeats}); 5 is usual")
     (device,) = choose_devices(given.device, NodePlace(0, 1))
-    dtype = torch.float64 if given.precision == "float64" else torch.float32
+    dtype = parameter_dtype(given.precision)
     try:
         network = build_network(layers, dtype=dtype, device=device).train()
         image = torch.randn(1, options.bands, height, width, dtype=dtype, device=device)

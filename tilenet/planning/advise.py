@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tilenet.errors import TilenetError
+from tilenet.model.choices import Checkpointing
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.machines import PRECISIONS, checked_machine
 from tilenet.planning.memory.partition import OPTIMIZER_STATES
-from tilenet.planning.plan import Checkpointing, Layout, Plan, Question, read_plan
+from tilenet.planning.plan import Layout, Plan, Question, read_plan
 from tilenet.planning.search import Search
 
 __all__ = ["question_again", "sweep", "why_nothing_fits"]

@@ -6,16 +6,15 @@ image in flight at once (DESIGN.md, section 7). What may run at once is a micro-
 """
 
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Layer, Norm
+from tilenet.model.choices import HaloMode
 
 __all__ = ["batch_obstacle", "needs_all_tiles", "obstacle", "stacks", "whole_norm"]
 
 T = TypeVar("T")
-
-HaloMode = Literal["overlap", "exchange"]
 
 
 def whole_norm(layers: tuple[Layer, ...]) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions
+from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.planning.machines import Machine
 from tilenet.planning.swap.plan import SwapPlan
 from tilenet.planning.time.profile import Profile
@@ -24,7 +25,6 @@ __all__ = [
     "write_plan",
 ]
 
-Checkpointing = Literal["always", "except_last", "never"]
 VERSION = 1
 MOST_BYTES = 64 << 20
 
@@ -67,7 +67,7 @@ class Question:
     precision: str = "float32"
     optimizer: str = "adamw"
     halo: int | str = "exact"
-    halo_mode: Literal["overlap", "exchange"] = "overlap"
+    halo_mode: HaloMode = "overlap"
     grid: tuple[int, int] | None = None
     tile_px: int | None = None
     partitions: int | None = None

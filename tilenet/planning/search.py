@@ -11,11 +11,12 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.halo import output_size
 from tilenet.geometry.tiles import Cut, check_norms, cut
 from tilenet.geometry.windows import Window
+from tilenet.model.choices import Checkpointing
 from tilenet.planning.balance import check_balance, least_bytes, least_time
 from tilenet.planning.bounds import Bounds
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.layer import LARGEST_MAP, largest_map
-from tilenet.planning.plan import Checkpointing, Layout, Plan, Question
+from tilenet.planning.plan import Layout, Plan, Question
 
 __all__ = ["Search"]
 

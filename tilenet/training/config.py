@@ -13,6 +13,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.unet import PAPER_LEVELS, PRESETS, UNetOptions
 from tilenet.geometry.windows import Part
+from tilenet.model.choices import Checkpointing, HaloMode, Precision
 from tilenet.planning.estimate import READ_AHEAD
 from tilenet.storage.network_json import check_class_names
 from tilenet.training.config_keys import (
@@ -59,14 +60,14 @@ class RunFile:
     mesh: MeshKeys = field(default_factory=MeshKeys)
     tiles: TileKeys = field(default_factory=TileKeys)
     halo: Halo = "exact"
-    halo_mode: Literal["overlap", "exchange"] = "overlap"
+    halo_mode: HaloMode = "overlap"
     exchange_from: Literal["auto", "host", "device"] = "auto"
     partitions: int | None = None
     balance: list[int] | None = None
     micro_batches: int = 1
     read_ahead: int = READ_AHEAD
     cache_dir: str | None = None
-    checkpointing: Literal["always", "except_last", "never"] = "never"
+    checkpointing: Checkpointing = "never"
     swap: Literal["off", "auto", "all"] | bool = "off"
     swapping: SwappingKeys = field(default_factory=SwappingKeys)
     steps: int | None = None
@@ -81,7 +82,7 @@ class RunFile:
     focal_gamma: float = 2.0
     class_weights: list[float] | Literal["auto"] | None = None
     seed: int = 0
-    precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    precision: Precision = "float32"
     device: Literal["auto", "cpu", "cuda"] | list[str] = "auto"
     gradients: GradientKeys = field(default_factory=GradientKeys)
     init: str | None = None

@@ -24,6 +24,7 @@ from tilenet.errors import AgreedError
 from tilenet.geometry.tiles import halo_rule
 from tilenet.mapping.count import CountingSink
 from tilenet.mapping.job import MapJob, Mapper, decide_map
+from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, network_to_score
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
@@ -94,7 +95,7 @@ class Validation:
         self.run, self.record, self.images = run, record, images
         self.balance, self.devices = balance, devices
         self.watchdog, self.comm = watchdog, comm
-        self.dtype = torch.float64 if run.precision == "float64" else torch.float32
+        self.dtype = parameter_dtype(run.precision)
         context = record.context()
         if whole := [one for one in images if one.windows is None]:
             # What is wrong with them is found before the first step, not after an epoch.

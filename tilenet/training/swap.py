@@ -21,6 +21,7 @@ import torch
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer
+from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import build_network
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.pipeline.layer_times import measure_layers
@@ -200,7 +201,7 @@ def _shares(
 def _measured(
     layers: tuple[Layer, ...], load: Load, precision: str, device: torch.device
 ) -> tuple[LayerTime, ...]:
-    dtype = torch.float64 if precision == "float64" else torch.float32
+    dtype = parameter_dtype(precision)
     network = build_network(layers, dtype=dtype, device=device).train()
     shape = (load.stacked, layers[0].in_channels, *load.tile)
     found = measure_layers(network, torch.randn(shape, dtype=dtype, device=device), precision, 1)

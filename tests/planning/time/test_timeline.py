@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilenet.errors import TilenetError
-from tilenet.planning.time.timeline import Checkpointing, Event, Timeline, simulate, table
+from tilenet.model.choices import Checkpointing
+from tilenet.planning.time.timeline import Event, Timeline, simulate, table
 
 # Y. Huang et al., "GPipe", 2019, figure 2(c), its devices from the top to the bottom, the loss in a
 # slot of its own

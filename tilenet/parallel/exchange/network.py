@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from tilenet.geometry.layers import Layer, Norm
 from tilenet.geometry.ownership import own_cells
+from tilenet.model.choices import HaloMode
 from tilenet.model.network import Network
 from tilenet.parallel.exchange.layers import Surroundings, here, spatial_layer
 from tilenet.parallel.exchange.norm import Cells, WholeImageNorm
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = ["SpatialNetwork", "spatial_network"]
-
-HaloMode = Literal["overlap", "exchange"]
 
 
 class SpatialNetwork(Network):

@@ -11,8 +11,8 @@ from torchgpipe.microbatch import Batch
 from torchgpipe.skip import Namespace
 from torchgpipe.skip.tracker import SkipTracker, use_skip_tracker
 
+from tilenet.model.choices import AUTOCAST
 from tilenet.model.network import Network
-from tilenet.parallel.pipeline.pipe import AUTOCAST
 
 __all__ = ["LayerSeconds", "measure_layers"]
 

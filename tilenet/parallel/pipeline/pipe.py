@@ -19,7 +19,7 @@ samples come from: dropout masks depend on it, and exchanges between ranks.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,15 +29,12 @@ from torchgpipe.skip.layout import inspect_skip_layout
 from torchgpipe.stream import new_stream, use_device, use_stream
 from torchgpipe.worker import spawn_workers
 
+from tilenet.model.choices import AUTOCAST, Checkpointing
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin, OriginTracker
 from tilenet.parallel.pipeline.skip_store import Store, StoringQueue, StoringTracker
 
-__all__ = ["Checkpointing", "Partition", "Pipe"]
-
-Checkpointing = Literal["always", "except_last", "never"]
-
-AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+__all__ = ["Partition", "Pipe"]
 
 
 class Partition(nn.Sequential):

@@ -26,10 +26,11 @@ from torchgpipe.skip.tracker import SkipTrackerThroughPotals
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Layer
+from tilenet.model.choices import Checkpointing, parameter_dtype
 from tilenet.model.modules import MaskKey
 from tilenet.model.network import Network, build_layer, build_network
 from tilenet.model.skips import Origin
-from tilenet.parallel.pipeline.pipe import Checkpointing, Pipe
+from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.pipeline.skip_store import Store
 from tilenet.planning.memory.layer import check_map_sizes
 from tilenet.planning.memory.live import LiveBytes, ScratchRule
@@ -212,7 +213,7 @@ def dry_run(
     for partition in pipe.partitions:
         partition.device = CPU
     with FakeTensorMode():
-        dtype = torch.float64 if precision == "float64" else torch.float32
+        dtype = parameter_dtype(precision)
         for part in network.modules():
             for name, tensor in list(part.named_parameters(recurse=False)):
                 part.register_parameter(name, nn.Parameter(torch.empty(tensor.shape, dtype=dtype)))
@@ -248,7 +249,7 @@ def measured_run(
         acting: Entered with the pipe around the step, to let its cells swap.
         count: Without, nothing is counted, so that a profiler sees the bare step.
     """
-    dtype = torch.float64 if precision == "float64" else torch.float32
+    dtype = parameter_dtype(precision)
     network = build_network(layers, dtype=dtype)
     devices = [CPU] * len(balance)
     pipe = Pipe(network, balance, devices, checkpointing, precision, inline=True, cells=cells)

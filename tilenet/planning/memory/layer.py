@@ -18,7 +18,7 @@ import weakref
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Activation, Conv, Layer, Pool, Pop, Stash, Upsample
 from tilenet.geometry.ownership import takes_copy
+from tilenet.model.choices import AUTOCAST, HaloMode, parameter_dtype
 from tilenet.model.modules import MaskKey
 from tilenet.model.network import build_layer
 from tilenet.model.skips import stash_layer
@@ -46,15 +47,7 @@ __all__ = [
     "largest_map",
     "layer_bytes",
     "measure",
-    "parameter_dtype",
 ]
-
-AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def parameter_dtype(precision: str) -> torch.dtype:
-    """Dtype of parameters and input; autocast makes the rest of it."""
-    return torch.float64 if precision == "float64" else torch.float32
 
 
 @dataclass(frozen=True)
@@ -290,7 +283,6 @@ def _run(
     return cost, dtype, is_view
 
 
-HaloMode = Literal["overlap", "exchange"]
 LARGEST_MAP = 2**31
 
 

@@ -21,18 +21,17 @@ computed at one time, since a planner asks for all of them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Layer, Pop, Stash
+from tilenet.model.choices import Checkpointing
 from tilenet.planning.memory.layer import LayerBytes
 
 __all__ = [
     "OPTIMIZER_STATES",
-    "Checkpointing",
     "PartitionBytes",
     "Skip",
     "Walk",
@@ -42,8 +41,6 @@ __all__ = [
     "inference_bytes",
     "partition_bytes",
 ]
-
-Checkpointing = Literal["always", "except_last", "never"]
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+from tilenet.model.choices import Checkpointing
 from tilenet.planning.memory.layer import LayerBytes
 from tilenet.planning.memory.partition import (
-    Checkpointing,
     PartitionBytes,
     find_skips,
     partition_bytes,

@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Literal
 
 from tilenet.errors import TilenetError
+from tilenet.model.choices import Checkpointing
 
-__all__ = ["Checkpointing", "Event", "Timeline", "simulate", "table"]
+__all__ = ["Event", "Timeline", "simulate", "table"]
 
-Checkpointing = Literal["always", "except_last", "never"]
 Kind = Literal["F", "R", "B", "loss", "update"]
 
 

@@ -1,0 +1,23 @@
+"""How a network is computed: the choices that run files, plans and pipelines share."""
+
+from typing import Literal
+
+import torch
+
+__all__ = ["AUTOCAST", "Checkpointing", "HaloMode", "Precision", "parameter_dtype"]
+
+HaloMode = Literal["overlap", "exchange"]
+"""How tiles get their context: they read it, or layers exchange halos."""
+
+Checkpointing = Literal["always", "except_last", "never"]
+"""Which micro-batches keep their input only and are computed again in backward."""
+
+Precision = Literal["float32", "float64", "bfloat16", "float16"]
+"""The last two under autocast, with parameters in float32."""
+
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def parameter_dtype(precision: str) -> torch.dtype:
+    """Dtype of parameters and input; autocast makes the rest of it."""
+    return torch.float64 if precision == "float64" else torch.float32
