@@ -155,7 +155,7 @@ def test_validation_sees_what_training_does_not(comm: MPI.Intracomm, shared_path
     held = held_out(scenes[:2], other)
     with ExitStack() as stack:
         opened = open_images(replace(run, validation=other), stack)
-        parts = hold_out(replace(run, validation=other), opened, CONTEXT_PX, comm)
+        parts = hold_out(opened, other, len(run.class_names), run.seed, CONTEXT_PX, comm)
         assert [part.path for part in parts.all_images] == [str(scene.image) for scene in scenes]
         whole, *blocks = parts.validation
         assert (whole.image.path, whole.windows) == (str(scenes[2].image), None)

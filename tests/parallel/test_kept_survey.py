@@ -27,7 +27,8 @@ from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.train import train
 from tilenet.training.config import RunFile
 from tilenet.training.config_keys import NetworkKeys, ValidationKeys, VectorKeys
-from tilenet.training.statistics import SURVEY, survey_key
+from tilenet.training.images import RunImages
+from tilenet.training.survey import SURVEY, survey_key
 
 USED, ANEW = "statistics and labelled places are those of", "all pixels are looked at again"
 Capture = pytest.CaptureFixture[str]
@@ -256,7 +257,8 @@ def key_of(
         pairs = zip(run.label_paths, images, strict=True)
         labels = [stack.enter_context(Labels(path, image, 255)) for path, image in pairs]
         context = context_of(unet_layers(options))
-        return survey_key(run, images, labels, context, context.alignment_px, held_out)
+        opened = RunImages(images, labels, [], held_out)
+        return survey_key(opened, context, context.alignment_px, run.reading)
 
 
 @pytest.mark.ranks(1)

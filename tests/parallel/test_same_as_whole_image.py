@@ -183,7 +183,7 @@ def test_all_ranks_hold_the_same_weights_to_the_last_bit(
 
     class Watching(module._Job):
         def _save(self, *arguments: Any, **options: Any) -> None:
-            held.append({k: v.clone() for k, v in self.network.state_dict().items()})
+            held.append({k: v.clone() for k, v in self.network.network.state_dict().items()})
             super()._save(*arguments, **options)
 
     original = module._Job

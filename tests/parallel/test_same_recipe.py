@@ -246,7 +246,7 @@ def test_memory_is_planned_for_turned_images(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = []
-    monkeypatch.setattr(train_module, "decide_swaps", lambda *given: loads.append(given[3]))
+    monkeypatch.setattr(train_module, "decide_swaps", lambda *given: loads.append(given[4]))
     scenes = scenes_of(shared_path, [(51, 83)], comm)
     for seed in range(4):
         for rotations in (False, True):

@@ -66,7 +66,7 @@ def test_rows_add_up_to_the_run_and_ranks_to_what_is_said(
     run = replace(a_run(comm, shared_path), **EVERYTHING)
     assert train(run, comm=comm) == 0
     said, steps = capsys.readouterr().err, rows(run)
-    ranks: list[SwapCounts] = comm.allgather(jobs[0].swapped)
+    ranks: list[SwapCounts] = comm.allgather(jobs[0].account.swaps)
     # the same run once more, in which nothing is reset: its last row has the run's totals
     monkeypatch.setattr(SwapStatistics, "reset", lambda self: None)
     again = replace(run, output=str(shared_path / "again"))

@@ -218,7 +218,7 @@ def test_held_out_blocks_are_scored_as_their_part_of_the_map(
     out = shared_path / "map.tif"
     predict(Prediction(run.output, path, str(out)), comm)
     with ExitStack() as stack:
-        opened = hold_out(run, open_images(run, stack), 21, comm)
+        opened = hold_out(open_images(run, stack), keys, 3, run.seed, 21, comm)
         (block,) = opened.validation
         truth = block.labels.read(block.image.whole)
         with rasterio.open(out) as file:

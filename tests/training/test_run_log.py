@@ -4,7 +4,6 @@ import csv
 import errno
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,20 +11,11 @@ import pytest
 from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.scores import better, scores
 from tilenet.storage.tensorboard import Scalars
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import ValidationKeys
 from tilenet.training.record import RunLog
 from tilenet.training.scoring import Validated
 from tilenet.training.step import StepResult
 
 CLASSES = ["field, wet", "road", "nowhere"]
-
-
-def a_run(folder: Path, **more: Any) -> RunFile:
-    score = more.pop("score", "mean_iou")
-    validation = ValidationKeys(images="v.tif", labels="w.tif", score=score)
-    given = {"classes": CLASSES, "steps": 9, "validation": validation, **more}
-    return RunFile(images="a.tif", labels="b.tif", output=str(folder), **given)
 
 
 def found(seed: int) -> Validated:
@@ -35,8 +25,8 @@ def found(seed: int) -> Validated:
     return Validated(float(rng.random()), matrix, 1.25 * seed)
 
 
-def result(loss: float) -> StepResult:
-    return StepResult(loss, 70.0, 0.5, 0.1, 0.2, SwapCounts(), 0.3, 4096, stop=False)
+def result(loss: float, rate: float = 0.1) -> StepResult:
+    return StepResult(loss, 70.0, rate, 0.5, 0.1, 0.2, SwapCounts(), 0.3, 4096, stop=False)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -52,8 +42,8 @@ def checkpoint(folder: Path, *steps: int) -> None:
 def test_rows_hold_all_scores_to_their_last_bit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = RunLog(tmp_path, a_run(tmp_path), 0)
-    log.step(1, result(0.1), 1 / 3)
+    log = RunLog(tmp_path, CLASSES, "mean_iou", 0)
+    log.step(1, result(0.1, 1 / 3))
     one = found(1)
     log.validation(1, one, best=True)
     log.close()
@@ -84,7 +74,7 @@ def test_rows_hold_all_scores_to_their_last_bit(
 def test_more_than_ten_classes_are_not_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = RunLog(tmp_path, a_run(tmp_path, classes=11), 0)
+    log = RunLog(tmp_path, [str(number) for number in range(11)], "mean_iou", 0)
     matrix = np.random.default_rng(1).integers(1, 50, (11, 12))
     log.validation(1, Validated(0.5, matrix, 1.0), best=False)
     said = capsys.readouterr().err
@@ -95,21 +85,20 @@ def test_more_than_ten_classes_are_not_said(
 
 @pytest.mark.parametrize("score", ["mean_iou", "loss"])
 def test_the_best_is_found_again(tmp_path: Path, score: str) -> None:
-    run = a_run(tmp_path, score=score)
-    log = RunLog(tmp_path, run, 0)
+    log = RunLog(tmp_path, CLASSES, score, 0)
     values = {step: found(step % 4 + 1) for step in range(1, 9)}  # 5 to 8 are 1 to 4 again
     for step, one in values.items():
         log.validation(step, one, best=False)
     log.close()
     checkpoint(tmp_path, *values)
     wanted = sorted(values, key=lambda step: values[step].score(score), reverse=score != "loss")
-    log = RunLog(tmp_path, run, 8, accept_gaps=True)
+    log = RunLog(tmp_path, CLASSES, score, 8, accept_gaps=True)
     assert log.best() == (wanted[0], values[wanted[0]].score(score))
     assert wanted[0] < wanted[1]
     assert [step for step in range(11) if log.has_validation(step)] == list(values)
     log.close()
     # Of steps that are repeated, and of checkpoints that are gone, nothing is known.
-    log = RunLog(tmp_path, run, 4, accept_gaps=True)
+    log = RunLog(tmp_path, CLASSES, score, 4, accept_gaps=True)
     assert not log.has_validation(5)
     for step in wanted[:2]:
         (tmp_path / "checkpoints" / f"step-{step:08d}").rmdir()
@@ -119,7 +108,7 @@ def test_the_best_is_found_again(tmp_path: Path, score: str) -> None:
 
 
 def test_a_loss_that_is_no_number_is_left_out_and_never_the_best(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, a_run(tmp_path, score="loss"), 0)
+    log = RunLog(tmp_path, CLASSES, "loss", 0)
     log.validation(1, Validated(float("nan"), found(1).matrix, 1.0), best=False)
     checkpoint(tmp_path, 1)
     assert rows_of(tmp_path / "validation.csv")[0]["loss"] == ""
@@ -128,7 +117,7 @@ def test_a_loss_that_is_no_number_is_left_out_and_never_the_best(tmp_path: Path)
 
 
 def test_without_validation_there_are_no_tables_of_it(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, a_run(tmp_path, validation=ValidationKeys()), 0)
+    log = RunLog(tmp_path, CLASSES, None, 0)
     assert log.best() is None
     assert not log.has_validation(1)
     log.close()
@@ -145,8 +134,8 @@ def test_of_a_loss_the_smaller_is_better() -> None:
 def test_scalars_hold_what_the_tables_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     added: list[tuple[int, dict[str, float | None]]] = []
     monkeypatch.setattr(Scalars, "add", lambda _, step, values: added.append((step, dict(values))))
-    log = RunLog(tmp_path, a_run(tmp_path, tensorboard=True), 6, accept_gaps=True)
-    log.step(7, result(0.25), 0.125)
+    log = RunLog(tmp_path, CLASSES, "mean_iou", 6, tensorboard=True, accept_gaps=True)
+    log.step(7, result(0.25, 0.125))
     one = found(3)
     log.validation(7, one, best=True)
     log.close()
@@ -163,14 +152,14 @@ def test_scalars_hold_what_the_tables_hold(tmp_path: Path, monkeypatch: pytest.M
 def test_a_run_goes_on_without_scalars_that_find_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = RunLog(tmp_path, a_run(tmp_path, tensorboard=True), 0)
+    log = RunLog(tmp_path, CLASSES, "mean_iou", 0, tensorboard=True)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Scalars, "_write", full)
     for step in (1, 2, 3):
-        log.step(step, result(0.5), 0.1)
+        log.step(step, result(0.5))
     log.close()
     assert [row["step"] for row in rows_of(tmp_path / "history.csv")] == ["1", "2", "3"]
     said = capsys.readouterr().err
@@ -182,9 +171,9 @@ def test_pixels_of_a_validation_that_was_cut_off_are_not_counted_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run is killed between a validation's pixels and its scores, and makes both again."""
-    log = RunLog(tmp_path, a_run(tmp_path), 0)
+    log = RunLog(tmp_path, CLASSES, "mean_iou", 0)
     for step in (1, 2):
-        log.step(step, result(0.1), 0.1)
+        log.step(step, result(0.1))
         log.validation(step, found(step), best=False)
     log.close()
     whole = {path.name: path.read_bytes() for path in tmp_path.glob("*.csv")}
@@ -193,7 +182,7 @@ def test_pixels_of_a_validation_that_was_cut_off_are_not_counted_twice(
         cut = whole["validation.csv"].removesuffix(scores_of_2) + scores_of_2[:length]
         (tmp_path / "validation.csv").write_bytes(cut)
         capsys.readouterr()
-        log = RunLog(tmp_path, a_run(tmp_path), 2)
+        log = RunLog(tmp_path, CLASSES, "mean_iou", 2)
         said = f"the last row of {tmp_path / 'validation.csv'} was cut off"
         assert capsys.readouterr().err.count(said) == (length > 0)
         assert not log.has_validation(2)

@@ -1,6 +1,6 @@
 """Losses as sums over the pixels that a tile owns, so that tiles and ranks can be added.
 
-Loss scaling for float16, whose small gradients would be rounded to zero.
+With float16 a loss is scaled, since small gradients would be rounded to zero.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,15 @@ from torch import Tensor
 
 from tilenet.errors import TilenetError
 
-__all__ = ["LossScale", "cross_entropy", "dice", "dice_sums", "focal", "pixel_weight"]
+__all__ = [
+    "Loss",
+    "LossScale",
+    "cross_entropy",
+    "dice",
+    "dice_sums",
+    "focal",
+    "pixel_weight",
+]
 
 SMOOTHING = 1.0  # pixels; a class that is nowhere, neither labelled nor found, loses nothing
 
@@ -89,6 +97,51 @@ def dice(sums: Tensor) -> Tensor:
     """
     both, found, truth = sums.unbind(dim=-2)
     return 1 - ((2 * both + SMOOTHING) / (found + truth + SMOOTHING)).mean(dim=-1)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a run: a sum over pixels, and perhaps the Dice loss of whole images.
+
+    Attributes:
+        terms: Its summands: `ce`, `focal`, `dice`.
+        num_classes: Classes of the network's output.
+        ignore_index: Label of pixels that do not count.
+        focal_gamma: γ of the focal loss.
+        class_weights: Weight of a pixel by its label; None: 1 for all.
+    """
+
+    terms: tuple[str, ...]
+    num_classes: int
+    ignore_index: int
+    focal_gamma: float = 2.0
+    class_weights: tuple[float, ...] | None = None
+
+    @property
+    def of_images(self) -> bool:
+        """Whether a term is of whole images, so that it needs sums over their tiles."""
+        return "dice" in self.terms
+
+    def of_pixels(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Terms that are sums over the pixels of a tile, in float64; differentiable.
+
+        Args:
+            logits: (B, K, H, W).
+            labels: (B, H, W), int64.
+        """
+        weights = self._weights(logits)
+        if "ce" in self.terms:
+            return cross_entropy(logits, labels, self.ignore_index, weights)
+        if "focal" in self.terms:
+            return focal(logits, labels, self.ignore_index, self.focal_gamma, weights)
+        return torch.zeros((), dtype=torch.float64, device=logits.device)
+
+    def weight(self, logits: Tensor, labels: Tensor) -> float:
+        """Σ w over the pixels that count, by which the sum of a step is divided."""
+        return pixel_weight(labels, self.ignore_index, self._weights(logits))
+
+    def _weights(self, logits: Tensor) -> Tensor | None:
+        return None if self.class_weights is None else logits.new_tensor(self.class_weights)
 
 
 # The loss is a sum over pixels, not a mean: the gradient of each logit is of order 1 by itself, and

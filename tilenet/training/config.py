@@ -14,6 +14,7 @@ from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.unet import PAPER_LEVELS, PRESETS, UNetOptions
 from tilenet.geometry.windows import Part
 from tilenet.model.choices import Checkpointing, HaloMode, Precision
+from tilenet.model.loss import Loss, LossScale
 from tilenet.planning.estimate import READ_AHEAD
 from tilenet.storage.network_json import check_class_names
 from tilenet.training.config_keys import (
@@ -142,6 +143,21 @@ class RunFile:
         """What the loss is the sum of."""
         return tuple(self.loss.split("+"))
 
+    def loss_with(self, class_weights: tuple[float, ...] | None) -> Loss:
+        """The loss, once the weights of the classes are known."""
+        return Loss(
+            self.loss_terms,
+            len(self.class_names),
+            self.ignore_index,
+            self.focal_gamma,
+            class_weights,
+        )
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The first scale of the loss."""
+        return LossScale.of(self.precision)
+
     @property
     def terms(self) -> dict[str, Any]:
         """What must not change when the run goes on from a checkpoint."""
@@ -152,6 +168,18 @@ class RunFile:
             "batch_size": self.batch_size,
             "crop_px": self.crop_px,
             "held_out": self.validation.held_out,
+            "part": None if self.part is None else str(self.part),
+        }
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """What statistics of the same files depend on."""
+        return {
+            "resolution": self.resolution,
+            "nodata": self.nodata,
+            "vectors": repr(asdict(self.vectors)),  # may hold keys of several types
+            "ignore_index": self.ignore_index,
+            "num_classes": len(self.class_names),
             "part": None if self.part is None else str(self.part),
         }
 

@@ -1,15 +1,21 @@
 """Groups of keys of the run file; see docs/run-file.md for each key."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
 
+import torch
+from torch import nn
+
 from tilenet.data.image_patterns import is_list_file
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import TilenetError
+from tilenet.geometry.tiles import Cut
 from tilenet.geometry.unet import NormKind, NormScope, Padding, Upsampling
 from tilenet.geometry.windows import Symmetry, symmetries
+from tilenet.model.inputs import Radiometry
 from tilenet.planning.learning_rate import LearningRate, ScheduleName
 
 __all__ = [
@@ -66,6 +72,13 @@ class TileKeys:
     columns: int | None = None
     size_px: int | None = None
 
+    @property
+    def cut(self) -> Cut | None:
+        """The tiles that are asked for; None: left out."""
+        if self.rows is not None and self.columns is not None:
+            return Cut(grid=(self.rows, self.columns))
+        return None if self.size_px is None else Cut(size_px=self.size_px)
+
 
 @dataclass(frozen=True)
 class GradientKeys:
@@ -73,6 +86,11 @@ class GradientKeys:
 
     transport: Literal["auto", "host", "device", "nccl", "gloo"] = "auto"
     piece_mb: float = 4.0
+
+    @property
+    def piece_bytes(self) -> int:
+        """Size of the pieces that are summed at a time."""
+        return int(self.piece_mb * 2**20)
 
 
 @dataclass(frozen=True)
@@ -85,6 +103,25 @@ class OptimizerKeys:
     weight_decay: float = 0.0
     nesterov: bool = False
     clip_norm: float | None = None
+
+    @property
+    def kind(self) -> str:
+        """The optimizer by what it keeps of each parameter, see `partition_bytes`."""
+        return "sgd-momentum" if self.name == "sgd" and self.momentum else self.name
+
+    def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of some parameters."""
+        # Not foreach: it makes temporary tensors as large as all parameters together.
+        if self.name == "sgd":
+            return torch.optim.SGD(
+                parameters,
+                self.lr,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
+                nesterov=self.nesterov,
+                foreach=False,
+            )
+        return torch.optim.AdamW(parameters, self.lr, weight_decay=self.weight_decay, foreach=False)
 
     def check(self) -> None:
         """Refuse values that make no optimizer.
@@ -188,6 +225,11 @@ class AugmentKeys:
     def symmetries(self) -> tuple[Symmetry, ...]:
         """Of these, one is drawn for each image or crop of a step."""
         return symmetries(flips=self.flips, rotations=self.rotations)
+
+    @property
+    def radiometry(self) -> Radiometry:
+        """How pixel values are altered."""
+        return Radiometry(self.brightness, self.contrast, self.noise)
 
     def check(self) -> None:
         """Refuse amounts that are none.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ from tilenet.errors import TilenetError
 from tilenet.model.loss import LossScale
 from tilenet.model.network import Network, load_weights
 from tilenet.parallel.health import trace
-from tilenet.parallel.health.progress import TIMINGS
+from tilenet.parallel.health.progress import TIMINGS, say
+from tilenet.parallel.health.watchdog import SLOW, Watchdog
+from tilenet.parallel.ranks.comm import agreed
 from tilenet.storage import tensorboard
 from tilenet.storage.atomic import check_name
 from tilenet.storage.checkpoints import (
@@ -29,6 +31,8 @@ from tilenet.storage.checkpoints import (
     checked_checkpoint,
     checkpoint_of_step,
     find_checkpoint,
+    kept_checkpoint,
+    last_step,
     load_json,
     load_tensors,
     mark_best,
@@ -39,6 +43,9 @@ from tilenet.storage.checkpoints import (
 from tilenet.storage.lock import Lock
 from tilenet.storage.network_json import NetworkRecord
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 __all__ = [
     "FACTS",
     "KEPT_RUN_FILE",
@@ -47,6 +54,7 @@ __all__ = [
     "BackgroundSave",
     "RunFolder",
     "check_state",
+    "how_to_resume",
 ]
 
 
@@ -179,6 +187,21 @@ class RunFolder:
     ) -> None:
         if self._lock is not None:
             self._lock.release()
+
+    def open(
+        self, comm: "MPI.Intracomm", watchdog: Watchdog, *, resume: bool, overwrite: bool
+    ) -> None:
+        """Make the folder, lock it, and agree on the checkpoint to resume from. Collective.
+
+        Raises:
+            AgreedError: See `prepare`.
+        """
+        # One rank compares checkpoints with their checksums, and the others wait.
+        watchdog.arm("the look into the run's folder", SLOW)
+        with agreed(comm):
+            found = self.prepare(resume=resume, overwrite=overwrite, say=say)
+        for warning in self.go_on_from(comm.bcast(found)):
+            say(warning)
 
     def prepare(
         self, *, resume: bool, overwrite: bool, say: Callable[[str], None] = print
@@ -343,9 +366,15 @@ class RunFolder:
         CPUs, writing and comparing would take the time from the steps that it saves.
 
         Raises:
-            TilenetError: This one, or the one before, could not be written, or another job has
-                taken over the folder.
+            TilenetError: Weights are not finite, this one or the one before could not be written,
+                or another job has taken over the folder.
         """
+        wrong = [name for name, p in network.named_parameters() if not p.isfinite().all()]
+        if wrong:
+            raise TilenetError(
+                f"weights must stay finite (step {step}: {wrong[0]} and {len(wrong) - 1} more are "
+                f"not); lower optimizer.lr: {kept_checkpoint(self.path)}"
+            )
         if not self._write:
             return
         self.wait()
@@ -392,6 +421,14 @@ class RunFolder:
         checkpoint = checkpoint_of_step(self.path, step)
         if self._write and checkpoint is not None:
             mark_best(self.path, checkpoint, self._keep)
+
+
+def how_to_resume(folder: Path) -> str:
+    """Words for who ended a run: how it goes on."""
+    kept = last_step(folder)
+    if kept is None:
+        return "there was no checkpoint yet: the same command starts from the beginning"
+    return f"the checkpoint of step {kept} is kept: go on with --resume"
 
 
 def in_background(parameter: Tensor) -> bool:

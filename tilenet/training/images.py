@@ -12,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.data.holdout import HeldOut, blocks_of, choose_held_out, labelled_blocks
-from tilenet.data.labels.open import open_labels
+from tilenet.data.labels.open import open_labels, resampling_note
 from tilenet.data.labels.source import HeldOutLabels, LabelSource, ValidationImage
 from tilenet.data.rasters.cache import StagingFolder
 from tilenet.data.rasters.extent import check_units
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import JOIN
 from tilenet.data.rasters.stack import stacked_paths
-from tilenet.data.same_files import SampleFile, check_apart, sample_files
+from tilenet.data.same_files import SampleFile, check_apart, check_same_files, sample_files
+from tilenet.data.survey import share_collars
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.halo import norm_context
 from tilenet.geometry.layers import Layer
@@ -30,15 +31,17 @@ from tilenet.parallel.health.watchdog import NEVER, Watchdog
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import together
 from tilenet.training.config import RunFile
+from tilenet.training.config_keys import ValidationKeys
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
     "RunImages",
+    "agree_on_files",
     "allow_open_files",
-    "held_out_note",
     "hold_out",
+    "image_notes",
     "open_images",
     "staged_on_node",
 ]
@@ -91,6 +94,11 @@ class RunImages:
     def all_labels(self) -> list[LabelSource]:
         """Labels of all images, before blocks are held out."""
         return self.labels + [part.labels for part in self.validation if part.windows is None]
+
+    @property
+    def shapes(self) -> tuple[tuple[tuple[int, ...], tuple[int, int]], ...]:
+        """Bands of each image that is trained on; its height and width."""
+        return tuple((image.bands, image.size) for image in self.images)
 
     @property
     def files(self) -> list[SampleFile]:
@@ -157,9 +165,28 @@ def open_images(
     return opened
 
 
-def hold_out(
-    run: RunFile,
+def agree_on_files(
     opened: RunImages,
+    comm: "MPI.Intracomm",
+    watchdog: Watchdog = NEVER,
+    requests: StopRequests | None = None,
+) -> str:
+    """Look for collars once for all ranks; return a digest of the files. Collective.
+
+    Raises:
+        AgreedError: Ranks do not see the same files.
+        StopAgreed: A rank was asked to stop.
+    """
+    digest = check_same_files(opened.files, comm)
+    share_collars(opened.all_images, comm, watchdog, requests)
+    return digest
+
+
+def hold_out(
+    opened: RunImages,
+    keys: ValidationKeys,
+    num_classes: int,
+    seed: int,
     context_px: int,
     comm: "MPI.Intracomm",
     watchdog: Watchdog = NEVER,
@@ -170,6 +197,8 @@ def hold_out(
     Training does not see their labels, nor those of pixels whose network looks at a held-out one.
 
     Args:
+        keys: Which share of which blocks is held out.
+        seed: Of their choice.
         context_px: What the network looks at around any pixel.
         watchdog: Armed for each piece of the labels.
         requests: To stop.
@@ -178,16 +207,14 @@ def hold_out(
         AgreedError: Labels cannot be read or are no class, or blocks are too few to be shared out.
         StopAgreed: A rank was asked to stop.
     """
-    keys = run.validation
     if not keys.share:
         return opened
     sizes = [image.size for image in opened.images]
     with agreed(comm):
         blocks = blocks_of(sizes, keys.block_px)
-    number = len(run.class_names)
-    labelled = labelled_blocks(opened.labels, blocks, number, comm, watchdog, requests)
+    labelled = labelled_blocks(opened.labels, blocks, num_classes, comm, watchdog, requests)
     with together(comm, requests) as turns:
-        held = choose_held_out(labelled, sizes, keys.block_px, keys.share, run.seed)
+        held = choose_held_out(labelled, sizes, keys.block_px, keys.share, seed)
         held.check_rest(context_px, turns.part_done)
     train: list[LabelSource] = []
     validation = list(opened.validation)
@@ -199,8 +226,15 @@ def hold_out(
     return replace(opened, labels=train, validation=validation, held_out=held)
 
 
-def held_out_note(held: HeldOut, context_px: int, layers: tuple[Layer, ...]) -> str:
-    """What is held out, and what training still sees of it, in a sentence or two."""
+def image_notes(opened: RunImages, context_px: int, layers: tuple[Layer, ...]) -> list[str]:
+    """What a run says of its images: labels that are resampled, and what is held out."""
+    notes = [resampling_note(opened.all_labels)]
+    if opened.held_out is not None:
+        notes.append(_held_out_note(opened.held_out, context_px, layers))
+    return [note for note in notes if note]
+
+
+def _held_out_note(held: HeldOut, context_px: int, layers: tuple[Layer, ...]) -> str:
     note = (
         f"validation: {held.num_chosen} of {held.num_blocks} blocks of {held.block_px} px are held "
         f"out; training leaves out labels within {context_px} px of them, too"
@@ -238,12 +272,9 @@ def _outside(held: HeldOut, number: int, window: Window) -> NDArray[np.bool_]:
 
 @contextmanager
 def staged_on_node(
-    cache_dir: str,
-    images: Sequence[Raster],
-    labels: Sequence[LabelSource],
-    comm: "MPI.Intracomm",
+    cache_dir: str | None, opened: RunImages, comm: "MPI.Intracomm"
 ) -> Iterator[None]:
-    """Have images and labels read by way of a folder in `cache_dir`. Collective, at its end too.
+    """Have files read by way of a folder in `cache_dir`, if any. Collective, at its end too.
 
     An error that only one rank raises ends the job, so then that rank removes its node's folder
     and waits for nobody; what the others read is not there any more and comes from its files.
@@ -251,12 +282,15 @@ def staged_on_node(
     Raises:
         AgreedError: On some node the folder cannot be made.
     """
+    if cache_dir is None:
+        yield
+        return
     from mpi4py import MPI
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     folder: StagingFolder | None = None
     together = False
-    sources: list[Raster | LabelSource] = [*images, *labels]
+    sources: list[Raster | LabelSource] = [*opened.all_images, *opened.all_labels]
 
     def warn(sentence: str) -> None:
         say(f"rank {comm.rank} of {comm.size}: {sentence}")

@@ -1,8 +1,7 @@
-"""What a run writes down of its steps and validations, and says of the latter.
+"""What a run writes down: its steps and validations, what was asked, where the time went.
 
-`run.yaml` and `run.json`: what a run was asked, and what became of it on this machine.
-
-Both are written as the run begins, so that a report can be made of one that was killed.
+`run.yaml` (what was asked) and `run.json` (what became of it on this machine) are written as the
+run begins, so that a report can be made of one that was killed.
 """
 
 import json
@@ -14,13 +13,14 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilenet.data.labels.source import ValidationImage
 from tilenet.data.schedule import Sample
 from tilenet.geometry.tiles import Tiling
-from tilenet.parallel.health.progress import say
+from tilenet.parallel.health.progress import RankTimes, keep_times, say
 from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.planning.plan import planned_bytes
 from tilenet.scores import better
 from tilenet.storage.atomic import write_aside
@@ -34,7 +34,10 @@ from tilenet.training.scoring import Validated
 from tilenet.training.setup import RunPlan
 from tilenet.training.step import StepResult
 
-__all__ = ["RunLog", "keep_run", "tiling_facts"]
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["RunAccount", "RunLog", "keep_run", "tiling_facts"]
 
 SCORES = ("accuracy", "mean_iou", "mean_f1")
 MOST_SAID = 10  # classes
@@ -45,6 +48,9 @@ class RunLog:
 
     Args:
         folder: The run's.
+        names: Of the classes.
+        score: Name of the score of the best validation; None: there are no validations.
+        tensorboard: Whether scalars are written for TensorBoard, too.
         steps_done: What the tables hold of later steps is dropped, as are last rows that were cut
             off, which is said, and pixels of validations whose scores are not there.
         accept_gaps: Whether rows of steps up to `steps_done` may be missing from the history.
@@ -54,14 +60,21 @@ class RunLog:
     """
 
     def __init__(
-        self, folder: Path, run: RunFile, steps_done: int, *, accept_gaps: bool = False
+        self,
+        folder: Path,
+        names: Sequence[str],
+        score: str | None,
+        steps_done: int,
+        *,
+        tensorboard: bool = False,
+        accept_gaps: bool = False,
     ) -> None:
-        self.folder, self.run, self.names = folder, run, run.class_names
+        self.folder, self.names, self._score = folder, names, score
         history, validation, confusion = (folder / name for name in TABLES)
         self.history = History(history, steps_done, whole=not accept_gaps)
         self._tables = tables = [self.history]
         self.validations: History | None = None
-        if run.validation.wanted:
+        if score is not None:
             of_classes = [f"{score}_{name}" for name in self.names for score in ("iou", "f1")]
             columns = ("step", "loss", "num_pixels", *SCORES, "seconds", *of_classes)
             self.validations = History(validation, steps_done, columns)
@@ -76,10 +89,10 @@ class RunLog:
                     f"the last row of {table.path} was cut off, by a kill or a full disk, and is "
                     "left out"
                 )
-        self.scalars = Scalars(folder, steps_done, say) if run.tensorboard else None
+        self.scalars = Scalars(folder, steps_done, say) if tensorboard else None
 
-    def step(self, step: int, done: StepResult, rate: float) -> None:
-        """Note a step, counted from 1, and the learning rate of its update."""
+    def step(self, step: int, done: StepResult) -> None:
+        """Note a step, counted from 1."""
         self.history.add(
             step,
             done.loss,
@@ -88,12 +101,12 @@ class RunLog:
             done.read_seconds,
             done.reduce_seconds,
             *astuple(done.swaps),
-            rate,
+            done.rate,
             done.exchange_seconds,
             done.peak_bytes,
         )
         if self.scalars:
-            self.scalars.add(step, {"loss": done.loss, "learning_rate": rate})
+            self.scalars.add(step, {"loss": done.loss, "learning_rate": done.rate})
 
     def validation(self, step: int, found: Validated, *, best: bool) -> None:
         """Note a validation, and say what it found."""
@@ -139,8 +152,10 @@ class RunLog:
 
     def best(self) -> tuple[int, float] | None:
         """Step and value of the best validation whose checkpoint is still there."""
-        name, best = self.run.validation.score, None
-        for row in [] if self.validations is None else self.validations.rows():
+        if self.validations is None or self._score is None:
+            return None
+        name, best = self._score, None
+        for row in self.validations.rows():
             step, text = int(row["step"]), row[name]
             if text and checkpoint_of_step(self.folder, step) is not None:
                 value = float(text)
@@ -163,6 +178,41 @@ class RunLog:
             table.close()
         if self.scalars is not None:
             self.scalars.close()
+
+
+class RunAccount:
+    """Where the time of a job's steps went, and what they swapped, on one rank.
+
+    Attributes:
+        num_steps: Steps so far.
+        times: Their sum.
+        swaps: What went out and came back in them.
+    """
+
+    def __init__(self) -> None:
+        self.num_steps, self.times, self.swaps = 0, RankTimes(), SwapCounts()
+
+    def add(self, done: StepResult) -> None:
+        """Count a step."""
+        self.num_steps += 1
+        self.swaps += done.swaps
+        self.times += RankTimes(
+            done.seconds,
+            done.read_seconds,
+            done.exchange_seconds,
+            done.reduce_seconds,
+            done.swaps.wait_seconds,
+            done.peak_bytes,
+        )
+
+    def write(self, folder: Path, first: int, comm: "MPI.Intracomm") -> None:
+        """Write `timings.json`. Collective.
+
+        Args:
+            folder: Folder of the run.
+            first: Steps that were made before this job.
+        """
+        keep_times(comm, folder, self.times, first + 1, first + self.num_steps)
 
 
 MOST_BLOCKS = 256

@@ -32,7 +32,6 @@ from tilenet.parallel.ranks.comm import agreed
 from tilenet.planning.maps import MapPlan
 from tilenet.scores import scores
 from tilenet.storage.network_json import NetworkRecord
-from tilenet.training.config import RunFile
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -68,9 +67,10 @@ class Validation:
     """Validations of a run. Collective to make and to run.
 
     Args:
-        run: Its class weights are numbers by now.
         record: The network, with the statistics of the training images.
         images: What is held out.
+        class_weights: Weights of the classes in training; None: 1 for all.
+        batch_size: Tiles that are computed at once.
         balance: Layers per partition, as in training, so that no parameter moves.
         devices: One per partition.
         watchdog: Armed for each block of images that are looked at, and each round of tiles.
@@ -83,19 +83,21 @@ class Validation:
 
     def __init__(
         self,
-        run: RunFile,
         record: NetworkRecord,
         images: Sequence[ValidationImage],
+        class_weights: Sequence[float] | None,
+        batch_size: int,
         balance: tuple[int, ...],
         devices: tuple[torch.device, ...],
         watchdog: Watchdog,
         comm: "MPI.Intracomm",
         requests: StopRequests | None = None,
     ) -> None:
-        self.run, self.record, self.images = run, record, images
+        self.record, self.images = record, images
+        self.class_weights, self.batch_size = class_weights, batch_size
         self.balance, self.devices = balance, devices
         self.watchdog, self.comm = watchdog, comm
-        self.dtype = parameter_dtype(run.precision)
+        self.dtype = parameter_dtype(record.precision)
         context = record.context()
         if whole := [one for one in images if one.windows is None]:
             # What is wrong with them is found before the first step, not after an epoch.
@@ -103,9 +105,10 @@ class Validation:
             number = len(record.classes)
             survey(*files, number, None, comm, watchdog=watchdog, requests=requests)
         rule = halo_rule("exact", context, record.layers, record.epsilon_px)
-        at_once = run.validation.batch_size
         self.plans = [
-            decide_map(record, one.image.size, rule, devices[0], self.dtype, comm, at_once=at_once)
+            decide_map(
+                record, one.image.size, rule, devices[0], self.dtype, comm, at_once=batch_size
+            )
             for one in images
         ]
 
@@ -119,10 +122,8 @@ class Validation:
         began = time.perf_counter()
         layers, count = self.record.layers, len(self.record.classes)
         plain = network_to_score(layers, network)
-        weights = torch.ones(count, dtype=self.dtype)
-        if isinstance(self.run.class_weights, list):
-            weights = torch.tensor(self.run.class_weights, dtype=self.dtype)
-        weights = weights.to(self.devices[-1])
+        given = (1.0,) * count if self.class_weights is None else self.class_weights
+        weights = torch.tensor(given, dtype=self.dtype, device=self.devices[-1])
         sinks = []
         for one, plan in zip(self.images, self.plans, strict=True):
             if plan.method == "tiles":
@@ -173,9 +174,9 @@ class Validation:
             network,
             self.balance,
             self.devices,
-            self.run.precision,
+            self.record.precision,
             self.watchdog,
-            self.run.validation.batch_size,
+            self.batch_size,
             first_rank,
             brief=True,
         )

@@ -1,10 +1,12 @@
-"""What a training run decides before a pixel is read: network, halo, mesh and tiles.
+"""What a training run decides before a pixel is read: network, halo, mesh and tiles."""
 
-What a training run says as it begins.
-"""
-
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
 
 from tilenet.data.crops import MOST_CELL_BYTES, cell_side
 from tilenet.data.schedule import Sample
@@ -14,34 +16,42 @@ from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
+from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.devices import NodePlace, choose_devices, node_place, say_layout
 from tilenet.planning.balance import check_balance, likely_balance
-from tilenet.planning.compatibility import batch_obstacle, obstacle, whole_norm
+from tilenet.planning.compatibility import batch_obstacle, needs_all_tiles, obstacle, whole_norm
 from tilenet.planning.memory.layer import check_map_sizes, check_weight_bytes
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles, tiles_of
 from tilenet.planning.plan import read_plan
 from tilenet.storage.network_json import NetworkRecord
-from tilenet.training.config import RunFile, network_options, paper_epsilon_px
+from tilenet.training.config import Halo, RunFile, network_options, paper_epsilon_px
 
-__all__ = ["RunPlan", "announce", "cell_note", "plan_run"]
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["RunDevices", "RunPlan", "announce", "cell_note", "plan_run"]
 
 Shape = tuple[tuple[int, ...], tuple[int, int]]  # an image's bands; its height and width
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The decisions.
+    """How a run is laid out.
 
     Attributes:
-        record: The network; its statistics are filled in when the images were looked at.
+        record: The network; its statistics are filled in once the images were looked at.
         rule: How tiles read.
-        mesh: How the ranks are laid out.
-        asked: The tiles of an image.
+        mesh: Layout of the ranks.
+        asked: Tiles of an image.
         balance: Layers per partition.
         micro_batches: Most tiles of a rank in the pipeline at once.
-        uncut: The tiles that were cut into sub-tiles, so that there are as many; None: none were.
-        cell_px: Side of the cells of which the survey keeps what is labelled there.
+        checkpointing: Which of them are computed again in backward.
+        crop_px: Side of the crops of which a step consists; None: whole images.
+        uncut: Tiles before they were cut into sub-tiles, one per micro-batch; None: they were not.
+        cell_px: Side of the grid cells of which the survey keeps what is labelled there.
     """
 
     record: NetworkRecord
@@ -50,8 +60,20 @@ class RunPlan:
     asked: Cut
     balance: tuple[int, ...]
     micro_batches: int = 1
+    checkpointing: Checkpointing = "never"
+    crop_px: int | None = None
     uncut: Cut | None = None
     cell_px: int = 0
+
+    @property
+    def halo_mode(self) -> HaloMode:
+        """How tiles get their context."""
+        return "exchange" if self.rule.exchanged else "overlap"
+
+    @property
+    def needs_all_tiles(self) -> bool:
+        """Whether some layer takes something of the other tiles of an image."""
+        return needs_all_tiles(self.record.layers, self.halo_mode)
 
     def tiling(self, height: int, width: int) -> Tiling:
         """The tiles of an image or crop; of a small one fewer than were asked for."""
@@ -71,58 +93,31 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
     Raises:
         TilenetError: A rule is broken.
     """
-    bands = shapes[0][0]
-    for path, (others, _) in zip(run.image_paths, shapes, strict=True):
-        if len(others) != len(bands):
-            raise TilenetError(
-                f"all images need the same number of bands ({run.image_paths[0]}: {len(bands)}, "
-                f"{path}: {len(others)}); choose some with bands"
-            )
-    options = network_options(run.network, len(bands), len(run.class_names))
-    layers = unet_layers(options)
+    _check_bands(run.image_paths, shapes)
+    options = network_options(run.network, len(shapes[0][0]), len(run.class_names))
+    sizes = _sizes([size for _, size in shapes], run.crop_px, rotations=run.augment.rotations)
     if run.plan is not None:
-        _check_plan(run, run.plan, options, shapes)
-    epsilon = paper_epsilon_px(run.network, options)
-    record = NetworkRecord(
-        layers=layers,
-        bands=bands,
-        classes=run.class_names,
-        ignore_index=run.ignore_index,
-        mean=(0.0,) * len(bands),
-        std=(1.0,) * len(bands),
-        resolution=run.resolution,
-        nodata=run.nodata,
-        precision=run.precision,
-        epsilon_px=epsilon,
-        band_names=run.band_names,
-    )
+        _check_plan(run.plan, options, sizes, rotations=run.augment.rotations)
+    record = _record(run, options, shapes[0][0])
+    layers = record.layers
     num_samples = run.batch_size if run.crop_px else min(run.batch_size, len(shapes))
     keys = run.mesh
     mesh = choose_mesh(num_ranks, num_samples, keys.replicas, keys.rows, keys.columns)
-    asked = Cut(size_px=run.tiles.size_px)
-    if run.tiles.rows is not None and run.tiles.columns is not None:
-        asked = Cut(grid=(run.tiles.rows, run.tiles.columns))
-    elif run.tiles.size_px is None:
-        asked = Cut(grid=(mesh.rows, mesh.columns))
-    rule = _rule(run, record)
-    plan = RunPlan(record, rule, mesh, asked, balance=(), micro_batches=run.micro_batches)
-    sizes = _sizes(run, shapes)
-    shape = mesh.replicas, mesh.rows, mesh.columns
-    for size in sizes:
-        reason = obstacle(layers, plan.tiling(*size).grid, shape, run.halo_mode)
-        if reason is not None:
-            raise TilenetError(reason)
+    rule = _rule(run.halo, run.halo_mode, record)
+    plan = RunPlan(
+        record,
+        rule,
+        mesh,
+        run.tiles.cut or Cut(grid=(mesh.rows, mesh.columns)),
+        balance=(),
+        micro_batches=run.micro_batches,
+        checkpointing=run.checkpointing,
+        crop_px=run.crop_px,
+    )
     # The last step of an epoch of whole images has what is left.
     left = 0 if run.crop_px else len(shapes) % num_samples
-    reason = batch_obstacle(
-        layers,
-        mesh.replicas,
-        [num_samples, left] if left else [num_samples],
-        [plan.tiling(*size).extended for size in sizes],
-    )
-    if reason is not None:
-        raise TilenetError(reason + ", or augment.rotations: false" * run.augment.rotations)
-    largest = max(sizes, key=lambda size: size[0] * size[1])
+    per_step = [num_samples, left] if left else [num_samples]
+    _check_exact(plan, per_step, sizes, rotations=run.augment.rotations)
 
     def busy(size: tuple[int, int]) -> tuple[int, int]:
         # Of a long image a rank may have more tiles than of the largest.
@@ -130,60 +125,116 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
 
     plan = _with_tiles_for_micro_batches(plan, num_samples, max(sizes, key=busy))
     if "dice" in run.loss_terms:
-        _check_whole_loss(run, plan, num_samples, max(sizes, key=busy))
+        _check_whole_loss(run.loss, plan, _micro_batches(plan, num_samples, max(sizes, key=busy)))
     for size in sizes:
-        _check_tiles(run, plan, size)
-    read = plan.tiling(*largest).tiles[0].read
+        _check_tiles(plan, size, grid_asked=run.tiles.rows is not None and not run.crop_px)
+    read = plan.tiling(*max(sizes, key=prod)).tiles[0].read
     balance = run.balance or likely_balance(layers, (read.height, read.width), run.num_partitions)
     check_balance(balance, len(layers), run.num_partitions)
-    sizes = [size for _, size in shapes]
-    unit = record.context().alignment_px
-    cell_px = cell_side(sizes, len(run.class_names), unit, run.crop_px)
+    unit, whole = record.context().alignment_px, [size for _, size in shapes]
+    cell_px = cell_side(whole, len(run.class_names), unit, run.crop_px)
     return replace(plan, balance=tuple(balance), cell_px=cell_px)
 
 
-def cell_note(run: RunFile, plan: RunPlan) -> str:
-    """That crops are drawn from fewer places than the network would allow; empty: they are not."""
-    unit = plan.record.context().alignment_px
-    if run.crop_px is None or plan.cell_px == unit:
-        return ""
-    return (
-        f"crops start on multiples of {plan.cell_px} px instead of {unit} px, since where labels "
-        f"are in images so large is kept in at most {MOST_CELL_BYTES >> 20} MiB"
+def _check_bands(paths: Sequence[str], shapes: Sequence[Shape]) -> None:
+    bands = shapes[0][0]
+    for path, (others, _) in zip(paths, shapes, strict=True):
+        if len(others) != len(bands):
+            raise TilenetError(
+                f"all images need the same number of bands ({paths[0]}: {len(bands)}, "
+                f"{path}: {len(others)}); choose some with bands"
+            )
+
+
+def _record(run: RunFile, options: UNetOptions, bands: tuple[int, ...]) -> NetworkRecord:
+    """The network, with statistics that standardise nothing yet."""
+    return NetworkRecord(
+        layers=unet_layers(options),
+        bands=bands,
+        classes=run.class_names,
+        ignore_index=run.ignore_index,
+        mean=(0.0,) * options.bands,
+        std=(1.0,) * options.bands,
+        resolution=run.resolution,
+        nodata=run.nodata,
+        precision=run.precision,
+        epsilon_px=paper_epsilon_px(run.network, options),
+        band_names=run.band_names,
     )
 
 
-def _rule(run: RunFile, record: NetworkRecord) -> HaloRule:
+def _check_exact(
+    plan: RunPlan,
+    per_step: Sequence[int],
+    sizes: Sequence[tuple[int, int]],
+    *,
+    rotations: bool,
+) -> None:
+    """Refuse a network that cannot be trained exactly as planned.
+
+    Args:
+        per_step: Numbers of images or crops that steps have.
+        sizes: Their heights and widths.
+        rotations: Whether images are turned.
+    """
+    mesh, layers = plan.mesh, plan.record.layers
+    shape = mesh.replicas, mesh.rows, mesh.columns
+    for size in sizes:
+        reason = obstacle(layers, plan.tiling(*size).grid, shape, plan.halo_mode)
+        if reason is not None:
+            raise TilenetError(reason)
+    extended = [plan.tiling(*size).extended for size in sizes]
+    reason = batch_obstacle(layers, mesh.replicas, per_step, extended)
+    if reason is not None:
+        raise TilenetError(reason + ", or augment.rotations: false" * rotations)
+
+
+def cell_note(plan: RunPlan) -> list[str]:
+    """That crops are drawn from fewer places than the network would allow, where it is so."""
+    unit = plan.record.context().alignment_px
+    if plan.crop_px is None or plan.cell_px == unit:
+        return []
+    return [
+        f"crops start on multiples of {plan.cell_px} px instead of {unit} px, since where labels "
+        f"are in images so large is kept in at most {MOST_CELL_BYTES >> 20} MiB"
+    ]
+
+
+def _rule(halo: Halo, halo_mode: HaloMode, record: NetworkRecord) -> HaloRule:
     """How tiles read: what they own and the halo, or with `exchange` what they own.
 
     Raises:
         TilenetError: The halo that was asked for cannot be had.
     """
     context = record.context()
-    if run.halo_mode == "exchange":
-        if run.halo != "exact":
+    if halo_mode == "exchange":
+        if halo != "exact":
             raise TilenetError(
-                f"with halo_mode: exchange each layer takes just what it needs (halo: {run.halo}); "
+                f"with halo_mode: exchange each layer takes just what it needs (halo: {halo}); "
                 "leave halo out, or use halo_mode: overlap"
             )
         return HaloRule(0, context.alignment_px, exchanged=True)
-    rule = halo_rule(run.halo, context, record.layers, record.epsilon_px)
+    rule = halo_rule(halo, context, record.layers, record.epsilon_px)
     if rule.alignment_px != context.alignment_px and whole_norm(record.layers):
         raise TilenetError(
             f"tiles must lie on the network's grid for statistics over whole images (halo: "
-            f"{run.halo}, network.norm_scope: image); use halo: exact, or network.norm_scope: tile"
+            f"{halo}, network.norm_scope: image); use halo: exact, or network.norm_scope: tile"
         )
     return rule
 
 
-def _sizes(run: RunFile, shapes: tuple[Shape, ...]) -> list[tuple[int, int]]:
-    """Of the images or crops that are tiled, turned ones too."""
-    crop = run.crop_px or max(max(size) for _, size in shapes)
-    sizes = [(min(crop, size[0]), min(crop, size[1])) for _, size in shapes]
-    return sizes + [size[::-1] for size in sizes if run.augment.rotations and size[0] != size[1]]
+def _sizes(
+    whole: Sequence[tuple[int, int]], crop_px: int | None, *, rotations: bool
+) -> list[tuple[int, int]]:
+    """Sizes of the images or crops that are tiled, turned ones too."""
+    crop = crop_px or max(map(max, whole))
+    sizes = [(min(crop, height), min(crop, width)) for height, width in whole]
+    return sizes + [size[::-1] for size in sizes if rotations and size[0] != size[1]]
 
 
-def _check_plan(run: RunFile, path: str, options: UNetOptions, shapes: tuple[Shape, ...]) -> None:
+def _check_plan(
+    path: str, options: UNetOptions, sizes: Sequence[tuple[int, int]], *, rotations: bool
+) -> None:
     """Refuse a plan of another network, or of smaller images (or crops)."""
     planned = read_plan(Path(path))
     for name in (field.name for field in fields(options)):
@@ -193,23 +244,22 @@ def _check_plan(run: RunFile, path: str, options: UNetOptions, shapes: tuple[Sha
                 f"a plan must be of the network that is trained ({name} in {path}: {wanted}, in "
                 f"the run: {found}); plan this network, or change the run"
             )
-    for size in _sizes(run, shapes):
+    for size in sizes:
         if size[0] > planned.image[0] or size[1] > planned.image[1]:
             raise TilenetError(
                 f"a plan holds for images up to the size that it was made for ({path}: "
                 f"{planned.image[0]} × {planned.image[1]} px, an image or crop: {size[0]} × "
                 f"{size[1]} px); plan for the largest image"
                 + ", and as it lies after a quarter turn"
-                * run.augment.rotations
+                * rotations
             )
 
 
-def _check_whole_loss(run: RunFile, plan: RunPlan, num_samples: int, size: tuple[int, int]) -> None:
+def _check_whole_loss(loss: str, plan: RunPlan, most: int) -> None:
     """Refuse a loss of whole images where a rank's tiles of a step are not in flight at once."""
-    most = _micro_batches(plan, num_samples, size)
     if most > plan.micro_batches:
         raise TilenetError(
-            f"a loss over whole images needs all tiles of a step at once (loss: {run.loss}, "
+            f"a loss over whole images needs all tiles of a step at once (loss: {loss}, "
             f"micro_batches: {plan.micro_batches}, a rank has {most}); set micro_batches: {most}, "
             "larger tiles, or loss: ce"
         )
@@ -269,11 +319,9 @@ def _with_tiles_for_micro_batches(
     return min(finer, key=lambda one: one.tiling(*size).work_ratio)
 
 
-def _check_tiles(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> None:
-    if run.tiles.rows is not None and not run.crop_px:
-        cut(
-            *size, plan.uncut or plan.asked, plan.rule
-        )  # refuses a grid that the user asked for and cannot have
+def _check_tiles(plan: RunPlan, size: tuple[int, int], *, grid_asked: bool) -> None:
+    if grid_asked:  # a grid that cannot be had is refused, not made coarser
+        cut(*size, plan.uncut or plan.asked, plan.rule)
     tiling, layers = plan.tiling(*size), plan.record.layers
     height = max(span.read for span in tiling.rows)
     width = max(span.read for span in tiling.cols)
@@ -290,6 +338,35 @@ def _check_tiles(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> None:
     check_norms(layers, Window(0, 0, *of))
     check_map_sizes(layers, height, width)
     check_weight_bytes(layers)
+
+
+@dataclass(frozen=True)
+class RunDevices:
+    """The devices of a rank in a run.
+
+    Attributes:
+        partitions: One per partition.
+        place: Where the rank stands on its node.
+        layout: What all ranks have, in lines; on rank 0.
+    """
+
+    partitions: tuple[torch.device, ...]
+    place: NodePlace
+    layout: list[str]
+
+    @classmethod
+    def choose(
+        cls, asked: str | list[str], num_partitions: int, comm: "MPI.Intracomm"
+    ) -> "RunDevices":
+        """Choose the devices of each rank, and have rank 0 say them. Collective.
+
+        Raises:
+            AgreedError: See `choose_devices`.
+        """
+        place = node_place(comm, asked)
+        with agreed(comm):
+            partitions = choose_devices(asked, place, num_partitions)
+        return cls(partitions, place, say_layout(comm, place, partitions))
 
 
 def announce(

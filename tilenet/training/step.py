@@ -19,8 +19,7 @@ from torch import Tensor
 from tilenet.data.schedule import mini_batch_sizes
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.tiles import owned
-from tilenet.model.loss import LossScale, cross_entropy, dice, dice_sums, focal, pixel_weight
-from tilenet.model.network import Network
+from tilenet.model.loss import Loss, LossScale, dice, dice_sums
 from tilenet.model.skips import Origin
 from tilenet.parallel.health.progress import EXCHANGING, peak_bytes
 from tilenet.parallel.pipeline.pipe import Pipe
@@ -29,14 +28,12 @@ from tilenet.parallel.sums.values import RunningStatistics, global_sum
 from tilenet.parallel.swap.statistics import SwapCounts, SwapStatistics
 from tilenet.planning.learning_rate import LearningRate
 from tilenet.storage.checkpoints import kept_checkpoint
-from tilenet.storage.network_json import NetworkRecord
-from tilenet.training.config import RunFile
-from tilenet.training.reader import Part
+from tilenet.training.workload import Part
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Step", "StepResult"]
+__all__ = ["Step", "StepResult", "Update"]
 
 
 @dataclass(frozen=True)
@@ -44,19 +41,21 @@ class StepResult:
     """What a step says of itself.
 
     Attributes:
-        loss: Before the update; 0 where no pixel of the step is labelled.
+        loss: Mean over the labelled pixels before the update; 0 where no pixel is labelled.
         weight: Sum of the weights of the labelled pixels.
-        seconds: Of the whole step.
-        read_seconds: In which this rank waited for pixels.
-        reduce_seconds: Of waiting for the sum of gradients after the last backward.
+        rate: Learning rate of the update.
+        seconds: Duration of the whole step.
+        read_seconds: Time in which this rank waited for pixels.
+        reduce_seconds: Time of waiting for the sum of gradients after the last backward.
         swaps: What went out and came back on this rank; zeros where nothing is swapped.
-        exchange_seconds: In which this rank waited for others inside of layers and losses.
+        exchange_seconds: Time in which this rank waited for others inside of layers and losses.
         peak_bytes: Most memory that this rank has held so far.
         stop: Whether any rank was asked to stop.
     """
 
     loss: float
     weight: float
+    rate: float
     seconds: float
     read_seconds: float
     reduce_seconds: float
@@ -66,44 +65,84 @@ class StepResult:
     stop: bool
 
 
+@dataclass(frozen=True)
+class Update:
+    """What becomes of the weights once a step's gradient is summed.
+
+    Attributes:
+        optimizer: Of all parameters of the network.
+        rates: Learning rate of each step.
+        scale: What the loss was multiplied with before backward.
+        clip_norm: Largest norm of the gradient; None: it is not clipped.
+    """
+
+    optimizer: torch.optim.Optimizer
+    rates: LearningRate
+    scale: LossScale
+    clip_norm: float | None = None
+
+    def apply(self, gradients: GradientSum, weight: float, step: int) -> None:
+        """Divide the sum once, clip, and step; throw it away where float16 overflowed.
+
+        Raises:
+            AgreedError: No scale of the loss is small enough for float16.
+        """
+        gradients.divide(weight * self.scale.value)
+        if self.scale.most > 1:
+            if not gradients.finite:
+                try:
+                    self.scale.overflowed()
+                except TilenetError as error:
+                    raise AgreedError(str(error)) from error
+                return
+            self.scale.went_well()
+        if self.clip_norm is not None:
+            gradients.clip(self.clip_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rates.at(step)
+        self.optimizer.step()
+
+
 class Step:
     """Steps of a run on one rank. Collective to make, to run and to close.
 
     Args:
+        pipe: The network over this rank's devices.
+        loss: Summed over the pixels that tiles own.
+        update: Changes the weights.
+        transport: How gradients travel between ranks.
+        piece_bytes: Size of the pieces in which they do.
+        offset_px: Offset of the output in what a tile reads.
+        micro_batches: Most tiles in the pipeline at once.
+        folder: Folder of the run, whose checkpoint errors name.
+        comm: All ranks.
+        image_comm: Ranks of the same images.
         statistics: Of what the pipe swaps, reset by each step; None: it swaps nothing.
     """
 
     def __init__(
         self,
-        run: RunFile,
-        record: NetworkRecord,
         pipe: Pipe,
+        loss: Loss,
+        update: Update,
+        transport: str,
+        piece_bytes: int,
         offset_px: int,
-        optimizer: torch.optim.Optimizer,
-        rates: LearningRate,
-        scale: LossScale,
+        micro_batches: int,
+        folder: Path,
         comm: "MPI.Intracomm",
         image_comm: "MPI.Intracomm",
         statistics: SwapStatistics | None = None,
     ) -> None:
-        self.statistics = statistics
-        self.run, self.record, self.pipe, self.comm = run, record, pipe, comm
-        self.image_comm = image_comm
-        self.offset_px, self.scale = offset_px, scale
-        self.optimizer, self.rates = optimizer, rates
-        self.network: Network = pipe.network
-        parameters = list(self.network.parameters())
+        self.pipe, self.loss, self.update = pipe, loss, update
+        parameters = list(pipe.network.parameters())
+        self.gradients = GradientSum(parameters, comm, piece_bytes, transport)
+        self.offset_px, self.micro_batches, self.folder = offset_px, micro_batches, folder
+        self.comm, self.image_comm, self.statistics = comm, image_comm, statistics
         self.dtype = parameters[0].dtype
         self.device = pipe.devices[-1]
-        self.weights = (
-            torch.tensor(run.class_weights, dtype=self.dtype, device=self.device)
-            if isinstance(run.class_weights, list)
-            else None
-        )
-        piece_bytes = int(run.gradients.piece_mb * 2**20)
-        self.gradients = GradientSum(parameters, comm, piece_bytes, run.gradients.transport)
-        self.running = RunningStatistics(self.network, comm)
-        self._peak_bytes = 0
+        self.running = RunningStatistics(pipe.network, comm)
+        self._peak_bytes, self._read_seconds = 0, 0.0
 
     def take(
         self,
@@ -131,21 +170,10 @@ class Step:
         EXCHANGING.take()  # of what was computed between steps
         self.gradients.zero()
         self.running.begin()
-        self.network.train()
-        self.network.mask_key.step = step
+        self.pipe.network.train()
+        self.pipe.network.mask_key.step = step
         sums = np.zeros(3)  # loss, weight, requests to stop
-        read_seconds = 0.0
-        left, sizes = num_reads, mini_batch_sizes(num_reads, self.run.micro_batches)
-        # A loss of whole images takes all ranks, those without tiles too.
-        for size in sizes or (0,) * ("dice" in self.run.loss_terms):
-            start = time.perf_counter()
-            batch = [parts for parts in islice(reads, size) if parts]
-            left -= size
-            read_seconds += time.perf_counter() - start
-            if batch and not left:
-                self.gradients.arm(self.pipe.passes(len(batch)))
-            if batch or "dice" in self.run.loss_terms:
-                sums[:2] += self._forward_backward(batch, images)
+        sums[:2] = self._add_up(reads, num_reads, images)
         self.gradients.finish()
         self.running.finish()
         sums[2] = stop()
@@ -155,16 +183,17 @@ class Step:
             if not np.isfinite(loss):
                 raise AgreedError(
                     f"the loss must stay finite (step {step + 1}: {loss}); lower optimizer.lr, or "
-                    f"look for extreme pixel values: {kept_checkpoint(Path(self.run.output))}"
+                    f"look for extreme pixel values: {kept_checkpoint(self.folder)}"
                 )
             loss /= weight
-            self._update(weight, step)
+            self.update.apply(self.gradients, weight, step)
         self._peak_bytes = max(self._peak_bytes, peak_bytes(self.pipe.devices))
         return StepResult(
             loss=loss,
             weight=weight,
+            rate=self.update.rates.at(step),
             seconds=time.perf_counter() - began,
-            read_seconds=read_seconds,
+            read_seconds=self._read_seconds,
             reduce_seconds=self.gradients.wait_seconds,
             swaps=SwapCounts() if self.statistics is None else self.statistics.take(),
             exchange_seconds=EXCHANGING.take(),
@@ -172,24 +201,33 @@ class Step:
             stop=bool(sums[2]),
         )
 
+    def _add_up(
+        self, reads: Iterator[list[Part]], num_reads: int, images: Sequence[int]
+    ) -> tuple[float, float]:
+        """Add this rank's gradients; return its summed loss and the sum's weight."""
+        self._read_seconds, loss, weight = 0.0, 0.0, 0.0
+        left, sizes = num_reads, mini_batch_sizes(num_reads, self.micro_batches)
+        # A loss of whole images takes all ranks, those without tiles too.
+        for size in sizes or (0,) * self.loss.of_images:
+            start = time.perf_counter()
+            batch = [parts for parts in islice(reads, size) if parts]
+            left -= size
+            self._read_seconds += time.perf_counter() - start
+            if batch and not left:
+                self.gradients.arm(self.pipe.passes(len(batch)))
+            if batch or self.loss.of_images:
+                of_batch = self._forward_backward(batch, images)
+                loss, weight = loss + of_batch[0], weight + of_batch[1]
+        return loss, weight
+
     def _forward_backward(
         self, batch: list[list[Part]], images: Sequence[int]
     ) -> tuple[float, float]:
         """Add the gradient of a mini-batch's summed loss; return the sum and its weight."""
-        origins = [
-            Origin(
-                images=tuple(part.work.sample.number for part in parts),
-                tiling=parts[0].work.tiling,
-                tiles=tuple(part.work.number for part in parts),
-                micro_batch=number,
-            )
-            for number, parts in enumerate(batch)
-        ]
-        images_of = [torch.cat([part.image for part in parts]) for parts in batch]
-        outputs = self.pipe(images_of, origins) if batch else []
+        outputs = self._forward(batch) if batch else []
         total, weights = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
         of_images = torch.zeros(
-            (len(images), 3, len(self.record.classes)),
+            (len(images), 3, self.loss.num_classes),
             dtype=torch.float64,
             device=self.device,
             requires_grad=True,
@@ -200,25 +238,29 @@ class Step:
             for place, part in enumerate(parts):
                 logits = owned(stacked[place : place + 1], part.work.tile, self.offset_px)
                 target = part.labels.to(self.device)
-                weights += pixel_weight(target, self.run.ignore_index, self.weights)
-                total = total + self._pixel_loss(logits, target)
-                if "dice" in self.run.loss_terms:
-                    sums = dice_sums(logits, target, self.run.ignore_index)
+                weights += self.loss.weight(logits, target)
+                total = total + self.loss.of_pixels(logits, target)
+                if self.loss.of_images:
+                    sums = dice_sums(logits, target, self.loss.ignore_index)
                     row = torch.tensor([images.index(part.work.sample.number)]).to(self.device)
                     of_images = of_images.index_add(0, row, sums[None])
-        if "dice" in self.run.loss_terms:
+        if self.loss.of_images:
             total = total + self._dice(of_images, weights)
-        (total * self.scale.value).backward()  # type: ignore[no-untyped-call]
+        (total * self.update.scale.value).backward()  # type: ignore[no-untyped-call]
         return float(total.detach()), weights
 
-    def _pixel_loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The part of a tile's loss that is a sum over pixels."""
-        ignored = self.run.ignore_index
-        if "ce" in self.run.loss_terms:
-            return cross_entropy(logits, target, ignored, self.weights)
-        if "focal" in self.run.loss_terms:
-            return focal(logits, target, ignored, self.run.focal_gamma, self.weights)
-        return torch.zeros((), dtype=torch.float64, device=self.device)
+    def _forward(self, batch: list[list[Part]]) -> list[Tensor]:
+        """Logits of each micro-batch."""
+        origins = [
+            Origin(
+                images=tuple(part.work.sample.number for part in parts),
+                tiling=parts[0].work.tiling,
+                tiles=tuple(part.work.number for part in parts),
+                micro_batch=number,
+            )
+            for number, parts in enumerate(batch)
+        ]
+        return self.pipe([torch.cat([part.image for part in parts]) for parts in batch], origins)
 
     def _dice(self, sums: Tensor, weight: float) -> Tensor:
         """This rank's share of the mean Dice loss of the step's images, times the step's weight.
@@ -230,23 +272,6 @@ class Step:
         losses = dice(global_sum(sums, self.image_comm)).sum()
         share: Tensor = losses * (step[0] / step[1] / self.image_comm.size)
         return share
-
-    def _update(self, weight: float, step: int) -> None:
-        """Divide the gradient once, clip, and step; throw it away where float16 overflowed."""
-        self.gradients.divide(weight * self.scale.value)
-        if self.scale.most > 1:
-            if not self.gradients.finite:
-                try:
-                    self.scale.overflowed()
-                except TilenetError as error:
-                    raise AgreedError(str(error)) from error
-                return
-            self.scale.went_well()
-        if self.run.optimizer.clip_norm is not None:
-            self.gradients.clip(self.run.optimizer.clip_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rates.at(step)
-        self.optimizer.step()
 
     def close(self) -> None:
         """Give threads and communicators back. Collective."""

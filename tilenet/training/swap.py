@@ -1,8 +1,6 @@
 """What a training run swaps: decided once, on rank 0, so that all ranks do the same.
 
 They must where layers exchange halos: what one of them computes again, its neighbours do too.
-
-What a run swapped, said once at its end.
 """
 
 import tempfile
@@ -14,7 +12,7 @@ from itertools import chain
 from math import inf, prod
 from operator import add
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -28,18 +26,18 @@ from tilenet.parallel.pipeline.layer_times import measure_layers
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.pipeline.skip_store import HostStore
 from tilenet.parallel.ranks.comm import agreed
-from tilenet.parallel.ranks.devices import NodePlace
 from tilenet.parallel.swap.actions import acting
 from tilenet.parallel.swap.copies import HostCopies
 from tilenet.parallel.swap.host_pool import FileSlabs, PinnedSlabs, Slabs
 from tilenet.parallel.swap.statistics import SwapCounts, SwapStatistics
 from tilenet.parallel.swap.swapper import Swapper
 from tilenet.planning.machines import machine
-from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.swap.plan import Speeds, SwapPlan, plan_swaps, swap_everything
 from tilenet.planning.time.roofline import LayerTime
-from tilenet.training.config import RunFile
+from tilenet.training.config_keys import SwappingKeys
+from tilenet.training.setup import RunDevices, RunPlan
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -66,44 +64,53 @@ class Load:
     micro_batches: int
 
 
+SwapMode = Literal["off", "auto", "all"] | bool
+
+
 def decide_swaps(
-    run: RunFile,
-    layers: tuple[Layer, ...],
-    balance: Sequence[int],
+    mode: SwapMode,
+    keys: SwappingKeys,
+    plan: RunPlan,
+    optimizer: str,
     loads: Sequence[Load],
-    devices: Sequence[torch.device],
-    place: NodePlace,
+    devices: RunDevices,
     comm: "MPI.Intracomm",
 ) -> SwapPlan | None:
     """What to swap; None: nothing. Collective.
 
     Args:
+        mode: Nothing, no more than must be, or all that can be.
+        keys: Limits, and where tensors go.
+        optimizer: See `partition_bytes`.
         loads: Of this rank, in steps of whatever size: each must fit.
 
     Raises:
         AgreedError: Nothing makes a step fit.
     """
-    if run.swap == "off":
+    if mode == "off":
         return None
     with agreed(comm):
-        limit = _limit_bytes(run, devices[0], place)
+        limit = _limit_bytes(keys.device_gib, devices)
     limit = min(comm.allgather(limit))
     load = _most(list(chain(*comm.allgather(loads))))
-    plan = None
+    swaps = None
     with agreed(comm):
         if comm.rank == 0:
-            plan = _decide(run, layers, balance, load, devices, limit)
-            say(_sentence(run, plan, devices, limit))
-    decided: SwapPlan = comm.bcast(plan)
+            if mode == "all":
+                swaps = _all(keys, plan, optimizer, load)
+            else:
+                swaps = _fewest(keys, plan, optimizer, load, devices.partitions, limit)
+            say(f"swap: {mode}: {swaps}; {_sentence(swaps, devices.partitions, limit)}")
+    decided: SwapPlan = comm.bcast(swaps)
     return decided
 
 
-def _sentence(run: RunFile, plan: SwapPlan, devices: Sequence[torch.device], limit: int) -> str:
-    with_it = _fullest([part.device_bytes for part in plan.partitions], devices)
-    without = _fullest(plan.without_bytes, devices)
+def _sentence(swaps: SwapPlan, devices: Sequence[torch.device], limit: int) -> str:
+    with_it = _fullest([part.device_bytes for part in swaps.partitions], devices)
+    without = _fullest(swaps.without_bytes, devices)
     return (
-        f"swap: {run.swap}: {plan}; predicted {_size(with_it)} on the fullest device, without "
-        f"{_size(without)}, there is {_size(limit)}"
+        f"predicted {_size(with_it)} on the fullest device, without {_size(without)}, there is "
+        f"{_size(limit)}"
     )
 
 
@@ -124,58 +131,58 @@ def _most(loads: Sequence[Load]) -> Load:
     return Load(tile, stacked, max(load.micro_batches for load in loads))
 
 
-def _limit_bytes(run: RunFile, device: torch.device, place: NodePlace) -> int:
-    if run.swapping.device_gib is not None:
-        return int(run.swapping.device_gib * GIB)
-    if device.type == "cuda":
-        _, total = torch.cuda.mem_get_info(device)
+def _limit_bytes(device_gib: float | None, devices: RunDevices) -> int:
+    if device_gib is not None:
+        return int(device_gib * GIB)
+    if devices.partitions[0].type == "cuda":
+        _, total = torch.cuda.mem_get_info(devices.partitions[0])
         return int(total * (1 - RESERVE))
-    return int(machine("local").memory_bytes * (1 - RESERVE)) // place.size
+    return int(machine("local").memory_bytes * (1 - RESERVE)) // devices.place.size
 
 
-def _decide(
-    run: RunFile,
-    layers: tuple[Layer, ...],
-    balance: Sequence[int],
+def _costs(plan: RunPlan, load: Load) -> tuple[LayerBytes, ...]:
+    record = plan.record
+    return layer_bytes(record.layers, *load.tile, record.precision, load.stacked, plan.halo_mode)
+
+
+def _all(keys: SwappingKeys, plan: RunPlan, optimizer: str, load: Load) -> SwapPlan:
+    # Bytes are asked for only, and they do not depend on speeds.
+    idle = Speeds([LayerTime(0.0, 0.0)] * len(plan.record.layers), inf, keys.min_bytes)
+    job = _costs(plan, load), plan.balance, load.micro_batches, plan.checkpointing, optimizer
+    return swap_everything(*job, idle)
+
+
+def _fewest(
+    keys: SwappingKeys,
+    plan: RunPlan,
+    optimizer: str,
     load: Load,
     devices: Sequence[torch.device],
     limit: int,
 ) -> SwapPlan:
-    optimizer: str = run.optimizer.name
-    if optimizer == "sgd" and run.optimizer.momentum:
-        optimizer = "sgd-momentum"
-    costs = layer_bytes(layers, *load.tile, run.precision, load.stacked, run.halo_mode)
-    most = load.micro_batches
-    if run.swap == "all":
-        # Bytes are asked for only, and they do not depend on speeds.
-        idle = Speeds([LayerTime(0.0, 0.0)] * len(layers), inf, run.swapping.min_bytes)
-        return swap_everything(costs, balance, most, run.checkpointing, optimizer, idle)
-    needed = [
-        part.total for part in partition_bytes(costs, balance, most, run.checkpointing, optimizer)
-    ]
+    costs = _costs(plan, load)
+    job = costs, plan.balance, load.micro_batches, plan.checkpointing, optimizer
+    needed = [part.total for part in partition_bytes(*job)]
 
     @cache
     def speeds() -> Speeds:
-        times = _measured(layers, load, run.precision, devices[0])
-        return Speeds(times, _bandwidth(run, devices), run.swapping.min_bytes)
+        times = _measured(plan.record.layers, load, plan.record.precision, devices[0])
+        return Speeds(times, _bandwidth(keys, devices), keys.min_bytes)
 
     # What `RunSwaps` lets stay for fetching ahead, where anything goes out.
     slack = _ahead(devices) * max(cost.output for cost in costs)
-    if run.checkpointing != "never" or _fullest(needed, devices) <= limit:
+    if plan.checkpointing != "never" or _fullest(needed, devices) <= limit:
         slack = 0
-    plan = None
     for shares in _shares(needed, devices, limit - slack):
-        plan = plan or plan_swaps(
-            costs, balance, most, run.checkpointing, optimizer, shares, speeds
-        )
-    if plan is None:
-        raise TilenetError(
-            f"a step must fit its devices, and swapping does not make it fit (needed without: "
-            f"{_size(_fullest(needed, devices))} on the fullest, there is: {_size(limit)}); use "
-            "smaller tiles, more partitions, "
-            "checkpointing: always, or fewer micro_batches"
-        )
-    return plan
+        swaps = plan_swaps(*job, shares, speeds)
+        if swaps is not None:
+            return swaps
+    raise TilenetError(
+        f"a step must fit its devices, and swapping does not make it fit (needed without: "
+        f"{_size(_fullest(needed, devices))} on the fullest, there is: {_size(limit)}); use "
+        "smaller tiles, more partitions, "
+        "checkpointing: always, or fewer micro_batches"
+    )
 
 
 def _shares(
@@ -208,9 +215,9 @@ def _measured(
     return tuple(LayerTime(one.forward_s, one.backward_s) for one in found)
 
 
-def _bandwidth(run: RunFile, devices: Sequence[torch.device]) -> float:
+def _bandwidth(keys: SwappingKeys, devices: Sequence[torch.device]) -> float:
     """Bytes/s of a copy out and of one back, whichever is slower."""
-    copies = HostCopies(_slabs(run, devices), SwapStatistics())
+    copies = HostCopies(_slabs(keys, devices), SwapStatistics())
     storage = torch.zeros(TRIAL_BYTES, dtype=torch.uint8, device=devices[0]).untyped_storage()
     slowest = 0.0
     copy = copies.send(storage)  # the room is reserved, and touched, the first time
@@ -234,8 +241,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _slabs(run: RunFile, devices: Sequence[torch.device]) -> Slabs:
-    keys = run.swapping
+def _slabs(keys: SwappingKeys, devices: Sequence[torch.device]) -> Slabs:
     limit = None if keys.host_gib is None else int(keys.host_gib * GIB)
     if devices[0].type == "cuda" and keys.folder is None:
         return PinnedSlabs(limit)
@@ -251,6 +257,7 @@ class RunSwaps:
     """The swapper of a rank, and its partitions' stores.
 
     Args:
+        keys: Where tensors go, and which are too small.
         plan: What is done.
         devices: Of the partitions.
 
@@ -258,11 +265,11 @@ class RunSwaps:
         TilenetError: The folder is not writable.
     """
 
-    def __init__(self, run: RunFile, plan: SwapPlan, devices: Sequence[torch.device]) -> None:
+    def __init__(self, keys: SwappingKeys, plan: SwapPlan, devices: Sequence[torch.device]) -> None:
         self.plan = plan
         ahead = _ahead(devices)
-        room, small = ahead * plan.largest_bytes, run.swapping.min_bytes
-        self._swapper = Swapper(room, small, ahead, _slabs(run, devices))
+        room, small = ahead * plan.largest_bytes, keys.min_bytes
+        self._swapper = Swapper(room, small, ahead, _slabs(keys, devices))
         self.statistics = self._swapper.statistics
         copies = self._swapper.copies
         self.stores = (

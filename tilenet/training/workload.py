@@ -1,4 +1,8 @@
-"""What each rank computes, step after step: its samples, its tiles of them, its micro-batches."""
+"""What each rank computes, step after step, and what the network sees of it.
+
+A step's images or crops are cut into tiles; a rank takes those of its place in the mesh, reads them
+and standardises their pixels.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,88 +10,113 @@ from functools import lru_cache
 from math import prod
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tilenet.data.crops import crop_places, holds_labels
+from tilenet.data.labels.source import LabelSource
+from tilenet.data.rasters.raster import Pixels, Raster
+from tilenet.data.read_ahead import ReadAhead
 from tilenet.data.schedule import CropSchedule, ImageSchedule, Sample
-from tilenet.data.survey_record import Survey
-from tilenet.geometry.windows import Window
-from tilenet.planning.compatibility import needs_all_tiles, stacks
+from tilenet.geometry.tiles import Tile, Tiling, owned
+from tilenet.geometry.windows import Symmetry, Window
+from tilenet.model.choices import parameter_dtype
+from tilenet.model.inputs import Radiometry, standardise
+from tilenet.planning.compatibility import stacks
 from tilenet.planning.mesh import tiles_of
-from tilenet.training.config import RunFile
-from tilenet.training.reader import Work
+from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.setup import RunPlan
 from tilenet.training.swap import Load
 
-__all__ = ["Cells", "RankWork", "schedule_of"]
+__all__ = ["Part", "RankWork", "TileReader", "Work", "read_turned", "schedule_of"]
 
 
 def schedule_of(
-    run: RunFile, sizes: tuple[tuple[int, int], ...], found: Survey, cell_px: int
+    plan: RunPlan,
+    sizes: tuple[tuple[int, int], ...],
+    classes_in_cells: tuple[NDArray[np.uint8], ...],
+    *,
+    seed: int,
+    batch_size: int,
+    symmetries: tuple[Symmetry, ...],
+    oversample: float,
 ) -> ImageSchedule | CropSchedule:
-    """Which images or crops the steps of a run see.
+    """Which images or crops each step of a run sees.
 
     Args:
         sizes: Height and width of each image.
-        found: Where labelled pixels are.
-        cell_px: Side of the survey's cells.
+        classes_in_cells: For each image the classes that each grid cell holds, see `Survey`.
+        seed: Of all draws.
+        batch_size: Images or crops of a step.
+        symmetries: Of these, one is drawn for each image or crop.
+        oversample: Share of the crops that are drawn by class.
 
     Raises:
         TilenetError: Crops do not fit the network.
     """
-    if run.crop_px is None:
-        return ImageSchedule(run.seed, run.batch_size, sizes, run.augment.symmetries)
-    by_class = run.oversample > 0
+    if plan.crop_px is None:
+        return ImageSchedule(seed, batch_size, sizes, symmetries)
+    crop_px, by_class = plan.crop_px, oversample > 0
     places = tuple(
-        crop_places(planes, run.crop_px, cell_px, by_class=by_class)
-        for planes in found.classes_in_cells
+        crop_places(classes, crop_px, plan.cell_px, by_class=by_class)
+        for classes in classes_in_cells
     )
-    return CropSchedule(
-        run.seed,
-        run.batch_size,
-        run.crop_px,
-        sizes,
-        places,
-        run.augment.symmetries,
-        run.oversample,
-    )
+    return CropSchedule(seed, batch_size, crop_px, sizes, places, symmetries, oversample)
 
 
 @dataclass(frozen=True)
-class Cells:
-    """Where labelled pixels are.
+class Work:
+    """A tile to be computed.
 
     Attributes:
-        classes: For each image the classes that each cell holds, see `Survey`.
-        side_px: Of a cell.
+        sample: The image or crop.
+        tiling: How that is cut.
+        number: The tile's, row by row.
     """
 
-    classes: tuple[NDArray[np.uint8], ...]
-    side_px: int
+    sample: Sample
+    tiling: Tiling
+    number: int
+
+    @property
+    def tile(self) -> Tile:
+        """Its windows."""
+        return self.tiling.tiles[self.number]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tile that was read, a sample of a micro-batch."""
+
+    work: Work
+    image: Tensor
+    labels: Tensor
 
 
 class RankWork:
     """A rank's share of the steps of a run: a function of its place in the mesh and of the step.
 
     Args:
+        plan: How the run is laid out.
+        schedule: Which images or crops each step sees.
         sizes: Height and width of each image.
+        classes_in_cells: For each image the classes that each grid cell holds, see `Survey`.
+        rank: Number of the rank.
     """
 
     def __init__(
         self,
-        run: RunFile,
         plan: RunPlan,
         schedule: ImageSchedule | CropSchedule,
         sizes: tuple[tuple[int, int], ...],
-        cells: Cells,
+        classes_in_cells: tuple[NDArray[np.uint8], ...],
         rank: int,
     ) -> None:
-        self._run, self._plan, self._schedule = run, plan, schedule
-        self._sizes, self._cells = sizes, cells
-        self._layers = plan.record.layers
+        self._plan, self._schedule = plan, schedule
+        self._sizes, self._classes_in_cells = sizes, classes_in_cells
         self._place = plan.mesh.place(rank)
         self._tiling = lru_cache(maxsize=64)(plan.tiling)
-        self._all = needs_all_tiles(self._layers, run.halo_mode)
 
     def samples(self, step: int) -> tuple[Sample, ...]:
         """Those that this rank's replica computes; steps count from 0."""
@@ -97,9 +126,20 @@ class RankWork:
         """This rank's tiles of a step, but for those that hold no labelled pixel."""
         return self._stacks([one for one in self._tiles(self.samples(step)) if self._counts(one)])
 
+    def reads(
+        self, reader: "TileReader", first: int, last: int, ahead: int
+    ) -> ReadAhead[tuple[int, list[Work]], list["Part"]]:
+        """This rank's micro-batches of the steps from `first` to `last`, one after another.
+
+        Args:
+            ahead: Micro-batches that a thread reads while the one before is computed.
+        """
+        work = ((step, one) for step in range(first, last) for one in self.micro_batches(step))
+        return ReadAhead(reader.read, work, ahead)
+
     def loads(self) -> list[Load]:
         """What this rank computes at a time, at the most, in a step of images of each size."""
-        most = self._run.crop_px or max(max(size) for size in self._sizes)
+        most = self._plan.crop_px or max(max(size) for size in self._sizes)
         sizes = {(min(most, size[0]), min(most, size[1])) for size in self._sizes}
         # Each in place of those of the first step, which need not be the largest.
         return [
@@ -109,7 +149,7 @@ class RankWork:
 
     def _load(self, samples: Sequence[Sample]) -> Load:
         # Images that are turned in later steps have tiles of other shapes.
-        turns = self._run.augment.symmetries
+        turns = self._schedule.symmetries
         sizes = {turn.size(*one.size) for one in samples for turn in turns}
         tilings = [self._tiling(*size) for size in sizes]
         tiles = [(max(s.read for s in t.rows), max(s.read for s in t.cols)) for t in tilings]
@@ -130,11 +170,85 @@ class RankWork:
         ]
 
     def _stacks(self, work: list[Work]) -> list[list[Work]]:
-        return stacks(self._layers, work, [one.sample.number for one in work])
+        return stacks(self._plan.record.layers, work, [one.sample.number for one in work])
 
     def _counts(self, work: Work) -> bool:
         """Whether a tile may hold labelled pixels, or is needed all the same."""
         sample = work.sample
         place = work.tile.own, sample.region, sample.symmetry
-        cells = self._cells.classes[sample.image]
-        return self._all or holds_labels(*place, cells, self._cells.side_px)
+        cells = self._classes_in_cells[sample.image]
+        return self._plan.needs_all_tiles or holds_labels(*place, cells, self._plan.cell_px)
+
+
+class TileReader:
+    """Reads tiles as a function of the step and the tile alone, so it may do so at any time.
+
+    Args:
+        images: Files of the images. Between threads they take turns by themselves.
+        labels: Their labels.
+        record: The network's: what standardises pixels, and what label does not count.
+        radiometry: How pixels are altered.
+        seed: Of these alterations.
+        keep_unlabelled: Whether tiles without an own labelled pixel are read too.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[Raster],
+        labels: Sequence[LabelSource],
+        record: NetworkRecord,
+        radiometry: Radiometry,
+        seed: int,
+        *,
+        keep_unlabelled: bool,
+    ) -> None:
+        self.images, self.labels, self.record = images, labels, record
+        self.radiometry, self.seed = radiometry, seed
+        self.keep_unlabelled = keep_unlabelled
+        self.dtype = parameter_dtype(record.precision)
+
+    def read(self, stack: tuple[int, Sequence[Work]]) -> list[Part]:
+        """Pixels and labels of a step's micro-batch; nothing where no own pixel is labelled.
+
+        Args:
+            stack: The step's number, from 0, and tiles.
+
+        Raises:
+            TilenetError: A file cannot be read there.
+        """
+        step, work = stack
+        return [part for one in work if (part := self._read_tile(step, one)) is not None]
+
+    def _read_tile(self, step: int, work: Work) -> Part | None:
+        sample, tile = work.sample, work.tile
+        files = self.images[sample.image], self.labels[sample.image]
+        pixels, labels = read_turned(*files, tile, sample.region, sample.symmetry)
+        labels[~owned(pixels.valid, tile)] = self.record.ignore_index
+        if (labels == self.record.ignore_index).all() and not self.keep_unlabelled:
+            return None
+        mean, std = self.record.mean, self.record.std
+        image = standardise(pixels.values, pixels.valid, mean, std, self.dtype)
+        key = self.seed, step, sample.number
+        self.radiometry.alter(image, pixels.valid, tile.read, sample.size, *key)
+        return Part(work, image, torch.from_numpy(labels)[None])
+
+
+def read_turned(
+    image: Raster, labels: LabelSource, tile: Tile, region: Window, symmetry: Symmetry
+) -> tuple[Pixels, NDArray[np.int64]]:
+    """Pixels of what a tile reads, and labels of what it owns, (H, W).
+
+    Args:
+        tile: Of the turned region.
+        region: Pixels of the image that count as the image.
+        symmetry: How they are turned.
+
+    Raises:
+        TilenetError: A file cannot be read there.
+    """
+    size = region.height, region.width
+    pixels = image.read(symmetry.source(tile.read, *size), region)
+    own = labels.read(symmetry.source(tile.own, *size), region)
+    turned = Pixels(symmetry.turn(pixels.values), symmetry.turn(pixels.valid))
+    # torch takes no views that run backwards.
+    return turned, np.ascontiguousarray(symmetry.turn(own))

@@ -6,8 +6,8 @@ with another network, would find the same. What a survey found wrong is an error
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,33 +15,31 @@ from rasterio import __gdal_version__
 
 from tilenet.data import survey as surveys
 from tilenet.data.holdout import HeldOut
-from tilenet.data.labels.source import LabelSource
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.stack import fingerprint
+from tilenet.data.schedule import balanced_weights
 from tilenet.data.survey_record import Survey, load_survey, save_survey
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
-from tilenet.training.config import RunFile
+from tilenet.training.images import RunImages
+from tilenet.training.setup import RunPlan
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["SURVEY", "run_survey", "survey_key"]
+__all__ = ["SURVEY", "class_weights", "run_survey", "survey_key"]
 
 SURVEY = "survey.safetensors"
-VERSION = 2  # raise it whenever a survey of the same files gives other numbers
+VERSION = 3  # raise it whenever a survey of the same files gives other numbers
 
 
 def run_survey(
-    run: RunFile,
-    images: Sequence[Raster],
-    labels: Sequence[LabelSource],
-    context: Context,
-    cell_px: int,
-    held_out: HeldOut | None,
+    opened: RunImages,
+    plan: RunPlan,
+    reading: Mapping[str, object],
     folder: Path,
     comm: "MPI.Intracomm",
     watchdog: Watchdog = NEVER,
@@ -50,11 +48,10 @@ def run_survey(
     """What the images hold. Collective; rank 0 reads what is kept, and writes.
 
     Args:
-        labels: One per image; `ignore_index` where training may not look.
-        context: Of the network.
-        cell_px: Side of the cells.
-        held_out: Blocks that enter no statistics; None: there are none.
-        folder: Of the run; it exists.
+        opened: Images and labels; held-out blocks enter no statistics.
+        plan: The network, and the side of the grid cells.
+        reading: Keys of the run file that say how files are read, see `survey_key`.
+        folder: Folder of the run; it exists.
         watchdog: Armed for each block.
         requests: To stop.
 
@@ -62,24 +59,54 @@ def run_survey(
         AgreedError, StopAgreed: See `survey`.
     """
     path, key, kept = folder / SURVEY, None, None
+    key_of = partial(survey_key, opened, plan.record.context(), plan.cell_px, reading)
     if comm.rank == 0:
-        key = survey_key(run, images, labels, context, cell_px, held_out)
+        key = key_of()
         kept = None if key is None else _kept(path, key)
     kept = comm.bcast(kept)
     if isinstance(kept, Survey):
-        _say_unlabelled(images, kept, comm)
+        _say_unlabelled(opened.images, kept, comm)
         return kept
-    mask = None if held_out is None else held_out.mask
-    number = len(run.class_names)
-    found = surveys.survey(images, labels, number, cell_px, comm, mask, watchdog, requests)
+    mask = None if opened.held_out is None else opened.held_out.mask
+    files, number = (opened.images, opened.labels), len(plan.record.classes)
+    found = surveys.survey(*files, number, plan.cell_px, comm, mask, watchdog, requests)
     # A file that changed while it was read is not the one that the key is of.
-    if key is not None and key == survey_key(run, images, labels, context, cell_px, held_out):
+    if key is not None and key == key_of():
         try:
             save_survey(found, path, key)
         except TilenetError as error:
             say(f"the survey of the images is not kept, and will be made again: {error}")
-    _say_unlabelled(images, found, comm)
+    _say_unlabelled(opened.images, found, comm)
     return found
+
+
+def class_weights(
+    asked: Sequence[float] | str | None,
+    names: Sequence[str],
+    pixels: Sequence[int],
+    comm: "MPI.Intracomm",
+) -> tuple[float, ...] | None:
+    """Weights of the classes, None: 1 for all; rank 0 says them, or the labelled pixels.
+
+    Args:
+        asked: What the run file says; `auto`: balanced by the labelled pixels.
+        names: Names of the classes.
+        pixels: Labelled pixels of each class.
+    """
+    if asked == "auto":
+        weights = balanced_weights(pixels)
+        if comm.rank == 0:
+            named = zip(names, weights, pixels, strict=True)
+            each = (f"{name} {weight:.17g} ({count:,} px)" for name, weight, count in named)
+            say(f"class_weights: auto: {', '.join(each)}")
+        return tuple(weights)
+    if comm.rank == 0:
+        total = max(sum(pixels), 1)
+        counts = zip(names, pixels, strict=True)
+        shown = (f"{name} {count:,} ({count / total:.2%})" for name, count in counts)
+        say(f"labelled pixels of each class: {', '.join(shown)}")
+    assert not isinstance(asked, str)
+    return None if asked is None else tuple(asked)
 
 
 def _say_unlabelled(images: Sequence[Raster], found: Survey, comm: "MPI.Intracomm") -> None:
@@ -114,14 +141,16 @@ def _kept(path: Path, key: str) -> Survey | None:
 
 
 def survey_key(
-    run: RunFile,
-    images: Sequence[Raster],
-    labels: Sequence[LabelSource],
-    context: Context,
-    cell_px: int,
-    held_out: HeldOut | None = None,
+    opened: RunImages, context: Context, cell_px: int, reading: Mapping[str, object]
 ) -> str | None:
-    """A digest of all that a survey depends on; None: files that cannot be told apart by date."""
+    """A digest of all that a survey depends on; None: files that cannot be told apart by date.
+
+    Args:
+        context: Of the network.
+        cell_px: Side of the grid cells.
+        reading: How files are read: resolution, nodata, vectors, ignore_index, classes, part.
+    """
+    images, labels, held_out = opened.images, opened.labels, opened.held_out
     paths = [source.files for source in images] + [source.files for source in labels]
     files = [fingerprint(some) for some in paths]
     if None in files:
@@ -132,16 +161,10 @@ def survey_key(
         "block_px": surveys.BLOCK_PX,
         "files": files,
         "bands": [image.bands for image in images],
-        "resolution": run.resolution,
-        "nodata": run.nodata,
-        "vectors": repr(asdict(run.vectors)),  # may hold keys of several types
-        "ignore_index": run.ignore_index,
-        "num_classes": len(run.class_names),
-        "alignment_px": cell_px,  # which it is unless images are huge
+        "cell_px": cell_px,
         "held_out": None if held_out is None else _hidden(held_out, context),
+        **reading,
     }
-    if run.part is not None:
-        depends["part"] = str(run.part)
     return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()
 
 

@@ -1,0 +1,106 @@
+"""The network of a run over the devices of a rank, with what it swaps."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+
+from tilenet.model.choices import parameter_dtype
+from tilenet.model.network import Network, build_network
+from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
+from tilenet.parallel.health.signals import StopRequests
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.together import together
+from tilenet.parallel.sums.transport_choice import exchange_from
+from tilenet.parallel.swap.statistics import SwapStatistics
+from tilenet.planning.swap.plan import SwapPlan
+from tilenet.training.config_keys import SwappingKeys
+from tilenet.training.setup import RunPlan
+from tilenet.training.swap import RunSwaps
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["RunNetwork"]
+
+
+class RunNetwork:
+    """The network of a run. Collective to make and to close.
+
+    Args:
+        plan: How the run is laid out.
+        devices: One per partition.
+        swaps: What is swapped; None: nothing.
+        swapping: Where swapped tensors go.
+        seed: Of the first weights.
+        halos_from: From where halos of feature maps are sent: `auto`, `host` or `device`.
+        comm: All ranks.
+        stop: To stop while weights are drawn.
+
+    Attributes:
+        network: Its layers reach over the ranks of an image where they must.
+        pipe: The network over the devices.
+        image_comm: Ranks of the same image, row by row of the grid.
+
+    Raises:
+        AgreedError: Weights do not fit the memory, or swapped tensors have nowhere to go.
+        StopAgreed: A rank was asked to stop.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        devices: Sequence[torch.device],
+        swaps: SwapPlan | None,
+        swapping: SwappingKeys,
+        seed: int,
+        halos_from: str,
+        comm: "MPI.Intracomm",
+        stop: StopRequests | None = None,
+    ) -> None:
+        record = plan.record
+        with together(comm, stop) as turns:
+            dtype, done = parameter_dtype(record.precision), turns.part_done
+            self.network: Network = build_network(record.layers, seed, dtype, layer_done=done)
+        self.image_comm = comm.Create_group(comm.group.Incl(plan.mesh.same_image(comm.rank)))
+        if plan.needs_all_tiles:
+            self.network = spatial_network(
+                self.network,
+                record.layers,
+                plan.balance,
+                plan.halo_mode,
+                self.image_comm,
+                comm,
+                device_mpi=exchange_from(halos_from, devices, comm) == "device",
+            )
+        with agreed(comm):
+            self._swaps = None if swaps is None else RunSwaps(swapping, swaps, devices)
+        self.pipe = Pipe(
+            self.network,
+            plan.balance,
+            devices,
+            plan.checkpointing,
+            record.precision,
+            inline=len(devices) == 1,
+            stores=None if self._swaps is None else self._swaps.stores,
+            cells=None if self._swaps is None else self._swaps.cells,
+        )
+
+    @property
+    def swap_statistics(self) -> SwapStatistics | None:
+        """Of what the pipe swaps; None: it swaps nothing."""
+        return None if self._swaps is None else self._swaps.statistics
+
+    def swapping(self) -> AbstractContextManager[None]:
+        """Let the pipe's layers swap as planned."""
+        return nullcontext() if self._swaps is None else self._swaps.acting(self.pipe)
+
+    def close(self) -> None:
+        """Give host memory and communicators back. Collective."""
+        if self._swaps is not None:
+            self._swaps.close()
+        if isinstance(self.network, SpatialNetwork):
+            self.network.close()
+        self.image_comm.Free()
