@@ -39,7 +39,7 @@ TRAIN = {
 }
 PREDICT = {
     "tilenet.predict:node_place": "opening the checkpoint and the image",
-    "tilenet.predict:load_tensors": "opening the checkpoint and the image",
+    "tilenet.mapping.prediction:load_tensors": "opening the checkpoint and the image",
     "tilenet.data.rasters.raster:Raster.collar_runs": "the collar of an image, part 1 of 1",
     "tilenet.predict:decide_map": "the start of the map",
     "tilenet.predict:MapWriter": "the start of the map",

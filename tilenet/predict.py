@@ -4,25 +4,21 @@ Norms over the whole image need more than a tile: `planning.maps` chooses how th
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey import share_collars
-from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Norm
-from tilenet.geometry.tiles import halo_rule
-from tilenet.geometry.windows import Part, Window, overlap
-from tilenet.mapping.job import MapJob, Mapper, Output, WritingSink, decide_map
-from tilenet.mapping.journal import file_facts, hash_of
+from tilenet.geometry.windows import Window, overlap
+from tilenet.mapping.job import MapJob, Mapper, WritingSink, decide_map
+from tilenet.mapping.prediction import MapSource, Prediction
 from tilenet.mapping.resume import MapResume
-from tilenet.mapping.writer import MapWriter, check_target, journal_of, map_lock
+from tilenet.mapping.writer import MapWriter, check_target, map_lock
 from tilenet.model.choices import parameter_dtype
-from tilenet.model.network import build_network, check_weight_count, load_weights
 from tilenet.parallel.health.progress import peak_bytes, say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
@@ -31,60 +27,12 @@ from tilenet.parallel.ranks.devices import choose_devices, node_place, say_layou
 from tilenet.parallel.ranks.start import kept_on_ctrl_c
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.maps import MapPlan
-from tilenet.storage.checkpoints import checked_checkpoint, find_checkpoint, load_json, load_tensors
 from tilenet.storage.lock import Lock
-from tilenet.storage.network_json import NetworkRecord
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = ["Prediction", "predict"]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What to map and how.
-
-    Attributes:
-        checkpoint: A checkpoint's folder, or a training run's.
-        image: Any raster with the bands that the network reads, or files joined by plus signs.
-        out: The map's path.
-        output: Class numbers, or one band per class of logits or probabilities.
-        tile_px: Largest own size; None: as much as memory allows. With norms over the whole image
-            it selects passes tile after tile.
-        halo: `exact`, `epsilon` or pixels.
-        precision: None: that of the training run.
-        device: `auto`, `cpu` or `cuda`, or a list with one device per partition.
-        partitions: Devices per rank.
-        balance: Layers per partition; None: the fastest by the roofline.
-        nodata: As in run files; None: as in training.
-        bands: As in run files; None: as in training, those asked for by name found by name.
-        scaled: Probabilities as bytes: the nearest of 0, 1/250 … 1, which GDAL unscales.
-        bbox: xmin, ymin, xmax, ymax in the image's CRS: map the pixels under it; None: all.
-        window: Row, column, height and width of the pixels to map, instead of `bbox`.
-        resume: Go on with what an interrupted map left, and leave what is done when interrupted.
-        overwrite: Whether an existing map may be replaced.
-        hang_seconds: End the job when a round of tiles takes longer; 0: never.
-    """
-
-    checkpoint: str
-    image: str
-    out: str
-    output: Output = "classes"
-    tile_px: int | None = None
-    halo: int | str = "exact"
-    precision: str | None = None
-    device: str | list[str] = "auto"
-    partitions: int = 1
-    balance: tuple[int, ...] | None = None
-    nodata: float | str | None = None
-    bands: tuple[int | str, ...] | None = None
-    scaled: bool = False
-    bbox: tuple[float, ...] | None = None
-    window: tuple[int, ...] | None = None
-    resume: bool = False
-    overwrite: bool = False
-    hang_seconds: float = 1800.0
 
 
 def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str, Any]:
@@ -99,176 +47,137 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         TilenetError: On one rank, for a file that breaks later.
     """
     comm = world() if comm is None else comm
-    with kept_on_ctrl_c(lambda: _how_to_go_on(wanted)), ExitStack() as stack:
+    with kept_on_ctrl_c(wanted.how_to_resume), ExitStack() as stack:
         with agreed(comm):
-            _check_choices(wanted)
-            who = f"rank {comm.rank} of {comm.size}"
-            watchdog = stack.enter_context(Watchdog(wanted.hang_seconds, who))
+            wanted.check()
+            name = f"rank {comm.rank} of {comm.size}"
+            watchdog = stack.enter_context(Watchdog(wanted.hang_seconds, name))
         requests = StopRequests()
         if wanted.resume:  # from here on: MPICH catches SIGUSR1 itself, and forgets it
             stack.enter_context(requests)
         watchdog.arm("opening the checkpoint and the image", SLOW)
-        lock: Lock | None = None
-        place = node_place(comm, wanted.device)
+        place, first = node_place(comm, wanted.device), comm.rank == 0
         with agreed(comm):
-            if comm.rank == 0:
-                check_target(wanted.out, overwrite=wanted.overwrite, image=wanted.image)
-                lock = stack.enter_context(map_lock(wanted.out, say))
-                # Once more: another job may have made the map while this one waited for the lock.
-                check_target(wanted.out, overwrite=wanted.overwrite, image=wanted.image)
-            # One rank reads all bytes and compares them; no rank goes on where it finds them wrong.
-            find = checked_checkpoint if comm.rank == 0 else find_checkpoint
-            folder = find(Path(wanted.checkpoint))
-            record = NetworkRecord.from_json(load_json(folder / "network.json"))
-            nodata = record.nodata if wanted.nodata is None else wanted.nodata
-            image = stack.enter_context(
-                Raster(wanted.image, wanted.bands or record.wanted_bands, record.resolution, nodata)
-            )
-            if len(image.bands) != len(record.bands):
-                raise TilenetError(
-                    f"the network reads as many bands as it was trained on (trained on: "
-                    f"{len(record.bands)}, bands: {len(image.bands)}); name each of them in order"
-                )
-            if isinstance(wanted.device, list) and len(wanted.device) != wanted.partitions:
-                raise TilenetError(
-                    f"a list of devices names one per partition (device: {wanted.device}, "
-                    f"partitions: {wanted.partitions}); one device may be named several times"
-                )
+            lock = _claim(wanted, stack) if first else None
+            # One rank reads all bytes and compares them; none continues where they are wrong.
+            source = MapSource.open(wanted, stack, check=first)
             devices = choose_devices(wanted.device, place, wanted.partitions)
-            precision = wanted.precision or record.precision
-            dtype = parameter_dtype(precision)
-            weights = load_tensors(folder / "weights.safetensors")
-            check_weight_count(record.layers, weights, str(folder))
-            network = build_network(record.layers, dtype=dtype)
-            load_weights(network, weights, str(folder))
-            del weights
-            rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
-            window = image.window_of(Part(wanted.bbox, wanted.window))
         try:
-            share_collars([image], comm, watchdog, requests)
+            share_collars([source.image], comm, watchdog, requests)
         except StopAgreed:
             return {"map": wanted.out, "stopped": True}
         watchdog.arm("the start of the map", SLOW)
-        plan = decide_map(
-            record,
-            image.size,
-            rule,
-            devices[0],
-            dtype,
-            comm,
-            halo_asked=wanted.halo != "exact",
-            tile_px=wanted.tile_px,
-        )
-        read = plan.tiling.tiles[0].read
-        with agreed(comm):
-            balance = wanted.balance or likely_balance(
-                record.layers, (read.height, read.width), wanted.partitions
-            )
-            check_balance(balance, len(record.layers), wanted.partitions)
+        job = _job(wanted, source, devices, watchdog, comm)
         say_layout(comm, place, devices)
-        if comm.rank == 0:
-            _announce(plan, record, wanted)
-            _announce_part(plan, window, image)
-            if image.ground.lacks:
-                say(
-                    f"the image has {image.ground.lacks}, and so has the map: {image.ground.remedy}"
-                )
-        mapper = Mapper(wanted.output, record, image, plan.tiling, dtype, scaled=wanted.scaled)
-        job = MapJob(
-            plan,
-            mapper,
-            network.eval(),
-            tuple(balance),
-            devices,
-            precision,
-            watchdog,
-            what=os.path.basename(image.files[0]),
-        )
-        # One pass over windows that ranks hold at once has nothing to go on with.
-        resumes = wanted.resume and plan.method != "exchange"
-        if wanted.resume and not resumes:
-            requests.release()
-            if comm.rank == 0:
-                say("a map in one pass over shares of the ranks is not interrupted: it starts over")
-        with agreed(comm):
-            made_of = None
-            if resumes and comm.rank == 0:
-                made_of = _made_of(wanted, job, folder, window)
-        # Opened before the work: what cannot be written is known before hours have passed.
-        target = (
-            MapWriter(wanted.out, image, mapper.kind, window, made_of, lock)
-            if comm.rank == 0
-            else nullcontext()
-        )
-        with target as writer:
-            if writer is not None and writer.why_anew:
-                say(f"the map starts over, since what was done of it is {writer.why_anew}")
-            resume = MapResume(comm, plan.tiling, writer, requests) if resumes else None
-            sink = WritingSink(mapper, comm, writer, window, resume)
-            stopped = _work(job, comm, sink, resume)
-            # Compressing it takes as many rounds of tiles as it has, at the most.
-            tiles = len(plan.tiling.tiles)
-            watchdog.arm("the finished map", SLOW + tiles / comm.size)
-            if writer is not None and not stopped:
-                writer.finish()
+        if first:
+            _announce(job.plan, source)
+        stopped = _make(wanted, job, source, requests, lock, comm)
         wait_quietly(comm)
         # Also a barrier: no rank says that it is done before the map stands in its place.
         peaks = comm.allgather(peak_bytes([]))
+    plan, window, tiling = job.plan, source.window, job.plan.tiling
     return {
         "map": wanted.out,
         "size": [window.height, window.width],
         "method": plan.method,
         "passes": len(plan.passes) + 1,
-        "grid": list(plan.tiling.grid),
-        "tile_own_px": max(span.own for span in (*plan.tiling.rows, *plan.tiling.cols)),
-        "halo_px": plan.tiling.rule.halo_px,
-        "work_ratio": plan.tiling.work_ratio,
+        "grid": list(tiling.grid),
+        "tile_own_px": max(span.own for span in (*tiling.rows, *tiling.cols)),
+        "halo_px": tiling.rule.halo_px,
+        "work_ratio": tiling.work_ratio,
         "stopped": stopped,
         "peak_bytes": peaks,
     }
 
 
-def _how_to_go_on(wanted: Prediction) -> str:
-    if wanted.resume and os.path.exists(journal_of(wanted.out)):
-        return "what was done of the map is kept: the same command goes on with it"
-    more = "" if wanted.resume else "; with --resume a map goes on after that"
-    return f"nothing of the map is kept: the same command starts from the beginning{more}"
+def _claim(wanted: Prediction, stack: ExitStack) -> Lock:
+    """Lock the map; `stack` releases it.
+
+    Raises:
+        TilenetError: It is there already, or cannot be written.
+    """
+    check_target(wanted.out, overwrite=wanted.overwrite, image=wanted.image)
+    lock: Lock = stack.enter_context(map_lock(wanted.out, say))
+    # Once more: another job may have made the map while this one waited for the lock.
+    check_target(wanted.out, overwrite=wanted.overwrite, image=wanted.image)
+    return lock
 
 
-def _check_choices(wanted: Prediction) -> None:
-    if wanted.partitions < 1:
-        raise TilenetError(
-            f"a network has at least one partition (partitions: {wanted.partitions}); leave "
-            "--partitions out for one"
-        )
-    if wanted.scaled and wanted.output != "probabilities":
-        raise TilenetError(
-            f"only probabilities are scaled to bytes (output: {wanted.output}); leave --scaled out "
-            "or add --output probabilities"
-        )
-    if wanted.bbox is not None and wanted.window is not None:
-        raise TilenetError(
-            "a part of an image is named once, by --bbox or by --window; leave one of them out"
-        )
+def _job(
+    wanted: Prediction,
+    source: MapSource,
+    devices: Sequence[torch.device],
+    watchdog: Watchdog,
+    comm: "MPI.Intracomm",
+) -> MapJob:
+    """Decide how the image is mapped. Collective."""
+    record, dtype = source.record, parameter_dtype(source.precision)
+    plan = decide_map(
+        record,
+        source.image.size,
+        source.rule,
+        devices[0],
+        dtype,
+        comm,
+        halo_asked=wanted.halo != "exact",
+        tile_px=wanted.tile_px,
+    )
+    read = plan.tiling.tiles[0].read
+    with agreed(comm):
+        size = read.height, read.width
+        balance = wanted.balance or likely_balance(record.layers, size, wanted.partitions)
+        check_balance(balance, len(record.layers), wanted.partitions)
+    image, scaled = source.image, wanted.scaled
+    return MapJob(
+        plan,
+        Mapper(wanted.output, record, image, plan.tiling, dtype, scaled=scaled),
+        source.network,
+        tuple(balance),
+        tuple(devices),
+        source.precision,
+        watchdog,
+        what=os.path.basename(image.files[0]),
+    )
 
 
-def _made_of(wanted: Prediction, job: MapJob, folder: Path, window: Window) -> dict[str, Any]:
-    """All that the pixels of a map depend on, by names for people."""
-    tiling, image = job.plan.tiling, job.mapper.image
-    return {
-        "the version of torch": torch.__version__,
-        "the network": hash_of(folder / "network.json"),
-        "the weights": hash_of(folder / "weights.safetensors"),
-        "the image": file_facts(image.files),
-        "bands": image.bands,
-        "nodata": image.nodata,
-        "output": [wanted.output, wanted.scaled],
-        "precision": job.precision,
-        "the device": job.devices[0].type,
-        "the method": job.plan.method,
-        "the tiles": [[astuple(span) for span in spans] for spans in (tiling.rows, tiling.cols)],
-        "the part of the image": astuple(window),
-    }
+def _make(
+    wanted: Prediction,
+    job: MapJob,
+    source: MapSource,
+    requests: StopRequests,
+    lock: Lock | None,
+    comm: "MPI.Intracomm",
+) -> bool:
+    """Compute and write the map; whether the ranks stopped before it was done. Collective."""
+    plan, mapper, tiling = job.plan, job.mapper, job.plan.tiling
+    # One pass over windows that ranks hold at once has nothing to resume.
+    resumes = wanted.resume and plan.method != "exchange"
+    if wanted.resume and not resumes:
+        requests.release()
+        if comm.rank == 0:
+            say("a map in one pass over shares of the ranks is not interrupted: it starts over")
+    with agreed(comm):
+        made_of = None
+        if resumes and comm.rank == 0:
+            how = tiling, plan.method, job.devices[0].type
+            made_of = source.made_of(wanted.output, *how, scaled=wanted.scaled)
+    # Opened before the work: what cannot be written is known before hours have passed.
+    target = (
+        MapWriter(wanted.out, source.image, mapper.kind, source.window, made_of, lock)
+        if comm.rank == 0
+        else nullcontext()
+    )
+    with target as writer:
+        if writer is not None and writer.why_anew:
+            say(f"the map starts over, since what was done of it is {writer.why_anew}")
+        resume = MapResume(comm, tiling, writer, requests) if resumes else None
+        sink = WritingSink(mapper, comm, writer, source.window, resume)
+        stopped = _work(job, comm, sink, resume)
+        # Compressing it takes as many rounds of tiles as it has, at the most.
+        job.watchdog.arm("the finished map", SLOW + len(tiling.tiles) / comm.size)
+        if writer is not None and not stopped:
+            writer.finish()
+    return stopped
 
 
 def _work(job: MapJob, comm: "MPI.Intracomm", sink: WritingSink, resume: MapResume | None) -> bool:
@@ -293,15 +202,16 @@ def _announce_part(plan: MapPlan, window: Window, image: Raster) -> None:
     )
 
 
-def _announce(plan: MapPlan, record: NetworkRecord, wanted: Prediction) -> None:
-    tiling = plan.tiling
+def _announce(plan: MapPlan, source: MapSource) -> None:
+    """Say how the map is made, and everything that makes it approximate."""
+    record, image, tiling = source.record, source.image, plan.tiling
     rows, cols = tiling.grid
     rule = tiling.rule
     own = f"own at most {max(s.own for s in tiling.rows)} × {max(s.own for s in tiling.cols)} px"
     if plan.method == "exchange":
         say(
             f"statistics over the whole image: one pass, since {rows} × {cols} ranks hold it, "
-            f"{own}; rims travel between them"
+            f"{own}; halos travel between them"
         )
     else:
         say(
@@ -325,3 +235,6 @@ def _announce(plan: MapPlan, record: NetworkRecord, wanted: Prediction) -> None:
             f"approximate: {', '.join(sorted(norms))} norm uses the statistics of each tile, so "
             "the map depends on the tiles"
         )
+    _announce_part(plan, source.window, image)
+    if image.ground.lacks:
+        say(f"the image has {image.ground.lacks}, and so has the map: {image.ground.remedy}")

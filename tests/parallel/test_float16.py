@@ -60,7 +60,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     close = Step.close
 
     def noting(self: Step) -> None:
-        found.append({name: t.clone() for name, t in self.network.state_dict().items()})
+        found.append({name: t.clone() for name, t in self.pipe.network.state_dict().items()})
         close(self)
 
     monkeypatch.setattr(Step, "close", noting)
@@ -107,11 +107,11 @@ def test_an_overflow_on_one_rank_is_that_of_all(
     original = Step._forward_backward
 
     def overflows_in_the_third(self: Step, batch: Any, images: Any) -> tuple[float, float]:
-        kept = self.scale
-        if self.network.mask_key.step == 2 and comm.rank == comm.size - 1:
-            self.scale = LossScale(2.0**60)
+        kept = self.update
+        if self.pipe.network.mask_key.step == 2 and comm.rank == comm.size - 1:
+            self.update = replace(kept, scale=LossScale(2.0**60))
         found = original(self, batch, images)
-        self.scale = kept
+        self.update = kept
         return found
 
     monkeypatch.setattr(Step, "_forward_backward", overflows_in_the_third)

@@ -1,0 +1,175 @@
+"""What `tilenet predict` was asked for, and what it opened for it."""
+
+import os
+from contextlib import ExitStack
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilenet.data.rasters.raster import Raster
+from tilenet.errors import TilenetError
+from tilenet.geometry.tiles import HaloRule, Tiling, halo_rule
+from tilenet.geometry.windows import Part, Window
+from tilenet.mapping.job import Output
+from tilenet.mapping.journal import file_facts, hash_of
+from tilenet.mapping.writer import journal_of
+from tilenet.model.choices import parameter_dtype
+from tilenet.model.network import Network, build_network, check_weight_count, load_weights
+from tilenet.storage.checkpoints import checked_checkpoint, find_checkpoint, load_json, load_tensors
+from tilenet.storage.network_json import NetworkRecord
+
+__all__ = ["MapSource", "Prediction"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What to map and how.
+
+    Attributes:
+        checkpoint: Folder of a checkpoint, or of a training run.
+        image: Any raster with the bands that the network reads, or files joined by plus signs.
+        out: Path of the map.
+        output: Class numbers, or one band per class of logits or probabilities.
+        tile_px: Largest own size; None: as much as memory allows. With norms over the whole image
+            it selects passes tile after tile.
+        halo: `exact`, `epsilon` or pixels.
+        precision: None: that of the training run.
+        device: `auto`, `cpu` or `cuda`, or a list with one device per partition.
+        partitions: Devices per rank.
+        balance: Layers per partition; None: the fastest by the roofline.
+        nodata: As in run files; None: as in training.
+        bands: As in run files; None: as in training, those asked for by name found by name.
+        scaled: Probabilities as bytes: the nearest of 0, 1/250 … 1, which GDAL unscales.
+        bbox: xmin, ymin, xmax, ymax in the image's CRS: map the pixels under it; None: all.
+        window: Row, column, height and width of the pixels to map, instead of `bbox`.
+        resume: Continue what an interrupted map left, and leave what is done when interrupted.
+        overwrite: Whether an existing map may be replaced.
+        hang_seconds: End the job when a round of tiles takes longer; 0: never.
+    """
+
+    checkpoint: str
+    image: str
+    out: str
+    output: Output = "classes"
+    tile_px: int | None = None
+    halo: int | str = "exact"
+    precision: str | None = None
+    device: str | list[str] = "auto"
+    partitions: int = 1
+    balance: tuple[int, ...] | None = None
+    nodata: float | str | None = None
+    bands: tuple[int | str, ...] | None = None
+    scaled: bool = False
+    bbox: tuple[float, ...] | None = None
+    window: tuple[int, ...] | None = None
+    resume: bool = False
+    overwrite: bool = False
+    hang_seconds: float = 1800.0
+
+    def check(self) -> None:
+        """Refuse choices that do not go together.
+
+        Raises:
+            TilenetError: With the first of them.
+        """
+        if self.partitions < 1:
+            raise TilenetError(
+                f"a network has at least one partition (partitions: {self.partitions}); leave "
+                "--partitions out for one"
+            )
+        if isinstance(self.device, list) and len(self.device) != self.partitions:
+            raise TilenetError(
+                f"a list of devices names one per partition (device: {self.device}, "
+                f"partitions: {self.partitions}); one device may be named several times"
+            )
+        if self.scaled and self.output != "probabilities":
+            raise TilenetError(
+                f"only probabilities are scaled to bytes (output: {self.output}); leave --scaled "
+                "out or add --output probabilities"
+            )
+        if self.bbox is not None and self.window is not None:
+            raise TilenetError(
+                "a part of an image is named once, by --bbox or by --window; leave one of them out"
+            )
+
+    def how_to_resume(self) -> str:
+        """Words for who ended a map: how it goes on."""
+        if self.resume and os.path.exists(journal_of(self.out)):
+            return "what was done of the map is kept: the same command goes on with it"
+        more = "" if self.resume else "; with --resume a map goes on after that"
+        return f"nothing of the map is kept: the same command starts from the beginning{more}"
+
+
+@dataclass(frozen=True)
+class MapSource:
+    """A checkpoint and an image, opened for a map.
+
+    Attributes:
+        folder: Folder of the checkpoint.
+        record: The network's.
+        network: With its weights, on the CPU.
+        image: Its pixels.
+        window: Pixels of the image to map.
+        precision: In which the network computes.
+        rule: How tiles read.
+    """
+
+    folder: Path
+    record: NetworkRecord
+    network: Network
+    image: Raster
+    window: Window
+    precision: str
+    rule: HaloRule
+
+    @classmethod
+    def open(cls, wanted: Prediction, stack: ExitStack, *, check: bool) -> "MapSource":
+        """Open both; `stack` closes the image.
+
+        Args:
+            check: Whether to read all of the checkpoint and compare it with its checksums.
+
+        Raises:
+            TilenetError: A file is missing, broken, or does not fit the network.
+        """
+        folder = (checked_checkpoint if check else find_checkpoint)(Path(wanted.checkpoint))
+        record = NetworkRecord.from_json(load_json(folder / "network.json"))
+        nodata = record.nodata if wanted.nodata is None else wanted.nodata
+        bands = wanted.bands or record.wanted_bands
+        image = stack.enter_context(Raster(wanted.image, bands, record.resolution, nodata))
+        if len(image.bands) != len(record.bands):
+            raise TilenetError(
+                f"the network reads as many bands as it was trained on (trained on: "
+                f"{len(record.bands)}, bands: {len(image.bands)}); name each of them in order"
+            )
+        precision = wanted.precision or record.precision
+        weights = load_tensors(folder / "weights.safetensors")
+        check_weight_count(record.layers, weights, str(folder))
+        network = build_network(record.layers, dtype=parameter_dtype(precision))
+        load_weights(network, weights, str(folder))
+        rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
+        window = image.window_of(Part(wanted.bbox, wanted.window))
+        return cls(folder, record, network.eval(), image, window, precision, rule)
+
+    def made_of(
+        self, output: Output, tiling: Tiling, method: str, device: str, *, scaled: bool
+    ) -> dict[str, Any]:
+        """All that the pixels of a map depend on, by names for people."""
+        return {
+            "the version of torch": torch.__version__,
+            "the network": hash_of(self.folder / "network.json"),
+            "the weights": hash_of(self.folder / "weights.safetensors"),
+            "the image": file_facts(self.image.files),
+            "bands": self.image.bands,
+            "nodata": self.image.nodata,
+            "output": [output, scaled],
+            "precision": self.precision,
+            "the device": device,
+            "the method": method,
+            "the tiles": [
+                [astuple(span) for span in spans] for spans in (tiling.rows, tiling.cols)
+            ],
+            "the part of the image": astuple(self.window),
+        }
