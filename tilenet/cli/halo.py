@@ -65,6 +65,23 @@ def calculate(
         "num_parameters": sum(layer.num_parameters for layer in layers),
         "norm_context": norm_context(layers),
     }
+    notes = _notes(options, values)
+    if image is not None:
+        tiling = cut(*image, asked or Cut(), rule)
+        values.update(_tiles(tiling))
+        if not rule.exact:
+            notes.append(f"With {rule.halo_px} px tiles depend on where they are cut: approximate.")
+        if tiling.work_ratio > 4:
+            notes.append(
+                f"Each pixel is computed {tiling.work_ratio:.1f} times; fewer, larger tiles waste "
+                "less."
+            )
+    return Answer(values, tuple(notes))
+
+
+def _notes(options: UNetOptions, values: dict[str, Any]) -> list[str]:
+    """What to know of the network's halo."""
+    epsilon, formula = values["epsilon_px"], values["context_formula_px"]
     notes = []
     if epsilon != formula:
         notes.append(
@@ -72,8 +89,8 @@ def calculate(
             f"poolings ({options.poolings}) where its formula counts levels "
             f"({options.poolings + 1}); the formula for {options.poolings} poolings gives "
             f"{formula} px. With {epsilon} px tiles are a good approximation (halo: epsilon); with "
-            f"{context.halo_px} px, the exact context rounded up to the alignment, they give the "
-            "whole image's result."
+            f"{values['halo_px']} px, the exact context rounded up to the alignment, they give "
+            "the whole image's result."
         )
     if values["norm_context"] == "image":
         notes.append(
@@ -86,17 +103,7 @@ def calculate(
             f"{options.norm} norm over each tile (norm_scope: tile) makes the result depend on the "
             "tiles: approximate."
         )
-    if image is not None:
-        tiling = cut(*image, asked or Cut(), rule)
-        values.update(_tiles(tiling))
-        if not rule.exact:
-            notes.append(f"With {rule.halo_px} px tiles depend on where they are cut: approximate.")
-        if tiling.work_ratio > 4:
-            notes.append(
-                f"Each pixel is computed {tiling.work_ratio:.1f} times; fewer, larger tiles waste "
-                "less."
-            )
-    return Answer(values, tuple(notes))
+    return notes
 
 
 def _tiles(tiling: Tiling) -> dict[str, Any]:

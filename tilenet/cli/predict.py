@@ -80,6 +80,31 @@ def _parser() -> Arguments:
         metavar=WINDOW,
         help="map these pixels, counted from 0",
     )
+    _add_ways(parser)
+    parser.add_argument(
+        "--hang-seconds",
+        type=float,
+        default=1800.0,
+        metavar="S",
+        help="end the job, with each rank's stacks, when a round of tiles takes longer; 0: never",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with what an interrupted map left, and leave what is done when interrupted; "
+        "SIGTERM and SIGUSR1 then end it with exit code 75",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing map")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object: passes, tiles, peak bytes of each rank",
+    )
+    return parser
+
+
+def _add_ways(parser: Arguments) -> None:
+    """How the image is read and computed."""
     parser.add_argument(
         "--tile",
         dest="tile_px",
@@ -118,23 +143,3 @@ def _parser() -> Arguments:
         metavar="BAND,…",
         help="names or numbers of the bands that the network reads (default: as in training)",
     )
-    parser.add_argument(
-        "--hang-seconds",
-        type=float,
-        default=1800.0,
-        metavar="S",
-        help="end the job, with each rank's stacks, when a round of tiles takes longer; 0: never",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with what an interrupted map left, and leave what is done when interrupted; "
-        "SIGTERM and SIGUSR1 then end it with exit code 75",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing map")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object: passes, tiles, peak bytes of each rank",
-    )
-    return parser

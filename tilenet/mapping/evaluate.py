@@ -50,30 +50,7 @@ def confusion_matrix(
         TilenetError: A file cannot be read, the files lie apart, or nothing is labelled where the
             map has data.
     """
-    watchdog.arm("opening the map and the labels", SLOW)
-    with (
-        Raster(map_path) as mapped,
-        open_labels(labels_path, mapped, ignore_index, vectors) as labels,
-    ):
-        if note := resampling_note([labels]):
-            print(one_line(f"tilenet: {note}"), file=sys.stderr)
-        if len(mapped.bands) != 1 or not np.issubdtype(mapped.dtype, np.integer):
-            raise TilenetError(
-                f"a class map has one band of whole numbers ({map_path}: {len(mapped.bands)} of "
-                f"{mapped.dtype}); make it with tilenet predict --output classes"
-            )
-        pairs: dict[tuple[int, int], int] = {}
-        for row in range(0, mapped.height, BLOCK_PX):
-            for col in range(0, mapped.width, BLOCK_PX):
-                watchdog.arm(f"the block at row {row}, column {col}", SLOW)
-                height = min(BLOCK_PX, mapped.height - row)
-                window = Window(row, col, height, min(BLOCK_PX, mapped.width - col))
-                pixels = mapped.read(window)
-                found = np.where(pixels.valid, pixels.values[0].astype(np.int64), -1)
-                truth = labels.read(window)
-                counted = truth != ignore_index
-                for pair, count in count_pairs(truth[counted], found[counted]).items():
-                    pairs[pair] = pairs.get(pair, 0) + count
+    pairs = _count(map_path, labels_path, ignore_index, vectors, watchdog)
     if not pairs:
         raise TilenetError(
             f"at least one pixel must be labelled ({labels_path}: all are {ignore_index} or "
@@ -100,3 +77,38 @@ def confusion_matrix(
     for (label, guess), count in pairs.items():
         matrix[label, guess] += count  # -1, no class, is the last column
     return matrix
+
+
+def _count(
+    map_path: str,
+    labels_path: str,
+    ignore_index: int,
+    vectors: VectorKeys | None,
+    watchdog: Watchdog,
+) -> dict[tuple[int, int], int]:
+    """Labelled pixels by label and class in the map, −1 for none."""
+    watchdog.arm("opening the map and the labels", SLOW)
+    with (
+        Raster(map_path) as mapped,
+        open_labels(labels_path, mapped, ignore_index, vectors) as labels,
+    ):
+        if note := resampling_note([labels]):
+            print(one_line(f"tilenet: {note}"), file=sys.stderr)
+        if len(mapped.bands) != 1 or not np.issubdtype(mapped.dtype, np.integer):
+            raise TilenetError(
+                f"a class map has one band of whole numbers ({map_path}: {len(mapped.bands)} of "
+                f"{mapped.dtype}); make it with tilenet predict --output classes"
+            )
+        pairs: dict[tuple[int, int], int] = {}
+        for row in range(0, mapped.height, BLOCK_PX):
+            for col in range(0, mapped.width, BLOCK_PX):
+                watchdog.arm(f"the block at row {row}, column {col}", SLOW)
+                height = min(BLOCK_PX, mapped.height - row)
+                window = Window(row, col, height, min(BLOCK_PX, mapped.width - col))
+                pixels = mapped.read(window)
+                found = np.where(pixels.valid, pixels.values[0].astype(np.int64), -1)
+                truth = labels.read(window)
+                counted = truth != ignore_index
+                for pair, count in count_pairs(truth[counted], found[counted]).items():
+                    pairs[pair] = pairs.get(pair, 0) + count
+    return pairs

@@ -246,19 +246,6 @@ def _run(
         # Where autograd keeps nothing of an input that wants no gradient, there is no backward.
         if has_graph:
             z.backward()
-    backward = tuple(
-        max(
-            [
-                0,
-                *(
-                    size + held_x * x_gone * x_bytes + held_g * g_gone * y_bytes
-                    for size, x_gone, g_gone in trace
-                ),
-            ]
-        )
-        for held_g in (False, True)
-        for held_x in (False, True)
-    )
     gradient, gx = notes.get("gx", (0, None))
     skip_gradient, gs = notes.get("gs", (0, None))
     parameters = sum(p.numel() * p.element_size() for p in module.parameters())
@@ -275,12 +262,27 @@ def _run(
         keeps_input,
         keeps_output,
         forward,
-        backward,
+        _backward_peaks(trace, x_bytes, y_bytes),
         gradient,
         skip_gradient,
         gs is not None and gs == gx,
     )
     return cost, dtype, is_view
+
+
+def _backward_peaks(
+    trace: list[tuple[int, bool, bool]], x_bytes: int, y_bytes: int
+) -> tuple[int, int, int, int]:
+    """Most bytes in backward: alone, and where others hold input, output's gradient, or both."""
+
+    def peak(held_x: bool, held_g: bool) -> int:
+        sizes = (
+            size + held_x * x_gone * x_bytes + held_g * g_gone * y_bytes
+            for size, x_gone, g_gone in trace
+        )
+        return max(0, *sizes, 0)
+
+    return peak(False, False), peak(True, False), peak(False, True), peak(True, True)
 
 
 LARGEST_MAP = 2**31

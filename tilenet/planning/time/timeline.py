@@ -94,19 +94,7 @@ def simulate(
             checkpointing is none of the three.
     """
     n, m = len(forward_s), micro_batches
-    if not n or len(backward_s) != n or len(transfer_s) != n - 1:
-        raise TilenetError(
-            "a timeline needs the seconds of every partition and of every boundary between two "
-            f"(forward: {n}, backward: {len(backward_s)}, transfers: {len(transfer_s)}); give one "
-            "transfer fewer than partitions"
-        )
-    if m < 1:
-        raise TilenetError(f"a step has at least one micro-batch (micro_batches: {m}); nearest: 1")
-    if checkpointing not in ("always", "except_last", "never"):
-        raise TilenetError(
-            "checkpointing must be always, except_last or never "
-            f"(checkpointing: {checkpointing}); torchgpipe's own choice is except_last"
-        )
+    _check(n, len(backward_s), len(transfer_s), m, checkpointing)
     stop = {"always": m, "except_last": m - 1, "never": 0}[checkpointing]
     devices: list[list[Event]] = [[] for _ in range(n)]
 
@@ -133,6 +121,26 @@ def simulate(
     for j in range(n):
         run(j, None, "update", done_s, update_s)
     return Timeline(n, m, tuple(event for events in devices for event in events))
+
+
+def _check(
+    forward: int, backward: int, transfers: int, micro_batches: int, checkpointing: str
+) -> None:
+    if not forward or backward != forward or transfers != forward - 1:
+        raise TilenetError(
+            "a timeline needs the seconds of every partition and of every boundary between two "
+            f"(forward: {forward}, backward: {backward}, transfers: {transfers}); give one "
+            "transfer fewer than partitions"
+        )
+    if micro_batches < 1:
+        raise TilenetError(
+            f"a step has at least one micro-batch (micro_batches: {micro_batches}); nearest: 1"
+        )
+    if checkpointing not in ("always", "except_last", "never"):
+        raise TilenetError(
+            "checkpointing must be always, except_last or never "
+            f"(checkpointing: {checkpointing}); torchgpipe's own choice is except_last"
+        )
 
 
 def table(timeline: Timeline, unit_s: float) -> str:
