@@ -206,6 +206,11 @@ def _numbers(
 
 
 def _check(run: RunFile) -> None:
+    """Refuse what makes no run.
+
+    Raises:
+        TilenetError: With the first of what is wrong.
+    """
     _check_values(run)
     for group in fields(run):
         if is_dataclass(group.default_factory):
@@ -213,29 +218,44 @@ def _check(run: RunFile) -> None:
     _check_numbers(run)
     if run.swap is True:
         raise TilenetError("swap is off, auto or all (swap: true); auto swaps no more than it must")
-    if not 0 <= run.swapping.min_mib < 2**20:
-        raise TilenetError(
-            f"swapping.min_mib is a number of MiB from 0 on (swapping.min_mib: "
-            f"{run.swapping.min_mib}); 1 is usual"
-        )
-    for name in ("device_gib", "host_gib"):
-        gib = getattr(run.swapping, name)
-        if gib is not None and not 0 < gib < 2**20:
-            raise TilenetError(
-                f"swapping.{name} is a number of GiB above 0 (swapping.{name}: {gib}); leave it "
-                "out for all that there is"
-            )
+    run.swapping.check()
     check_pairs(run.image_paths, run.label_paths)
-    _ = run.part  # refuses what is none
+    _ = run.part  # refuses what is no part
+    _check_length(run)
+    for name, least in LEAST.items():
+        value = getattr(run, name)
+        if value is not None and value < least:
+            raise TilenetError(f"{name} must be at least {least} ({name}: {value})")
+    _check_pipeline(run)
+    run.gradients.check()
+    _check_classes(run)
+    run.vectors.check(len(run.class_names), run.ignore_index)
+    _check_loss(run)
+    run.optimizer.check()
+    run.schedule.check(run.optimizer.lr, run.steps)
+    run.augment.check()
+    run.checkpoints.check()
+    run.validation.check()
+    run.tiles.check()
+
+
+def _check_length(run: RunFile) -> None:
     if (run.steps is None) == (run.epochs is None):
         raise TilenetError(
             f"a run's length is steps or epochs, one of them (steps: {run.steps}, epochs: "
             f"{run.epochs}); set one"
         )
-    for name, least in LEAST.items():
-        value = getattr(run, name)
-        if value is not None and value < least:
-            raise TilenetError(f"{name} must be at least {least} ({name}: {value})")
+    profiled = run.profile.numbers
+    if profiled and run.steps is not None and profiled[0] > run.steps:
+        raise TilenetError(
+            f"profile.steps must begin within the run (profile.steps: {run.profile.steps}, steps: "
+            f"{run.steps}); choose earlier ones, or leave profile out"
+        )
+
+
+def _check_pipeline(run: RunFile) -> None:
+    if run.balance == []:
+        raise TilenetError("a balance has at least one partition (balance: []); leave it out")
     if run.balance is not None and run.partitions not in (None, len(run.balance)):
         raise TilenetError(
             f"a balance has one number of layers per partition (balance: {run.balance}, "
@@ -246,24 +266,14 @@ def _check(run: RunFile) -> None:
             f"a list of devices names one per partition (device: {run.device}, partitions: "
             f"{run.num_partitions}); one device may be named several times"
         )
-    if run.balance == []:
-        raise TilenetError("a balance has at least one partition (balance: []); leave it out")
-    if not (2**-10 <= run.gradients.piece_mb <= 2**10):
-        raise TilenetError(
-            f"gradients.piece_mb must lie between 1/1024 and 1024 (gradients.piece_mb: "
-            f"{run.gradients.piece_mb}); 4 is usual"
-        )
     if run.micro_batches > MOST_MICRO_BATCHES:
         raise TilenetError(
             f"at most {MOST_MICRO_BATCHES} micro-batches are in the pipeline at once "
             f"(micro_batches: {run.micro_batches}); a few per partition fill it"
         )
-    profiled = run.profile.numbers
-    if profiled and run.steps is not None and profiled[0] > run.steps:
-        raise TilenetError(
-            f"profile.steps must begin within the run (profile.steps: {run.profile.steps}, steps: "
-            f"{run.steps}); choose earlier ones, or leave profile out"
-        )
+
+
+def _check_classes(run: RunFile) -> None:
     if isinstance(run.classes, int) and run.classes > MOST_CLASSES:
         raise TilenetError(
             f"a run has at most {MOST_CLASSES} classes (classes: {run.classes}); join some"
@@ -284,7 +294,9 @@ def _check(run: RunFile) -> None:
             f"ignore_index may not be a class (ignore_index: {run.ignore_index}, classes: 0 to "
             f"{len(run.class_names) - 1}); 255 is usual"
         )
-    run.vectors.check(len(run.class_names), run.ignore_index)
+
+
+def _check_loss(run: RunFile) -> None:
     weights = run.class_weights
     if isinstance(weights, list) and (
         len(weights) != len(run.class_names)
@@ -304,21 +316,6 @@ def _check(run: RunFile) -> None:
         raise TilenetError(
             f"oversample is the share of the crops that are drawn by class, from 0 to 1, and needs "
             f"crop_px (oversample: {run.oversample}, crop_px: {run.crop_px}); 0.5 is usual"
-        )
-    run.optimizer.check()
-    run.schedule.check(run.optimizer.lr, run.steps)
-    run.augment.check()
-    run.checkpoints.check()
-    run.validation.check()
-    if run.tiles.size_px is not None and (run.tiles.rows or run.tiles.columns):
-        raise TilenetError(
-            f"tiles are given as a grid or as a size, not both (rows: {run.tiles.rows}, columns: "
-            f"{run.tiles.columns}, size_px: {run.tiles.size_px}); leave one out"
-        )
-    if (run.tiles.rows is None) != (run.tiles.columns is None):
-        raise TilenetError(
-            f"a grid of tiles has rows and columns (rows: {run.tiles.rows}, columns: "
-            f"{run.tiles.columns}); set both"
         )
 
 

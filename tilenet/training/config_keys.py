@@ -79,6 +79,23 @@ class TileKeys:
             return Cut(grid=(self.rows, self.columns))
         return None if self.size_px is None else Cut(size_px=self.size_px)
 
+    def check(self) -> None:
+        """Refuse half a grid, or a grid and a size.
+
+        Raises:
+            TilenetError: With the values.
+        """
+        if self.size_px is not None and (self.rows or self.columns):
+            raise TilenetError(
+                f"tiles are given as a grid or as a size, not both (rows: {self.rows}, columns: "
+                f"{self.columns}, size_px: {self.size_px}); leave one out"
+            )
+        if (self.rows is None) != (self.columns is None):
+            raise TilenetError(
+                f"a grid of tiles has rows and columns (rows: {self.rows}, columns: "
+                f"{self.columns}); set both"
+            )
+
 
 @dataclass(frozen=True)
 class GradientKeys:
@@ -91,6 +108,18 @@ class GradientKeys:
     def piece_bytes(self) -> int:
         """Size of the pieces that are summed at a time."""
         return int(self.piece_mb * 2**20)
+
+    def check(self) -> None:
+        """Refuse pieces that are none.
+
+        Raises:
+            TilenetError: With the size.
+        """
+        if not (2**-10 <= self.piece_mb <= 2**10):
+            raise TilenetError(
+                f"gradients.piece_mb must lie between 1/1024 and 1024 (gradients.piece_mb: "
+                f"{self.piece_mb}); 4 is usual"
+            )
 
 
 @dataclass(frozen=True)
@@ -305,6 +334,25 @@ class SwappingKeys:
     def min_bytes(self) -> int:
         """Smaller tensors stay."""
         return int(self.min_mib * 2**20)
+
+    def check(self) -> None:
+        """Refuse sizes that are none.
+
+        Raises:
+            TilenetError: With the first of them.
+        """
+        if not 0 <= self.min_mib < 2**20:
+            raise TilenetError(
+                f"swapping.min_mib is a number of MiB from 0 on (swapping.min_mib: "
+                f"{self.min_mib}); 1 is usual"
+            )
+        for name in ("device_gib", "host_gib"):
+            gib = getattr(self, name)
+            if gib is not None and not 0 < gib < 2**20:
+                raise TilenetError(
+                    f"swapping.{name} is a number of GiB above 0 (swapping.{name}: {gib}); leave "
+                    "it out for all that there is"
+                )
 
 
 @dataclass(frozen=True)
