@@ -24,9 +24,10 @@ from rivals import PAPER, block_partition, deepspeed, even
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Activation, Conv, Layer, Norm, Pool, Stash
 from tilenet.geometry.unet import PRESETS, unet_layers
+from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import block_seconds, check_balance, least_bytes, least_time
 from tilenet.planning.machines import machine
-from tilenet.planning.time.roofline import LayerTime, roofline
+from tilenet.planning.time.roofline import roofline
 
 PARTITIONS = 6
 TILES_PX = (512, 1024, 1434)

@@ -61,7 +61,7 @@ def work(wanted: list[dict[str, Any]]) -> None:
 
     from tilenet.geometry.halo import context_of
     from tilenet.geometry.unet import unet_layers
-    from tilenet.training.config_keys import NetworkKeys, TileKeys
+    from tilenet.training.config.keys import NetworkKeys, TileKeys
 
     comm = MPI.COMM_WORLD
     folder = Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None))

@@ -19,8 +19,8 @@ from mpi4py import MPI
 
 import tilenet.train
 from tilenet.parallel.ranks.comm import world
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import MeshKeys, NetworkKeys, TileKeys, ValidationKeys
+from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys, ValidationKeys
+from tilenet.training.config.run_file import RunFile
 from tilenet.training.step import Step
 
 SAMPLES = 20

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from tilenet.geometry.layers import Conv, Layer
 from tilenet.geometry.unet import NormKind, UNetOptions, unet_layers
+from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.machines import Machine, machine
 from tilenet.planning.plan import Layout, Question
 from tilenet.planning.time.profile import Profile, ProfiledLayer
-from tilenet.planning.time.roofline import LayerTime, roofline
+from tilenet.planning.time.roofline import roofline
 
 if TYPE_CHECKING:
     from model import Point

@@ -85,14 +85,14 @@ def train(folder: Path, point: dict[str, Any], steps: int) -> list[dict[str, flo
 
     from tilenet import train as account
     from tilenet.train import train
-    from tilenet.training.config import RunFile
-    from tilenet.training.config_keys import (
+    from tilenet.training.config.keys import (
         MeshKeys,
         NetworkKeys,
         OptimizerKeys,
         TileKeys,
         ValidationKeys,
     )
+    from tilenet.training.config.run_file import RunFile
     from tilenet.training.step import Step, StepResult
 
     comm, rows = MPI.COMM_WORLD, list[tuple[float, float]]()

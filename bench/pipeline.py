@@ -21,9 +21,10 @@ from rivals import PAPER
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Layer, Pop, Stash
 from tilenet.geometry.unet import PRESETS, unet_layers
+from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import block_seconds, least_time
 from tilenet.planning.machines import machine
-from tilenet.planning.time.roofline import ITEM_BYTES, LayerTime, roofline
+from tilenet.planning.time.roofline import ITEM_BYTES, roofline
 from tilenet.planning.time.timeline import Timeline, simulate
 
 PRECISION = "float32"

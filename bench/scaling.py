@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from report import Claim, at_least, mpiexec, report
 
 if TYPE_CHECKING:
-    from tilenet.training.config import RunFile
+    from tilenet.training.config.run_file import RunFile
 
 TILE_PX = 512
 STRONG_PX = 1024
@@ -58,8 +58,8 @@ def write_image(folder: Path, name: str, height: int, width: int) -> tuple[str, 
 
 def run_of(folder: Path, kind: str, scaling: str, ranks: int, steps: int) -> "RunFile":
     """A training run; images and labels are written by rank 0."""
-    from tilenet.training.config import RunFile
-    from tilenet.training.config_keys import MeshKeys, NetworkKeys, OptimizerKeys, ValidationKeys
+    from tilenet.training.config.keys import MeshKeys, NetworkKeys, OptimizerKeys, ValidationKeys
+    from tilenet.training.config.run_file import RunFile
 
     rows, columns = (1, 1) if kind == "images" else GRIDS[ranks]
     side = STRONG_PX if scaling == "strong" and kind != "images" else 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tilenet.__main__ import main
-from tilenet.training.config import RunFile
+from tilenet.training.config.run_file import RunFile
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "tilenet").rglob("*.py"))

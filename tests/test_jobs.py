@@ -20,7 +20,7 @@ from launch.placement import place
 from launch.planned_job import read_job
 from tilenet.__main__ import main as tilenet
 from tilenet.planning.machines import machine
-from tilenet.training.config_io import read_run_file
+from tilenet.training.config.read import read_run_file
 from tilenet.training.setup import plan_run
 
 ROOT = Path(__file__).resolve().parent.parent

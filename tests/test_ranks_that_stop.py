@@ -15,24 +15,24 @@ LIMIT_S = 300  # it takes 4
 
 # By the function that a rank stops in: what its watchdog says it was to finish.
 TRAIN = {
-    "tilenet.training.images:Raster": "opening the images, part 1 of 1",
-    "tilenet.training.images:open_labels": "opening the labels, part 1 of 1",
-    "tilenet.training.images:check_same_files": "opening the images on other ranks",
+    "tilenet.training.images.open:Raster": "opening the images, part 1 of 1",
+    "tilenet.training.images.open:open_labels": "opening the labels, part 1 of 1",
+    "tilenet.training.images.open:check_same_files": "opening the images on other ranks",
     "tilenet.data.rasters.raster:Raster.collar_runs": "the collar of an image, part 1 of 1",
     "tilenet.data.rasters.collar:Collar.__init__": "the collar of an image on other ranks",
     "tilenet.training.folder:newest_whole": "the look into the run's folder",
     "tilenet.data.holdout:check_classes": "the labels of blocks, part 1 of 16",
-    "tilenet.training.setup:say_layout": "the start of the run",
+    "tilenet.parallel.ranks.layout:say_layout": "the start of the run",
     "tilenet.data.survey:check_classes": "the survey, part 1 of 1",
     "tilenet.data.survey:_check_something_is_there": "the sums of the survey",
     "tilenet.training.network:build_network": "the plan of the run",
-    "tilenet.train:announce": "the first weights",
-    "tilenet.train:Step.take": "step 1",
+    "tilenet.training.loop:announce": "the first weights",
+    "tilenet.training.loop:Step.take": "step 1",
     "tilenet.training.folder:save_checkpoint": "the checkpoint of step 1",
     "tilenet.training.scoring:network_to_score": "the validation",
     "tilenet.mapping.job:Mapper.tiles": "the round of tile 0",
-    "tilenet.training.record:RunLog.validation": "the sum of a validation",
-    "tilenet.train:say_swaps": "the last checkpoint",
+    "tilenet.training.log:RunLog.validation": "the sum of a validation",
+    "tilenet.training.record:RunAccount.say_swaps": "the last checkpoint",
     "tilenet.training.record:keep_times": "the report",
     "tilenet.train:try_report": "the report",
     "tilenet.data.rasters.cache:StagingFolder.remove": "the end of the run",
@@ -54,7 +54,7 @@ EVALUATE = {
 COMMANDS = {"train": TRAIN, "predict": PREDICT, "evaluate": EVALUATE}
 CASES = [(command, function) for command, words in COMMANDS.items() for function in words]
 OF_SEVERAL = [
-    ("train", "tilenet.training.images:Raster", 1),
+    ("train", "tilenet.training.images.open:Raster", 1),
     ("train", "tilenet.data.survey:check_classes", 0),
     ("train", "tilenet.train:try_report", 0),
     ("predict", "tilenet.mapping.job:Mapper.tiles", 1),

@@ -9,8 +9,8 @@ import pytest
 
 from tilenet.cli import plan as plan_command
 from tilenet.errors import TilenetError
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import AugmentKeys, MeshKeys, NetworkKeys, TileKeys
+from tilenet.training.config.keys import AugmentKeys, MeshKeys, NetworkKeys, TileKeys
+from tilenet.training.config.run_file import RunFile
 from tilenet.training.setup import plan_run
 
 SIZE = 40, 200

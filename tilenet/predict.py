@@ -23,7 +23,8 @@ from tilenet.parallel.health.progress import peak_bytes, say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
-from tilenet.parallel.ranks.devices import choose_devices, node_place, say_layout
+from tilenet.parallel.ranks.devices import choose_devices, node_place
+from tilenet.parallel.ranks.layout import say_layout
 from tilenet.parallel.ranks.start import kept_on_ctrl_c
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.maps import MapPlan

@@ -16,7 +16,6 @@ A script written for IBM's PyTorch says `torch.cuda.set_enabled_lms(True)`; here
 `lms.set_enabled_lms(True)`. docs/swapping.md says what differs.
 """
 
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tilenet.errors import TilenetError
 from tilenet.parallel.swap.actions import Action, acting
-from tilenet.parallel.swap.host_pool import FileSlabs, PinnedSlabs, Slabs
+from tilenet.parallel.swap.host_pool import open_slabs
 from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.parallel.swap.swapper import SwapInForward, Swapper
 
@@ -97,11 +96,7 @@ def swapping(
             f"actions are for modules of the model (found: {len(strange)} of another, the first a "
             f"{type(strange[0]).__name__}); take them from model.modules()"
         )
-    slabs: Slabs
-    if swap_dir is None and torch.cuda.is_available():
-        slabs = PinnedSlabs(host_limit_bytes)
-    else:
-        slabs = FileSlabs(swap_dir or tempfile.gettempdir(), host_limit_bytes)
+    slabs = open_slabs(swap_dir, host_limit_bytes, pinned=torch.cuda.is_available())
     swapper = Swapper(limit_bytes, min_bytes, lookahead, slabs)
     with ExitStack() as stack:
         stack.callback(swapper.close)
@@ -145,8 +140,7 @@ def set_enabled_lms(enable: bool) -> None:
         made.hooks.leave()
         made.swapper.close()
         return
-    pinned = torch.cuda.is_available()
-    slabs = PinnedSlabs() if pinned else FileSlabs(tempfile.gettempdir())
+    slabs = open_slabs(None, None, pinned=torch.cuda.is_available())
     swapper = Swapper(_process.limit_bytes, _process.min_bytes, LOOKAHEAD, slabs)
     hooks = SwapInForward(swapper)
     before = register_module_forward_pre_hook(hooks.before)

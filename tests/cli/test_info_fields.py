@@ -17,7 +17,7 @@ from tilenet.data.labels import polygons as vector_layer
 from tilenet.data.labels.facts import proposed_classes
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import TilenetError
-from tilenet.training.config_io import read_run_file
+from tilenet.training.config.read import read_run_file
 
 GRID = Affine(2, 0, 5e5, 0, -2, 4e6)
 RUN = "images: a.tif\nlabels: b.gpkg\nclasses: 9\noutput: run\nsteps: 1\n"

@@ -29,7 +29,7 @@ from tilenet.planning.plan import read_plan
 from tilenet.storage.checkpoints import load_json, load_tensors
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.storage.tables import History
-from tilenet.training.config_io import read_run_file
+from tilenet.training.config.read import read_run_file
 from tilenet.training.folder import check_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")

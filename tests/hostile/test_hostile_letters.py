@@ -22,7 +22,7 @@ from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.mapping.writer import put_map
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.storage.network_json import NetworkRecord
-from tilenet.training.config_io import read_run_file
+from tilenet.training.config.read import read_run_file
 
 Write = Callable[..., str]
 

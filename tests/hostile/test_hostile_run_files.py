@@ -8,7 +8,7 @@ import pytest
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.memory.layer import check_weight_bytes
-from tilenet.training.config_io import read_run_file
+from tilenet.training.config.read import read_run_file
 
 LEAST = "images: a.tif\nlabels: b.tif\nclasses: 2\noutput: out\nsteps: 1\n"
 

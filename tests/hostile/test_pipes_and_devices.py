@@ -20,7 +20,7 @@ from tilenet.report.run_view import RunView
 from tilenet.storage.checkpoints import FILES, load_json, load_tensors
 from tilenet.storage.checksums import wrong_file
 from tilenet.storage.tables import History
-from tilenet.training.config_io import read_run_file
+from tilenet.training.config.read import read_run_file
 from tilenet.training.folder import RunFolder
 
 

@@ -20,7 +20,7 @@ from test_same_as_whole_image import (
 )
 from whole_image import random_scene, train_whole
 
-from tilenet.training.config_keys import GradientKeys, TileKeys
+from tilenet.training.config.keys import GradientKeys, TileKeys
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from test_vector_training import drawn_scene
 from whole_image import Outcome, Scene
 from whole_recipe import train_recipe
 
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import MeshKeys, VectorKeys
+from tilenet.training.config.keys import MeshKeys, VectorKeys
+from tilenet.training.config.run_file import RunFile
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 

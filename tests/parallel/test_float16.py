@@ -17,8 +17,8 @@ from tilenet.errors import AgreedError
 from tilenet.model import loss as loss_scale
 from tilenet.model.loss import LossScale
 from tilenet.train import train
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import NetworkKeys, OptimizerKeys, TileKeys
+from tilenet.training.config.keys import NetworkKeys, OptimizerKeys, TileKeys
+from tilenet.training.config.run_file import RunFile
 from tilenet.training.step import Step
 
 FIRST = 2.0**18  # gradients of these images overflow until it is halved some ten times

@@ -29,9 +29,9 @@ from tilenet.errors import AgreedError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.unet import unet_layers
 from tilenet.train import train
-from tilenet.training import images as run_images
-from tilenet.training.config_keys import AugmentKeys, MeshKeys, ValidationKeys
-from tilenet.training.images import hold_out, open_images
+from tilenet.training.config.keys import AugmentKeys, MeshKeys, ValidationKeys
+from tilenet.training.images.held_out import hold_out
+from tilenet.training.images.open import open_images
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
@@ -124,13 +124,13 @@ def test_nothing_leaks_from_what_is_held_out(
 
     def both(margin_less: int) -> list[tuple[list[float], dict[str, torch.Tensor]]]:
         with pytest.MonkeyPatch.context() as patch:
-            original = run_images.HeldOut.mask
+            original = HeldOut.mask
 
             def narrower(self, image, window, margin_px=0):  # type: ignore[no-untyped-def]
                 assert margin_px in (0, context_px)
                 return original(self, image, window, max(0, margin_px - margin_less))
 
-            patch.setattr(run_images.HeldOut, "mask", narrower)
+            patch.setattr(HeldOut, "mask", narrower)
             found = []
             for change in (False, True):
                 mixed_scenes(shared_path, comm)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from tilenet.parallel.ranks import devices as job_layout
-from tilenet.parallel.ranks.devices import (
+from tilenet.parallel.ranks import layout as job_layout
+from tilenet.parallel.ranks.layout import (
     RankLayout,
     layout_lines,
     node_place,

@@ -25,10 +25,10 @@ from tilenet.errors import AgreedError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.train import train
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import NetworkKeys, ValidationKeys, VectorKeys
-from tilenet.training.images import RunImages
-from tilenet.training.survey import SURVEY, survey_key
+from tilenet.training.config.keys import NetworkKeys, ValidationKeys, VectorKeys
+from tilenet.training.config.run_file import RunFile
+from tilenet.training.images.open import RunImages
+from tilenet.training.images.survey import SURVEY, survey_key
 
 USED, ANEW = "statistics and labelled places are those of", "all pixels are looked at again"
 Capture = pytest.CaptureFixture[str]

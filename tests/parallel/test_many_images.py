@@ -16,9 +16,9 @@ from whole_image import random_scene
 from tilenet.__main__ import main
 from tilenet.errors import AgreedError
 from tilenet.train import train
-from tilenet.training.config import RunFile
-from tilenet.training.config_io import with_listed_images
-from tilenet.training.config_keys import MeshKeys, ValidationKeys
+from tilenet.training.config.keys import MeshKeys, ValidationKeys
+from tilenet.training.config.read import with_listed_images
+from tilenet.training.config.run_file import RunFile
 
 
 @pytest.mark.ranks(2)

@@ -11,7 +11,7 @@ from whole_image import random_scene
 
 from tilenet.train import train
 from tilenet.training import workload as module
-from tilenet.training.config_keys import AugmentKeys, MeshKeys
+from tilenet.training.config.keys import AugmentKeys, MeshKeys
 
 
 @pytest.mark.ranks(2, 4)

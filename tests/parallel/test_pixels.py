@@ -19,7 +19,7 @@ from tilenet.data.survey import share_collars
 from tilenet.errors import AgreedError
 from tilenet.predict import Prediction, predict
 from tilenet.train import train
-from tilenet.training.config_keys import NetworkKeys
+from tilenet.training.config.keys import NetworkKeys
 
 NETWORK = NetworkKeys(poolings=2, base=4)
 GRID = {"driver": "GTiff", "crs": "EPSG:32630"}

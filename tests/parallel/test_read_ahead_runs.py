@@ -18,8 +18,8 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.data.read_ahead import ReadAhead
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.train import train
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import AugmentKeys, OptimizerKeys, TileKeys
+from tilenet.training.config.keys import AugmentKeys, OptimizerKeys, TileKeys
+from tilenet.training.config.run_file import RunFile
 from tilenet.training.step import Step
 
 

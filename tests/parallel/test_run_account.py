@@ -23,10 +23,10 @@ from tilenet.parallel.health import progress as peak_memory
 from tilenet.parallel.health.progress import EXCHANGING, ExchangeClock
 from tilenet.report import page as write
 from tilenet.train import train
-from tilenet.training.config import RunFile
-from tilenet.training.config_io import read_run_file
-from tilenet.training.config_keys import NetworkKeys, OptimizerKeys, TileKeys
-from tilenet.training.record import RunLog
+from tilenet.training.config.keys import NetworkKeys, OptimizerKeys, TileKeys
+from tilenet.training.config.read import read_run_file
+from tilenet.training.config.run_file import RunFile
+from tilenet.training.log import RunLog
 from tilenet.training.step import Step
 
 INSTANCE = NetworkKeys(poolings=2, base=4, norm="instance")

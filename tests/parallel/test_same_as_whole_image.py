@@ -16,8 +16,9 @@ from whole_image import Outcome, Scene, random_scene, train_whole
 from tilenet.geometry.unet import UNetOptions
 from tilenet.predict import Prediction, predict
 from tilenet.train import train
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
+from tilenet.training.config.keys import MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
+from tilenet.training.config.run_file import RunFile
+from tilenet.training.loop import Loop
 
 SEED, STEPS, LR = 5, 3, 0.05
 
@@ -172,31 +173,25 @@ def test_crops_do_not_depend_on_how_they_are_tiled(comm: MPI.Intracomm, shared_p
 
 
 def test_all_ranks_hold_the_same_weights_to_the_last_bit(
-    comm: MPI.Intracomm, shared_path: Path
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = random_scene(shared_path, (97, 130), 1, write=comm.rank == 0)
     comm.Barrier()
     keys = replace(NETWORKS["same-nearest"], norm="batch", norm_scope="tile")
     held: list[dict[str, torch.Tensor]] = []
+    save = Loop._save
 
-    import tilenet.train as module
+    def watched(self: Loop, *arguments: Any, **options: Any) -> None:
+        held.append({k: v.clone() for k, v in self.network.network.state_dict().items()})
+        save(self, *arguments, **options)
 
-    class Watching(module._Job):
-        def _save(self, *arguments: Any, **options: Any) -> None:
-            held.append({k: v.clone() for k, v in self.network.network.state_dict().items()})
-            super()._save(*arguments, **options)
-
-    original = module._Job
-    module._Job = Watching  # type: ignore[misc]
-    try:
-        run = replace(
-            run_file(shared_path, [scene], keys, tiles=TileKeys(2, 3)),
-            optimizer=OptimizerKeys("adamw", 0.01),
-            precision="float32",
-        )
-        assert train(run, comm=comm) == 0
-    finally:
-        module._Job = original  # type: ignore[misc]
+    monkeypatch.setattr(Loop, "_save", watched)
+    run = replace(
+        run_file(shared_path, [scene], keys, tiles=TileKeys(2, 3)),
+        optimizer=OptimizerKeys("adamw", 0.01),
+        precision="float32",
+    )
+    assert train(run, comm=comm) == 0
     everywhere = comm.allgather(held[-1])
     for other in everywhere:
         for name, tensor in held[-1].items():

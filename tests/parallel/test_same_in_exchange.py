@@ -20,7 +20,7 @@ from test_same_as_whole_image import (
 )
 from whole_image import Scene, random_scene, train_whole
 
-from tilenet.training.config_keys import MeshKeys, NetworkKeys, TileKeys
+from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 
 KEYS = NetworkKeys(poolings=2, base=6, groups=2, dropout=0.2)
 LOSSES = ("ce", "dice", "ce+dice")

@@ -21,7 +21,7 @@ from test_same_as_whole_image import (
 from whole_image import random_scene, train_whole
 
 from tilenet.geometry.unet import unet_layers
-from tilenet.training.config_keys import MeshKeys, NetworkKeys, TileKeys
+from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 
 PIPELINES = {
     "2 partitions": {"partitions": 2, "micro_batches": 2, "checkpointing": "always"},

@@ -22,14 +22,13 @@ from test_same_as_whole_image import (
 from whole_image import Scene, random_scene
 from whole_recipe import train_recipe
 
-import tilenet.train as train_module
 from tilenet.errors import AgreedError
 from tilenet.geometry.unet import unet_layers
 from tilenet.model import loss as loss_scale
 from tilenet.model.network import build_network
 from tilenet.train import train
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import (
+from tilenet.training import network as run_network
+from tilenet.training.config.keys import (
     AugmentKeys,
     MeshKeys,
     NetworkKeys,
@@ -37,6 +36,7 @@ from tilenet.training.config_keys import (
     ScheduleKeys,
     TileKeys,
 )
+from tilenet.training.config.run_file import RunFile
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
@@ -246,7 +246,7 @@ def test_memory_is_planned_for_turned_images(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = []
-    monkeypatch.setattr(train_module, "decide_swaps", lambda *given: loads.append(given[4]))
+    monkeypatch.setattr(run_network, "decide_swaps", lambda *given: loads.append(given[4]))
     scenes = scenes_of(shared_path, [(51, 83)], comm)
     for seed in range(4):
         for rotations in (False, True):

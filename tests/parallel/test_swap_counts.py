@@ -11,12 +11,13 @@ from mpi4py import MPI
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
-import tilenet.train as module
+from tilenet.parallel.health.progress import RankTimes
 from tilenet.parallel.swap.statistics import SwapCounts, SwapStatistics
 from tilenet.train import train
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import ProfileKeys, SwappingKeys, TileKeys
-from tilenet.training.swap import say_swaps
+from tilenet.training.config.keys import ProfileKeys, SwappingKeys, TileKeys
+from tilenet.training.config.run_file import RunFile
+from tilenet.training.loop import Loop
+from tilenet.training.record import RunAccount
 
 pytestmark = pytest.mark.ranks(1, 3)
 
@@ -29,12 +30,13 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Jobs that were made."""
     made: list[Any] = []
 
-    class Kept(module._Job):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            made.append(self)
+    begin = Loop.run
 
-    monkeypatch.setattr(module, "_Job", Kept)
+    def noted(self: Loop, **options: Any) -> bool:
+        made.append(self)
+        return begin(self, **options)
+
+    monkeypatch.setattr(Loop, "run", noted)
     return made
 
 
@@ -138,7 +140,9 @@ def test_sums_over_ranks_peaks_of_one_and_the_longest_wait_are_said(
         SwapCounts(n << 20, n << 31, 1000 * n, n << 30, 10 * n, n << 10, n / 4)
         for n in (comm.size - rank + (rank == comm.size - 1) * 20 for rank in range(comm.size))
     ]
-    say_swaps(comm, ranks[comm.rank], 50.0 + comm.rank)
+    account = RunAccount()
+    account.swaps, account.times = ranks[comm.rank], RankTimes(seconds=50.0 + comm.rank)
+    account.say_swaps(comm)
     total, longest = sum(rank.out_count for rank in ranks) // 1000, comm.size - 1
     most = ranks[longest].peak_host_bytes >> 10
     wanted = (

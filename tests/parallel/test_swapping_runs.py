@@ -17,8 +17,8 @@ from tilenet.errors import AgreedError, TilenetError
 from tilenet.planning.machines import machine
 from tilenet.train import train
 from tilenet.training import swap as run_swap
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
+from tilenet.training.config.keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
+from tilenet.training.config.run_file import RunFile
 
 pytestmark = pytest.mark.ranks(1, 3)
 

@@ -20,8 +20,8 @@ from whole_image import random_scene
 
 from tilenet.parallel.health import trace as module
 from tilenet.train import train
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import ProfileKeys, TileKeys
+from tilenet.training.config.keys import ProfileKeys, TileKeys
+from tilenet.training.config.run_file import RunFile
 from tilenet.training.step import Step
 
 pytestmark = pytest.mark.ranks(1, 2)

@@ -32,9 +32,9 @@ from tilenet.parallel.health.watchdog import Watchdog
 from tilenet.predict import Prediction, predict
 from tilenet.scores import scores
 from tilenet.train import train
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import OptimizerKeys, SwappingKeys, ValidationKeys
-from tilenet.training.images import RunImages, hold_out, open_images
+from tilenet.training.config.keys import OptimizerKeys, SwappingKeys, ValidationKeys
+from tilenet.training.config.run_file import RunFile
+from tilenet.training.images.open import RunImages, hold_out, open_images
 from tilenet.training.scoring import Validation
 
 

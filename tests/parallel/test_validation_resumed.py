@@ -13,8 +13,8 @@ from validated_runs import SHAPES, a_run, kept, scripted, table
 from tilenet.errors import AgreedError
 from tilenet.predict import Prediction, predict
 from tilenet.train import train
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import ScheduleKeys
+from tilenet.training.config.keys import ScheduleKeys
+from tilenet.training.config.run_file import RunFile
 from tilenet.training.scoring import Validation
 from tilenet.training.step import Step
 from tilenet.training.validation import RunValidation

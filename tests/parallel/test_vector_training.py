@@ -16,7 +16,7 @@ from test_same_as_whole_image import run_file as run_of
 from whole_image import Scene, random_scene, train_whole
 
 from tilenet.__main__ import main
-from tilenet.training.config_keys import TileKeys, VectorKeys
+from tilenet.training.config.keys import TileKeys, VectorKeys
 
 pytestmark = pytest.mark.ranks(1, 3)
 

@@ -20,7 +20,7 @@ from tilenet.parallel.health import watchdog_process
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.predict import Prediction, predict
 from tilenet.train import train
-from tilenet.training.config_keys import TileKeys
+from tilenet.training.config.keys import TileKeys
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from tilenet.data.schedule import CropSchedule
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.random_keys import key, uniform
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import AugmentKeys
+from tilenet.training.config.keys import AugmentKeys
+from tilenet.training.config.run_file import RunFile
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 NORMAL = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import (
     block_seconds,
     check_balance,
@@ -19,7 +20,7 @@ from tilenet.planning.balance import (
     likely_balance,
 )
 from tilenet.planning.machines import machine
-from tilenet.planning.time.roofline import LayerTime, roofline
+from tilenet.planning.time.roofline import roofline
 
 Matrix = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.plan import Plan, Question, read_plan, write_plan
 from tilenet.planning.search import Search
-from tilenet.training.config_io import read_run_file
+from tilenet.training.config.read import read_run_file
 
 REQUIRED = ["--images", "a.tif", "--labels", "b.tif", "--classes", "3", "--output", "c"]
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from test_dry_run import random_balance, random_network
 
+from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.parallel.pipeline.skip_store import HostStore
 from tilenet.parallel.swap.actions import acting
 from tilenet.parallel.swap.host_pool import FileSlabs
@@ -21,7 +22,6 @@ from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.swap.fill import cells_of
 from tilenet.planning.swap.plan import PartitionSwaps, Speeds, SwapPlan, plan_swaps, swap_everything
 from tilenet.planning.swap.policy import predict
-from tilenet.planning.time.roofline import LayerTime
 
 CPU = torch.device("cpu")
 

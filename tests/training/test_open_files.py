@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.training.images import allow_open_files
+from tilenet.training.images.open import allow_open_files
 
 
 @pytest.mark.parametrize(

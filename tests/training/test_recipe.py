@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tilenet.__main__ import main
-from tilenet.training.config_io import read_run_file
-from tilenet.training.config_keys import AugmentKeys, OptimizerKeys, ScheduleKeys
+from tilenet.training.config.keys import AugmentKeys, OptimizerKeys, ScheduleKeys
+from tilenet.training.config.read import read_run_file
 
 RECIPE = Path(__file__).resolve().parents[2] / "docs" / "gscnn.yaml"
 

@@ -8,9 +8,7 @@ import pytest
 
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.unet import PRESETS, UNetOptions
-from tilenet.training.config import RunFile, network_options, paper_epsilon_px
-from tilenet.training.config_io import read_run_file
-from tilenet.training.config_keys import (
+from tilenet.training.config.keys import (
     AugmentKeys,
     MeshKeys,
     NetworkKeys,
@@ -19,6 +17,8 @@ from tilenet.training.config_keys import (
     TileKeys,
     VectorKeys,
 )
+from tilenet.training.config.read import read_run_file
+from tilenet.training.config.run_file import RunFile, network_options, paper_epsilon_px
 
 LEAST = "images: a.tif\nlabels: b.tif\nclasses: 2\noutput: out\n"
 

@@ -7,8 +7,7 @@ import pytest
 from test_run_file import LEAST, a_run, read
 
 from tilenet.errors import TilenetError, UsageError
-from tilenet.training.config_io import read_run_file
-from tilenet.training.config_keys import (
+from tilenet.training.config.keys import (
     AugmentKeys,
     CheckpointKeys,
     GradientKeys,
@@ -20,6 +19,7 @@ from tilenet.training.config_keys import (
     ValidationKeys,
     VectorKeys,
 )
+from tilenet.training.config.read import read_run_file
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tilenet.training.config import RunFile
-from tilenet.training.config_io import read_run_file, run_file_text
-from tilenet.training.config_keys import (
+from tilenet.training.config.keys import (
     AugmentKeys,
     MeshKeys,
     NetworkKeys,
@@ -16,6 +14,8 @@ from tilenet.training.config_keys import (
     ScheduleKeys,
     VectorKeys,
 )
+from tilenet.training.config.read import read_run_file, run_file_text
+from tilenet.training.config.run_file import RunFile
 
 PLAIN = RunFile(images="a.tif", labels="b.tif", classes=3, output="run", steps=7)
 NAMES = ["no", "Yes", "null", "1", "2.5", "ground: soil", "# x", "é\u2028", "<script>", "-", ""]

@@ -11,7 +11,7 @@ from tilenet.data.labels.raster import Labels
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.tiles import Tile
 from tilenet.geometry.windows import SYMMETRIES, Symmetry, Window
-from tilenet.training.workload import read_turned
+from tilenet.training.images.workload import read_turned
 
 REGION = Window(6, 11, 21, 34)
 

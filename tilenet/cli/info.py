@@ -16,7 +16,7 @@ from tilenet.data.inspect import Asked, describe
 from tilenet.data.labels.vector_keys import is_whole, shown_value
 from tilenet.errors import UsageError
 from tilenet.parallel.ranks.comm import launched, run_as_rank, world
-from tilenet.training.config_io import flow_text
+from tilenet.training.config.read import flow_text
 
 __all__ = ["block_of", "main"]
 

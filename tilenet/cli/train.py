@@ -7,8 +7,8 @@ from tilenet.errors import AgreedError, TilenetError, UsageError
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.ranks.comm import run_as_rank, world
 from tilenet.train import train
-from tilenet.training.config import RunFile
-from tilenet.training.config_io import read_run_file, with_listed_images
+from tilenet.training.config.read import read_run_file, with_listed_images
+from tilenet.training.config.run_file import RunFile
 
 __all__ = ["main"]
 

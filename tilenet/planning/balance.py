@@ -14,8 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer
+from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.machines import machine
-from tilenet.planning.time.roofline import LayerTime, roofline
+from tilenet.planning.time.roofline import roofline
 
 __all__ = ["block_seconds", "check_balance", "least_bytes", "least_time", "likely_balance"]
 

@@ -15,6 +15,7 @@ from tilenet.geometry.halo import context_of, map_shapes
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
 from tilenet.geometry.unet import unet_layers
 from tilenet.model.choices import Checkpointing
+from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import block_seconds
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.memory.partition import OPTIMIZER_STATES, block_bytes, partition_bytes
@@ -30,7 +31,7 @@ from tilenet.planning.swap.plan import (
 )
 from tilenet.planning.time.messages import Link, norm_times, rim_times, together
 from tilenet.planning.time.profile import layer_times_of_profile
-from tilenet.planning.time.roofline import ITEM_BYTES, LayerTime, roofline
+from tilenet.planning.time.roofline import ITEM_BYTES, roofline
 from tilenet.planning.time.timeline import Timeline, simulate
 
 __all__ = ["Estimator", "HostBytes", "host_bytes"]

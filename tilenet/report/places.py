@@ -19,7 +19,7 @@ from tilenet.report.maps import NO_CLASS, ComputedMap, FinishedMap, SmallMap, ov
 from tilenet.report.pictures import class_picture, error_picture, rgba, stretched
 from tilenet.report.run_view import RunView
 from tilenet.storage.png import data_uri
-from tilenet.training.config import RunFile
+from tilenet.training.config.run_file import RunFile
 
 __all__ = ["places"]
 

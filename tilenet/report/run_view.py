@@ -14,8 +14,8 @@ from tilenet.storage.checkpoints import find_checkpoint, load_json
 from tilenet.storage.checksums import parsed_json
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.storage.tables import RunTable, read_run_table
-from tilenet.training.config import RunFile
-from tilenet.training.config_io import read_run_file
+from tilenet.training.config.read import read_run_file
+from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder import FACTS, KEPT_RUN_FILE
 
 __all__ = ["RunView"]

@@ -11,14 +11,16 @@ from tilenet.model.network import Network, build_network
 from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.pipeline.swaps import PipeSwaps
 from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.together import together
 from tilenet.parallel.sums.transport_choice import exchange_from
 from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.planning.swap.plan import SwapPlan
-from tilenet.training.config_keys import SwappingKeys
+from tilenet.training.config.keys import SwappingKeys
 from tilenet.training.setup import RunPlan
-from tilenet.training.swap import RunSwaps
+from tilenet.training.swap import Load, SwapMode, decide_swaps
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,8 +34,10 @@ class RunNetwork:
     Args:
         plan: How the run is laid out.
         devices: One per partition.
-        swaps: What is swapped; None: nothing.
-        swapping: Where swapped tensors go.
+        swap: What is swapped: `off`, `auto` or `all`.
+        swapping: Where swapped tensors go, and how much may stay.
+        optimizer: What it keeps of each parameter, see `partition_bytes`.
+        loads: What this rank computes at a time, in steps of whatever size.
         seed: Of the first weights.
         halos_from: From where halos of feature maps are sent: `auto`, `host` or `device`.
         comm: All ranks.
@@ -45,22 +49,25 @@ class RunNetwork:
         image_comm: Ranks of the same image, row by row of the grid.
 
     Raises:
-        AgreedError: Weights do not fit the memory, or swapped tensors have nowhere to go.
+        AgreedError: Nothing makes a step fit the memory, or swapped tensors have nowhere to go.
         StopAgreed: A rank was asked to stop.
     """
 
     def __init__(
         self,
         plan: RunPlan,
-        devices: Sequence[torch.device],
-        swaps: SwapPlan | None,
+        devices: RunDevices,
+        swap: SwapMode,
         swapping: SwappingKeys,
+        optimizer: str,
+        loads: Sequence[Load],
         seed: int,
         halos_from: str,
         comm: "MPI.Intracomm",
         stop: StopRequests | None = None,
     ) -> None:
         record = plan.record
+        swaps = decide_swaps(swap, swapping, plan, optimizer, loads, devices, comm)
         with together(comm, stop) as turns:
             dtype, done = parameter_dtype(record.precision), turns.part_done
             self.network: Network = build_network(record.layers, seed, dtype, layer_done=done)
@@ -73,17 +80,19 @@ class RunNetwork:
                 plan.halo_mode,
                 self.image_comm,
                 comm,
-                device_mpi=exchange_from(halos_from, devices, comm) == "device",
+                device_mpi=exchange_from(halos_from, devices.partitions, comm) == "device",
             )
         with agreed(comm):
-            self._swaps = None if swaps is None else RunSwaps(swapping, swaps, devices)
+            self._swaps = (
+                None if swaps is None else _pipe_swaps(swaps, swapping, devices.partitions)
+            )
         self.pipe = Pipe(
             self.network,
             plan.balance,
-            devices,
+            devices.partitions,
             plan.checkpointing,
             record.precision,
-            inline=len(devices) == 1,
+            inline=len(devices.partitions) == 1,
             stores=None if self._swaps is None else self._swaps.stores,
             cells=None if self._swaps is None else self._swaps.cells,
         )
@@ -104,3 +113,14 @@ class RunNetwork:
         if isinstance(self.network, SpatialNetwork):
             self.network.close()
         self.image_comm.Free()
+
+
+def _pipe_swaps(plan: SwapPlan, keys: SwappingKeys, devices: Sequence[torch.device]) -> PipeSwaps:
+    return PipeSwaps(
+        [part.modules for part in plan.partitions],
+        devices,
+        keys.slabs(devices[0]),
+        stored=plan.stored,
+        largest_bytes=plan.largest_bytes,
+        min_bytes=keys.min_bytes,
+    )

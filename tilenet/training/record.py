@@ -1,4 +1,4 @@
-"""What a run writes down: its steps and validations, what was asked, where the time went.
+"""What a run writes down of itself: what was asked, what became of it, where the time went.
 
 `run.yaml` (what was asked) and `run.json` (what became of it on this machine) are written as the
 run begins, so that a report can be made of one that was killed.
@@ -8,10 +8,10 @@ import json
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import astuple
 from datetime import datetime, timezone
+from functools import reduce
 from importlib.metadata import version
-from math import isnan
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,162 +22,17 @@ from tilenet.parallel.health.progress import RankTimes, keep_times, say
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.planning.plan import planned_bytes
-from tilenet.scores import better
 from tilenet.storage.atomic import write_aside
-from tilenet.storage.checkpoints import checkpoint_of_step
-from tilenet.storage.tables import History
-from tilenet.storage.tensorboard import Scalars
-from tilenet.training.config import RunFile
-from tilenet.training.config_io import run_file_text
-from tilenet.training.folder import FACTS, KEPT_RUN_FILE, TABLES
-from tilenet.training.scoring import Validated
+from tilenet.training.config.read import run_file_text
+from tilenet.training.config.run_file import RunFile
+from tilenet.training.folder import FACTS, KEPT_RUN_FILE
 from tilenet.training.setup import RunPlan
 from tilenet.training.step import StepResult
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["RunAccount", "RunLog", "keep_run", "tiling_facts"]
-
-SCORES = ("accuracy", "mean_iou", "mean_f1")
-MOST_SAID = 10  # classes
-
-
-class RunLog:
-    """Tables and scalars of a run, on the rank that writes them.
-
-    Args:
-        folder: The run's.
-        names: Of the classes.
-        score: Name of the score of the best validation; None: there are no validations.
-        tensorboard: Whether scalars are written for TensorBoard, too.
-        steps_done: What the tables hold of later steps is dropped, as are last rows that were cut
-            off, which is said, and pixels of validations whose scores are not there.
-        accept_gaps: Whether rows of steps up to `steps_done` may be missing from the history.
-
-    Raises:
-        TilenetError: A table is damaged, lacks rows, or cannot be written.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        names: Sequence[str],
-        score: str | None,
-        steps_done: int,
-        *,
-        tensorboard: bool = False,
-        accept_gaps: bool = False,
-    ) -> None:
-        self.folder, self.names, self._score = folder, names, score
-        history, validation, confusion = (folder / name for name in TABLES)
-        self.history = History(history, steps_done, whole=not accept_gaps)
-        self._tables = tables = [self.history]
-        self.validations: History | None = None
-        if score is not None:
-            of_classes = [f"{score}_{name}" for name in self.names for score in ("iou", "f1")]
-            columns = ("step", "loss", "num_pixels", *SCORES, "seconds", *of_classes)
-            self.validations = History(validation, steps_done, columns)
-            # Scores are written last: a run that was killed between them makes both again.
-            made = {int(row["step"]) for row in self.validations.rows()}
-            columns = ("step", "label", "predicted", "pixels")
-            self.confusion = History(confusion, steps_done, columns, made)
-            tables += self.validations, self.confusion
-        for table in tables:
-            if table.torn:
-                say(
-                    f"the last row of {table.path} was cut off, by a kill or a full disk, and is "
-                    "left out"
-                )
-        self.scalars = Scalars(folder, steps_done, say) if tensorboard else None
-
-    def step(self, step: int, done: StepResult) -> None:
-        """Note a step, counted from 1."""
-        self.history.add(
-            step,
-            done.loss,
-            done.weight,
-            done.seconds,
-            done.read_seconds,
-            done.reduce_seconds,
-            *astuple(done.swaps),
-            done.rate,
-            done.exchange_seconds,
-            done.peak_bytes,
-        )
-        if self.scalars:
-            self.scalars.add(step, {"loss": done.loss, "learning_rate": done.rate})
-
-    def validation(self, step: int, found: Validated, *, best: bool) -> None:
-        """Note a validation, and say what it found."""
-        assert self.validations is not None
-        all_scores = found.scores
-        iou, f1 = all_scores["iou"], all_scores["f1"]
-        means = [all_scores[name] for name in SCORES]
-        classes = [value for both in zip(iou, f1, strict=True) for value in both]
-        cells = [
-            (step, label, guess, pixels)
-            for label, row in enumerate(all_scores["confusion"])
-            for guess, pixels in enumerate(row)
-            if pixels
-        ]
-        self.confusion.add_rows(cells)
-        # Last, for a row here says that the validation was made.
-        loss = None if isnan(found.loss) else found.loss
-        row = (loss, all_scores["num_pixels"], *means, found.seconds, *classes)
-        self.validations.add(step, *row)
-        say(self._sentence(step, found, best=best))
-        if self.scalars:
-            shown = {"loss": loss, **dict(zip(SCORES, means, strict=True))}
-            shown |= {f"iou/{name}": value for name, value in zip(self.names, iou, strict=True)}
-            shown |= {f"f1/{name}": value for name, value in zip(self.names, f1, strict=True)}
-            self.scalars.add(step, {f"validation/{name}": v for name, v in shown.items()})
-
-    def _sentence(self, step: int, found: Validated, *, best: bool) -> str:
-        of, names = found.scores, self.names
-        sentence = (
-            f"validation after step {step}: mean IoU {of['mean_iou']:.4f}, accuracy "
-            f"{of['accuracy']:.4f}, loss {found.loss:.4f}"
-        )
-        if len(names) <= MOST_SAID:
-            each = zip(names, of["iou"], strict=True)
-            shown = (f"{name} {'–' if iou is None else f'{iou:.4f}'}" for name, iou in each)
-            sentence += f"; IoU {', '.join(shown)}"
-        return sentence + f"; {found.seconds:.1f} s" + "; the best so far" * best
-
-    def has_validation(self, step: int) -> bool:
-        """Whether one was made after so many steps."""
-        rows = [] if self.validations is None else self.validations.rows()
-        return any(row["step"] == str(step) for row in rows)
-
-    def best(self) -> tuple[int, float] | None:
-        """Step and value of the best validation whose checkpoint is still there."""
-        if self.validations is None or self._score is None:
-            return None
-        name, best = self._score, None
-        for row in self.validations.rows():
-            step, text = int(row["step"]), row[name]
-            if text and checkpoint_of_step(self.folder, step) is not None:
-                value = float(text)
-                if best is None or better(name, value, best[1]):
-                    best = step, value
-        return best
-
-    def sync(self) -> None:
-        """Have the disk hold the tables, before a checkpoint that counts on them.
-
-        Raises:
-            TilenetError: The disk does not take them.
-        """
-        for table in self._tables:
-            table.sync()
-
-    def close(self) -> None:
-        """Close the files."""
-        for table in self._tables:
-            table.close()
-        if self.scalars is not None:
-            self.scalars.close()
+__all__ = ["RunAccount", "keep_run", "tiling_facts"]
 
 
 class RunAccount:
@@ -205,6 +60,25 @@ class RunAccount:
             done.peak_bytes,
         )
 
+    def say_swaps(self, comm: "MPI.Intracomm") -> None:
+        """Say what all ranks swapped, where any did. Collective."""
+        # All ranks wait for the first, which may be writing a trace: what a run leaves is there
+        # when any of them returns.
+        ranks = comm.allgather((self.swaps, self.times.seconds))
+        total = reduce(add, (of_rank for of_rank, _ in ranks))
+        if comm.rank > 0 or total.out_count + total.in_count == 0:
+            return
+        waited, of_seconds = max((of_rank.wait_seconds, lasted) for of_rank, lasted in ranks)
+        say(
+            f"swapped: {_bytes_text(total.out_bytes)} out ({total.out_count:,} tensors), "
+            f"{_bytes_text(total.in_bytes)} in ({total.in_count:,}); of a rank at most "
+            f"{_bytes_text(total.peak_host_bytes)} were out and "
+            f"{_bytes_text(total.peak_active_bytes)} waited for "
+            f"backward on its devices; {waited:.1f} s waited of {of_seconds:.1f} s"
+            + " on the rank that waited longest"
+            * (len(ranks) > 1)
+        )
+
     def write(self, folder: Path, first: int, comm: "MPI.Intracomm") -> None:
         """Write `timings.json`. Collective.
 
@@ -213,6 +87,13 @@ class RunAccount:
             first: Steps that were made before this job.
         """
         keep_times(comm, folder, self.times, first + 1, first + self.num_steps)
+
+
+def _bytes_text(num_bytes: int) -> str:
+    for power, unit in ((30, "GiB"), (20, "MiB")):
+        if num_bytes >= 1 << power:
+            return f"{num_bytes / (1 << power):.1f} {unit}"
+    return f"{num_bytes / 1024:.1f} KiB"
 
 
 MOST_BLOCKS = 256

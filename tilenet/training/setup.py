@@ -6,33 +6,26 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from tilenet.data.crops import MOST_CELL_BYTES, cell_side
-from tilenet.data.schedule import Sample
+from tilenet.data.crops import cell_side
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import norm_context, output_size
+from tilenet.geometry.halo import output_size
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
 from tilenet.model.choices import Checkpointing, HaloMode
-from tilenet.parallel.health.progress import say
-from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.parallel.ranks.comm import agreed
-from tilenet.parallel.ranks.devices import NodePlace, choose_devices, node_place, say_layout
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.compatibility import batch_obstacle, needs_all_tiles, obstacle, whole_norm
 from tilenet.planning.memory.layer import check_map_sizes, check_weight_bytes
-from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles, tiles_of
+from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.plan import read_plan
 from tilenet.storage.network_json import NetworkRecord
-from tilenet.training.config import Halo, RunFile, network_options, paper_epsilon_px
+from tilenet.training.config.run_file import Halo, RunFile, network_options, paper_epsilon_px
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    pass
 
-__all__ = ["RunDevices", "RunPlan", "announce", "cell_note", "plan_run"]
+__all__ = ["RunPlan", "plan_run"]
 
 Shape = tuple[tuple[int, ...], tuple[int, int]]  # an image's bands; its height and width
 
@@ -189,17 +182,6 @@ def _check_exact(
         raise TilenetError(reason + ", or augment.rotations: false" * rotations)
 
 
-def cell_note(plan: RunPlan) -> list[str]:
-    """That crops are drawn from fewer places than the network would allow, where it is so."""
-    unit = plan.record.context().alignment_px
-    if plan.crop_px is None or plan.cell_px == unit:
-        return []
-    return [
-        f"crops start on multiples of {plan.cell_px} px instead of {unit} px, since where labels "
-        f"are in images so large is kept in at most {MOST_CELL_BYTES >> 20} MiB"
-    ]
-
-
 def _rule(halo: Halo, halo_mode: HaloMode, record: NetworkRecord) -> HaloRule:
     """How tiles read: what they own and the halo, or with `exchange` what they own.
 
@@ -338,87 +320,3 @@ def _check_tiles(plan: RunPlan, size: tuple[int, int], *, grid_asked: bool) -> N
     check_norms(layers, Window(0, 0, *of))
     check_map_sizes(layers, height, width)
     check_weight_bytes(layers)
-
-
-@dataclass(frozen=True)
-class RunDevices:
-    """The devices of a rank in a run.
-
-    Attributes:
-        partitions: One per partition.
-        place: Where the rank stands on its node.
-        layout: What all ranks have, in lines; on rank 0.
-    """
-
-    partitions: tuple[torch.device, ...]
-    place: NodePlace
-    layout: list[str]
-
-    @classmethod
-    def choose(
-        cls, asked: str | list[str], num_partitions: int, comm: "MPI.Intracomm"
-    ) -> "RunDevices":
-        """Choose the devices of each rank, and have rank 0 say them. Collective.
-
-        Raises:
-            AgreedError: See `choose_devices`.
-        """
-        place = node_place(comm, asked)
-        with agreed(comm):
-            partitions = choose_devices(asked, place, num_partitions)
-        return cls(partitions, place, say_layout(comm, place, partitions))
-
-
-def announce(
-    plan: RunPlan, pipe: Pipe, sample: Sample, steps: int, transport: str, num_ranks: int
-) -> None:
-    """Say, once, what runs, and everything that makes the result approximate.
-
-    Args:
-        sample: An image or crop of the first step.
-        steps: That are still to be made.
-        transport: Which way gradients travel.
-    """
-    mesh, rule = plan.mesh, plan.rule
-    parameters = sum(p.numel() for p in pipe.network.parameters())
-    tiling = plan.tiling(*sample.size)
-    rows, cols = tiling.grid
-    say(
-        f"{len(plan.record.layers)} layers, {parameters:,} parameters; "
-        f"{mesh.replicas} × {mesh.rows} × {mesh.columns} ranks on "
-        f"{pipe.devices[0].type}; "
-        f"{rows} × {cols} tiles, "
-        + ("halo exchanged" if rule.exchanged else f"halo {rule.halo_px} px")
-        + f", work ratio {tiling.work_ratio:.2f}; "
-        f"{steps} steps" + f"; gradients over {transport}" * (num_ranks > 1)
-    )
-    if pipe.checkpointing != "never" or len(pipe.partitions) > 1:
-        balance = "+".join(str(len(partition)) for partition in pipe.partitions)
-        say(
-            f"pipeline: {balance} layers on {', '.join(str(d) for d in pipe.devices)}; at "
-            f"most {plan.micro_batches} micro-batches at once; checkpointing "
-            f"{pipe.checkpointing}"
-        )
-    if plan.uncut is not None:
-        before = replace(plan, asked=plan.uncut)
-        whole = before.tiling(*sample.size)
-        say(
-            f"sub-tiles: {whole.grid[0]} × {whole.grid[1]} tiles are fewer than micro-batches "
-            f"and were cut finer, which raises the work ratio from {whole.work_ratio:.2f} to "
-            f"{tiling.work_ratio:.2f}; images or crops (batch_size) as micro-batches cost none"
-        )
-    if not rule.exact:
-        context = plan.record.context()
-        say(
-            f"approximate: the halo ({rule.halo_px} px) is not the exact one "
-            f"({context.halo_px} px, aligned to {context.alignment_px}), so the result "
-            "depends on the tiles; halo: exact makes it independent"
-        )
-    if norm_context(plan.record.layers) == "tile":
-        say(
-            "approximate: normalisation uses the statistics of each tile (norm_scope: tile), "
-            "so the result depends on the tiles, though not on the ranks"
-        )
-    idle = sum(not tiles_of(mesh.place(rank), mesh, tiling.grid) for rank in range(mesh.num_ranks))
-    if idle:
-        say(f"{idle} of {mesh.num_ranks} ranks have no tile; use fewer ranks or more tiles")

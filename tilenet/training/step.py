@@ -28,7 +28,7 @@ from tilenet.parallel.sums.values import RunningStatistics, global_sum
 from tilenet.parallel.swap.statistics import SwapCounts, SwapStatistics
 from tilenet.planning.learning_rate import LearningRate
 from tilenet.storage.checkpoints import kept_checkpoint
-from tilenet.training.workload import Part
+from tilenet.training.images.workload import Part
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -8,7 +8,7 @@ from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.scores import better
 from tilenet.training.folder import RunFolder
-from tilenet.training.record import RunLog
+from tilenet.training.log import RunLog
 from tilenet.training.scoring import Validation
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class RunValidation:
     """Validations between the steps of a run. Collective to make; so are all methods but `due`.
 
     Args:
-        validation: Scores the network.
+        scoring: Scores the network.
         score: Name of the score by which the best is chosen.
         every: Steps between validations.
         last: Number of steps of the run.
@@ -29,16 +29,11 @@ class RunValidation:
     """
 
     def __init__(
-        self,
-        validation: Validation,
-        score: str,
-        every: int,
-        last: int,
-        folder: RunFolder,
+        self, scoring: Validation, score: str, every: int, last: int, folder: RunFolder
     ) -> None:
-        self.validation, self.score = validation, score
+        self.scoring, self.score = scoring, score
         self.every, self.last, self.folder = every, last, folder
-        self.comm = validation.comm
+        self.comm = scoring.comm
         self._best: float | None = None
 
     def due(self, step: int) -> bool:
@@ -69,7 +64,7 @@ class RunValidation:
         Raises:
             AgreedError: As `Validation.score`.
         """
-        found = self.validation.score(network)
+        found = self.scoring.score(network)
         value = found.score(self.score)
         best = not isnan(value) and (self._best is None or better(self.score, value, self._best))
         if best:

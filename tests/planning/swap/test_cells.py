@@ -19,13 +19,13 @@ from torch.utils.checkpoint import checkpoint
 from tilenet.geometry.layers import Activation, Conv, Layer, Norm, Pool, Pop, Stash, Upsample
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
+from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.memory.layer import cast_parameters, layer_bytes, parameter_dtype
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.swap.cells import ALL, options_of
 from tilenet.planning.swap.fill import cell_sizes, cells_of
 from tilenet.planning.swap.policy import Action, predict
-from tilenet.planning.time.roofline import LayerTime
 
 PRECISIONS = ["float32", "float64", "bfloat16"]
 

@@ -14,16 +14,16 @@ from torchgpipe.skip.tracker import SkipTracker, use_skip_tracker
 from tilenet.model.choices import AUTOCAST
 from tilenet.model.network import Network
 
-__all__ = ["LayerSeconds", "measure_layers"]
+__all__ = ["LayerTime", "measure_layers"]
 
 
 @dataclass(frozen=True)
-class LayerSeconds:
-    """Medians over several runs.
+class LayerTime:
+    """Seconds of one layer for one micro-batch.
 
     Attributes:
-        forward_s: Seconds of one sample's forward.
-        backward_s: Seconds of its backward: gradients of the weights and of the input.
+        forward_s: Forward.
+        backward_s: Backward: gradients of the weights and of the input.
     """
 
     forward_s: float
@@ -32,7 +32,7 @@ class LayerSeconds:
 
 def measure_layers(
     network: Network, image: Tensor, precision: str, repeats: int = 5
-) -> tuple[LayerSeconds, ...]:
+) -> tuple[LayerTime, ...]:
     """Run layer after layer, forward and backward, each on what the one before gave.
 
     Only one layer's maps live at a time, and the skips, so that a network can be measured that
@@ -56,7 +56,7 @@ def measure_layers(
                     forward.append(forward_s)
                     backward.append(backward_s)
             x = y
-            found.append(LayerSeconds(statistics.median(forward), statistics.median(backward)))
+            found.append(LayerTime(statistics.median(forward), statistics.median(backward)))
     return tuple(found)
 
 

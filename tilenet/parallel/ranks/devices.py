@@ -1,44 +1,29 @@
-"""What each rank of a node takes of it: GPUs, cores and memory.
-
-Which GPUs a rank takes is decided from what each of them sees.
+"""Which devices each rank of a node takes, decided from what each of them sees.
 
 Launchers differ: some show every rank all GPUs of its node, some show each rank its own, jsrun
 shows those of a resource set to all ranks in it. One rule covers them: ranks that see the same GPUs
 deal them out among themselves. It needs names that do not depend on who looks, because a launcher
 that hides GPUs also renumbers them.
-
-Freed feature maps are kept for the next layer instead of handing them back to the system:
-glibc gives each buffer of 128 kB to 32 MB and more back to the kernel when it is freed, and the
-kernel has to clear the pages of the next one: measured on maps of 704² tiles, 4.3 s of 19 CPU
-seconds, against 0.4 s with these limits, at a lower peak (522 instead of 538 MiB).
-
-What the launcher gave each rank is said in a line per kind of node, so that a wrong launch is seen.
 """
 
 import ctypes
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
 
 from tilenet.errors import TilenetError
-from tilenet.parallel.health.progress import say
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
     "NodePlace",
-    "RankLayout",
     "choose_devices",
     "keep_freed_buffers",
-    "layout_lines",
     "node_place",
-    "oversubscribed",
-    "say_layout",
     "share_gpus",
     "visible_gpus",
 ]
@@ -116,7 +101,12 @@ MOST_BYTES = 2**31 - 1
 
 
 def keep_freed_buffers() -> bool:
-    """Have malloc reuse large buffers; says whether this C library can."""
+    """Have malloc reuse large buffers; says whether this C library can.
+
+    glibc gives each buffer of 128 kB to 32 MB and more back to the kernel when it is freed, and the
+    kernel has to clear the pages of the next one: measured on feature maps of 704² tiles, 4.3 s of
+    19 CPU seconds, against 0.4 s with these limits, at a lower peak (522 instead of 538 MiB).
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
@@ -217,156 +207,3 @@ def _use(devices: tuple[torch.device, ...], place: NodePlace) -> tuple[torch.dev
         # Before any other call: a stray context would sit on device 0.
         torch.cuda.set_device(devices[0])
     return devices
-
-
-MOST_LINES = 8  # of a job whose nodes all differ
-MOST_RANGES = 4  # of a node whose ranks are dealt out in turn
-
-
-@dataclass(frozen=True)
-class RankLayout:
-    """What one rank has.
-
-    Attributes:
-        node: The same for ranks of one node.
-        host: The node's name.
-        rank: The rank's number in the job.
-        cores: Numbers of the cores that it may run on.
-        threads: Threads that torch computes with.
-        devices: One per partition: `cpu`, or the GPU's name.
-        seen: Names of the GPUs that it sees.
-    """
-
-    node: int
-    host: str
-    rank: int
-    cores: frozenset[int]
-    threads: int
-    devices: tuple[str, ...]
-    seen: tuple[str, ...] = ()
-
-
-def layout_lines(ranks: Sequence[RankLayout]) -> list[str]:
-    """A line per node; one for neighbours that are alike."""
-    described = [(_has(node), node[0].host, [rank.rank for rank in node]) for node in _nodes(ranks)]
-    lines = []
-    for what, alike in groupby(described, key=lambda node: (node[0], len(node[2]))):
-        group = list(alike)
-        hosts = [host for _, host, _ in group]
-        numbers = sorted(number for _, _, there in group for number in there)
-        each = ""
-        name = f"node {hosts[0]}"
-        if len(group) > 1:
-            name = f"{len(group)} nodes {hosts[0]}–{hosts[-1]}"
-            each = f", {what[1]} each"
-        plural = "s" if len(numbers) > 1 else ""
-        lines.append(f"{name}: rank{plural} {_ranges(numbers)}{each}; {what[0]}")
-    if len(lines) > MOST_LINES:
-        left = len(lines) - MOST_LINES + 1
-        lines[MOST_LINES - 1 :] = [f"and {left} more lines for nodes that differ again"]
-    return lines
-
-
-def oversubscribed(ranks: Sequence[RankLayout]) -> str:
-    """A sentence if some node has more threads than cores for them; else empty."""
-    wrong = []
-    for node in _nodes(ranks):
-        threads, cores = [rank.threads for rank in node], len(_cores(node))
-        if sum(threads) > cores:
-            wrong.append((node[0].host, threads, cores))
-    if not wrong:
-        return ""
-    host, threads, cores = wrong[0]
-    fewer = max(1, cores // len(threads))
-    more = f" and {len(wrong) - 1} more" * (len(wrong) > 1)
-    return (
-        f"more threads than cores, which wait for each other (node {host}{more}: {len(threads)} "
-        f"ranks with {sum(threads)} threads on {cores} cores); "
-        + f"set OMP_NUM_THREADS to {fewer}, " * (fewer < max(threads))  # it may be that already
-        + "start fewer ranks per node, or give each more cores (srun -c, jsrun -c and -b)"
-    )
-
-
-def _nodes(ranks: Sequence[RankLayout]) -> list[list[RankLayout]]:
-    """The ranks by node, in order of their first."""
-    nodes: dict[int, list[RankLayout]] = {}
-    for rank in sorted(ranks, key=lambda rank: rank.rank):
-        nodes.setdefault(rank.node, []).append(rank)
-    return list(nodes.values())
-
-
-def _cores(node: Sequence[RankLayout]) -> frozenset[int]:
-    return frozenset().union(*(rank.cores for rank in node))
-
-
-def _has(node: Sequence[RankLayout]) -> str:
-    """What each rank of a node has, and what they have together."""
-    parts = [
-        _count((len(rank.cores) for rank in node), "core"),
-        _count((rank.threads for rank in node), "thread"),
-        _count((len(rank.devices) for rank in node), "partition"),
-    ]
-    used = {device for rank in node for device in rank.devices} - {"cpu"}
-    seen = {name for rank in node for name in rank.seen} | used
-    together = [_count([len(_cores(node))], "core")]
-    if used:
-        parts[-1] += f" on {_count((len(set(rank.devices)) for rank in node), 'GPU')}"
-        together.append(f"{len(used)} of {_count([len(seen)], 'GPU')}")
-    else:
-        parts[-1] += " on the CPU"
-    return f"a rank has {', '.join(parts)}; the node uses {', '.join(together)}"
-
-
-def _count(numbers: Iterable[int], noun: str) -> str:
-    found = sorted(set(numbers))
-    plural = "" if found == [1] else "s"
-    return (
-        f"{'–'.join(str(number) for number in dict.fromkeys((found[0], found[-1])))} {noun}{plural}"
-    )
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Sorted numbers in short: `0–3, 8`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    shown = ["–".join(str(end) for end in dict.fromkeys(run)) for run in runs[:MOST_RANGES]]
-    return ", ".join(shown + ["…"] * (len(runs) > MOST_RANGES))
-
-
-def say_layout(
-    comm: "MPI.Intracomm", place: NodePlace, devices: Sequence[torch.device]
-) -> list[str]:
-    """Have rank 0 say what all ranks have, and return these lines there. Collective."""
-    from mpi4py import MPI
-
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    leader = node.bcast(comm.rank)
-    node.Free()
-    seen = place.shown[place.rank] if place.shown else ()
-    names = tuple(
-        "cpu" if device.type == "cpu" else (seen[device.index or 0] if seen else str(device))
-        for device in devices
-    )
-    found = comm.gather(
-        RankLayout(
-            leader,
-            MPI.Get_processor_name(),
-            comm.rank,
-            frozenset(os.sched_getaffinity(0)),
-            torch.get_num_threads(),
-            names,
-            seen,
-        )
-    )
-    if found is None:
-        return []
-    lines = layout_lines(found)
-    for line in lines:
-        say(line)
-    if warning := oversubscribed(found):
-        say(warning)
-    return lines

@@ -1,13 +1,10 @@
 """Copies of storages in host memory or in a file: sent, fetched as often as needed, given back.
 
 Copies run during the computation where there is a device; the memory of what leaves is held until
-its copy is done, and only few copies are under way at a time.
-
-Copies between a device and its host, while the device computes.
-
-Each direction has a stream of its own, so that both lanes of the link are used. Events order them
-with the computation, and not `record_stream` alone: with it memory comes back at times that nobody
-can foretell. Where there is no device a copy is done when it returns.
+its copy is done, and only few copies are under way at a time. Each direction has a stream of its
+own, so that both lanes of the link are used. Events order them with the computation, and not
+`record_stream` alone: with it memory comes back at times that nobody can foretell. Where there is
+no device a copy is done when it returns.
 """
 
 import threading
@@ -24,7 +21,14 @@ from tilenet.errors import TilenetError
 from tilenet.parallel.swap.host_pool import Part, Slabs
 from tilenet.parallel.swap.statistics import SwapStatistics
 
-__all__ = ["MOST_IN_FLIGHT", "Arrival", "CopyStreams", "HostCopies", "HostCopy"]
+__all__ = [
+    "MOST_IN_FLIGHT",
+    "Arrival",
+    "CopyStreams",
+    "HostCopies",
+    "HostCopy",
+    "measure_bandwidth",
+]
 
 
 @dataclass
@@ -273,3 +277,31 @@ class HostCopies:
 
 def _flat(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+TRIAL_BYTES = 32 << 20
+
+
+def measure_bandwidth(slabs: Slabs, device: torch.device) -> float:
+    """Bytes/s of a copy out of a device or of one back, whichever is slower; closes `slabs`."""
+    copies = HostCopies(slabs, SwapStatistics())
+    storage = torch.zeros(TRIAL_BYTES, dtype=torch.uint8, device=device).untyped_storage()
+    copies.release(copies.send(storage))  # the room is reserved, and touched, the first time
+    slowest = 0.0
+    for _ in range(2):
+        began = perf_counter()
+        copy = copies.send(storage)
+        _wait(device)
+        slowest = max(slowest, perf_counter() - began)
+        began = perf_counter()
+        copies.fetch(copy, device)
+        _wait(device)
+        slowest = max(slowest, perf_counter() - began)
+        copies.release(copy)
+    copies.close()
+    return TRIAL_BYTES / slowest
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tilenet.errors import TilenetError
 
-__all__ = ["FileSlabs", "Part", "PinnedSlabs", "Slabs"]
+__all__ = ["FileSlabs", "Part", "PinnedSlabs", "Slabs", "open_slabs"]
 
 MIB = 1 << 20
 ALIGNMENT = 512  # bytes: any dtype may begin there, and devices copy whole lines
@@ -180,3 +180,19 @@ class FileSlabs(Slabs):
     def close(self) -> None:
         super().close()
         self._file.close()
+
+
+def open_slabs(folder: str | None, limit_bytes: int | None, *, pinned: bool) -> Slabs:
+    """A pool for what is swapped out.
+
+    Args:
+        folder: Of its file; None: pinned memory, or the folder for temporary files.
+        limit_bytes: Of all slabs together; None: none.
+        pinned: Whether there is a device to pin memory for.
+
+    Raises:
+        TilenetError: The folder is not writable.
+    """
+    if pinned and folder is None:
+        return PinnedSlabs(limit_bytes)
+    return FileSlabs(folder or tempfile.gettempdir(), limit_bytes)

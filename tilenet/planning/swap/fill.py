@@ -21,10 +21,10 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
+from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.memory.layer import LayerBytes
 from tilenet.planning.memory.partition import Skip, Walk, find_skips
 from tilenet.planning.swap.policy import Cell
-from tilenet.planning.time.roofline import LayerTime
 
 __all__ = ["cell_sizes", "cells_of"]
 

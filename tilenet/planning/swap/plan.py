@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from tilenet.model.choices import Checkpointing
+from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.memory.layer import LayerBytes
 from tilenet.planning.memory.partition import (
     PartitionBytes,
@@ -18,7 +19,6 @@ from tilenet.planning.memory.partition import (
 )
 from tilenet.planning.swap.fill import cell_sizes, cells_of
 from tilenet.planning.swap.policy import ALL, Action, Choice, choose, predict
-from tilenet.planning.time.roofline import LayerTime
 
 __all__ = ["MIN_BYTES", "PartitionSwaps", "Speeds", "SwapPlan", "plan_swaps", "swap_everything"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tilenet.geometry.layers import Layer, Norm
 from tilenet.geometry.ownership import Rim, rim_of, tiling_shares
 from tilenet.geometry.tiles import Tiling
-from tilenet.planning.time.roofline import LayerTime
+from tilenet.parallel.pipeline.layer_times import LayerTime
 
 __all__ = ["Link", "norm_times", "rim_bytes", "rim_times", "together"]
 

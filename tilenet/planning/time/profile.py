@@ -8,8 +8,8 @@ from typing import Any
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import KINDS, Layer, layer_from_json, layer_to_json
+from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.machines import PRECISIONS
-from tilenet.planning.time.roofline import LayerTime
 from tilenet.storage.atomic import read_plain
 from tilenet.storage.checksums import parsed_json
 

@@ -21,20 +21,13 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
+from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.machines import Machine
 
-__all__ = ["ITEM_BYTES", "LayerTime", "roofline"]
+__all__ = ["ITEM_BYTES", "roofline"]
 
 ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 INDEX_BYTES = 8  # of a maximum pool's indices
-
-
-@dataclass(frozen=True)
-class LayerTime:
-    """Seconds of one layer for one micro-batch."""
-
-    forward_s: float
-    backward_s: float
 
 
 @dataclass(frozen=True)

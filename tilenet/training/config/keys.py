@@ -16,6 +16,7 @@ from tilenet.geometry.tiles import Cut
 from tilenet.geometry.unet import NormKind, NormScope, Padding, Upsampling
 from tilenet.geometry.windows import Symmetry, symmetries
 from tilenet.model.inputs import Radiometry
+from tilenet.parallel.swap.host_pool import Slabs, open_slabs
 from tilenet.planning.learning_rate import LearningRate, ScheduleName
 
 __all__ = [
@@ -334,6 +335,15 @@ class SwappingKeys:
     def min_bytes(self) -> int:
         """Smaller tensors stay."""
         return int(self.min_mib * 2**20)
+
+    def slabs(self, device: torch.device) -> Slabs:
+        """Where swapped tensors of a device go.
+
+        Raises:
+            TilenetError: The folder is not writable.
+        """
+        limit = None if self.host_gib is None else int(self.host_gib * 2**30)
+        return open_slabs(self.folder, limit, pinned=device.type == "cuda")
 
     def check(self) -> None:
         """Refuse sizes that are none.

@@ -30,7 +30,7 @@ from tilenet.data.image_patterns import is_list_file, is_pattern, matched
 from tilenet.errors import TilenetError, UsageError
 from tilenet.planning.plan import read_plan
 from tilenet.storage.atomic import read_plain, refuse_special
-from tilenet.training.config import RunFile
+from tilenet.training.config.run_file import RunFile
 
 __all__ = [
     "check_config",

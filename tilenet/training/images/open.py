@@ -3,17 +3,13 @@
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tilenet.data.holdout import HeldOut, blocks_of, choose_held_out, labelled_blocks
-from tilenet.data.labels.open import open_labels, resampling_note
-from tilenet.data.labels.source import HeldOutLabels, LabelSource, ValidationImage
+from tilenet.data.holdout import HeldOut
+from tilenet.data.labels.open import open_labels
+from tilenet.data.labels.source import LabelSource, ValidationImage
 from tilenet.data.rasters.cache import StagingFolder
 from tilenet.data.rasters.extent import check_units
 from tilenet.data.rasters.raster import Raster
@@ -22,16 +18,11 @@ from tilenet.data.rasters.stack import stacked_paths
 from tilenet.data.same_files import SampleFile, check_apart, check_same_files, sample_files
 from tilenet.data.survey import share_collars
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.geometry.halo import norm_context
-from tilenet.geometry.layers import Layer
-from tilenet.geometry.windows import Window
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
 from tilenet.parallel.ranks.comm import agreed
-from tilenet.parallel.ranks.together import together
-from tilenet.training.config import RunFile
-from tilenet.training.config_keys import ValidationKeys
+from tilenet.training.config.run_file import RunFile
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -40,8 +31,6 @@ __all__ = [
     "RunImages",
     "agree_on_files",
     "allow_open_files",
-    "hold_out",
-    "image_notes",
     "open_images",
     "staged_on_node",
 ]
@@ -128,7 +117,7 @@ def open_images(
     if len(run.image_paths) != len(run.label_paths):
         raise TilenetError(
             f"lists of images are read before a run is trained (images: {run.image_paths[0]}); "
-            "call with_listed_images of tilenet/training/config_io.py"
+            "call with_listed_images of tilenet/training/config/read.py"
         )
     train = list(zip(run.image_paths, run.label_paths, strict=True))
     validation = list(zip(run.validation.image_paths, run.validation.label_paths, strict=True))
@@ -182,69 +171,6 @@ def agree_on_files(
     return digest
 
 
-def hold_out(
-    opened: RunImages,
-    keys: ValidationKeys,
-    num_classes: int,
-    seed: int,
-    context_px: int,
-    comm: "MPI.Intracomm",
-    watchdog: Watchdog = NEVER,
-    requests: StopRequests | None = None,
-) -> RunImages:
-    """Hide held-out blocks from training, and show them to validation. Collective.
-
-    Training does not see their labels, nor those of pixels whose network looks at a held-out one.
-
-    Args:
-        keys: Which share of which blocks is held out.
-        seed: Of their choice.
-        context_px: What the network looks at around any pixel.
-        watchdog: Armed for each piece of the labels.
-        requests: To stop.
-
-    Raises:
-        AgreedError: Labels cannot be read or are no class, or blocks are too few to be shared out.
-        StopAgreed: A rank was asked to stop.
-    """
-    if not keys.share:
-        return opened
-    sizes = [image.size for image in opened.images]
-    with agreed(comm):
-        blocks = blocks_of(sizes, keys.block_px)
-    labelled = labelled_blocks(opened.labels, blocks, num_classes, comm, watchdog, requests)
-    with together(comm, requests) as turns:
-        held = choose_held_out(labelled, sizes, keys.block_px, keys.share, seed)
-        held.check_rest(context_px, turns.part_done)
-    train: list[LabelSource] = []
-    validation = list(opened.validation)
-    for number, (image, labels) in enumerate(zip(opened.images, opened.labels, strict=True)):
-        train.append(HeldOutLabels(labels, partial(held.mask, number, margin_px=context_px)))
-        if windows := held.windows(number):
-            inside = HeldOutLabels(labels, partial(_outside, held, number))
-            validation.append(ValidationImage(image, inside, windows))
-    return replace(opened, labels=train, validation=validation, held_out=held)
-
-
-def image_notes(opened: RunImages, context_px: int, layers: tuple[Layer, ...]) -> list[str]:
-    """What a run says of its images: labels that are resampled, and what is held out."""
-    notes = [resampling_note(opened.all_labels)]
-    if opened.held_out is not None:
-        notes.append(_held_out_note(opened.held_out, context_px, layers))
-    return [note for note in notes if note]
-
-
-def _held_out_note(held: HeldOut, context_px: int, layers: tuple[Layer, ...]) -> str:
-    note = (
-        f"validation: {held.num_chosen} of {held.num_blocks} blocks of {held.block_px} px are held "
-        f"out; training leaves out labels within {context_px} px of them, too"
-    )
-    norm = norm_context(layers)
-    if norm == "none":
-        return note
-    return f"{note}, but the statistics of norms ({norm}) are of held-out pixels as well"
-
-
 def _opened(
     run: RunFile,
     pairs: Sequence[tuple[str, str]],
@@ -264,10 +190,6 @@ def _opened(
         labels.append(stack.enter_context(opened))
         part_done()
     return images, labels
-
-
-def _outside(held: HeldOut, number: int, window: Window) -> NDArray[np.bool_]:
-    return ~held.mask(number, window)
 
 
 @contextmanager

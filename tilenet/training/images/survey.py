@@ -24,7 +24,7 @@ from tilenet.geometry.halo import Context
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
-from tilenet.training.images import RunImages
+from tilenet.training.images.open import RunImages
 from tilenet.training.setup import RunPlan
 
 if TYPE_CHECKING:

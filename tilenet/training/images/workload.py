@@ -26,43 +26,12 @@ from tilenet.model.inputs import Radiometry, standardise
 from tilenet.planning.compatibility import stacks
 from tilenet.planning.mesh import tiles_of
 from tilenet.storage.network_json import NetworkRecord
+from tilenet.training.config.run_file import RunFile
+from tilenet.training.images.open import RunImages
 from tilenet.training.setup import RunPlan
 from tilenet.training.swap import Load
 
-__all__ = ["Part", "RankWork", "TileReader", "Work", "read_turned", "schedule_of"]
-
-
-def schedule_of(
-    plan: RunPlan,
-    sizes: tuple[tuple[int, int], ...],
-    classes_in_cells: tuple[NDArray[np.uint8], ...],
-    *,
-    seed: int,
-    batch_size: int,
-    symmetries: tuple[Symmetry, ...],
-    oversample: float,
-) -> ImageSchedule | CropSchedule:
-    """Which images or crops each step of a run sees.
-
-    Args:
-        sizes: Height and width of each image.
-        classes_in_cells: For each image the classes that each grid cell holds, see `Survey`.
-        seed: Of all draws.
-        batch_size: Images or crops of a step.
-        symmetries: Of these, one is drawn for each image or crop.
-        oversample: Share of the crops that are drawn by class.
-
-    Raises:
-        TilenetError: Crops do not fit the network.
-    """
-    if plan.crop_px is None:
-        return ImageSchedule(seed, batch_size, sizes, symmetries)
-    crop_px, by_class = plan.crop_px, oversample > 0
-    places = tuple(
-        crop_places(classes, crop_px, plan.cell_px, by_class=by_class)
-        for classes in classes_in_cells
-    )
-    return CropSchedule(seed, batch_size, crop_px, sizes, places, symmetries, oversample)
+__all__ = ["Part", "RankWork", "RunData", "TileReader", "Work", "read_turned"]
 
 
 @dataclass(frozen=True)
@@ -252,3 +221,62 @@ def read_turned(
     turned = Pixels(symmetry.turn(pixels.values), symmetry.turn(pixels.valid))
     # torch takes no views that run backwards.
     return turned, np.ascontiguousarray(symmetry.turn(own))
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What the steps of a run see.
+
+    Attributes:
+        images: Files of images and labels.
+        schedule: Images or crops of each step.
+        last: Number of steps of the run.
+        work: This rank's share of them.
+        reader: Reads its tiles.
+    """
+
+    images: RunImages
+    schedule: ImageSchedule | CropSchedule
+    last: int
+    work: RankWork
+    reader: TileReader
+
+    @classmethod
+    def of(
+        cls,
+        run: RunFile,
+        plan: RunPlan,
+        opened: RunImages,
+        classes_in_cells: tuple[NDArray[np.uint8], ...],
+        rank: int,
+    ) -> "RunData":
+        """The data of a run on one rank.
+
+        Args:
+            classes_in_cells: For each image the classes that each grid cell holds, see `Survey`.
+
+        Raises:
+            TilenetError: Crops do not fit the network.
+        """
+        sizes, symmetries = tuple(one.size for one in opened.images), run.augment.symmetries
+        schedule: ImageSchedule | CropSchedule
+        if plan.crop_px is None:
+            schedule = ImageSchedule(run.seed, run.batch_size, sizes, symmetries)
+        else:
+            places = tuple(
+                crop_places(classes, plan.crop_px, plan.cell_px, by_class=run.oversample > 0)
+                for classes in classes_in_cells
+            )
+            crops = run.batch_size, plan.crop_px, sizes, places, symmetries, run.oversample
+            schedule = CropSchedule(run.seed, *crops)
+        epochs = (run.epochs or 0) * schedule.steps_per_epoch
+        reader = TileReader(
+            opened.images,
+            opened.labels,
+            plan.record,
+            run.augment.radiometry,
+            run.seed,
+            keep_unlabelled=plan.needs_all_tiles,
+        )
+        work = RankWork(plan, schedule, sizes, classes_in_cells, rank)
+        return cls(opened, schedule, epochs if run.steps is None else run.steps, work, reader)

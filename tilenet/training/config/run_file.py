@@ -17,7 +17,7 @@ from tilenet.model.choices import Checkpointing, HaloMode, Precision
 from tilenet.model.loss import Loss, LossScale
 from tilenet.planning.estimate import READ_AHEAD
 from tilenet.storage.network_json import check_class_names
-from tilenet.training.config_keys import (
+from tilenet.training.config.keys import (
     AugmentKeys,
     CheckpointKeys,
     GradientKeys,
@@ -100,7 +100,7 @@ class RunFile:
 
     @property
     def image_paths(self) -> tuple[str, ...]:
-        """The images, in order; patterns or a list until config_io.py read them."""
+        """The images, in order; patterns or a list until read.py read them."""
         return (self.images,) if isinstance(self.images, str) else tuple(self.images)
 
     @property

@@ -1,0 +1,68 @@
+"""What the partitions of a pipeline swap to host memory."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.pipeline.skip_store import HostStore
+from tilenet.parallel.swap.actions import Action, acting
+from tilenet.parallel.swap.host_pool import Slabs
+from tilenet.parallel.swap.swapper import Swapper
+
+__all__ = ["PipeSwaps", "fetched_ahead"]
+
+
+def fetched_ahead(device: torch.device) -> int:
+    """Storages that are fetched ahead: none where copies are done when they return."""
+    return 0 if device.type == "cpu" else 2
+
+
+class PipeSwaps:
+    """The swapper of a rank, and the stores of its partitions.
+
+    Args:
+        groups: For each partition the layers of each group, and what is done about it.
+        stored: Whether skips between partitions and inputs of checkpoints go out as well.
+        largest_bytes: Largest storage that goes out.
+        min_bytes: Smaller storages stay.
+        slabs: Where they go.
+        devices: One per partition.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[tuple[int, Action]]],
+        devices: Sequence[torch.device],
+        slabs: Slabs,
+        *,
+        stored: bool,
+        largest_bytes: int,
+        min_bytes: int,
+    ) -> None:
+        self._groups = groups
+        ahead = fetched_ahead(devices[0])
+        self._swapper = Swapper(ahead * largest_bytes, min_bytes, ahead, slabs)
+        self.statistics = self._swapper.statistics
+        copies = self._swapper.copies
+        self.stores = (
+            [HostStore(copies, device, min_bytes, min(ahead, 1)) for device in devices]
+            if stored
+            else None
+        )
+
+    @property
+    def cells(self) -> list[list[int]]:
+        """Layers per group, of each partition."""
+        return [[size for size, _ in groups] for groups in self._groups]
+
+    def acting(self, pipe: Pipe) -> AbstractContextManager[None]:
+        """Let the pipe's groups do as planned."""
+        modules = [module for partition in pipe.partitions for module in partition]
+        actions = [action for groups in self._groups for _, action in groups]
+        return acting(modules, actions, self._swapper)
+
+    def close(self) -> None:
+        """Give host memory or the file back."""
+        self._swapper.close()

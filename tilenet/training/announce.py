@@ -1,0 +1,93 @@
+"""What a training run says as it begins."""
+
+from dataclasses import replace
+
+from tilenet.data.crops import MOST_CELL_BYTES
+from tilenet.data.labels.open import resampling_note
+from tilenet.data.schedule import Sample
+from tilenet.geometry.halo import norm_context
+from tilenet.parallel.health.progress import say
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.planning.mesh import tiles_of
+from tilenet.training.images.open import RunImages
+from tilenet.training.setup import RunPlan
+
+__all__ = ["announce", "announce_images"]
+
+
+def announce_images(opened: RunImages, plan: RunPlan) -> None:
+    """Say which labels are resampled, what is held out, and where crops may lie."""
+    if note := resampling_note(opened.all_labels):
+        say(note)
+    held, context = opened.held_out, plan.record.context()
+    if held is not None:
+        note = (
+            f"validation: {held.num_chosen} of {held.num_blocks} blocks of {held.block_px} px are "
+            f"held out; training leaves out labels within {context.context_any_pixel_px} px of "
+            "them, too"
+        )
+        norm = norm_context(plan.record.layers)
+        if norm != "none":
+            note += f", but the statistics of norms ({norm}) are of held-out pixels as well"
+        say(note)
+    if plan.crop_px is not None and plan.cell_px != context.alignment_px:
+        say(
+            f"crops start on multiples of {plan.cell_px} px instead of {context.alignment_px} px, "
+            "since where labels are in images so large is kept in at most "
+            f"{MOST_CELL_BYTES >> 20} MiB"
+        )
+
+
+def announce(
+    plan: RunPlan, pipe: Pipe, sample: Sample, steps: int, transport: str, num_ranks: int
+) -> None:
+    """Say, once, what runs, and everything that makes the result approximate.
+
+    Args:
+        sample: An image or crop of the first step.
+        steps: That are still to be made.
+        transport: Which way gradients travel.
+    """
+    mesh, rule = plan.mesh, plan.rule
+    parameters = sum(p.numel() for p in pipe.network.parameters())
+    tiling = plan.tiling(*sample.size)
+    rows, cols = tiling.grid
+    say(
+        f"{len(plan.record.layers)} layers, {parameters:,} parameters; "
+        f"{mesh.replicas} × {mesh.rows} × {mesh.columns} ranks on "
+        f"{pipe.devices[0].type}; "
+        f"{rows} × {cols} tiles, "
+        + ("halo exchanged" if rule.exchanged else f"halo {rule.halo_px} px")
+        + f", work ratio {tiling.work_ratio:.2f}; "
+        f"{steps} steps" + f"; gradients over {transport}" * (num_ranks > 1)
+    )
+    if pipe.checkpointing != "never" or len(pipe.partitions) > 1:
+        balance = "+".join(str(len(partition)) for partition in pipe.partitions)
+        say(
+            f"pipeline: {balance} layers on {', '.join(str(d) for d in pipe.devices)}; at "
+            f"most {plan.micro_batches} micro-batches at once; checkpointing "
+            f"{pipe.checkpointing}"
+        )
+    if plan.uncut is not None:
+        before = replace(plan, asked=plan.uncut)
+        whole = before.tiling(*sample.size)
+        say(
+            f"sub-tiles: {whole.grid[0]} × {whole.grid[1]} tiles are fewer than micro-batches "
+            f"and were cut finer, which raises the work ratio from {whole.work_ratio:.2f} to "
+            f"{tiling.work_ratio:.2f}; images or crops (batch_size) as micro-batches cost none"
+        )
+    if not rule.exact:
+        context = plan.record.context()
+        say(
+            f"approximate: the halo ({rule.halo_px} px) is not the exact one "
+            f"({context.halo_px} px, aligned to {context.alignment_px}), so the result "
+            "depends on the tiles; halo: exact makes it independent"
+        )
+    if norm_context(plan.record.layers) == "tile":
+        say(
+            "approximate: normalisation uses the statistics of each tile (norm_scope: tile), "
+            "so the result depends on the tiles, though not on the ranks"
+        )
+    idle = sum(not tiles_of(mesh.place(rank), mesh, tiling.grid) for rank in range(mesh.num_ranks))
+    if idle:
+        say(f"{idle} of {mesh.num_ranks} ranks have no tile; use fewer ranks or more tiles")

@@ -1,0 +1,1 @@
+"""The run file: its keys, and how it is read and written."""

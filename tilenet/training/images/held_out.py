@@ -1,0 +1,71 @@
+"""Blocks of the training images that are held out for validation."""
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.data.holdout import HeldOut, blocks_of, choose_held_out, labelled_blocks
+from tilenet.data.labels.source import HeldOutLabels, LabelSource, ValidationImage
+from tilenet.geometry.windows import Window
+from tilenet.parallel.health.signals import StopRequests
+from tilenet.parallel.health.watchdog import NEVER, Watchdog
+from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.together import together
+from tilenet.training.config.keys import ValidationKeys
+from tilenet.training.images.open import RunImages
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["hold_out"]
+
+
+def hold_out(
+    opened: RunImages,
+    keys: ValidationKeys,
+    num_classes: int,
+    seed: int,
+    context_px: int,
+    comm: "MPI.Intracomm",
+    watchdog: Watchdog = NEVER,
+    requests: StopRequests | None = None,
+) -> RunImages:
+    """Hide held-out blocks from training, and show them to validation. Collective.
+
+    Training does not see their labels, nor those of pixels whose network looks at a held-out one.
+
+    Args:
+        keys: Which share of which blocks is held out.
+        seed: Of their choice.
+        context_px: What the network looks at around any pixel.
+        watchdog: Armed for each piece of the labels.
+        requests: To stop.
+
+    Raises:
+        AgreedError: Labels cannot be read or are no class, or blocks are too few to be shared out.
+        StopAgreed: A rank was asked to stop.
+    """
+    if not keys.share:
+        return opened
+    sizes = [image.size for image in opened.images]
+    with agreed(comm):
+        blocks = blocks_of(sizes, keys.block_px)
+    labelled = labelled_blocks(opened.labels, blocks, num_classes, comm, watchdog, requests)
+    with together(comm, requests) as turns:
+        held = choose_held_out(labelled, sizes, keys.block_px, keys.share, seed)
+        held.check_rest(context_px, turns.part_done)
+    train: list[LabelSource] = []
+    validation = list(opened.validation)
+    for number, (image, labels) in enumerate(zip(opened.images, opened.labels, strict=True)):
+        train.append(HeldOutLabels(labels, partial(held.mask, number, margin_px=context_px)))
+        if windows := held.windows(number):
+            inside = HeldOutLabels(labels, partial(_outside, held, number))
+            validation.append(ValidationImage(image, inside, windows))
+    return replace(opened, labels=train, validation=validation, held_out=held)
+
+
+def _outside(held: HeldOut, number: int, window: Window) -> NDArray[np.bool_]:
+    return ~held.mask(number, window)

@@ -1,0 +1,205 @@
+"""The steps of a run on one rank: read, compute, sum, update, record."""
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from tilenet.errors import AgreedError
+from tilenet.model.loss import Loss
+from tilenet.parallel.health.progress import progress_bar
+from tilenet.parallel.health.signals import StopRequests
+from tilenet.parallel.health.trace import TraceRecorder
+from tilenet.parallel.health.watchdog import SLOW, Watchdog
+from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.layout import RunDevices
+from tilenet.training.announce import announce
+from tilenet.training.config.run_file import RunFile
+from tilenet.training.folder import RunFolder
+from tilenet.training.images.workload import RunData
+from tilenet.training.log import RunLog
+from tilenet.training.network import RunNetwork
+from tilenet.training.record import RunAccount, keep_run
+from tilenet.training.setup import RunPlan
+from tilenet.training.step import Step, StepResult, Update
+from tilenet.training.validation import RunValidation
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Loop"]
+
+
+class Loop:
+    """The steps of a run. Its methods are collective.
+
+    Args:
+        run: What was asked.
+        plan: How the run is laid out, with the statistics of the images.
+        data: What the steps see.
+        network: Over the devices of this rank; closed after the last step.
+        loss: With the weights of the classes.
+        validation: Between the steps; None: nothing is held out.
+        folder: Folder of the run.
+        devices: Of this rank.
+        watchdog: Armed for each step, checkpoint and validation.
+        stop: Requests to stop.
+        comm: All ranks.
+    """
+
+    def __init__(
+        self,
+        run: RunFile,
+        plan: RunPlan,
+        data: RunData,
+        network: RunNetwork,
+        loss: Loss,
+        validation: RunValidation | None,
+        folder: RunFolder,
+        devices: RunDevices,
+        watchdog: Watchdog,
+        stop: StopRequests,
+        comm: "MPI.Intracomm",
+    ) -> None:
+        self.run_file, self.plan, self.data, self.network = run, plan, data, network
+        self.loss, self.validation, self.folder, self.devices = loss, validation, folder, devices
+        self.watchdog, self.stop, self.comm = watchdog, stop, comm
+        self.account = RunAccount()
+        steps, shown = run.profile.numbers, network.pipe.devices
+        self.trace = TraceRecorder(folder.path, steps, shown, write=comm.rank == 0)
+
+    def run(self, *, accept_gaps: bool) -> bool:
+        """Make all steps that are left; return whether nothing of the run is left to do.
+
+        Args:
+            accept_gaps: Resume although rows of the history are missing.
+
+        Raises:
+            AgreedError: On all ranks, for what any rank found wrong.
+        """
+        run, comm = self.run_file, self.comm
+        self.watchdog.arm("the first weights", SLOW)
+        network = self.network.network
+        self.update = Update(
+            run.optimizer.make(network.parameters()),
+            run.schedule.rates(run.optimizer.lr, self.data.last),
+            run.loss_scale,
+            run.optimizer.clip_norm,
+        )
+        with agreed(comm):
+            first = self.folder.load(network, self.update.optimizer, self.update.scale, run.init)
+        with agreed(comm):  # and not before: others may still read what begin deletes
+            log = self._begin(first, accept_gaps=accept_gaps)
+        step = self._step()
+        if comm.rank == 0:
+            left, transport = max(self.data.last - first, 0), step.gradients.transport
+            sample = self.data.schedule.samples(0)[0]
+            announce(self.plan, self.network.pipe, sample, left, transport, comm.size)
+        try:
+            with self.network.swapping():
+                try:
+                    finished = self._steps(step, first, log)
+                finally:
+                    self.folder.close()
+            self.account.say_swaps(comm)
+        except AgreedError:
+            self._close(step)  # is collective, and all ranks are here
+            raise
+        finally:
+            if log:
+                log.close()
+        self._close(step)
+        self.watchdog.arm("the report", SLOW)
+        self.account.write(self.folder.path, first, comm)
+        return finished
+
+    def _begin(self, first: int, *, accept_gaps: bool) -> RunLog | None:
+        """Delete what an earlier run left; have rank 0 keep the run file, and open its log."""
+        self.folder.begin()
+        if self.comm.rank > 0:
+            return None
+        run, path, sample = self.run_file, self.folder.path, self.data.schedule.samples(0)[0]
+        left = self.data.images.validation, self.devices.layout
+        keep_run(path, run, self.plan, self.network.pipe, sample, *left)
+        score = run.validation.score if run.validation.wanted else None
+        kinds = {"tensorboard": run.tensorboard, "accept_gaps": accept_gaps}
+        return RunLog(path, run.class_names, score, first, **kinds)
+
+    def _step(self) -> Step:
+        gradients = self.run_file.gradients
+        return Step(
+            self.network.pipe,
+            self.loss,
+            self.update,
+            gradients.transport,
+            gradients.piece_bytes,
+            self.plan.rule.offset_px,
+            self.plan.micro_batches,
+            self.folder.path,
+            self.comm,
+            self.network.image_comm,
+            self.network.swap_statistics,
+        )
+
+    def _close(self, step: Step) -> None:
+        step.close()
+        self.network.close()
+
+    def _steps(self, take: Step, first: int, log: RunLog | None) -> bool:
+        """Make the steps after `first`; return whether nothing is left to do."""
+        stop, validation, network = self.stop, self.validation, self.network.network
+        saved = first if self.folder.has_checkpoint else -1
+        step, scored = first, True
+        stop.agreed = bool(self.comm.allreduce(int(stop.requested)))
+        data, run = self.data, self.run_file
+        unit = "image" if self.plan.crop_px is None and run.batch_size == 1 else "step"
+        bar = progress_bar(self.comm, data.last, unit, first)
+        reads = data.work.reads(data.reader, first, data.last, run.read_ahead)
+        with self.trace, reads, bar as progress:
+            scored = not stop.agreed
+            if validation is not None and scored:
+                validation.resume(first, network, log, stop)
+            while step < self.data.last and not stop.agreed:
+                slow = step == first or self.trace.slows(step + 1)
+                self.watchdog.arm(f"step {step + 1}", SLOW if slow else 1.0)
+                images = [one.number for one in self.data.work.samples(step)]
+                num_reads = len(self.data.work.micro_batches(step))
+                with self.trace.step(step + 1):
+                    done = take.take(step, reads, num_reads, images, self._ends)
+                    self.trace.add(done.seconds, done.read_seconds, done.reduce_seconds, done.swaps)
+                stop.agreed = done.stop
+                step += 1
+                progress.set_postfix(self._count(step, done, log), refresh=False)
+                progress.update()
+                best = False
+                if validation is not None and validation.due(step):
+                    # A rank that is asked to stop has little time: resuming makes up for that.
+                    scored = not stop.agreed
+                    best = scored and validation.make(step, network, log, stop)
+                if best or step % self.run_file.checkpoint_every == 0:
+                    self._save(step, log, best=best)
+                    saved = step
+            if saved != step:
+                self._save(step, log)
+            self.watchdog.arm("the last checkpoint", SLOW)
+            with agreed(self.comm):
+                self.folder.wait()
+        return step == self.data.last and scored
+
+    def _count(self, step: int, done: StepResult, log: RunLog | None) -> dict[str, str]:
+        """Note a step, counted from 1; return what the bar shows of it."""
+        self.account.add(done)
+        if log:
+            log.step(step, done)
+        pixels = sum(prod(one.size) for one in self.data.schedule.samples(step - 1))
+        return {"loss": f"{done.loss:.4f}", "Mpx/s": f"{pixels / done.seconds / 1e6:.3g}"}
+
+    def _ends(self) -> bool:
+        """Whether this rank asks to stop: on a signal, or as it could not write a checkpoint."""
+        return self.stop.requested or self.folder.failed
+
+    def _save(self, step: int, log: RunLog | None, *, best: bool = False) -> None:
+        self.watchdog.arm(f"the checkpoint of step {step}", SLOW)
+        state = self.network.network, self.plan.record, self.update.optimizer, self.update.scale
+        with agreed(self.comm):
+            if log:
+                log.sync()
+            self.folder.save(step, *state, best=best)
