@@ -10,7 +10,11 @@ setup(
     long_description_content_type="text/markdown",
     license="BSD-3-Clause",
     packages=find_packages(include=["tilenet", "tilenet.*"]),
-    package_data={"tilenet": ["py.typed"], "tilenet.planning": ["machines.toml"]},
+    package_data={
+        "tilenet": ["py.typed"],
+        "tilenet.planning": ["machines.toml"],
+        "tilenet.report": ["templates/*.html"],
+    },
     python_requires=">=3.10",
     # Lower bounds are the oldest versions that offer what is used; pins live in constraints.txt.
     install_requires=[
@@ -22,6 +26,8 @@ setup(
         "pyogrio>=0.7",  # polygons as labels
         "shapely>=2.1",  # their shapes
         "jsonargparse>=4.49",  # run files in YAML with dotted overrides and checked types
+        "jinja2>=3.1",  # report.html
+        "matplotlib>=3.7",  # its charts, and tilenet plan --plot
         "tqdm>=4.60",  # progress on rank 0
         "safetensors>=0.4.3",  # checkpoints without pickle
         'tomli>=2.0; python_version < "3.11"',  # facts of machines, before tomllib
@@ -30,13 +36,11 @@ setup(
         # mpiexec and an MPI library for machines without one; clusters bring their own
         "mpich": ["mpich>=4.1"],
         "openmpi": ["openmpi>=5.0"],
-        "plot": ["matplotlib>=3.7"],  # tilenet plan --plot
         "tensorboard": ["tensorboard>=2.9"],  # tensorboard: true
         "test": [
             "pytest>=9.0",  # faulthandler_exit_on_timeout: a hanging rank ends the job
             "pytest-xdist>=3.6",  # tests of one process side by side
             "hypothesis>=6.100",
-            "matplotlib>=3.7",  # as plot
             "rio-cogeo>=5.0",  # says whether a map is a valid cloud-optimised GeoTIFF
             "ruff>=0.6",
             "mypy>=1.11",

@@ -178,7 +178,6 @@ def test_a_class_that_is_not_there_is_refused(
 
 
 def test_a_legend_is_drawn_below_the_picture(write_raster: Write, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     image, path, _ = labelled(write_raster)
     with rasterio.open(path, "r+") as file:
         file.update_tags(1, class_1="$x_{$\n森林 \x1b[2J", class_2="l" * 500)
@@ -195,20 +194,6 @@ def test_a_legend_is_drawn_below_the_picture(write_raster: Write, tmp_path: Path
         assert patch == (144 if label else 0)  # 12 × 12 px
     dark = (strip[:3].max(axis=0) < 90).sum(axis=1)
     assert (dark > 0).any()  # letters
-
-
-def test_without_matplotlib_the_legend_is_printed_only(
-    write_raster: Write,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    image, path, _ = labelled(write_raster)
-    out = tmp_path / "out.png"
-    assert main(["preview", image, path, str(out)]) == 0
-    assert picture(out).shape == (4, *SIZE)
-    assert len(capsys.readouterr().out.splitlines()) == 5
 
 
 def test_nodata_is_what_the_option_says(write_raster: Write, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
 from tilenet.train import train
-from tilenet.training import workload as module
 from tilenet.training.config.keys import AugmentKeys, MeshKeys
+from tilenet.training.images import workload as module
 
 
 @pytest.mark.ranks(2, 4)

@@ -15,9 +15,9 @@ from whole_image import IGNORE, random_scene
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.train import train
-from tilenet.training import workload as module
 from tilenet.training.config.keys import AugmentKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.images import workload as module
 
 TURNED = AugmentKeys(flips=True, rotations=True)
 # What is learned from lies in a corner of the first image; nothing of the second is labelled.

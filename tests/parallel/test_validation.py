@@ -34,7 +34,8 @@ from tilenet.scores import scores
 from tilenet.train import train
 from tilenet.training.config.keys import OptimizerKeys, SwappingKeys, ValidationKeys
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.images.open import RunImages, hold_out, open_images
+from tilenet.training.images.held_out import hold_out
+from tilenet.training.images.open import RunImages, open_images
 from tilenet.training.scoring import Validation
 
 

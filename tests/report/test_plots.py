@@ -103,17 +103,6 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_matplotlib_is_asked_for_when_it_is_missing(
-    tmp_path: Path, timeline: Timeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("matplotlib.backends.backend_agg", "matplotlib.figure"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(TilenetError, match=r"pip install tilenet\[plot\]$"):
-        plot_timeline(timeline, tmp_path / "picture.png")
-    with pytest.raises(TilenetError, match=r"pip install tilenet\[plot\]$"):
-        plot_level_bytes([1.0], [], tmp_path / "picture.png")
-
-
 def test_matplotlib_is_loaded_only_to_draw() -> None:
     loaded = "print(*(name in sys.modules for name in ('matplotlib', 'torch')))"
     code = f"import sys, tilenet.report.charts; {loaded}"

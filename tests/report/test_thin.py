@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tilenet.report.charts import thinned, ticks
+from tilenet.report.charts import thinned
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 10), (10, 10), (11, 10), (997, 50), (5000, 480)])
@@ -28,14 +28,3 @@ def test_columns_are_those_of_a_loop(count: int, most: int) -> None:
     assert found.high.tolist() == [max(b for _, b in group) for group in wanted]
     assert found.x == pytest.approx([np.mean([a for a, _ in group]) for group in wanted])
     assert found.mean == pytest.approx([np.mean([b for _, b in group]) for group in wanted])
-
-
-@pytest.mark.parametrize("span", [(0, 1), (3, 7.5), (-2e-7, 9e-7), (0, 100_000), (0.999, 1.001)])
-def test_ticks_are_round_and_within(span: tuple[float, float]) -> None:
-    found = ticks(*span)
-    assert 2 <= len(found) <= 6
-    assert all(span[0] - 1e-9 <= value <= span[1] * (1 + 1e-9) for value in found)
-    step = found[1] - found[0]
-    digit = float(f"{step:e}"[0])
-    assert digit in (1, 2, 5)
-    assert np.allclose(np.diff(found), step)

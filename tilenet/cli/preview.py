@@ -151,7 +151,7 @@ def _parser() -> Arguments:
         description="Write a picture of an image, of any size, under its labels, which are half "
         "transparent in the colours of maps. Not painted are --ignore-index, what lies in no "
         "polygon, and class 0 of label rasters unless --classes names it. The classes are printed "
-        "with their colours, and drawn below the picture where matplotlib is installed. Pixels "
+        "with their colours, and drawn below the picture. Pixels "
         "without data are transparent.",
     )
     parser.add_argument("image", help="raster, or files on one grid: R.tif+G.tif+B.tif")

@@ -1,155 +1,94 @@
-"""The frame of a chart: scales, ticks and labels, as SVG.
+"""Charts of a run as SVG, and pictures of a plan as files; drawn by matplotlib.
 
-Curves over the steps of a run.
-
-Make curves of any length short: what a column of pixels can show of them.
-
-Pictures of a plan: who computes when, and how many bytes each level of the network takes.
-
-matplotlib is loaded when a picture is drawn, without a window system.
+matplotlib is loaded when something is drawn, without a window system.
 """
 
+import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from math import ceil, floor, log10
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
-from tilenet.report.html import Markup, join, tag
+from tilenet.report.parts import Drawing
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from tilenet.planning.time.timeline import Timeline
 
 __all__ = [
     "COLOURS",
-    "Axes",
     "Columns",
     "Curve",
     "Mark",
-    "chart",
     "curves",
-    "legend",
-    "path_of",
+    "figure_of",
     "plot_level_bytes",
     "plot_timeline",
+    "shares",
+    "svg",
     "thinned",
-    "ticks",
 ]
 
-WIDTH, HEIGHT = 560.0, 300.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 14.0, 16.0, 44.0  # margins
+# Told apart by people who see colours otherwise (Okabe and Ito, 2008).
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a6a00", "#56b4e9")
+SOFT, INK = "#55616e", "#1b2530"
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # letters stay letters
+    "svg.hashsalt": "tilenet",  # the same run gives the same bytes
+    "font.size": 9.0,
+    "font.family": "sans-serif",
+    "axes.edgecolor": "#8a96a3",
+    "axes.labelcolor": INK,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "grid.color": "#e7ebef",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "path.simplify": False,
+}
+MOST_COLUMNS = 480  # about one per pixel of a chart
+MOST_DOTS = 40  # values that are few enough for a dot each
+LOG_RATIO = 50.0  # from here on values are drawn by their logarithms
 
 
-@dataclass(frozen=True)
-class Axes:
-    """From values to places in the picture.
+def figure_of(
+    width: float, height: float, layout: Literal["constrained"] | None = "constrained"
+) -> "Figure":
+    """An empty figure, in inches, that no window system has to show."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    Attributes:
-        x: First and last value.
-        y: Lowest and highest.
-        log: Whether heights are logarithms.
-    """
-
-    x: tuple[float, float]
-    y: tuple[float, float]
-    log: bool = False
-
-    def across(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Columns of the picture."""
-        low, high = self.x
-        return LEFT + (values - low) / ((high - low) or 1.0) * (WIDTH - LEFT - RIGHT)
-
-    def down(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Rows of the picture."""
-        low, high = self.y
-        if self.log:
-            values, low, high = np.log10(values), log10(low), log10(high)
-        return HEIGHT - BOTTOM - (values - low) / ((high - low) or 1.0) * (HEIGHT - TOP - BOTTOM)
-
-    def point(self, x: float, y: float) -> tuple[float, float]:
-        """The place of one value."""
-        return float(self.across(np.array([x]))[0]), float(self.down(np.array([y]))[0])
+    figure = Figure(figsize=(width, height), dpi=150, layout=layout)
+    FigureCanvasAgg(figure)
+    return figure
 
 
-def chart(axes: Axes, alt: str, labels: tuple[str, str], *parts: Markup) -> Markup:
-    """A chart with its axes.
+def svg(figure: "Figure", alt: str) -> Drawing:
+    """A figure as part of a page.
 
     Args:
-        axes: Its scales.
+        figure: What is drawn.
         alt: What it shows, in words.
-        labels: Below and next to it.
-        parts: What is drawn within.
     """
-    return tag(
-        "svg",
-        tag("title", alt),
-        _frame(axes, labels),
-        *parts,
-        viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
-        role="img",
-        aria_label=alt,
-    )
-
-
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from `low` to `high`."""
-    span = high - low
-    if not span > 0:
-        return [low]
-    rough = 10.0 ** floor(log10(span / about))
-    step = next(rough * f for f in (1, 2, 5, 10) if span / (rough * f) <= about)
-    return [step * n for n in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
-
-
-def _decades(low: float, high: float) -> list[float]:
-    every = max(1, ceil((log10(high) - log10(low)) / 6))
-    return [10.0**n for n in range(ceil(log10(low)), floor(log10(high)) + 1, every)]
-
-
-def _frame(axes: Axes, labels: tuple[str, str]) -> Markup:
-    parts: list[Markup] = []
-    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    across = [value for value in ticks(*axes.x) if value.is_integer()]
-    for value in across:
-        x, _ = axes.point(value, axes.y[0])
-        parts.append(tag("line", x1=x, x2=x, y1=bottom, y2=bottom + 4, class_="tick"))
-        parts.append(_words(x, bottom + 18, f"{value:,.0f}", "middle"))
-    down = _decades(*axes.y) if axes.log else ticks(*axes.y)
-    for value in down if len(down) > 1 else axes.y:
-        _, y = axes.point(axes.x[0], value)
-        parts.append(tag("line", x1=LEFT, x2=right, y1=y, y2=y, class_="grid"))
-        parts.append(_words(LEFT - 6, y + 4, f"{value:.6g}", "end"))
-    parts.append(tag("line", x1=LEFT, x2=right, y1=bottom, y2=bottom, class_="axis"))
-    parts.append(_words((LEFT + right) / 2, HEIGHT - 6, labels[0], "middle", "label"))
-    middle = (TOP + bottom) / 2
-    parts.append(
-        tag(
-            "text",
-            labels[1],
-            x=14,
-            y=middle,
-            text_anchor="middle",
-            class_="label",
-            transform=f"rotate(-90 14 {middle:.0f})",
-        )
-    )
-    return join(*parts)
-
-
-def _words(x: float, y: float, text: str, anchor: str, kind: str | None = None) -> Markup:
-    return tag("text", text, x=x, y=y, text_anchor=anchor, class_=kind)
-
-
-def path_of(xs: Sequence[float] | NDArray[np.float64], ys: NDArray[np.float64]) -> str:
-    """The points of a line, as SVG wants them."""
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
+    out = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(out, format="svg", transparent=True, metadata=nothing)
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    begin, rest = text.split(">", 1)
+    view = begin[begin.index("viewBox") :]
+    words = escape(alt, quote=True)
+    head = f'<svg role="img" aria-label="{words}" xmlns:xlink="http://www.w3.org/1999/xlink" {view}'
+    return Drawing(f"{head}><title>{words}</title>{rest}")
 
 
 @dataclass(frozen=True)
@@ -193,19 +132,12 @@ def thinned(x: NDArray[np.float64], y: NDArray[np.float64], most: int) -> Column
     )
 
 
-MOST_COLUMNS = 480  # about one per pixel of the chart
-MOST_DOTS = 40  # values that are few enough for a dot each
-LOG_RATIO = 50.0  # from here on values are drawn by their logarithms
-# Told apart by people who see colours otherwise (Okabe and Ito, 2008).
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a6a00", "#56b4e9")
-
-
 @dataclass(frozen=True)
 class Curve:
-    """A line.
+    """A line over the steps of a run.
 
     Attributes:
-        name: In the legend.
+        name: Its name in the legend.
         steps: Rising.
         values: One per step.
         smooth: Whether values jump about: they are drawn pale, and their mean over them.
@@ -219,17 +151,26 @@ class Curve:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point that matters.
-
-    Attributes:
-        step: Where.
-        value: How much.
-        text: What it is.
-    """
+    """A point that matters, and what it is."""
 
     step: float
     value: float
     text: str
+
+
+@contextmanager
+def _chart(unit: str) -> Iterator[tuple["Figure", "Axes"]]:
+    """A chart over steps."""
+    from matplotlib import rc_context
+
+    with rc_context(STYLE):
+        figure = figure_of(5.6, 3.1)
+        axes = figure.add_subplot()
+        axes.set(xlabel="step", ylabel=unit)
+        axes.locator_params(axis="x", integer=True)
+        axes.grid(axis="y")
+        axes.set_axisbelow(True)
+        yield figure, axes
 
 
 def curves(
@@ -240,7 +181,7 @@ def curves(
     *,
     from_zero: bool = False,
     log: bool | None = None,
-) -> Markup:
+) -> Drawing:
     """A chart of lines over steps with their legend.
 
     Args:
@@ -249,71 +190,37 @@ def curves(
         unit: What is drawn, next to it.
         mark: A point to name.
         from_zero: Whether the lowest value that is shown is 0.
-        log: Whether logarithms are drawn; None: where values differ so much.
+        log: Whether logarithms are drawn; None: where values differ by much.
     """
     thin = [thinned(line.steps, line.values, MOST_COLUMNS) for line in lines]
     low = min(float(one.low.min()) for one in thin if len(one.x))
     high = max(float(one.high.max()) for one in thin if len(one.x))
-    if log is None:
-        log = low > 0 and high > LOG_RATIO * low
-    if not log:
-        room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-        low, high = (0.0 if from_zero and low >= 0 else low - room), high + room
-    first = min(float(one.x[0]) for one in thin if len(one.x))
-    last = max(float(one.x[-1]) for one in thin if len(one.x))
-    axes = Axes((min(first, 0.0 if first < 2 else first), last), (low, high), log)
-    parts = [
-        _line(axes, one, line.smooth, COLOURS[number % len(COLOURS)])
-        for number, (line, one) in enumerate(zip(lines, thin, strict=True))
-        if len(one.x)
-    ]
-    if mark is not None:
-        parts.append(_mark(axes, mark))
-    drawn = chart(axes, alt, ("step", unit), *parts)
-    keys = [(COLOURS[n % len(COLOURS)], line.name) for n, line in enumerate(lines)]
-    return tag("figure", drawn, legend(keys))
+    with _chart(unit) as (figure, axes):
+        for line, one, colour in zip(lines, thin, COLOURS, strict=False):
+            if len(one.x):
+                _draw(axes, line, one, colour)
+        if mark is not None:
+            axes.plot([mark.step], [mark.value], "o", ms=8, mfc="none", mec=INK, mew=1.5)
+            axes.annotate(
+                mark.text, (mark.step, mark.value), (0, 9), textcoords="offset points", color=INK,
+                ha="left" if mark.step < sum(axes.get_xlim()) / 2 else "right",
+            )  # fmt: skip
+        if log or (log is None and low > 0 and high > LOG_RATIO * low):
+            axes.set_yscale("log")
+        elif from_zero and low >= 0:
+            axes.set_ylim(0, 1.05 * high or 1)
+        figure.legend(loc="outside upper left", ncols=len(lines), frameon=False)
+        return svg(figure, alt)
 
 
-def legend(keys: Sequence[tuple[str, str]]) -> Markup:
-    """Colours and what they stand for."""
-    return tag(
-        "figcaption",
-        *(
-            tag("span", tag("i", style=f"background:{colour}"), " ", name, class_="key")
-            for colour, name in keys
-        ),
-    )
-
-
-def _line(axes: Axes, line: Columns, smooth: bool, colour: str) -> Markup:
-    x, high = axes.across(line.x), axes.down(line.high)
-    parts = []
-    if (line.low != line.high).any():  # each column from its smallest to its largest value
-        back = axes.down(line.low)[::-1]
-        points = f"{path_of(x, high)} {path_of(x[::-1], back)}"
-        parts.append(tag("polygon", points=points, fill=colour, fill_opacity=0.25))
-    elif smooth:
-        parts.append(_stroke(path_of(x, high), colour, 1.0, 0.35))
-    mean = _moving(line.mean) if smooth else line.mean
-    parts.append(_stroke(path_of(x, axes.down(mean)), colour, 2.0, 1.0))
-    if not smooth and len(x) <= MOST_DOTS:
-        parts += [
-            tag("circle", cx=float(a), cy=float(b), r=3, fill=colour)
-            for a, b in zip(x, axes.down(mean), strict=True)
-        ]
-    return join(*parts)
-
-
-def _stroke(points: str, colour: str, width: float, opacity: float) -> Markup:
-    return tag(
-        "polyline",
-        points=points,
-        fill="none",
-        stroke=colour,
-        stroke_width=width,
-        stroke_opacity=opacity,
-        stroke_linejoin="round",
-    )
+def _draw(axes: "Axes", line: Curve, thin: Columns, colour: str) -> None:
+    if (thin.low != thin.high).any():  # each column from its smallest to its largest value
+        axes.fill_between(thin.x, thin.low, thin.high, color=colour, alpha=0.25, lw=0)
+    elif line.smooth:
+        axes.plot(thin.x, thin.mean, color=colour, lw=1, alpha=0.35)
+    mean = _moving(thin.mean) if line.smooth else thin.mean
+    dots = "o" if not line.smooth and len(thin.x) <= MOST_DOTS else None
+    axes.plot(thin.x, mean, color=colour, lw=1.5, marker=dots, ms=4, label=line.name)
 
 
 def _moving(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -326,20 +233,26 @@ def _moving(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return means
 
 
-def _mark(axes: Axes, mark: Mark) -> Markup:
-    x, y = axes.point(mark.step, mark.value)
-    left = x < 280
-    return join(
-        tag("circle", cx=x, cy=y, r=6, class_="mark"),
-        tag(
-            "text",
-            mark.text,
-            x=x + (10 if left else -10),
-            y=max(y - 8, 12.0),
-            text_anchor="start" if left else "end",
-            class_="mark",
-        ),
-    )
+def shares(
+    edges: NDArray[np.float64], parts: NDArray[np.float64], names: Sequence[str], alt: str
+) -> Drawing:
+    """Shares of time over steps, one on another.
+
+    Args:
+        edges: Steps at which columns begin, and the last one's end.
+        parts: Seconds of each part in each column, (parts, columns).
+        names: Of the parts.
+        alt: The chart in words.
+    """
+    with _chart("share of a step [%]") as (figure, axes):
+        tops = 100 * np.cumsum(parts, axis=0) / np.maximum(parts.sum(axis=0), 1e-300)
+        below = np.zeros(parts.shape[1])
+        for top, name, colour in zip(tops, names, COLOURS, strict=False):
+            axes.stairs(top, edges, baseline=below, fill=True, color=colour, label=name)
+            below = top
+        axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 100))
+        figure.legend(loc="outside upper left", ncols=len(names), frameon=False)
+        return svg(figure, alt)
 
 
 GIB = 2**30
@@ -365,7 +278,7 @@ def plot_timeline(timeline: "Timeline", path: Path, title: str = "") -> None:
     """
     span_s = timeline.makespan_s
     scale, unit = next((pair for pair in UNITS if span_s >= pair[0]), UNITS[-1])
-    figure = _figure(10.0, 1.5 + 0.5 * timeline.num_partitions)
+    figure = figure_of(10.0, 1.5 + 0.5 * timeline.num_partitions)
     axes = figure.add_subplot()
     for event in timeline.events:
         length = (event.stop_s - event.start_s) / scale
@@ -426,7 +339,7 @@ def plot_level_bytes(
     """
     down = [num_bytes / GIB for num_bytes in encoder]
     up = [num_bytes / GIB for num_bytes in decoder]
-    figure = _figure(10.0, 4.0)
+    figure = figure_of(10.0, 4.0)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[1, 1.6])
     levels = range(max(len(down), len(up)))
     left.bar(range(len(down)), down, color=ENCODER, label="encoder $E_l$")
@@ -449,19 +362,6 @@ def plot_level_bytes(
     if title:
         figure.suptitle(title)
     _write(figure, path)
-
-
-def _figure(width: float, height: float) -> "Figure":
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise TilenetError(
-            f"a picture needs matplotlib ({error}); pip install tilenet[plot]"
-        ) from error
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _write(figure: "Figure", path: Path) -> None:

@@ -1,13 +1,10 @@
-"""Sections on what the network learned: loss, learning rate and validation scores over steps.
-
-A word on what a run learned: whether it fits its training images at the cost of others.
-"""
+"""What a run learned: loss, learning rate and validation scores over steps, and overfitting."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.report.charts import Curve, Mark, curves
-from tilenet.report.html import Markup, note, section, tag
+from tilenet.report.parts import Note, Pair, Part, Section
 from tilenet.report.run_view import RunView
 from tilenet.storage.tables import RunTable
 
@@ -24,18 +21,18 @@ def best_row(table: RunTable, score: str) -> int | None:
     return int(np.nanargmin(values) if score == "loss" else np.nanargmax(values))
 
 
-def learning(view: RunView) -> Markup:
+def learning(view: RunView) -> Section:
     """Loss and learning rate."""
     history = view.history
     loss = None if history is None else history.column("loss")
     if history is None or loss is None:
-        return section("Learning", note("There is no history.csv with a step in it."))
+        return Section("Learning", [Note("There is no history.csv with a step in it.")])
     steps = history.columns["step"]
-    lines = [Curve("loss of a step; dark: mean of those around it", steps, loss, smooth=True)]
+    lines = [Curve("step; dark: mean of those around it", steps, loss, smooth=True)]
     held_out = None if view.validation is None else view.validation.column("loss")
     if view.validation is not None and held_out is not None:
         lines.append(Curve("validation", view.validation.columns["step"], held_out))
-    parts: list[object] = []
+    parts: list[Part] = []
     if np.isfinite(loss).any():
         finite = np.where(np.isfinite(loss), loss, np.inf)
         at = int(finite.argmin())
@@ -43,15 +40,15 @@ def learning(view: RunView) -> Markup:
         parts.append(curves(lines, f"Loss over {len(steps):,} steps", "loss", least))
     rate = history.column("learning_rate")
     if rate is None:
-        parts.append(note("This run did not record its learning rate."))
+        parts.append(Note("This run did not record its learning rate."))
     else:
         alt = f"Learning rate over {len(steps):,} steps"
         drawn = [Curve("learning rate", steps, rate)]
         parts.append(curves(drawn, alt, "learning rate", from_zero=True, log=False))
-    return section("Learning", tag("div", *parts, class_="pair"))
+    return Section("Learning", [Pair(parts)])
 
 
-def validation(view: RunView) -> Markup:
+def validation(view: RunView) -> Section:
     """Scores on what training did not see."""
     table = view.validation
     lines = []
@@ -60,22 +57,18 @@ def validation(view: RunView) -> Markup:
         steps = table.columns["step"]
         lines = [Curve(name, steps, values) for name, values in found if values is not None]
     if table is None or not lines:
-        return section(
-            "Validation",
-            note("This run has no validation.csv: nothing was held out (validation.share)."),
-        )
+        missing = "This run has no validation.csv: nothing was held out (validation.share)."
+        return Section("Validation", [Note(missing)])
     score = view.score
-    at = best_row(table, score)
-    mark = None
-    told = ""
+    at, mark, told = best_row(table, score), None, ""
     if at is not None:
         step, value = table.columns["step"][at], table.columns[score][at]
         told = f"The best by {score} is {value:.4g}, of step {step:,.0f}."
         if score != "loss":
             mark = Mark(step, value, f"best {value:.4g}, step {step:,.0f}")
     alt = f"Validation scores at {len(table):,} steps. {told}"
-    drawn = curves(lines, alt, "score", mark, log=False)
-    return section("Validation", tag("div", drawn, class_="pair"), note(told) if told else None)
+    parts: list[Part] = [Pair([curves(lines, alt, "score", mark, log=False)])]
+    return Section("Validation", parts + [Note(told)] * bool(told))
 
 
 AROUND = 3  # validations whose median is compared, at the lowest and at the end

@@ -1,9 +1,4 @@
-"""Pictures of images, labels and errors: colours of pixels, no files.
-
-Which colour is which class: as lines of text, and drawn to stand below a picture.
-
-matplotlib, which need not be installed, draws the letters.
-"""
+"""Pictures of images, labels and errors as arrays of pixels, with a legend of their classes."""
 
 import logging
 import warnings
@@ -186,7 +181,7 @@ def lines(classes: Sequence[Shown]) -> list[str]:
 
 
 def drawn(classes: Sequence[Shown], least_px: int) -> NDArray[np.uint8] | None:
-    """A white strip with the painted classes (4, H, W); None: there are none, or no matplotlib.
+    """A white strip with the painted classes (4, H, W); None: there are none.
 
     Args:
         classes: Those of the picture.
@@ -197,12 +192,10 @@ def drawn(classes: Sequence[Shown], least_px: int) -> NDArray[np.uint8] | None:
         return None
     # On its first start on a machine it says that it looks for fonts.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Rectangle
-    except ImportError:
-        return None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
     texts = [one.text for one in painted[:MOST_CLASSES]]
     texts += [f"and {len(painted) - len(texts)} more"] * (len(painted) > len(texts))
     column = 3 * MARGIN_PX + PATCH_PX + LETTER_PX * max(map(len, texts))

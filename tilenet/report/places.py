@@ -13,9 +13,8 @@ from tilenet.data.labels.source import LabelSource
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Part, Window
-from tilenet.report.charts import legend
-from tilenet.report.html import Markup, note, section, tag
 from tilenet.report.maps import NO_CLASS, ComputedMap, FinishedMap, SmallMap, overlaps
+from tilenet.report.parts import Legend, Note, PlaceRow, Section
 from tilenet.report.pictures import class_picture, error_picture, rgba, stretched
 from tilenet.report.run_view import RunView
 from tilenet.storage.png import data_uri
@@ -50,7 +49,7 @@ class Place:
     counted: int
 
 
-def places(view: RunView, map_path: str | None = None, *, compute: bool = True) -> Markup:
+def places(view: RunView, map_path: str | None = None, *, compute: bool = True) -> Section:
     """Places with many errors: of a finished map, or of windows that the network maps now.
 
     Args:
@@ -63,56 +62,69 @@ def places(view: RunView, map_path: str | None = None, *, compute: bool = True) 
     """
     title, run = "Places", view.run
     if run is None:
-        return section(title, note("There is no run.yaml that says where images and labels are."))
+        missing = "There is no run.yaml that says where images and labels are."
+        return Section(title, [Note(missing)])
     if map_path is None and not compute:
         again = f"tilenet report {view.folder} maps some"
-        return section(title, note(f"No place was mapped, since the run was stopped; {again}."))
-    held_out = bool(run.validation.image_paths)
-    keys = run.validation if held_out else run
-    pairs = list(zip(keys.image_paths, keys.label_paths, strict=True))
-    whence = "of an image that was held out:" if held_out else "of a training image:"
+        return Section(title, [Note(f"No place was mapped, since the run was stopped; {again}.")])
     with ExitStack() as stack:
         try:
-            if map_path is not None:
-                files = [*pairs, *zip(run.image_paths, run.label_paths, strict=True)]
-                image, labels, mapped = _matching(view, run, map_path, files, stack)
-                found = _with_most_errors(mapped, labels)
-                whence = "of the map of"
+            if map_path is None:
+                image, whence, found = _computed(view, run, stack)
             else:
-                blocks = [] if held_out else _held_out(view)
-                if blocks:
-                    facts = view.facts["held_out"]
-                    pairs = [(str(facts["image"]), str(facts["labels"]))]
-                    whence = "of blocks that were held out of"
-                image, labels = _opened(view, run, *pairs[0], stack, run.part)
-                mapped = ComputedMap(view, image)
-                if blocks:
-                    mapped.windows = overlaps(mapped.windows, blocks)
-                found = _with_most_classes(mapped, labels)
+                image, whence, found = _finished(view, run, map_path, stack)
             side = max((max(place.labels.shape) for place in found), default=1)
             drawn = [_drawn(image, place, run, side) for place in found]
         except (TilenetError, RuntimeError) as error:  # torch's, of a device that is full
             if map_path is not None:
                 raise
-            return section(title, note(f"No place is shown: {error}."))
-        if not drawn:
-            return section(
-                title, note(f"No place {whence} {image.path} that was tried is labelled.")
-            )
-        names = run.class_names
-        colours = class_picture(np.arange(len(names))[None], len(names))[:, 0].T
-        keys_shown = [
-            (f"rgb({r},{g},{b})", name)
-            for (r, g, b), name in zip(colours[:MOST_KEYS].tolist(), names, strict=False)
-        ]
-        by = ""
-        if map_path is None and view.checkpoint is not None:
-            by = f", as the checkpoint {view.checkpoint.resolve().name} maps them"
-        if len(drawn) > 1:
-            by += ", those with the most errors first"
-        count = f"{len(drawn)} place{'s' * (len(drawn) > 1)}"
-        told = f"{count} {whence} {image.path}{by}."
-        return section(title, note(told), legend(keys_shown), *drawn)
+            return Section(title, [Note(f"No place is shown: {error}.")])
+    if not drawn:
+        none = f"No place {whence} {image.path} that was tried is labelled."
+        return Section(title, [Note(none)])
+    by = ""
+    if map_path is None and view.checkpoint is not None:
+        by = f", as the checkpoint {view.checkpoint.resolve().name} maps them"
+    if len(drawn) > 1:
+        by += ", those with the most errors first"
+    count = f"{len(drawn)} place{'s' * (len(drawn) > 1)}"
+    return Section(title, [Note(f"{count} {whence} {image.path}{by}."), _legend(run), *drawn])
+
+
+def _finished(
+    view: RunView, run: RunFile, map_path: str, stack: ExitStack
+) -> tuple[Raster, str, list[Place]]:
+    """Places of a finished map: its image, where it is from in words, and the places."""
+    keys = run.validation
+    files = list(zip(keys.image_paths, keys.label_paths, strict=True))
+    files += zip(run.image_paths, run.label_paths, strict=True)
+    image, labels, mapped = _matching(view, run, map_path, files, stack)
+    return image, "of the map of", _with_most_errors(mapped, labels)
+
+
+def _computed(view: RunView, run: RunFile, stack: ExitStack) -> tuple[Raster, str, list[Place]]:
+    """Places that the network maps: of what was held out, where something was."""
+    keys, whence = run.validation, "of an image that was held out:"
+    blocks: list[Window] = []
+    if not keys.image_paths:
+        blocks, whence = _held_out(view), "of a training image:"
+    first = (keys.image_paths or run.image_paths)[0], (keys.label_paths or run.label_paths)[0]
+    if blocks:
+        facts = view.facts["held_out"]
+        first = str(facts["image"]), str(facts["labels"])
+        whence = "of blocks that were held out of"
+    image, labels = _opened(view, run, *first, stack, run.part)
+    mapped = ComputedMap(view, image)
+    if blocks:
+        mapped.windows = overlaps(mapped.windows, blocks)
+    return image, whence, _with_most_classes(mapped, labels)
+
+
+def _legend(run: RunFile) -> Legend:
+    names = run.class_names
+    colours = class_picture(np.arange(len(names))[None], len(names))[:, 0].T
+    shown = zip(colours[:MOST_KEYS].tolist(), names, strict=False)
+    return Legend([(f"rgb({r},{g},{b})", name) for (r, g, b), name in shown])
 
 
 def _held_out(view: RunView) -> list[Window]:
@@ -209,7 +221,7 @@ def _place(mapped: SmallMap, window: Window, labels: NDArray[np.int64], ignore: 
     return Place(window, labels, found, int((found != labels)[counts].sum()), int(counts.sum()))
 
 
-def _drawn(image: Raster, place: Place, run: RunFile, side: int) -> Markup:
+def _drawn(image: Raster, place: Place, run: RunFile, side: int) -> PlaceRow:
     """One place; `side` pixels are as wide as a picture can be, so that all have one scale."""
     window, classes, ignore = place.window, len(run.class_names), run.ignore_index
     pixels = image.sample(window)
@@ -224,14 +236,6 @@ def _drawn(image: Raster, place: Place, run: RunFile, side: int) -> Markup:
         ("map", class_picture(place.found, classes)),
         ("errors", error_picture(place.labels, place.found, ignore)),
     )
-    wide = f"width:{100 * window.width / side:.1f}%"
-    shown = [
-        tag(
-            "figure",
-            tag("img", src=data_uri(values), alt=f"{name}, {where}", style=wide),
-            tag("figcaption", name),
-        )
-        for name, values in pictures
-    ]
     told = f"{where}: {place.errors:,} of {place.counted:,} labelled pixels are wrong{share}"
-    return tag("div", tag("h3", told), tag("div", *shown, class_="four"), class_="place")
+    shown = [(name, f"{name}, {where}", data_uri(values)) for name, values in pictures]
+    return PlaceRow(told, shown, f"{100 * window.width / side:.1f}")
