@@ -1,5 +1,6 @@
-# make demo: train on a synthetic scene over 4 ranks and write its map.   make test: all tests.
-# make jobs: of these, job scripts, hanging ranks, and a real Slurm of virtual nodes (root, Debian).
+# make demo: train on a synthetic scene over 4 ranks and write its map.
+# make test: tests of one process and over 2 ranks.   make rest: over 3, 4 and 6, and make jobs.
+# make jobs: job scripts, hanging ranks, and a real Slurm of virtual nodes (root, Debian).
 # make fuzz: spoilt files for as long as EXAMPLES says, with a SEED that is printed.
 # make bench: all benches, or those of BENCH="balance pipeline", and bench/README.md from what they say.
 # make soak: KILLS at random under mpiexec and Slurm, with a SEED; an hour or so for 200.
@@ -12,7 +13,7 @@ KILLS ?= 200
 BANNED := whoever|anew|for ever|likewise|beside|stands there
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: install demo test jobs fuzz bench soak check clean
+.PHONY: install demo test rest jobs fuzz bench soak check clean
 install: .venv/installed
 
 .venv/installed: setup.py constraints.txt
@@ -24,7 +25,10 @@ demo: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" SIZE=$(SIZE) demo/demo.sh
 
 test: install
-	PATH="$(CURDIR)/$(BIN):$$PATH" tests/run.sh
+	PATH="$(CURDIR)/$(BIN):$$PATH" tests/run.sh test
+
+rest: install
+	PATH="$(CURDIR)/$(BIN):$$PATH" tests/run.sh rest
 
 jobs: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/run.sh jobs

@@ -4,7 +4,7 @@
 
 Each case trains three float64 steps (with a pipeline ten) of a network without normalisation, with
 dropout, on random pixels with holes of nodata, and maps the image; the reference is a plain PyTorch
-loop over the whole image in one process (tests/parallel/whole_image.py). The last rows are the
+loop over the whole image in one process (tests/exactness/whole_image.py). The last rows are the
 negative control: a halo one alignment unit too small.
 """
 

@@ -1,12 +1,22 @@
-"""Small rasters and vector files written on the spot, small disks, and the real imagery."""
+"""Small rasters and vector files written on the spot, small disks, the real imagery, and ranks.
+
+`pytest` runs tests of one process, and of those over ranks the ones that one rank tells something.
+`mpiexec -n N python -m mpi4py -m pytest --ranks N` runs those that are marked with N, on all ranks
+at once; files that such tests share are written by rank 0.
+"""
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import tempfile
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyogrio
@@ -14,6 +24,12 @@ import pytest
 import rasterio
 import shapely
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+ALONE_SECONDS = 10  # a rank that failed waits for the others so long
+FAILED = pytest.StashKey[str]()
 
 GRID = {"driver": "GTiff", "crs": "EPSG:32630"}
 GRID["transform"] = rasterio.Affine(2, 0.1, 5e5, 0.1, -2, 4e6)
@@ -100,3 +116,93 @@ def real() -> Path:
     if "TILENET_DATA" not in os.environ:
         pytest.skip("needs real imagery: set TILENET_DATA to its folder")
     return Path(os.environ["TILENET_DATA"])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--ranks", type=int, default=1, help="ranks that mpiexec started")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests that tell nothing new on this number of ranks."""
+    ranks = config.getoption("--ranks")
+    left_out = [item for item in items if ranks not in (counts_of(item) or (1,))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def counts_of(item: pytest.Item) -> tuple[int, ...]:
+    """Numbers of ranks that a test runs on; empty: it is of one process."""
+    mark = item.get_closest_marker("ranks")
+    return mark.args if mark else ()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "call" and report.failed:
+        item.stash[FAILED] = f"{item.nodeid}\n{report.longreprtext}"
+    return report
+
+
+@pytest.fixture(autouse=True)
+def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs over ranks write no report, which takes longer than a small run, unless marked so."""
+    if counts_of(request.node) and not request.node.get_closest_marker("report"):
+        from tilenet import train
+
+        monkeypatch.setattr(train, "try_report", lambda folder, maps: None)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Signals are caught as before: after a stop they are kept from the process, which ends."""
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGUSR1, signal.SIGTERM)]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def comm(request: pytest.FixtureRequest) -> "Iterator[MPI.Intracomm]":
+    """All ranks; no test begins before all have ended the one before."""
+    from mpi4py import MPI
+
+    assert MPI.COMM_WORLD.size == request.config.getoption("--ranks"), "give --ranks with mpiexec"
+    _meet(request.node)
+    yield MPI.COMM_WORLD
+    _meet(request.node)
+
+
+@cache
+def _barrier() -> "MPI.Intracomm":
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Dup()  # the tests' own messages cannot match it
+
+
+def _meet(item: pytest.Item) -> None:
+    """Wait for all ranks; one whose test failed, while others wait for its messages, ends all."""
+    barrier = _barrier()
+    met, began = barrier.Ibarrier(), time.monotonic()
+    while not met.Test():
+        failed = item.stash.get(FAILED, None)
+        if failed and time.monotonic() - began > ALONE_SECONDS:
+            capture = item.config.pluginmanager.getplugin("capturemanager")
+            with capture.global_and_fixture_disabled():
+                print(f"[rank {barrier.rank} of {barrier.size}] {failed}", file=sys.stderr)
+                sys.stderr.flush()
+                barrier.Abort(1)
+        if time.monotonic() - began > 0.01:
+            time.sleep(0.001)  # ranks share cores
+
+
+@pytest.fixture
+def shared_path(comm: "MPI.Intracomm", request: pytest.FixtureRequest) -> Iterator[Path]:
+    """An empty folder that all ranks see."""
+    path = Path(comm.bcast(tempfile.mkdtemp(prefix="tilenet-") if comm.rank == 0 else None))
+    yield path
+    _meet(request.node)
+    if comm.rank == 0:
+        shutil.rmtree(path)

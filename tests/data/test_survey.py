@@ -17,6 +17,8 @@ from tilenet.data.survey import Moments, merge, survey
 from tilenet.data.survey_record import PERCENTS, Survey
 from tilenet.errors import AgreedError
 
+pytestmark = pytest.mark.ranks(1, 2, 3)
+
 
 def look(path: Path, comm: MPI.Intracomm, classes: int = 3) -> tuple[Survey, list]:  # type: ignore[type-arg]
     scenes = [
@@ -134,6 +136,7 @@ def test_real_numbers_and_several_kinds_give_the_same_bits_on_any_number_of_rank
         assert not any(planes.any() for planes in together.classes_in_cells)
 
 
+@pytest.mark.ranks(2, 4)
 def test_survey_is_the_same_to_the_last_bit_as_on_one_rank(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,13 @@
 """Running statistics weigh the tiles of a step alike, whichever rank computed them."""
 
+import pytest
 import torch
 from mpi4py import MPI
 
 from tilenet.model.modules import BatchNorm
 from tilenet.parallel.sums.values import MOMENTUM, RunningStatistics
+
+pytestmark = pytest.mark.ranks(1, 2, 3)
 
 
 def tile(number: int) -> torch.Tensor:

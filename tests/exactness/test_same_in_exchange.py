@@ -22,6 +22,8 @@ from whole_image import Scene, random_scene, train_whole
 
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 
+pytestmark = pytest.mark.ranks(1, 2, 3, 4, 6)
+
 KEYS = NetworkKeys(poolings=2, base=6, groups=2, dropout=0.2)
 LOSSES = ("ce", "dice", "ce+dice")
 NORMS = ("none", "instance", "group", "batch")
@@ -86,6 +88,7 @@ def test_dice_of_whole_images(comm: MPI.Intracomm, shared_path: Path, loss: str,
     )
 
 
+@pytest.mark.ranks(1, 2, 4)
 def test_dice_of_tiles_in_a_pipeline(comm: MPI.Intracomm, shared_path: Path) -> None:
     """More tiles than ranks, and ranks without any."""
     scenes = scenes_of(shared_path, [(97, 131), (24, 20)], comm)
@@ -132,6 +135,7 @@ def test_tiles_of_an_image_stacked_in_one_batch(
     )
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_rims_travel_in_half_the_bits(
     comm: MPI.Intracomm, shared_path: Path, precision: Any

@@ -21,6 +21,8 @@ from tilenet.predict import Prediction, predict
 from tilenet.train import train
 from tilenet.training.config.keys import NetworkKeys
 
+pytestmark = pytest.mark.ranks(1, 3)
+
 NETWORK = NetworkKeys(poolings=2, base=4)
 GRID = {"driver": "GTiff", "crs": "EPSG:32630"}
 GRID["transform"] = rasterio.Affine(2, 0.1, 5e5, 0.1, -2, 4e6)
@@ -114,6 +116,7 @@ def test_a_collar_counts_nowhere_and_dark_water_everywhere(
     assert np.isfinite(found.logits[:, 40:50, 50:70]).all()
 
 
+@pytest.mark.ranks(1, 2, 4)
 def test_ranks_share_the_strips_and_find_the_same_collar(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ def test_cores_are_counted_once(
     assert room_for_helpers(cores, threads) == room
 
 
+@pytest.mark.ranks(1, 2, 4)
 def test_ranks_agree(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2 * comm.rank, 2 * comm.rank + 1})

@@ -23,6 +23,8 @@ from tilenet.model.network import Network, build_network
 from tilenet.predict import Prediction, predict
 from tilenet.storage.network_json import NetworkRecord
 
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
 OPTIONS = UNetOptions(poolings=2, base=4, bands=3, classes=3, norm="instance", groups=2)
 METHODS = ("exchange", "passes")
 
@@ -153,6 +155,7 @@ def test_partitions_and_awkward_sizes(
     assert worst(found, wanted_map(made, scene), scene) <= 1e-12
 
 
+@pytest.mark.ranks(1, 2, 3)
 def test_passes_give_the_same_bits_on_any_number_of_ranks(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
@@ -282,6 +285,7 @@ def rewrite(comm: MPI.Intracomm, made: Trained, **statistics: np.ndarray[Any, An
     comm.Barrier()
 
 
+@pytest.mark.ranks(1, 2, 4, 6)
 @pytest.mark.parametrize("size", [(9, 200), (13, 13), (5, 9), (200, 6)])
 @pytest.mark.parametrize("tile_px", [None, 8])
 def test_images_that_are_small_for_the_ranks(

@@ -148,6 +148,7 @@ def test_more_threads_than_cores_are_said(ranks: list[RankLayout], said: str) ->
     assert bool(found) == bool(said)
 
 
+@pytest.mark.ranks(1, 3)
 def test_rank_0_says_what_all_have(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(job_layout, "say", said.append)

@@ -115,6 +115,7 @@ def test_a_stop_while_validation_images_are_looked_at_ends_that_too(
     assert not (Path(run.output) / "checkpoints").exists()
 
 
+@pytest.mark.ranks(1, 2)
 def test_a_stop_ends_a_block_that_is_made_of_many_pixels(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +169,7 @@ def shares(comm: MPI.Intracomm, requests: StopRequests | None, parts: int, wrong
     return done
 
 
+@pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("who", ["first", "last", "all", "none"])
 def test_all_ranks_leave_together(comm: MPI.Intracomm, who: str) -> None:
     """After one was asked to, whatever the others have done of their shares by then."""
@@ -184,6 +186,7 @@ def test_all_ranks_leave_together(comm: MPI.Intracomm, who: str) -> None:
     assert shares(comm, None, 2) == 2  # whose messages do not meet those of the one before
 
 
+@pytest.mark.ranks(2, 3)
 def test_what_one_rank_found_wrong_ends_the_others_shares(comm: MPI.Intracomm) -> None:
     with pytest.raises(AgreedError, match=r"^a file is broken$"):
         shares(comm, None, 1 << 60, wrong=5)

@@ -22,6 +22,8 @@ from whole_image import random_scene, train_whole
 
 from tilenet.training.config.keys import GradientKeys, TileKeys
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 
 @pytest.mark.parametrize(
     ("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1), ("float16", 0.02)]

@@ -10,6 +10,8 @@ from test_bad_input import IMAGE, LABELS, make, said, training
 
 from tilenet.__main__ import main
 
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
 Make = Callable[..., str]
 EXCHANGE = ("--halo_mode", "exchange")
 __all__ = ["make"]  # the fixture

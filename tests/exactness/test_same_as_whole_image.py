@@ -20,6 +20,8 @@ from tilenet.training.config.keys import MeshKeys, NetworkKeys, OptimizerKeys, T
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.loop import Loop
 
+pytestmark = pytest.mark.ranks(1, 2, 3, 4, 6)
+
 SEED, STEPS, LR = 5, 3, 0.05
 
 NETWORKS = {
@@ -115,6 +117,7 @@ def test_losses_weights_and_logits_are_those_of_the_whole_image(
     assert logits <= 1e-12 * max(1.0, float(np.abs(wanted.logits).max()))
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 def test_several_images_of_a_step_are_shared_by_replicas(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
@@ -158,6 +161,7 @@ def test_a_halo_one_alignment_unit_too_small_is_detected(
     assert weight > 1e-10
 
 
+@pytest.mark.ranks(1, 2, 4)
 def test_crops_do_not_depend_on_how_they_are_tiled(comm: MPI.Intracomm, shared_path: Path) -> None:
     scene = random_scene(shared_path, (157, 211), 1, write=comm.rank == 0)
     comm.Barrier()

@@ -10,6 +10,8 @@ from mpi4py import MPI
 
 from tilenet.__main__ import main
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 Make = Callable[..., str]
 
 

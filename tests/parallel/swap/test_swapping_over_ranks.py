@@ -11,6 +11,8 @@ from shared_out import Case, Result, grids, shared_out
 from tilenet import swapping as lms
 from tilenet.geometry.unet import UNetOptions, unet_layers
 
+pytestmark = pytest.mark.ranks(2, 4)
+
 NETWORKS = {
     "no norm": UNetOptions(poolings=2, base=4, bands=3, classes=3, norm="none"),
     "instance norm": UNetOptions(poolings=2, base=4, bands=3, classes=3, norm="instance"),

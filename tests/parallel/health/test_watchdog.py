@@ -140,6 +140,7 @@ def test_what_is_no_patience_is_refused(seconds: float) -> None:
         Watchdog(seconds)
 
 
+@pytest.mark.ranks(1, 3)
 def test_training_and_prediction_arm_it_around_all_that_may_hang(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

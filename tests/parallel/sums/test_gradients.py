@@ -10,6 +10,8 @@ from torch import nn
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.transports import Transport
 
+pytestmark = pytest.mark.ranks(1, 2, 3, 4)
+
 
 def parameters(seed: int) -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(seed)

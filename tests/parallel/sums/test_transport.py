@@ -23,6 +23,8 @@ from tilenet.parallel.sums.transports import (
     open_transport,
 )
 
+pytestmark = pytest.mark.ranks(2, 3)
+
 SIZES = [1, 7, 1000, 65537, 3]
 ON_CPU = ["host", "device", "gloo"]
 
@@ -164,6 +166,7 @@ def test_a_rank_that_never_comes_is_an_error(
                 transport.sum(pieces[0])
 
 
+@pytest.mark.ranks(1, 2)
 def test_auto_and_device_are_host_on_a_cpu(comm: MPI.Intracomm) -> None:
     for name in ("auto", "device"):
         with opened(name, comm, pieces_of(comm.rank, torch.float32)) as transport:
@@ -219,6 +222,7 @@ CHOICES = [
 ]
 
 
+@pytest.mark.ranks  # no rank is needed
 @pytest.mark.parametrize(("name", "facts", "wanted"), CHOICES)
 def test_choices(name: str, facts: list[RankFacts], wanted: str) -> None:
     assert choose_transport(name, facts) == wanted
@@ -238,12 +242,14 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.ranks  # no rank is needed
 @pytest.mark.parametrize(("name", "facts", "said"), REFUSALS)
 def test_refusals(name: str, facts: list[RankFacts], said: str) -> None:
     with pytest.raises(TilenetError, match=said):
         choose_transport(name, facts)
 
 
+@pytest.mark.ranks  # no rank is needed
 @pytest.mark.parametrize(("setting", "wanted"), [("1", True), ("0", False), (None, False)])
 def test_cray_says_by_its_environment(
     monkeypatch: pytest.MonkeyPatch, setting: str | None, wanted: bool
@@ -255,6 +261,7 @@ def test_cray_says_by_its_environment(
     assert transport_choice.mpi_takes_device_memory() is wanted
 
 
+@pytest.mark.ranks  # no rank is needed
 def test_this_mpi_is_asked() -> None:
     """The wheels of MPICH and Open MPI are built without CUDA, and say so."""
     facts = rank_facts([torch.zeros(3)])
@@ -264,6 +271,7 @@ def test_this_mpi_is_asked() -> None:
     assert facts.mpi in " ".join(MPI.Get_library_version().split())
 
 
+@pytest.mark.ranks(1, 2)
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["nccl", "host", "gloo", "device", "auto"])
 def test_sums_on_gpus(comm: MPI.Intracomm, name: str) -> None:

@@ -9,6 +9,8 @@ from tilenet.parallel.ranks import devices
 from tilenet.parallel.ranks.comm import STEP_SIZES, agreed, world
 from tilenet.parallel.ranks.devices import NodePlace, choose_devices, node_place
 
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
 
 def raise_agreed(comm: MPI.Intracomm, guilty: list[int]) -> None:
     with agreed(comm):
@@ -64,6 +66,7 @@ def test_two_ranks_on_one_gpu_are_refused_on_both(
         choose_devices("cuda", place)
 
 
+@pytest.mark.ranks  # no rank is needed
 @pytest.mark.parametrize(
     ("shown", "own"),
     [
@@ -113,6 +116,7 @@ def cuda(*numbers: int) -> tuple[torch.device, ...]:
     return tuple(torch.device("cuda", number) for number in numbers)
 
 
+@pytest.mark.ranks  # no rank is needed
 def test_each_partition_of_each_rank_has_a_device(two_gpus: list[torch.device]) -> None:
     assert choose_devices("auto", NodePlace(1, 2)) == cuda(1)
     assert choose_devices("auto", NodePlace(0, 1), 2) == cuda(0, 1)
@@ -127,6 +131,7 @@ def test_each_partition_of_each_rank_has_a_device(two_gpus: list[torch.device]) 
         choose_devices("auto", NodePlace(0, 2), 2)
 
 
+@pytest.mark.ranks  # no rank is needed
 def test_devices_may_be_named(two_gpus: list[torch.device]) -> None:
     assert choose_devices(["cuda:1", "cuda:1", "cuda:0"], NodePlace(0, 1)) == cuda(1, 1, 0)
     assert choose_devices(["cuda"], NodePlace(0, 1)) == cuda(0)

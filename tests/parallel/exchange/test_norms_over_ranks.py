@@ -16,6 +16,8 @@ from tilenet.model.skips import Origin, OriginTracker
 from tilenet.parallel.exchange.layers import Surroundings
 from tilenet.parallel.exchange.norm import Cells, WholeImageNorm
 
+pytestmark = pytest.mark.ranks(2, 3, 4, 6)
+
 
 @pytest.mark.parametrize("norm", ["instance", "group", "batch"])
 @pytest.mark.parametrize("level", [40_000, 65_000_000])

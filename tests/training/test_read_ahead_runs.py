@@ -43,6 +43,7 @@ def check_nothing_is_left(comm: MPI.Intracomm, cache: Path) -> None:
     assert list(cache.glob("*")) == []
 
 
+@pytest.mark.ranks(1, 2)
 def test_no_bit_depends_on_how_pixels_are_read(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +75,7 @@ def test_no_bit_depends_on_how_pixels_are_read(
         assert most[0] <= ahead
 
 
+@pytest.mark.ranks(1, 2)
 def test_ranks_of_a_node_read_a_file_once(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +98,7 @@ def test_ranks_of_a_node_read_a_file_once(
     assert late == []
 
 
+@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("ahead", [0, 3])
 def test_an_error_on_all_ranks_leaves_nothing(
     comm: MPI.Intracomm, shared_path: Path, ahead: int
@@ -108,6 +111,7 @@ def test_an_error_on_all_ranks_leaves_nothing(
     check_nothing_is_left(comm, cache)
 
 
+@pytest.mark.ranks(1, 2)
 def test_a_run_that_is_asked_to_stop_leaves_nothing_and_goes_on(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +157,7 @@ def test_an_error_of_one_rank_leaves_nothing(
     check_nothing_is_left(comm, cache)
 
 
+@pytest.mark.ranks(1, 2)
 def test_a_cache_that_cannot_be_written_is_refused_by_all(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:

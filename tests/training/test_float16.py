@@ -21,6 +21,8 @@ from tilenet.training.config.keys import NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.step import Step
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 FIRST = 2.0**18  # gradients of these images overflow until it is halved some ten times
 NETWORK = NetworkKeys(poolings=2, base=4)  # no dropout: a step thrown away can be made again
 
@@ -98,6 +100,7 @@ def test_steps_that_overflow_leave_no_trace(
     check_equal(weights(fits), weights(run))
 
 
+@pytest.mark.ranks(3)
 def test_an_overflow_on_one_rank_is_that_of_all(
     comm: MPI.Intracomm,
     shared_path: Path,

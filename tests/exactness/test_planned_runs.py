@@ -20,6 +20,8 @@ from whole_image import Scene, random_scene, train_whole
 from tilenet.__main__ import main
 from tilenet.cli import plan as plan_command
 
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
 SIZE = 157, 211
 Capture = pytest.CaptureFixture[str]
 
@@ -177,6 +179,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_file_that_is_no_plan(
     comm: MPI.Intracomm, shared_path: Path, capfd: Capture, name: str
@@ -194,6 +197,7 @@ def test_a_file_that_is_no_plan(
     assert wanted in refusal(comm, capfd, [*prediction, "--plan", str(path)])
 
 
+@pytest.mark.ranks(1, 2)
 def test_plans_of_something_else(comm: MPI.Intracomm, shared_path: Path, capfd: Capture) -> None:
     scene = random_scene(shared_path, SIZE, 1, write=comm.rank == 0)
     grid = ["--grid", "2x3", "--partitions", "1"]

@@ -23,6 +23,8 @@ from whole_image import random_scene, train_whole
 from tilenet.geometry.unet import unet_layers
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
 PIPELINES = {
     "2 partitions": {"partitions": 2, "micro_batches": 2, "checkpointing": "always"},
     "3 partitions": {"partitions": 3, "micro_batches": 4, "checkpointing": "except_last"},

@@ -57,6 +57,7 @@ def check_same(found: RunFile, wanted: RunFile) -> None:
             assert float((kept[name] - tensor).abs().max()) / scale <= 1e-10
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize(
     "optimizer",
     [OptimizerKeys("adamw", 0.01, weight_decay=0.1), OptimizerKeys("sgd", 0.05, momentum=0.9)],
@@ -78,6 +79,7 @@ def test_one_rank_goes_on_where_many_stopped(
     check_same(run, whole)
 
 
+@pytest.mark.ranks(2, 4)
 def test_a_checkpoint_moves_between_balances_and_ranks(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
@@ -203,6 +205,7 @@ def test_a_save_that_fails_in_the_background_is_raised_by_all(
     check_same(run, whole)
 
 
+@pytest.mark.ranks(2, 4)
 def test_many_ranks_go_on_where_one_was_killed_between_checkpoints(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +230,7 @@ def test_many_ranks_go_on_where_one_was_killed_between_checkpoints(
     check_same(run, whole)
 
 
+@pytest.mark.ranks(1, 2)
 def test_a_signal_on_one_rank_stops_all_with_a_checkpoint(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +253,7 @@ def test_a_signal_on_one_rank_stops_all_with_a_checkpoint(
     check_same(run, whole)
 
 
+@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("done", [0, 2])
 def test_a_signal_before_the_first_step_is_not_lost(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
@@ -275,6 +280,7 @@ def test_a_signal_before_the_first_step_is_not_lost(
     check_same(run, whole)
 
 
+@pytest.mark.ranks(1, 2)
 def test_a_run_does_not_go_on_with_another_network(comm: MPI.Intracomm, shared_path: Path) -> None:
     run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
     assert train(replace(run, steps=1), comm=comm) == 0
@@ -283,6 +289,7 @@ def test_a_run_does_not_go_on_with_another_network(comm: MPI.Intracomm, shared_p
         train(other, resume=True, comm=comm)
 
 
+@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -304,6 +311,7 @@ def test_a_run_goes_on_as_it_began(
         train(replace(run, **change), resume=True, comm=comm)
 
 
+@pytest.mark.ranks(1, 2)
 def test_a_refused_request_to_overwrite_leaves_the_run(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
@@ -321,6 +329,7 @@ def test_a_refused_request_to_overwrite_leaves_the_run(
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(run).items())
 
 
+@pytest.mark.ranks(1, 2)
 def test_weights_that_are_not_finite_are_not_saved(comm: MPI.Intracomm, shared_path: Path) -> None:
     run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
     assert train(replace(run, steps=1), comm=comm) == 0

@@ -12,6 +12,8 @@ from shared_out import Case, assert_same, grids, shared_out, whole
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.unet import UNetOptions, unet_layers
 
+pytestmark = pytest.mark.ranks(1, 2, 3, 4, 6)
+
 NORMS = ("none", "instance", "group", "batch")
 # The presets' numbers of poolings and convolutions, with few channels.
 SHAPES = {"small": (5, 2), "medium-1": (5, 5), "medium-2": (6, 2), "large": (7, 2)}
@@ -69,6 +71,7 @@ def test_batch_norm_of_all_images_of_a_step(
         assert_same(shared_out(one, comm, stacked=True), whole(one), 1e-12, 1e-10, comm)
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_papers_networks(comm: MPI.Intracomm, shape: str) -> None:
     poolings, convolutions = SHAPES[shape]
@@ -89,6 +92,7 @@ def test_the_papers_networks(comm: MPI.Intracomm, shape: str) -> None:
         assert_same(shared_out(one, comm), whole(one), *bounds, comm)
 
 
+@pytest.mark.ranks(2, 4, 6)
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_float32(comm: MPI.Intracomm, mode: str, norm: str) -> None:
