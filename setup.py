@@ -41,6 +41,7 @@ setup(
             "pytest>=9.0",  # faulthandler_exit_on_timeout: a hanging rank ends the job
             "pytest-xdist>=3.6",  # tests of one process side by side
             "hypothesis>=6.100",
+            "tensorboard>=2.9",  # as tensorboard
             "rio-cogeo>=5.0",  # says whether a map is a valid cloud-optimised GeoTIFF
             "ruff>=0.6",
             "mypy>=1.11",

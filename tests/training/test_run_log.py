@@ -154,7 +154,7 @@ def test_a_run_goes_on_without_scalars_that_find_no_room(
 ) -> None:
     log = RunLog(tmp_path, CLASSES, "mean_iou", 0, tensorboard=True)
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Scalars, "_write", full)
