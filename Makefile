@@ -39,13 +39,13 @@ fuzz: install
 	    --hypothesis-seed=$(SEED) --hypothesis-show-statistics
 
 bench: install
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python bench/render.py --run $(BENCH)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.render --run $(BENCH)
 
 soak: install
 	@echo "seed $(SEED): make soak SEED=$(SEED) KILLS=$(KILLS) chooses the same again"
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python bench/soak.py --kills $(KILLS) --seed $(SEED) >soak.part
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.survival.soak --kills $(KILLS) --seed $(SEED) >soak.part
 	tail -n 1 soak.part >bench/results/soak.json && rm soak.part
-	$(BIN)/python bench/render.py
+	$(BIN)/python -m bench.render
 
 check: install
 	$(BIN)/ruff check .

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from plot_style import (
+from bench.plot_style import (
     BLUE,
     GREEN,
     GREY,

@@ -1,6 +1,6 @@
 """Run benches and write bench/README.md from what they found: no figure is typed by hand.
 
-    python bench/render.py [--run [NAME ...]]
+    python -m bench.render [--run [NAME ...]]
 
 Plots are drawn along, to plots/NAME.svg (plots.py).
 Each program here that reports is a bench; its last line is kept in results/NAME.json, or, of those
@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from plots import PLOTS, drawn, said
-from report import ROOT, device_stem
+from bench.plots import PLOTS, drawn, said
+from bench.report import ROOT, device_stem
 
 __all__ = ["WITHOUT", "benches", "plotted", "rendered"]
 
@@ -32,7 +32,7 @@ WITHOUT = {
 }
 HEAD = """# What was measured
 
-Written by `python bench/render.py` from `bench/results/*.json`: change a bench and run it, never
+Written by `python -m bench.render` from `bench/results/*.json`: change a bench and run it, never
 this page. `make bench` runs all of them, `make bench BENCH="balance pipeline"` some. Each prints a
 JSON line with the machine, the versions, the figures and the claims. A claim that does not hold is
 shown as such. Longer tables and lists are in the JSON.
@@ -41,9 +41,13 @@ shown as such. Longer tables and lists are in the JSON.
 
 def benches() -> list[str]:
     """Names of all benches: the programs that report under their own name."""
-    return sorted(
-        path.stem for path in BENCH.glob("*.py") if f'report("{path.stem}"' in path.read_text()
-    )
+    return sorted(_programs())
+
+
+def _programs() -> dict[str, Path]:
+    """The file of each bench by its name."""
+    files = sorted(BENCH.glob("*/*.py"))
+    return {path.stem: path for path in files if f'report("{path.stem}"' in path.read_text()}
 
 
 def run(name: str) -> None:
@@ -53,8 +57,12 @@ def run(name: str) -> None:
         RuntimeError: It failed, or its last line is not what a bench prints.
     """
     print(f"== {name}", flush=True)
+    folder = _programs()[name].parent.name
     with subprocess.Popen(
-        [sys.executable, str(BENCH / f"{name}.py")], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-m", f"bench.{folder}.{name}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     ) as running:
         assert running.stdout is not None
         last = ""
@@ -115,7 +123,7 @@ def plotted() -> dict[str, str]:
 
 def _said(name: str) -> tuple[str, str]:
     """First line of a bench's docstring, and what it says after the command."""
-    words = ast.get_docstring(ast.parse((BENCH / f"{name}.py").read_text())) or ""
+    words = ast.get_docstring(ast.parse(_programs()[name].read_text())) or ""
     question, _, rest = words.partition("\n\n")
     return question, rest.partition("\n\n")[2]
 

@@ -8,17 +8,18 @@ from pathlib import Path
 
 from disturbances import KINDS, MOMENTS, TOUCHES_NO_RANK, choose
 
-SOAK = Path(__file__).parents[2] / "bench" / "soak.py"
+ROOT = Path(__file__).parents[2]
 LIMIT_S = 1000  # it takes 60 on two idle cores
 
 
 def test_a_run_that_is_killed_at_random_loses_nothing() -> None:
     ended = subprocess.run(
-        [sys.executable, SOAK, "--quick", "--seed", "140"],
+        [sys.executable, "-m", "bench.survival.soak", "--quick", "--seed", "140"],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
         check=False,
+        cwd=ROOT,
     )
     assert ended.stdout.count("holds: faults (0, goal 0)") == 1, ended.stdout + ended.stderr
     assert ended.returncode == 0, ended.stderr
@@ -50,10 +51,9 @@ def test_a_seed_tells_what_is_done_and_all_is_done_some_time() -> None:
 
 
 def test_the_table_of_kills_is_the_one_that_was_measured() -> None:
-    root = SOAK.parents[1]
-    text = (root / "docs" / "failures.md").read_text().split("\n## Killed at random\n")[1]
+    text = (ROOT / "docs" / "failures.md").read_text().split("\n## Killed at random\n")[1]
     lines = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("|")]
-    measured = json.loads((root / "bench" / "results" / "soak.json").read_text())["figures"]
+    measured = json.loads((ROOT / "bench" / "results" / "soak.json").read_text())["figures"]
     seen = measured["launchers"]
     wanted = {(kind, *(_cell(one, kind) for one in seen.values())) for kind in KINDS}
     assert {tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in lines[2:]} == wanted

@@ -1,4 +1,4 @@
-"""What ranks are predicted to send and wait for, against what they do send (bench/exchange.py)."""
+"""What ranks are predicted to send and wait for, against what bench/speed/exchange.py measured."""
 
 import json
 from dataclasses import replace

@@ -1,0 +1,296 @@
+"""Whether tiles, partitions, checkpointing and swapping change a GPU's result, in float64.
+
+Networks have dropout, the loss is cross-entropy over random labels with holes. The reference is
+the same network on the same device without any of it, so that what differs is not the arithmetic.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import isnan
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bench.gpu.gpu_part import Asked, Figures, Found, wait
+from bench.report import Claim, at_least, at_most
+from bench.swapping.lms_networks import OurUNet
+from bench.swapping.lms_training import Place, slabs_of
+from tilenet import swapping as lms
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule, owned
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.model.choices import Checkpointing
+from tilenet.model.loss import cross_entropy, pixel_weight
+from tilenet.model.network import Network, build_network
+from tilenet.model.skips import Origin
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.pipeline.skip_store import HostStore
+from tilenet.parallel.swap.copies import HostCopies
+from tilenet.parallel.swap.statistics import SwapStatistics
+from tilenet.planning.swap.policy import ALL, Action
+from tilenet.swapping import swapping
+
+__all__ = ["different", "partitions", "swaps", "tiles"]
+
+LOSS, GRADIENTS = 1e-12, 1e-10
+IGNORE = 255
+MODES: tuple[Checkpointing, ...] = ("always", "except_last", "never")
+Outcome = tuple[float, dict[str, Tensor]]
+
+
+def tiles(asked: Asked) -> Found:
+    """Tiles with exact halos against the whole image."""
+    size = (1024, 768) if asked.cuda else (96, 128)
+    poolings, base = (4, 32) if asked.cuda else (2, 4)
+    rows: list[Figures] = []
+    for upsampling in ("nearest", "bilinear", "transposed"):
+        options = UNetOptions(
+            poolings, base=base, bands=3, classes=3, dropout=0.2, upsampling=upsampling
+        )
+        layers = unet_layers(options)
+        context = context_of(layers)
+        image, labels = _sample(options, size, 1, asked.device)
+        whole = _in_tiles(options, image, labels, (1, 1), _rule(options, context.halo_px))
+        less = context.halo_px - context.alignment_px
+        for grid, halo_px in (((1, 2), context.halo_px), ((2, 3), context.halo_px), ((2, 3), less)):
+            if not asked.late:
+                found = _in_tiles(options, image, labels, grid, _rule(options, halo_px))
+                case = {"upsampling": upsampling, "tiles": f"{grid[0]} × {grid[1]}"}
+                rows.append(
+                    {**case, "less_px": context.halo_px - halo_px, **different(found, whole)}
+                )
+    exact = [row for row in rows if not row["less_px"]]
+    control = [row["gradients"] for row in rows if row["less_px"]]
+    claims = _claims("tiles against the whole image", exact)
+    if control:
+        claims.append(
+            at_least("a halo one unit too small shows in the gradients by", min(control), GRADIENTS)
+        )
+    return {"size_px": list(size), "rows": rows}, claims
+
+
+def partitions(asked: Asked) -> Found:
+    """One GPU named several times, in all ways of checkpointing, against no pipeline."""
+    poolings, base, side = (4, 16, 256) if asked.cuda else (2, 4, 16)
+    options = UNetOptions(
+        poolings, base=base, bands=3, classes=3, norm="instance", norm_scope="tile", dropout=0.2
+    )
+    sizes = [(side, side), (2 * side, side), (side, 3 * side), (side, side)]
+    batch = [_sample(options, size, number, asked.device) for number, size in enumerate(sizes)]
+    wanted = _plain(options, batch)
+    rows: list[Figures] = []
+    for mode in MODES:
+        for count, stored in ((1, False), (2, False), (3, True), (4, False), (6, True)):
+            if asked.late or (asked.quick and count in (2, 4)):
+                continue
+            found = _piped(options, batch, count, mode, stored, asked.device)
+            case = {"partitions": count, "checkpointing": mode, "on_host": stored}
+            rows.append({**case, **different(found, wanted)})
+    return {"rows": rows}, _claims("partitions against none", rows)
+
+
+def swaps(asked: Asked) -> Found:
+    """What is saved for backward swapped in all ways, against nothing swapped."""
+    poolings, base, side = (4, 32, 512) if asked.cuda else (2, 4, 32)
+    torch.manual_seed(1)
+    network = OurUNet(base, poolings, 2).double().to(asked.device).train()
+    images = torch.randn(2, 3, side, side, dtype=torch.float64).to(asked.device)
+    labels = torch.randint(0, 4, (2, side, side)).to(asked.device)
+
+    def trained(steps: int = 1) -> Outcome:
+        for _ in range(steps):
+            network.zero_grad()
+            loss = network(images, labels)
+            loss.backward()
+        return float(loss.detach()), _gradients(network)
+
+    cells = [*network.cells, network.loss]
+    some = 6 * base * images.numel() // 3 * 8
+    # Where torch sees a GPU swapping takes pinned memory, to which a CPU's tensors do not go.
+    folder = None if asked.cuda else tempfile.gettempdir()
+    every = partial(swapping, network, min_bytes=0, swap_dir=folder)
+    ways: dict[str, Callable[[], Any]] = {
+        "everything": every,
+        "some": partial(every, limit_bytes=some),
+        "without lookahead": partial(every, lookahead=0),
+        "on a stream of its own": lambda: _beside(asked.device, every()),
+    }
+    if asked.cuda or not torch.cuda.is_available():
+        ways["as IBM's"] = _everywhere
+    for turn in range(len(ALL)):
+        actions = {cell: _action(turn + place, cell) for place, cell in enumerate(cells)}
+        ways[f"keep, swap, compute again, turn {turn}"] = partial(every, actions=actions)
+    torch.use_deterministic_algorithms(asked.cuda, warn_only=True)
+    wanted = trained()
+    rows = []
+    for name, way in ways.items():
+        if asked.late:
+            continue
+        with way() as counted:
+            # The first step is in an order that nobody knew; the third is as the two before.
+            found = trained(3)
+        wait(asked.device)
+        same = all(torch.equal(found[1][key], one) for key, one in wanted[1].items())
+        out = lms.memory_reclaimed() if counted is None else counted.out_bytes
+        out_mib = out / 2**20
+        rows.append(
+            {"swapped": name, **different(found, wanted), "same_bits": same, "out_mib": out_mib}
+        )
+    torch.use_deterministic_algorithms(False)
+    claims = _claims("swapping against none", rows)
+    idle = [row for row in rows if not row["out_mib"]]
+    claims.append(at_most("ways that swapped nothing, of those compared", len(idle), 0))
+    return {"rows": rows}, claims
+
+
+def different(found: Outcome, wanted: Outcome) -> Figures:
+    """Relative differences: of the loss, and the largest of a parameter's gradient."""
+    if found[1].keys() != wanted[1].keys():
+        raise RuntimeError("not the same parameters have gradients")
+    gradients = [
+        float((found[1][name] - one).abs().max() / one.abs().max())
+        for name, one in wanted[1].items()
+    ]
+    return {"loss": abs(found[0] - wanted[0]) / abs(wanted[0]), "gradients": _worst(gradients)}
+
+
+def _worst(values: list[float]) -> float:
+    """The largest; of what is no number, that: `max` would pass it over."""
+    return next((one for one in values if isnan(one)), max(values))
+
+
+def _claims(what: str, rows: list[Figures]) -> list[Claim]:
+    if not rows:
+        raise RuntimeError("the time was over before anything was compared")
+    return [
+        at_most(f"float64, {what}: losses differ by", _worst([r["loss"] for r in rows]), LOSS),
+        at_most(
+            f"float64, {what}: gradients differ by",
+            _worst([r["gradients"] for r in rows]),
+            GRADIENTS,
+        ),
+    ]
+
+
+def _network(options: UNetOptions, device: torch.device) -> Network:
+    network = build_network(unet_layers(options), 7, torch.float64, device)
+    network.mask_key.step = 3
+    return network.train()
+
+
+def _sample(
+    options: UNetOptions, size: tuple[int, int], number: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """An image (1, bands, H, W) and its labels (1, H, W), a quarter of which do not count."""
+    generator = torch.Generator().manual_seed(number)
+    image = torch.randn(1, options.bands, *size, generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, options.classes, (1, *size), generator=generator)
+    labels[:, -size[0] // 2 :, : size[1] // 2] = IGNORE
+    return image.to(device), labels.to(device)
+
+
+def _gradients(network: nn.Module) -> dict[str, Tensor]:
+    named = network.named_parameters()
+    return {name: one.grad.detach().clone() for name, one in named if one.grad is not None}
+
+
+def _rule(options: UNetOptions, halo_px: int) -> HaloRule:
+    layers = unet_layers(options)
+    return halo_rule(halo_px, context_of(layers), layers, 0)
+
+
+def _in_tiles(
+    options: UNetOptions, image: Tensor, labels: Tensor, grid: tuple[int, int], rule: HaloRule
+) -> Outcome:
+    network = _network(options, image.device)
+    network.mask_key.images = (5,)
+    count, loss = pixel_weight(labels, IGNORE), 0.0
+    tiling = cut(image.shape[2], image.shape[3], Cut(grid), rule)
+    if tiling.extended != (tiling.height, tiling.width):
+        raise RuntimeError("the image's size must be a multiple of the alignment")
+    for tile in tiling.tiles:
+        read = tile.read
+        rows, cols = slice(read.row, read.row + read.height), slice(read.col, read.col + read.width)
+        logits = network(image[..., rows, cols])
+        own = labels[:, tile.own.row :, tile.own.col :][:, : tile.own.height, : tile.own.width]
+        part = cross_entropy(owned(logits, tile), own, IGNORE) / count
+        part.backward()  # type: ignore[no-untyped-call]
+        loss += float(part.detach())
+    return loss, _gradients(network)
+
+
+def _plain(options: UNetOptions, batch: list[tuple[Tensor, Tensor]]) -> Outcome:
+    network = _network(options, batch[0][0].device)
+    outputs = []
+    for number, (image, _) in enumerate(batch):
+        network.mask_key.images = (number,)
+        outputs.append(network(image))
+    return _summed(network, outputs, batch)
+
+
+def _piped(
+    options: UNetOptions,
+    batch: list[tuple[Tensor, Tensor]],
+    count: int,
+    mode: Checkpointing,
+    stored: bool,
+    device: torch.device,
+) -> Outcome:
+    network = _network(options, device)
+    balance = [len(part) for part in np.array_split(np.arange(len(network)), count)]
+    copies = HostCopies(slabs_of(Place(device, 1 << 30, 4 << 30, 0)), SwapStatistics())
+    stores = [HostStore(copies, device, lookahead=1) for _ in balance] if stored else None
+    pipe = Pipe(network, balance, [device] * count, mode, "float64", stores=stores)
+    origins = [Origin((number,)) for number in range(len(batch))]
+    found = _summed(network, pipe([image for image, _ in batch], origins), batch)
+    wait(device)
+    copies.close()
+    return found
+
+
+def _summed(network: Network, outputs: list[Tensor], batch: list[tuple[Tensor, Tensor]]) -> Outcome:
+    parts = [
+        cross_entropy(output, labels, IGNORE) * (number + 1)
+        for number, (output, (_, labels)) in enumerate(zip(outputs, batch, strict=True))
+    ]
+    total = torch.stack(parts).sum() / sum(pixel_weight(labels, IGNORE) for _, labels in batch)
+    total.backward()  # type: ignore[no-untyped-call]
+    return float(total.detach()), _gradients(network)
+
+
+def _action(number: int, cell: nn.Module) -> Action:
+    again = isinstance(cell, nn.Sequential | nn.Conv2d)  # see lms_networks.OurUNet
+    action = ALL[number % len(ALL)]
+    return action if again or action in ("keep", "swap") else "swap"
+
+
+@contextmanager
+def _beside(device: torch.device, inside: Any) -> Iterator[Any]:
+    """On a stream that is not the default one."""
+    if device.type != "cuda":
+        with inside as counted:
+            yield counted
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream), inside as counted:
+        yield counted
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+@contextmanager
+def _everywhere() -> Iterator[None]:
+    """As a script written for IBM's PyTorch would have it."""
+    size = lms.get_size_lms()
+    lms.set_size_lms(0)
+    lms.reset_memory_reclaimed()
+    lms.set_enabled_lms(True)
+    try:
+        yield
+    finally:
+        lms.set_enabled_lms(False)
+        lms.set_size_lms(size)

@@ -1,0 +1,107 @@
+"""Which share of a GPU's roofline the layers reach, kind by kind."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from bench.gpu.gpu_part import Asked, Figures, Found
+from bench.report import at_least, at_most
+from bench.scale.summit_machines import H200
+from tilenet.errors import TilenetError
+from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
+from tilenet.model.network import build_network
+from tilenet.parallel.pipeline.layer_times import measure_layers
+from tilenet.planning.machines import Machine, known_machines, machine
+from tilenet.planning.time.roofline import roofline
+
+__all__ = ["machine_of", "shares"]
+
+# NVIDIA, "H100 Tensor Core GPU" data sheet (2023), SXM: the H200's die with other memory.
+H100 = replace(
+    H200,
+    name="h100",
+    device="NVIDIA H100 80GB HBM3",
+    memory_bytes=80 << 30,
+    memory_bandwidth=3.35e12,
+)
+
+
+def machine_of(device: str) -> Machine:
+    """The machine whose device is called so, but for spaces and dashes; or of the same model.
+
+    Raises:
+        TilenetError: None has.
+    """
+    known = [machine(name) for name in known_machines() if name != "local"]
+    known += [H100, H200]
+    plain = _plain(device)
+    for facts in known:
+        if plain == _plain(facts.device):
+            return facts
+    models = set(re.findall(r"\b[avh]\d{3,4}\b", device.lower()))
+    for facts in known:
+        if models & set(re.findall(r"\b[avh]\d{3,4}\b", facts.device.lower())):
+            return facts
+    raise TilenetError(
+        f"no machine has a device of that name ({device}; known: "
+        f"{', '.join(facts.device for facts in known)}); name a machine by --machine"
+    )
+
+
+def shares(asked: Asked) -> Found:
+    """Seconds of the roofline over measured ones, with the makers' peaks; and what is planned."""
+    name = torch.cuda.get_device_name(asked.device) if asked.cuda else "cpu"
+    if asked.machine:
+        facts = machine(asked.machine)
+    else:
+        facts = machine_of(name) if asked.cuda else machine("local")
+    peaks = replace(facts, maths_efficiency=1.0, memory_efficiency=1.0)
+    options = PRESETS["small"] if asked.cuda else UNetOptions(2, base=4, norm="instance")
+    size = 1024 if asked.cuda else 32
+    layers = unet_layers(options)
+    tables: Figures = {"machine": facts.name, "machine_device": facts.device, "size_px": size}
+    claims = []
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    for precision in ("float32", "bfloat16"):
+        if asked.late or precision not in facts.flops or not asked.computes(precision):
+            continue
+        network = build_network(layers, device=asked.device).train()
+        image = torch.randn(1, options.bands, size, size, device=asked.device)
+        measured = measure_layers(network, image, precision)
+        best = roofline(layers, size, size, precision, peaks)
+        planned = roofline(layers, size, size, precision, facts)
+        kinds: dict[str, Figures] = {}
+        seconds: dict[str, tuple[Any, ...]] = {
+            "measured_s": measured,
+            "roofline_s": best,
+            "planned_s": planned,
+        }
+        for key, times in seconds.items():
+            for layer, one in zip(layers, times, strict=True):
+                for kind in (layer.kind, "all"):
+                    row = kinds.setdefault(kind, dict.fromkeys(seconds, 0.0))
+                    row[key] += one.forward_s + one.backward_s
+        for row in kinds.values():
+            row["share"] = row["roofline_s"] / row["measured_s"]
+        tables[precision] = kinds
+        claims.append(
+            at_least(
+                f"{precision}: share of the roofline that convolutions reach (planned with 0.6)",
+                kinds["conv"]["share"],
+                0.6,
+            )
+        )
+        claims.append(
+            at_most(
+                f"{precision}: share of the roofline of the kind of layer that reaches most",
+                max(row["share"] for row in kinds.values()),
+                1.0,
+            )
+        )
+    return tables, claims if asked.cuda else []
+
+
+def _plain(device: str) -> str:
+    return re.sub(r"nvidia|tesla|[^a-z0-9]", "", device.lower())

@@ -1,0 +1,277 @@
+"""What does the performance model say of the paper's runs on Summit, and of what lies beyond?
+
+    python -m bench.scale.summit [--quick]
+
+Nothing here was measured by us. The closed form behind `tilenet plan` is given a machine's
+published figures (`summit_machines.py`) and asked for the runs of S. Seal, S.-H. Lim, D. Wang, J.
+Hinkle, D. Lunga, A. Tsaris, "Toward Large-Scale Image Segmentation on Summit", ICPP 2020: 100
+images of 10 000² × 4 in 8 × 8 tiles with ε = 92 px, each tile a sample of its own, one per GPU and
+step. Its abstract has near-linear strong scaling to 256 nodes; 12 s an epoch on 1 200 GPUs and 1
+740 s on a DGX-1 are taken as given. Which network and which batch ran there it does not say: here
+the small preset, and one tile per GPU and step, so that 1 200 GPUs take 6 steps, a DGX-1 800, and
+no model has a ratio above 133 (145 was measured). One factor on all computing, from the DGX-1's
+epoch, then predicts Summit's. Gradients are summed by each rank over its share of the node's
+network, as tilenet does over MPI; sums within the node first would move a sixth of that.
+
+Then what other halo modes, balances and swapping would make of 192 nodes, or of as many H200; and
+how far 100 images a step scale. Efficiency there is the time of one device without halo, messages
+and launches, over devices × time. With swapping each GPU takes tiles of its own; the large model's
+weights, gradients and moments alone are more than a V100 holds. Seconds suffice: --quick only
+leaves out the search with swapping.
+"""
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+from bench.report import Claim, at_least, at_most, report
+from bench.scale.rivals import PAPER
+from bench.scale.summit_machines import DGX_1, H200, SUMMIT, read_share
+from tilenet.geometry.unet import PRESETS, UNetOptions
+from tilenet.planning.estimate import Estimator
+from tilenet.planning.machines import Machine
+from tilenet.planning.plan import Layout, Question
+from tilenet.planning.search import Search
+from tilenet.planning.time.roofline import roofline
+
+TILES, TILE_PX, EPSILON_PX = 6400, 1434, 92
+IMAGE, IMAGES = (10_000, 10_000), 100
+MEASURED = {"dgx_1": 1740.0, "summit": 12.0}
+SMALL = PRESETS["small"]
+ALONE = Layout((1, 1), 1, 1, "never")
+
+
+def samples(options: UNetOptions, facts: Machine, nodes: int, slower: float = 1) -> dict[str, Any]:
+    """An epoch in which every tile is a sample, one per GPU and step."""
+    gpus = nodes * facts.devices_per_node
+    # The norms of the paper's runs knew their own tile only
+    local = replace(options, norm_scope="tile")
+    machine = replace(
+        facts,
+        flops={name: value / slower for name, value in facts.flops.items()},
+        memory_bandwidth=facts.memory_bandwidth / slower,
+        file_bandwidth=read_share(facts, nodes),
+    )
+    size = (TILE_PX, TILE_PX)
+    asked = Question(local, 0, size, machine, nodes, TILES, gpus, grid=(1, 1), halo=0, partitions=1)
+    estimator = Estimator(replace(asked, halo="exact"))
+    balance = (len(estimator.layers),)
+    step_s, tile_s, sum_s = estimator.step_s(ALONE, balance)
+    steps = -(-TILES // gpus)
+    return {
+        "machine": facts.name,
+        "GPUs": gpus,
+        "steps": steps,
+        "step_s": step_s,
+        "tile_s": tile_s,
+        "sum_s": sum_s,
+        "read_s": estimator.read_s(ALONE),
+        "epoch_s": steps * step_s,
+        "of a step computing": tile_s / step_s,
+    }
+
+
+def pair(options: UNetOptions, dgx: Machine, summit: Machine) -> tuple[float, float]:
+    """Seconds of an epoch on the DGX-1 and on 200 nodes."""
+    return samples(options, dgx, 1)["epoch_s"], samples(options, summit, 200)["epoch_s"]
+
+
+def sensitivity() -> list[dict[str, Any]]:
+    """What the two epochs and their ratio become where an assumption is another."""
+    both = [("maths_efficiency", 0.3), ("maths_efficiency", 0.15), ("memory_efficiency", 0.4),
+            ("kernel_s", 0.0), ("kernel_s", 1e-4)]  # fmt: skip
+    network = [("network_bandwidth", 2.5e9), ("latency_s", 1e-4), ("message_s", 1e-3),
+               ("file_bandwidth", 1e8)]  # fmt: skip
+    rows = [("as assumed", *pair(SMALL, DGX_1, SUMMIT))]
+    change: dict[str, Any]
+    for key, value in both:
+        change = {key: value}
+        rows.append(
+            (f"{key} {value:g}", *pair(SMALL, replace(DGX_1, **change), replace(SUMMIT, **change)))
+        )
+    for key, value in network:
+        change = {key: value}
+        rows.append((f"Summit's {key} {value:g}", *pair(SMALL, DGX_1, replace(SUMMIT, **change))))
+    for name, options in (
+        ("the 2015 U-Net's 4 poolings, no norm", replace(SMALL, poolings=4, norm="none")),
+        ("half the channels", replace(SMALL, base=32)),
+        ("medium-2", PRESETS["medium-2"]),
+    ):
+        rows.append((name, *pair(options, DGX_1, SUMMIT)))
+    return [
+        {"assumption": name, "DGX-1 s": dgx, "Summit s": summit, "ratio": dgx / summit}
+        for name, dgx, summit in rows
+    ]
+
+
+def variants(facts: Machine, nodes: int, precision: str = "float32") -> list[dict[str, Any]]:
+    """One epoch of the small model with each halo mode, images over 8 × 8 devices."""
+    devices = nodes * facts.devices_per_node
+    images = devices // 64
+    rows = []
+    for name, mode, halo in (
+        ("overlap, ε", "overlap", "epsilon"),
+        ("overlap, exact", "overlap", "exact"),
+        ("exchange", "exchange", "exact"),
+    ):
+        asked = Question(
+            SMALL, EPSILON_PX, IMAGE, facts, nodes, IMAGES, images, precision,
+            halo=halo, halo_mode=mode, grid=(8, 8), partitions=1,  # type: ignore[arg-type]
+        )  # fmt: skip
+        estimator = Estimator(asked)
+        layout = Layout((8, 8), 1, 1, "never")
+        balance = (len(estimator.layers),)
+        step_s = estimator.step_s(layout, balance)[0]
+        rows.append(
+            {
+                "machine": facts.name,
+                "devices": devices,
+                "precision": precision,
+                "halo": name,
+                "step_s": step_s,
+                "waiting_s": estimator.exchange_s(layout),
+                "epoch_s": step_s * -(-IMAGES // images),
+            }
+        )
+    return rows
+
+
+def balances() -> list[dict[str, Any]]:
+    """Seconds per tile of a node's pipeline with the paper's balances and with ours."""
+    rows = []
+    for name, balance in PAPER.items():
+        options = replace(PRESETS[name], norm_scope="tile")
+        asked = Question(
+            options, EPSILON_PX, (3 * TILE_PX, 4 * TILE_PX), SUMMIT, halo=0, grid=(3, 4),
+            partitions=6, micro_batches=12, checkpointing="except_last",
+        )  # fmt: skip
+        search = Search(replace(asked, halo="epsilon", epsilon_px=0))
+        layout = next(iter(search.layouts()))
+        # Memory aside: what only balance makes of it
+        endless = replace(search.question, machine=replace(SUMMIT, memory_bytes=10**15))
+        ours = Search(endless).plan(layout)
+        assert ours is not None
+        papers = search.estimator.step_s(layout, balance)[0]
+        rows.append(
+            {
+                "model": name,
+                "paper's balance, s per tile": papers / 12,
+                "tilenet's, s per tile": ours.step_s / 12,
+                "gain": papers / ours.step_s,
+            }
+        )
+    return rows
+
+
+def swapping() -> list[dict[str, Any]]:
+    """A node's 12 tiles of 1434 px: over 6 partitions, or on each GPU by itself with swapping."""
+    rows = []
+    for name in ("small", "medium-2", "large"):
+        options = replace(PRESETS[name], norm_scope="tile")
+        asked = Question(
+            options, 0, (3 * TILE_PX, 4 * TILE_PX), SUMMIT, halo="epsilon", grid=(3, 4)
+        )
+        row: dict[str, Any] = {"model": name}
+        for says, partitions, swap in (("6 partitions", 6, "off"), ("1, swapping", 1, "auto")):
+            one = replace(asked, partitions=partitions, swap=swap)  # type: ignore[arg-type]
+            plans = Search(one).best(1)
+            row[f"{says}, s per tile"] = plans[0].step_s / 12 if plans else None
+            row[f"{says}, GiB"] = plans[0].device_bytes / 2**30 if plans else None
+        rows.append(row)
+    return rows
+
+
+def scaled(facts: Machine, precision: str, sides: tuple[int, ...]) -> list[dict[str, Any]]:
+    """A step of 100 images, each over side × side devices."""
+    rows = []
+    for side in sides:
+        devices = IMAGES * side**2
+        nodes = -(-devices // facts.devices_per_node)
+        # Whole nodes, though the last may be partly empty: what counts is bandwidth per rank.
+        even = replace(
+            facts, devices_per_node=1, network_bandwidth=facts.network_bandwidth
+            / facts.devices_per_node, file_bandwidth=read_share(facts, nodes)
+            / facts.devices_per_node,
+        )  # fmt: skip
+        row: dict[str, Any] = {"machine": facts.name, "devices": devices}
+        for mode in ("overlap", "exchange"):
+            asked = Question(
+                SMALL, EPSILON_PX, IMAGE, even, devices, IMAGES, IMAGES, precision,
+                halo_mode=mode, grid=(side, side), partitions=1,
+            )  # fmt: skip
+            estimator = Estimator(asked)
+            layout = Layout((side, side), 1, 1, "never")
+            step_s, _, sum_s = estimator.step_s(layout, (len(estimator.layers),))
+            free = replace(even, kernel_s=0.0)
+            times = roofline(estimator.layers, *estimator.tiling((1, 1)).extended, precision, free)
+            ideal_s = sum(one.forward_s + one.backward_s for one in times) / side**2
+            row[f"{mode}, s"] = step_s
+            row[f"{mode}, efficiency"] = ideal_s / step_s
+            if mode == "exchange":
+                row["tile_px"] = estimator.read_px((side, side))[0]
+                row["waiting"] = estimator.exchange_s(layout) / step_s
+                row["gradients"] = sum_s / step_s
+                row["reading"] = estimator.read_s(layout) / step_s
+        rows.append(row)
+    return rows
+
+
+def ends(rows: list[dict[str, Any]], mode: str) -> int:
+    """The most devices at which at least half of each is still of use."""
+    return max((row["devices"] for row in rows if row[f"{mode}, efficiency"] >= 0.5), default=0)
+
+
+def main() -> None:
+    """Predict all, print it, and report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    dgx, summit = samples(SMALL, DGX_1, 1), samples(SMALL, SUMMIT, 200)
+    slower = MEASURED["dgx_1"] / dgx["epoch_s"]
+    fitted = samples(SMALL, SUMMIT, 200, slower)
+    paper = [
+        {"run": "DGX-1, 8 GPUs", "measured_s": MEASURED["dgx_1"], "roofline_s": dgx["epoch_s"],
+         "with the DGX-1's factor_s": MEASURED["dgx_1"]},
+        {"run": "Summit, 1200 GPUs", "measured_s": MEASURED["summit"],
+         "roofline_s": summit["epoch_s"], "with the DGX-1's factor_s": fitted["epoch_s"]},
+    ]  # fmt: skip
+    curve = [samples(SMALL, SUMMIT, nodes, slower) for nodes in (1, 4, 16, 64, 128, 200, 256)]
+    balanced = balances()
+    sides = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+    far = {"Summit, float32": scaled(SUMMIT, "float32", sides),
+           "H200, bfloat16": scaled(H200, "bfloat16", sides)}  # fmt: skip
+    figures: dict[str, Any] = {
+        "factor on all computing that the DGX-1's run asks for": slower,
+        "the paper's runs": paper,
+        "strong scaling with that factor": curve,
+        "sensitivity": sensitivity(),
+        "an epoch by halo mode": [
+            *variants(SUMMIT, 192), *variants(H200, 144), *variants(H200, 144, "bfloat16")
+        ],
+        "balance, six V100": balanced,
+        **({} if quick else {"swapping, six V100": swapping()}),
+        **{f"how far 100 images a step scale: {name}": rows for name, rows in far.items()},
+        "most devices at half efficiency": {
+            f"{name}, {mode}": ends(rows, mode)
+            for name, rows in far.items() for mode in ("overlap", "exchange")
+        },
+    }  # fmt: skip
+    ratio = dgx["epoch_s"] / summit["epoch_s"]
+    wanted = MEASURED["dgx_1"] / MEASURED["summit"]
+    claims: list[Claim] = [
+        at_most("roofline alone: error of the DGX-1's epoch", abs(1 - 1 / slower), 0.2),
+        at_most("Summit's epoch from the DGX-1's: error",
+                abs(fitted["epoch_s"] / MEASURED["summit"] - 1), 0.2),
+        at_most("DGX-1 over Summit (measured 145): error", abs(ratio / wanted - 1), 0.2),
+        at_least("256 nodes: share of a step in which GPUs compute",
+                 curve[-1]["of a step computing"], 0.9),
+        at_least("balance: tilenet's gain over the paper's, least",
+                 min(row["gain"] for row in balanced), 1.0),
+    ]  # fmt: skip
+    for name, value in figures.items():
+        print(name, *([value] if not isinstance(value, list) else value), sep="\n  ")
+    report("summit", figures, claims)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""How even are the partitions: of hand-made balances, of others' rules, and of tilenet's?
+
+    python -m bench.speed.balance [--quick]
+
+The paper's models over the six V100 of a Summit node, float32, with tiles of 512, 1024 and 1434
+pixels. Seconds come from the roofline. Activation memory is counted twice: as what autograd keeps
+for backward, and as the maps that layers write, the usual estimate, to which an activation in place
+and a stash add none; both without micro-batches in flight, weights and transients, which `tilenet
+plan` counts.
+All balances are judged by these same numbers. Printed is the largest over the mean partition;
+since a layer is never split, the least possible ratio is above 1, and tilenet's is the least
+possible. It takes seconds either way: --quick changes nothing.
+"""
+
+import argparse
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.report import Claim, at_most, report
+from bench.scale.rivals import PAPER, block_partition, deepspeed, even
+from tilenet.geometry.halo import map_shapes
+from tilenet.geometry.layers import Activation, Conv, Layer, Norm, Pool, Stash
+from tilenet.geometry.unet import PRESETS, unet_layers
+from tilenet.parallel.pipeline.layer_times import LayerTime
+from tilenet.planning.balance import block_seconds, check_balance, least_bytes, least_time
+from tilenet.planning.machines import machine
+from tilenet.planning.time.roofline import roofline
+
+PARTITIONS = 6
+TILES_PX = (512, 1024, 1434)
+ITEM_BYTES = 4
+INDEX_BYTES = 8
+
+Matrix = NDArray[np.float64]
+
+
+def saved_bytes(layers: tuple[Layer, ...], size_px: int) -> list[float]:
+    """Bytes that each layer keeps for its backward, of one tile.
+
+    This is what saved-tensor hooks see of plain torch layers: a norm keeps its input, an activation
+    in place its output, a maximum pool of other windows than blocks its indices, and a convolution
+    its input, which the activation in front of it keeps already (so only behind others it is new).
+    Whole-channel dropout, concatenation and enlargement keep no map.
+    """
+    shapes = map_shapes(layers, size_px, size_px)
+    kept = []
+    for number, layer in enumerate(layers):
+        before, after = (shape.num_elements for shape in shapes[number : number + 2])
+        num_bytes = 0
+        if isinstance(layer, (Activation, Norm)):
+            num_bytes = ITEM_BYTES * after
+        elif isinstance(layer, Pool) and not layer.in_blocks:
+            num_bytes = INDEX_BYTES * after
+        elif isinstance(layer, Conv) and not (
+            number and isinstance(layers[number - 1], Activation)
+        ):
+            num_bytes = ITEM_BYTES * before
+        kept.append(float(num_bytes))
+    return kept
+
+
+def written_bytes(layers: tuple[Layer, ...], size_px: int) -> list[float]:
+    """Bytes of the maps that each layer writes, of one tile."""
+    shapes = map_shapes(layers, size_px, size_px)[1:]
+    return [
+        0.0 if isinstance(layer, (Activation, Stash)) else float(ITEM_BYTES * shape.num_elements)
+        for layer, shape in zip(layers, shapes, strict=True)
+    ]
+
+
+def uneven(blocks: Matrix, balance: tuple[int, ...]) -> float:
+    """Largest over mean partition."""
+    cuts = accumulate((0, *balance))
+    return float(max(blocks[a, b] for a, b in pairwise(cuts)) / (blocks[0, -1] / len(balance)))
+
+
+def row(name: str, size_px: int) -> dict[str, Any]:
+    """Every balance of a model with tiles of a size."""
+    layers = unet_layers(PRESETS[name])
+    times = roofline(layers, size_px, size_px, "float32", machine("summit"))
+    seconds = [time.forward_s + time.backward_s for time in times]
+    memory, written = saved_bytes(layers, size_px), written_bytes(layers, size_px)
+    time_blocks = block_seconds(times)
+    byte_blocks = block_seconds([LayerTime(num_bytes, 0) for num_bytes in memory])  # sums as well
+    map_blocks = block_seconds([LayerTime(num_bytes, 0) for num_bytes in written])
+    balances = {
+        "paper": PAPER[name],
+        "torchgpipe by time": block_partition(seconds, PARTITIONS),
+        "torchgpipe by memory": block_partition(memory, PARTITIONS),
+        "deepspeed by time": deepspeed(seconds, PARTITIONS),
+        "deepspeed by memory": deepspeed(memory, PARTITIONS),
+        "torchgpipe by maps": block_partition(written, PARTITIONS),
+        "deepspeed by maps": deepspeed(written, PARTITIONS),
+        "even": even(seconds, PARTITIONS),
+        "tilenet by time": least_time(time_blocks, PARTITIONS, byte_blocks)[0],
+        "tilenet by memory": least_bytes(byte_blocks, PARTITIONS, time_blocks)[0],
+        "tilenet by maps": least_bytes(map_blocks, PARTITIONS, time_blocks)[0],
+    }
+    for balance in balances.values():
+        check_balance(balance, len(layers), PARTITIONS)
+    judged = {
+        rule: {
+            "balance": balance,
+            "time": uneven(time_blocks, balance),
+            "memory": uneven(byte_blocks, balance),
+            "maps": uneven(map_blocks, balance),
+        }
+        for rule, balance in balances.items()
+    }
+    return {"model": name, "tile_px": size_px, "balances": judged}
+
+
+def claims_of(rows: list[dict[str, Any]]) -> list[Claim]:
+    """tilenet's balances are the least of all in what they aim at, and near the mean."""
+    claims = []
+    for aim, goal in (("time", 1.16), ("memory", 1.10), ("maps", 1.10)):
+        ours = [row["balances"][f"tilenet by {aim}"][aim] for row in rows]
+        best = [
+            min(other[aim] for rule, other in row["balances"].items() if "tilenet" not in rule)
+            for row in rows
+        ]
+        ratio = max(a / b for a, b in zip(ours, best, strict=True))
+        claims.append(at_most(f"{aim}: tilenet's bottleneck over the best rival's", ratio, 1.0))
+        claims.append(at_most(f"{aim}: tilenet's bottleneck over the mean", max(ours), goal))
+    return claims
+
+
+def main() -> None:
+    """Print a table, then the JSON line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.parse_args()
+    rows = [row(name, size_px) for name in PAPER for size_px in TILES_PX]
+    for entry in rows:
+        print(f"{entry['model']}, tiles of {entry['tile_px']} px: largest over mean partition")
+        for rule, judged in entry["balances"].items():
+            balance = ", ".join(map(str, judged["balance"]))
+            print(
+                f"  {rule:22} time {judged['time']:.3f}  memory {judged['memory']:.3f}  maps "
+                f"{judged['maps']:.3f}  {balance}"
+            )
+    report("balance", {"machine": "summit", "precision": "float32", "rows": rows}, claims_of(rows))
+
+
+if __name__ == "__main__":
+    main()

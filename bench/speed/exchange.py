@@ -1,0 +1,164 @@
+"""Exchange against overlap: work, messages, time and memory of a step.
+
+    python -m bench.speed.exchange [--quick]
+
+Work is counted for the presets on 4 × 4 ranks (`exchange_work.py`). Time and memory are those of
+forward and backward of a small U-Net on random pixels, side by side in one job on 1, 2 and 4 ranks
+of one thread: with exchange, with overlap, and with exchange without communication, whose numbers
+are wrong and which bounds from below what hiding all messages could reach. Above as many ranks as
+the machine has cores ranks share them, so ratios count, not seconds.
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+from bench.report import Claim, at_most, mpiexec, report
+
+PRESETS = ("small", "medium-1", "medium-2", "large")
+WAYS = ("exchange", "overlap", "no communication")
+
+
+def work(quick: bool) -> list[dict[str, Any]]:
+    """Work of the busiest rank, by preset and size of the image."""
+    from bench.speed.exchange_work import work_of
+
+    presets = PRESETS[::3] if quick else PRESETS
+    return [
+        {"preset": preset, "size": size, **asdict(work_of(preset, size, (4, 4)))}
+        for size in (10_000, 10_240)
+        for preset in presets
+    ]
+
+
+def measure(side: int, repeats: int) -> None:
+    """On this job's ranks: print, on rank 0, a JSON line with the figures of each way and norm."""
+    import torch
+    from mpi4py import MPI
+
+    from tilenet.geometry.halo import context_of
+    from tilenet.geometry.tiles import Cut, HaloRule, cut
+    from tilenet.geometry.unet import UNetOptions, unet_layers
+    from tilenet.model.network import build_network
+    from tilenet.model.skips import Origin
+    from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
+    from tilenet.parallel.pipeline.pipe import Pipe
+    from tilenet.planning.memory.live import LiveBytes
+    from tilenet.planning.mesh import choose_mesh
+
+    comm = MPI.COMM_WORLD
+    mesh = choose_mesh(comm.size, 1)
+    grid = mesh.rows, mesh.columns
+    rows = []
+    for norm in ("none", "instance"):
+        layers = unet_layers(UNetOptions(poolings=4, base=16, classes=2, norm=norm))
+        context = context_of(layers)
+        steps: dict[str, Any] = {}
+        networks: dict[str, SpatialNetwork] = {}
+        for way in WAYS:
+            halo = context.halo_px if way == "overlap" else 0
+            rule = HaloRule(halo, context.alignment_px, exchanged=way != "overlap")
+            tiling = cut(side, side, Cut(grid=grid), rule)
+            ranks = None if way == "no communication" else comm
+            network = spatial_network(
+                build_network(layers, 1), layers, [len(layers)],
+                "overlap" if way == "overlap" else "exchange", ranks,
+            )  # fmt: skip
+            pipe = Pipe(network.train(), [len(layers)], [torch.device("cpu")], inline=True)
+            read, own = tiling.tiles[comm.rank].read, tiling.tiles[comm.rank].own
+            image = torch.randn(1, 4, read.height, read.width)
+            origin = Origin((0,), tiling, (comm.rank,))
+            top, left = own.row - read.row, own.col - read.col
+
+            def step(pipe: Any = pipe, image: Any = image, origin: Any = origin, top: int = top,
+                     left: int = left, own: Any = own) -> None:  # fmt: skip
+                (output,) = pipe([image], [origin])
+                mine = output[:, :, top : top + own.height, left : left + own.width]
+                mine.square().sum().backward()
+
+            steps[way], networks[way] = step, network
+        seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+        for turn in range(repeats + 1):
+            for way in WAYS:
+                comm.Barrier()
+                began = time.perf_counter()
+                steps[way]()
+                comm.Barrier()
+                if turn:
+                    seconds[way].append(time.perf_counter() - began)
+        for way in WAYS:
+            network = networks[way]
+            before = network.around.sent
+            with LiveBytes() as live:
+                steps[way]()
+            sent = [after - one for after, one in zip(network.around.sent, before, strict=True)]
+            rows.append(
+                {
+                    "ranks": comm.size, "norm": norm, "way": way,
+                    "seconds": sorted(seconds[way])[len(seconds[way]) // 2],
+                    "peak_mib": comm.allreduce(live.peak, op=MPI.MAX) / 2**20,
+                    "messages": comm.allreduce(sent[0], op=MPI.MAX),
+                    "sent_mib": comm.allreduce(sent[1], op=MPI.MAX) / 2**20,
+                }
+            )  # fmt: skip
+            comm.Barrier()
+        for network in networks.values():
+            network.close()
+    if comm.rank == 0:
+        print(json.dumps(rows))
+
+
+def claims(counted: list[dict[str, Any]], measured: list[dict[str, Any]]) -> list[Claim]:
+    """What the figures should say."""
+    made = []
+    for row in counted:
+        size = row["size"]
+        allowed = 1.02 if size == 10_240 else 1.02 * row["own_area"]
+        made.append(
+            at_most(
+                f"{row['preset']}, {size}² on 4 × 4: work of exchange over whole image ÷ ranks "
+                f"(overlap: {row['overlap']:.2f})",
+                row["exchange"],
+                allowed,
+            )
+        )
+    by = {(row["ranks"], row["norm"], row["way"]): row for row in measured}
+    for (ranks, norm, way), row in by.items():
+        if ranks > 1 and way == "exchange":
+            other, bound = by[ranks, norm, "overlap"], by[ranks, norm, "no communication"]
+            where = f"{ranks} ranks, norm {norm}"
+            made += [
+                at_most(f"{where}: seconds of exchange over overlap",
+                        row["seconds"] / other["seconds"], 1.0),
+                at_most(f"{where}: seconds of exchange over no communication",
+                        row["seconds"] / bound["seconds"], 1.15),
+                at_most(f"{where}: peak bytes of exchange over overlap",
+                        row["peak_mib"] / other["peak_mib"], 1.0),
+            ]  # fmt: skip
+    return made
+
+
+def main() -> None:
+    """Run all and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--measure", type=int, nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        measure(*given.measure)
+        return
+    side, repeats = (512, 3) if given.quick else (1024, 7)
+    counted = work(given.quick)
+    measured = []
+    for ranks in (1, 2) if given.quick else (1, 2, 4):
+        printed = mpiexec(ranks, sys.argv[0], "--measure", str(side), str(repeats))
+        measured += json.loads(printed.splitlines()[-1])
+    figures = {"work": counted, "step": measured, "side_px": side}
+    report("exchange", figures, claims(counted, measured))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""Large Model Support: how large do images get under a device limit, and at what cost?
+
+    python -m bench.swapping.lms [--quick] [--device cuda] [--limit-gib N] [--width N]
+        [--networks ...]
+
+Three figures, as IBM's articles have them, for a DeepLabv3+-like network, a 3-D U-Net, a ResNet
+and two U-Nets of ours:
+
+(a) what swapping costs where it is not needed: forced on against off, at a size that fits;
+(b) the largest side at one image, and the largest batch at the largest side that trains without;
+(c) pixels per second against the side, to beyond where device memory ends.
+
+The ways: off; checkpointing of each cell; swap (of all that is saved, as far as the limit asks for
+it); auto (keep, recompute or swap, cell by cell). Gradients are the same bits in all of them.
+
+A CPU plays a device (`lms_training.py`). How many pixels fit is then counted, save for what
+convolutions take inside and for gaps between a GPU's allocations. The seconds say less: a CPU
+copies by itself, to pages of a file in memory, and computes so slowly that little is lost by it.
+Whether copies over PCIe hide behind a GPU's work only a GPU can tell.
+"""
+
+import argparse
+import os
+from collections import Counter
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import torch
+
+from bench.report import Claim, at_least, at_most, report
+from bench.swapping.lms_networks import KINDS, Kind
+from bench.swapping.lms_sizes import Largest, fitting, largest, leanest
+from bench.swapping.lms_training import Place, Training, Way, bandwidth, seconds_side_by_side
+from tilenet.planning.swap.policy import ALL, Action, Cell
+
+MODES = ("off", "checkpointing", "swap", "auto")
+PIXELS = 5  # times those that train without: the goal
+SHARES = (0.5, 1.0, 2.0, float(PIXELS))  # of these pixels, for figure (c); and the most
+QUICK = ("deeplab", "unet-3d", "unet-5")  # a ResNet is in the first
+Figures = dict[str, Any]
+
+
+def equal_gradients(kind: Kind, place: Place) -> dict[str, Any]:
+    """Whether all ways give the bits of `off`, at a small size with all that is saved swapped."""
+    small = replace(place, limit_bytes=1 << 20)  # so that little is too small to be swapped
+    torch.use_deterministic_algorithms(place.cuda, warn_only=True)
+    training = Training(kind, small, 2, 4 * kind.unit)
+    wanted = training.gradients(Way("off"))
+    ways = {"again": Way("off"), "checkpointing": Way("checkpointing"), "swap": Way("swap")}
+    ways["swap some"] = Way("swap", sum(one.nbytes for one in wanted) // 4)
+    cells = training.measured()
+    for turn in range(4):
+        ways[f"auto {turn}"] = Way(
+            "auto", 0, tuple(_action(turn + i, one) for i, one in enumerate(cells))
+        )
+    same = {}
+    for name, way in ways.items():
+        found = training.gradients(way)
+        same[name] = len(found) == len(wanted) and all(
+            torch.equal(a, b) for a, b in zip(found, wanted, strict=True)
+        )
+    torch.use_deterministic_algorithms(False)
+    some = any(bool(one.abs().max() > 0) for one in wanted)
+    return {**same, "gradients": len(wanted), "not zero": some}
+
+
+def _action(number: int, cell: Cell) -> Action:
+    action = ALL[number % len(ALL)]
+    return action if cell.may_checkpoint or action in ("keep", "swap") else "swap"
+
+
+def sizes(
+    kind: Kind, place: Place, with_batches: bool
+) -> tuple[dict[str, Largest], dict[str, Largest]]:
+    """Figure (b): the largest side at one image, and batch at the side that `off` trains."""
+
+    def side_of(mode: str, start: int) -> Largest:
+        found = largest(
+            lambda side: leanest(kind, place, mode, 1, side)[1],
+            place.limit_bytes, kind.unit, start, kind.dimensions,
+        )  # fmt: skip
+        if found is None:
+            raise SystemExit(f"not one image trains within the limit ({mode}); raise --limit-gib")
+        return found
+
+    def batch_of(mode: str) -> Largest:
+        found = largest(
+            lambda batch: leanest(kind, place, mode, batch, sides["off"].size)[1],
+            place.limit_bytes, 1, 1, 1,
+        )  # fmt: skip
+        assert found is not None, "one image of that side has just been trained"
+        return found
+
+    sides = {"off": side_of("off", 4)}
+    for mode in MODES[1:]:
+        start = sides["swap" if mode == "auto" else "off"].size
+        sides[mode] = side_of(mode, start // kind.unit)
+    return sides, {mode: batch_of(mode) for mode in MODES} if with_batches else {}
+
+
+def forced(kind: Kind, place: Place, side: int, at_least_s: float) -> Figures:
+    """Figure (a): seconds of a step at a side that fits, everything swapped against nothing."""
+    training = Training(kind, place, 1, side)
+    with training.under(Way("swap")) as counted:
+        training.step()
+    off, checkpointing, swap = seconds_side_by_side(
+        training, [Way("off"), Way("checkpointing"), Way("swap")], at_least_s
+    )
+    return {
+        "side": side,
+        "off_s": off.step,
+        "checkpointing_s": checkpointing.step,
+        "forced_s": swap.step,
+        "checkpointing_over_off": checkpointing.step / off.step,
+        "forced_over_off": swap.step / off.step,
+        "forced_over_off_wall": swap.wall / off.wall,
+        "swapped_mib": counted.out_bytes / 2**20,
+    }
+
+
+def speeds(
+    kind: Kind,
+    place: Place,
+    sides: dict[str, Largest],
+    shares: tuple[float, ...],
+    at_least_s: float,
+) -> list[Figures]:
+    """Figure (c): pixels per second in all ways, by side."""
+    rows: list[Figures] = []
+    ends = sides["off"].size
+    most = max(found.size for found in sides.values())
+    wished = {
+        round(ends * share ** (1 / kind.dimensions) / kind.unit) * kind.unit for share in shares
+    }
+    enough = most / 1.25 ** (1 / kind.dimensions)  # what is closer to the most says no more
+    for side in sorted({one for one in wished if one == ends or 0 < one < enough} | {most}):
+        ways, peaks = [], []
+        for mode in MODES:
+            # Host memory goes on where a device's would end: what a larger one would do.
+            beyond = mode == "off" and side > ends and not place.cuda
+            if side <= sides[mode].size or beyond:
+                way, peak = fitting(kind, place, mode, 1, side)
+                ways.append(way)
+                peaks.append(peak)
+        training = Training(kind, place, 1, side)
+        taken = seconds_side_by_side(training, ways, at_least_s)
+        for way, peak, seconds in zip(ways, peaks, taken, strict=True):
+            if seconds.step == inf:
+                continue
+            rows.append(
+                {
+                    "side": side,
+                    "mode": way.mode,
+                    "pixels_over_off": (side / ends) ** kind.dimensions,
+                    "seconds": seconds.step,
+                    "wall_seconds": seconds.wall,
+                    "pixels_per_s": training.pixels / seconds.step,
+                    "peak_mib": None if peak is None else peak / 2**20,
+                    "within_limit": peak is not None and peak <= place.limit_bytes,
+                    "actions": Counter(way.actions),
+                }
+            )
+    return rows
+
+
+def network(name: str, place: Place, quick: bool) -> Figures:
+    """All figures of a network."""
+    kind, at_least_s = KINDS[name], 0.5 if quick else 4.0
+    same = equal_gradients(kind, place)
+    sides, batches = sizes(kind, place, with_batches=not quick or name == "deeplab")
+    ends = sides["off"].size
+    figures = {
+        "same_bits": same,
+        "sides": {mode: _mib(found) for mode, found in sides.items()},
+        "batches": {mode: _mib(found) for mode, found in batches.items()},
+        "pixels_over_off": {
+            mode: (found.size / ends) ** kind.dimensions for mode, found in sides.items()
+        },
+        "batch_over_off": {
+            mode: found.size / batches["off"].size for mode, found in batches.items()
+        },
+        "articles": kind.articles,
+        "forced": forced(kind, place, ends, at_least_s),
+        "speeds": speeds(kind, place, sides, SHARES[1::2] if quick else SHARES, at_least_s),
+    }
+    print(name, *(f"{mode} {found.size}" for mode, found in sides.items()), flush=True)
+    return figures
+
+
+def _mib(found: Largest) -> Figures:
+    return {
+        "size": found.size,
+        "peak_mib": found.peak / 2**20,
+        "next_size": found.next_size,
+        "next_peak_mib": None if found.next_peak is None else found.next_peak / 2**20,
+    }
+
+
+def claims(figures: dict[str, Figures]) -> list[Claim]:
+    """What the figures should say."""
+    # Some of a GPU's operations do not give the same bits twice, whatever is swapped.
+    judged = [row["same_bits"] for row in figures.values() if row["same_bits"]["again"]]
+    same = sum(all(row.values()) for row in judged)
+    made = [at_least("networks whose gradients are the same bits in all ways", same, len(judged))]
+    for name, row in figures.items():
+        made += [replace(one, claim=f"{name}: {one.claim}") for one in _claims(row)]
+    return made
+
+
+def _claims(row: Figures) -> list[Claim]:
+    """Of one network."""
+    pixels, batches = row["pixels_over_off"], row["batch_over_off"]
+    seconds = {(one["side"], one["mode"]): one["seconds"] for one in row["speeds"]}
+    times = {one["side"]: one["pixels_over_off"] for one in row["speeds"]}
+    articles = f"; IBM's articles {row['articles']:.1f}" if row["articles"] else ""
+    made = [
+        at_least(
+            f"pixels that auto trains over off (checkpointing {pixels['checkpointing']:.2f}, swap "
+            f"{pixels['swap']:.2f}{articles})",
+            pixels["auto"],
+            PIXELS,
+        )
+    ]
+    if batches:
+        made.append(at_least(
+            f"images that auto trains over off at its largest side (checkpointing "
+            f"{batches['checkpointing']:.0f}, swap {batches['swap']:.0f}; IBM's DeepLabv3+ 5)",
+            batches["auto"],
+            PIXELS,
+        ))  # fmt: skip
+    fits = row["sides"]["off"]["size"]
+    enough = [side for side, mode in seconds if mode == "auto" and times[side] >= PIXELS]
+    side = min(enough, default=max(side for side, mode in seconds if mode == "auto"))
+    per_pixel = seconds[side, "auto"] / times[side] / seconds[fits, "off"]
+    made.append(
+        at_most(f"time per pixel with auto at {times[side]:.1f} times the pixels over off at the "
+                "largest that fits", per_pixel, 1.3)
+    )  # fmt: skip
+    if (side, "off") in seconds:
+        made.append(
+            at_most("the same over off at that size, as if there were no limit",
+                    seconds[side, "auto"] / seconds[side, "off"], 1.3)
+        )  # fmt: skip
+    ratios = [
+        taken / min(seconds.get((at, other), inf) for other in ("checkpointing", "swap"))
+        for (at, mode), taken in seconds.items()
+        if mode == "auto"
+    ]
+    made.append(
+        at_most("time with auto over the better of checkpointing and swap, worst of all sides",
+                max(ratios), 1.1)
+    )  # fmt: skip
+    made.append(
+        at_most("time with everything swapped over off, at a size that fits (another study of "
+                "IBM's: 1.30 to 1.43 over NVLink 2, 1.73 to 2.06 over PCIe 3)",
+                row["forced"]["forced_over_off"], 1.43)
+    )  # fmt: skip
+    return made
+
+
+def place_of(given: argparse.Namespace) -> Place:
+    """Where, from the arguments."""
+    device = torch.device(given.device)
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    host = pages * 3 // 4
+    if device.type != "cuda":
+        limit = (20 if given.quick else 64) << 20
+        if given.limit_gib is not None:
+            limit = int(given.limit_gib * 2**30)
+        return Place(device, limit, host, given.width or (8 if given.quick else 12))
+    total = torch.cuda.get_device_properties(device).total_memory
+    # What is swapped out is several times as large, and must fit the host.
+    limit = min(total, host // (2 * PIXELS))
+    if given.limit_gib is not None:
+        limit = min(total, int(given.limit_gib * 2**30))
+    torch.cuda.set_per_process_memory_fraction(limit / total, device)
+    return Place(device, limit, host, given.width or 64)
+
+
+def main() -> None:
+    """Run all and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--limit-gib", type=float, help="of the device; default: what there is")
+    parser.add_argument("--width", type=int, help="channels that the networks begin with")
+    parser.add_argument(
+        "--networks",
+        nargs="+",
+        choices=KINDS,
+    )
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    place = place_of(given)
+    out, back = bandwidth(place)
+    place = replace(place, bandwidth=min(out, back))
+    names = given.networks or (QUICK if given.quick else list(KINDS))
+    figures = {name: network(name, place, given.quick) for name in names}
+    figures_all = {
+        "device": torch.cuda.get_device_name(place.device) if place.cuda else "cpu",
+        "limit_mib": place.limit_bytes / 2**20,
+        "width": place.width,
+        "out_gib_per_s": out / 2**30,
+        "back_gib_per_s": back / 2**30,
+        "networks": figures,
+    }  # fmt: skip
+    report("lms", figures_all, claims(figures))
+
+
+if __name__ == "__main__":
+    main()
