@@ -21,6 +21,17 @@ RED_GREEN_BLUE = (3, 2, 1)
 Picture = NDArray[np.uint8]
 
 
+def image_picture(folder: Path) -> Picture:
+    """The scene, (H, W, 3)."""
+    return np.ascontiguousarray(_image(folder / "scene.tif").transpose(1, 2, 0))
+
+
+def class_picture(folder: Path) -> Picture:
+    """The map in its colours, (H, W, 3)."""
+    mapped, names = _classes(folder / "map.tif")
+    return np.ascontiguousarray(_coloured(mapped, len(names)).transpose(1, 2, 0))
+
+
 def main() -> None:
     """Write a preview of a scene, its labels and its map."""
     parser = argparse.ArgumentParser(description=__doc__)
