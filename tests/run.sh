@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 # run.sh test [OPTION…]: tests of one process, and those over 2 ranks.
-# run.sh rest [OPTION…]: whole jobs, and tests over 3, 4 and 6 ranks.
-# run.sh jobs [OPTION…]: whole jobs alone: scripts with stand-ins for launchers, ranks that hang or
-#                        are killed, and a real Slurm (root, Debian).
+# run.sh rest [OPTION…]: tests over 3, 4 and 6 ranks, and whole jobs.
+# run.sh jobs [OPTION…]: whole jobs alone: commands and pages of the guide as users start them, jobs
+#                        that fail, hang or are killed, and a real Slurm (root, Debian).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1 # ranks share the cores; more threads than cores only wait for each other
 export MPIR_CVAR_ENABLE_HEAVY_YIELD=1 # ranks of MPICH that wait let others compute
 
-# By themselves, since other programs run in each; what a user needs to know of a Slurm that is
-# missing comes at the end.
-jobs=(tests/test_jobs.py tests/test_ranks_that_hang.py tests/test_ranks_that_stop.py \
-    tests/launch/test_running_scripts.py tests/soak tests/slurm)
-
 whole_jobs() {
     echo "== whole jobs"
-    # A job may be started three times on a machine that does much else.
-    python -m pytest -q -o faulthandler_timeout=1200 "${jobs[@]}" "$@"
+    # Most wait for something; a file's tests stay together, for they share what they made. A job may
+    # be started three times on a machine that does much else.
+    python -m pytest -q -n 3 --dist loadfile -o faulthandler_timeout=1200 tests/jobs tests/outside \
+        --ignore tests/jobs/slurm --ignore tests/jobs/soak "$@"
+    # These have the machine's ports and namespaces to themselves; what a user needs to know of a Slurm
+    # that is missing comes at the end.
+    python -m pytest -q -o faulthandler_timeout=1200 tests/jobs/soak tests/jobs/slurm "$@"
 }
 
 over_ranks() {
@@ -33,9 +33,8 @@ part=${1:-test}
 shift || true
 case $part in
     test)
-        # A file's tests stay together, for they share what they made.
-        python -m pytest -q -n auto --maxprocesses 4 --dist loadfile tests \
-            "${jobs[@]/#/--ignore=}" "$@"
+        python -m pytest -q -n auto --maxprocesses 4 --dist loadfile tests --ignore tests/jobs \
+            --ignore tests/outside "$@"
         over_ranks 2 "$@"
         ;;
     rest)

@@ -27,7 +27,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     with tempfile.TemporaryDirectory() as name:
         table = Path(name) / "table.json"
-        tests = [str(ROOT / "tests" / "slurm" / "test_slurm_failures.py")]
+        tests = [str(ROOT / "tests" / "jobs" / "slurm" / "test_slurm_failures.py")]
         subprocess.run(
             [sys.executable, "-m", "pytest", "-q", *tests, *(("-k", "not srun") if quick else ())],
             check=True,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.report import ROOT, at_least, at_most, report
 
-sys.path += [str(ROOT / "tests" / "soak"), str(ROOT / "tests" / "slurm")]
+sys.path += [str(ROOT / "tests" / "jobs" / "soak"), str(ROOT / "tests" / "jobs" / "slurm")]
 from cluster import Cluster
 from disturbed_runs import DisturbedRuns
 from lives import Launcher

@@ -26,7 +26,7 @@ from safetensors.numpy import load_file
 
 from bench.report import ROOT, at_most, report
 
-sys.path.insert(0, str(ROOT / "tests" / "slurm"))
+sys.path.insert(0, str(ROOT / "tests" / "jobs" / "slurm"))
 from cluster import ENDS, Cluster
 from job import HEIGHT, NETWORK, RUN, WIDTH, Job, write_scene
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from bench.report import ROOT, at_least, at_most, report
 
-sys.path.insert(0, str(ROOT / "tests" / "slurm"))
+sys.path.insert(0, str(ROOT / "tests" / "jobs" / "slurm"))
 from cluster import ENVIRONMENT, HERE, Cluster
 from job import RUN, write_scene
 

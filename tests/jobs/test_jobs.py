@@ -1,7 +1,7 @@
 """The scripts of jobs/ are what launch/ writes, for plans that fit their run files.
 
 Summit's runs to its map here, with a stand-in for jsrun.
-Slurm's runs in tests/slurm/. How scripts take signals and failures, in tests/launch/.
+Slurm's runs in tests/jobs/slurm/. How scripts take signals and failures, in tests/launch/.
 """
 
 import os
@@ -23,7 +23,7 @@ from tilenet.planning.machines import machine
 from tilenet.training.config.read import read_run_file
 from tilenet.training.setup import plan_run
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 JOBS = ROOT / "jobs"
 SCRIPTS = sorted(JOBS.glob("*/job.*"))
 PLACES = [path.parent.name for path in SCRIPTS]

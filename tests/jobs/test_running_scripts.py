@@ -57,7 +57,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     (tools / "module").chmod(0o755)
     for name in ("run.yaml", "plan.json", "scene.tif", "job.sh"):
         (tmp_path / name).write_text(name)
-    here = Path(__file__).parent
+    here = Path(__file__).resolve().parent.parent / "launch"
     env = os.environ | {
         "PATH": f"{tools}:{here}:{os.environ['PATH']}",
         "LOG": str(tmp_path / "log"),

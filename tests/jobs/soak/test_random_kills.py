@@ -8,7 +8,7 @@ from pathlib import Path
 
 from disturbances import KINDS, MOMENTS, TOUCHES_NO_RANK, choose
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LIMIT_S = 1000  # it takes 60 on two idle cores
 
 

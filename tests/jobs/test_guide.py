@@ -22,7 +22,7 @@ from pathlib import Path
 import guide_data
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
 PAGES = ["first-map", "your-data", "cluster", "exactness", "when-it-does-not-fit"]
 DATA: dict[str, Callable[[Path], None]] = {

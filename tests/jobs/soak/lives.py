@@ -18,8 +18,8 @@ from small_run import HANG_S, MAP, STEPS, VALIDATED_EVERY
 
 __all__ = ["Ended", "Launcher", "live"]
 
-ROOT = Path(__file__).resolve().parents[2]
-SLURM = ROOT / "tests" / "slurm"
+ROOT = Path(__file__).resolve().parents[3]
+SLURM = ROOT / "tests" / "jobs" / "slurm"
 MARK = "TILENET_SOAK_LIFE"
 POLL_S = 0.001
 # A watchdog allows four times its patience for a save or a first step, and ends a rank 2 s later;

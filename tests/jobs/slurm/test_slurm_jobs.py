@@ -24,7 +24,7 @@ from job import (
 from launch.__main__ import main as launch
 from tilenet.__main__ import main as tilenet
 
-JOB = Path(__file__).resolve().parents[2] / "jobs" / "slurm" / "job.sh"
+JOB = Path(__file__).resolve().parents[3] / "jobs" / "slurm" / "job.sh"
 RANKS, STEPS = 4, 60  # on 2 nodes, with 2 partitions each, as in JOB
 STOPPED = 75  # the exit code of tilenet after a signal and a checkpoint
 
