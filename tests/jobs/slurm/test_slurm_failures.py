@@ -12,7 +12,7 @@ from failing_rank import FAULTS
 
 HERE = Path(__file__).parent
 PROGRAM = (sys.executable, str(HERE / "failing_rank.py"))
-STAND_IN = (sys.executable, str(HERE.parent / "launch" / "jsrun.py"))
+STAND_IN = (sys.executable, str(HERE.parents[1] / "launch" / "jsrun.py"))
 LAUNCHERS = {
     "mpiexec": ("mpiexec", "-n", "4"),
     "jsrun": (*STAND_IN, "-n2", "-r1", "-a2", "-c2", "-bpacked:1", "-X1", "-EOMP_NUM_THREADS=1"),
