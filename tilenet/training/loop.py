@@ -148,7 +148,7 @@ class Loop:
         stop, validation, network = self.stop, self.validation, self.network.network
         saved = first if self.folder.has_checkpoint else -1
         step, scored = first, True
-        stop.agreed = bool(self.comm.allreduce(int(stop.requested)))
+        stop.agreed = any(self.comm.allgather(stop.requested))
         data, run = self.data, self.run_file
         unit = "image" if self.plan.crop_px is None and run.batch_size == 1 else "step"
         bar = progress_bar(self.comm, data.last, unit, first)
