@@ -162,9 +162,8 @@ class Loop:
                 self.watchdog.arm(f"step {step + 1}", SLOW if slow else 1.0)
                 images = [one.number for one in self.data.work.samples(step)]
                 num_reads = len(self.data.work.micro_batches(step))
-                with self.trace.step(step + 1):
-                    done = take.take(step, reads, num_reads, images, self._ends)
-                    self.trace.add(done.seconds, done.read_seconds, done.reduce_seconds, done.swaps)
+                self.trace.begin(step + 1)
+                done = take.take(step, reads, num_reads, images, self._ends)
                 stop.agreed = done.stop
                 step += 1
                 progress.set_postfix(self._count(step, done, log), refresh=False)

@@ -1,7 +1,6 @@
 """When the watchdog wakes; that it ends the job is in tests/test_ranks_that_hang.py."""
 
 import faulthandler
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,15 +76,11 @@ def test_parts_of_a_share_that_move_may_take_long(monkeypatch: pytest.MonkeyPatc
 def test_it_sleeps_until_it_is_armed_and_after_its_block(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    threads = threading.active_count()
     with Watchdog(0.3) as watchdog:
         time.sleep(0.6)
-        assert threading.active_count() == threads
         watchdog.arm("step 1")
-        assert threading.active_count() == threads + 1
     watchdog.arm("step 2")
     time.sleep(0.6)
-    assert threading.active_count() == threads
     assert capfd.readouterr().err == ""
 
 
