@@ -5,6 +5,7 @@
 at once; files that such tests share are written by rank 0.
 """
 
+import faulthandler
 import os
 import shutil
 import signal
@@ -153,6 +154,13 @@ def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         from tilenet import train
 
         monkeypatch.setattr(train, "try_report", lambda folder, maps: None)
+
+
+@pytest.fixture(autouse=True)
+def timer_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has one such timer: pytest's stays, and a watchdog has its thread alone."""
+    for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
+        monkeypatch.setattr(faulthandler, name, lambda *args, **options: None)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
-"""A job of which a rank is stopped (SIGSTOP) inside of a function, wherever in a run that is.
+"""A job of which a rank hangs inside of a function, wherever in a run that is.
 
-stopping_ranks.py FUNCTION RANK ARGUMENT…: `tilenet ARGUMENT…`, of which a rank stops at the first
+stopping_ranks.py FUNCTION RANK ARGUMENT…: `tilenet ARGUMENT…`, of which a rank hangs at the first
 call of MODULE:NAME. The patience is long until then, so that a busy machine wakes no watchdog.
 `each_alone` has a rank of its own for each of several functions, in forks of one process: most of
 the time goes into imports.
@@ -8,9 +8,9 @@ the time goes into imports.
 
 import importlib
 import os
-import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ PATIENCE_S = 0.2
 OUTSIDE = "no watchdog keeps the time here"
 
 
-def stop_in(function: str, rank: int) -> None:
-    """Have a rank stop at the first call of a function."""
+def hang_in(function: str, rank: int) -> None:
+    """Have a rank hang at the first call of a function."""
     module.GRACE_SECONDS = 0.2
     armed: list[tuple[Watchdog, str, float]] = []
     arm = Watchdog.arm
@@ -46,24 +46,24 @@ def stop_in(function: str, rank: int) -> None:
         owner = getattr(owner, one)
     real = getattr(owner, name)
 
-    def stopping(*args: Any, **kwargs: Any) -> Any:
+    def hanging(*args: Any, **kwargs: Any) -> Any:
         from mpi4py import MPI
 
         if rank == MPI.COMM_WORLD.rank:
-            if not armed or armed[-1][0]._process is None:
+            if not armed or armed[-1][0]._over is None:
                 os.write(2, OUTSIDE.encode())
                 os._exit(3)
             watchdog, doing, times = armed[-1]
             watchdog.hang_seconds = PATIENCE_S
             arm(watchdog, doing, times)
-            os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(1000)
         return real(*args, **kwargs)
 
-    setattr(owner, name, stopping)
+    setattr(owner, name, hanging)
 
 
 def each_alone(jobs: Sequence[tuple[str, Sequence[str]]], folder: Path) -> list[tuple[int, str]]:
-    """Status and stderr of one rank per job: the function that it stops in, its arguments."""
+    """Status and stderr of one rank per job: the function that it hangs in, its arguments."""
     words = [word for function, arguments in jobs for word in (function, *arguments, ";")]
     subprocess.run([sys.executable, __file__, "--each", str(folder), *words], check=True)
     ended = []
@@ -91,7 +91,7 @@ def fork_each(folder: Path, words: Sequence[str]) -> None:
                 error = os.open(folder / f"{number}.err", os.O_WRONLY | os.O_CREAT)
                 os.dup2(error, 1)
                 os.dup2(error, 2)
-                stop_in(function, 0)
+                hang_in(function, 0)
                 os._exit(main(arguments))
             running[child] = number
         else:
@@ -104,5 +104,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "--each":
         fork_each(Path(sys.argv[2]), sys.argv[3:])
     else:
-        stop_in(sys.argv[1], int(sys.argv[2]))
+        hang_in(sys.argv[1], int(sys.argv[2]))
         sys.exit(main(sys.argv[3:]))

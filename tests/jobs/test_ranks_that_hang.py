@@ -8,47 +8,43 @@ import textwrap
 import pytest
 
 LIMIT_S = 120  # it takes 4
-
-
-@pytest.mark.parametrize(
-    ("size", "fault", "where"),
-    [
-        (1, "time.sleep(1000)", "in rest"),
-        (1, "threading.Event().wait()", "threading.py"),
-        # Without letting other threads of the process run.
-        (1, "lock(mutex), lock(mutex)", "in rest"),
-        (3, "lock(mutex), lock(mutex)", "in rest"),
-    ],
-    ids=["sleeps", "waits", "keeps the interpreter", "keeps the interpreter, others wait"],
+SENTENCE = (
+    "tilenet: step 5 must end within 1 s; the stacks show where it hangs, or what is slow: then "
+    "raise hang_seconds\n"
 )
-def test_a_rank_that_hangs_shows_where_and_the_job_ends(size: int, fault: str, where: str) -> None:
-    program = textwrap.dedent(f"""
-        import ctypes, sys, threading, time
-        from unittest.mock import MagicMock
-        sys.modules["torch"] = MagicMock()  # which takes most of the time, and is not needed
-        from tilenet.parallel.ranks.comm import run_as_rank, world
-        from tilenet.parallel.health.watchdog import Watchdog
+KEEPS = "lock(mutex), lock(mutex)"  # without letting other threads of the process run
+PROGRAM = """
+    import ctypes, os, signal, sys, threading, time
+    from unittest.mock import MagicMock
+    sys.modules["torch"] = MagicMock()  # which takes most of the time, and is not needed
+    from tilenet.parallel.ranks.comm import run_as_rank, world
+    from tilenet.parallel.health.watchdog import Watchdog
 
-        lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+    lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
 
-        def rest():
-            {fault}
+    def rest():
+        {fault}
 
-        def program():
-            comm = world()
-            with Watchdog(1.0, f"rank {{comm.rank}} of {{comm.size}}") as watchdog:
-                comm.Barrier()
-                for step in range(5):
-                    watchdog.arm(f"step {{step}}")
-                    comm.allreduce(1)
-                watchdog.arm("step 5")
-                if comm.rank == comm.size - 1:
-                    rest()
+    def program():
+        comm = world()
+        with Watchdog(1.0, f"rank {{comm.rank}} of {{comm.size}}") as watchdog:
+            comm.Barrier()
+            for step in range(5):
+                watchdog.arm(f"step {{step}}")
                 comm.allreduce(1)
-            return 0
+            watchdog.arm("step 5")
+            if comm.rank == comm.size - 1:
+                rest()
+            comm.{wait}(1)
+        return 0
 
-        sys.exit(run_as_rank(program))
-    """)
+    sys.exit(run_as_rank(program))
+"""
+
+
+def hang(size: int, fault: str, wait: str) -> str:
+    """What a job says whose last rank hangs."""
+    program = textwrap.dedent(PROGRAM).format(fault=fault, wait=wait)
     ended = subprocess.run(
         ["mpiexec", "-n", str(size), sys.executable, "-c", program],
         capture_output=True,
@@ -57,9 +53,51 @@ def test_a_rank_that_hangs_shows_where_and_the_job_ends(size: int, fault: str, w
         check=False,
     )
     assert ended.returncode != 0
+    return ended.stderr
+
+
+def lines_of(said: str, rank: int, size: int) -> str:
+    return "".join(re.findall(rf"^\[rank {rank} of {size}\] (.*\n)", said, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("size", "fault", "where"),
+    [
+        (1, "time.sleep(1000)", "in rest\n"),
+        (1, "threading.Event().wait()", "threading.py"),
+        (3, "time.sleep(1000)", "in rest\n"),
+    ],
+    ids=["sleeps", "waits", "others wait for it"],
+)
+def test_a_rank_that_hangs_shows_where_and_the_job_ends(size: int, fault: str, where: str) -> None:
+    said = hang(size, fault, "allgather")
     for rank in range(size):
-        mark = re.escape(f"[rank {rank} of {size}] ")
-        lines = "\n".join(re.findall(f"^{mark}(.*)", ended.stderr, re.MULTILINE))
-        assert lines.startswith("tilenet: step 5 must end within 1 s;"), ended.stderr
+        lines = lines_of(said, rank, size)
+        assert lines.startswith(SENTENCE), said
         assert " in program\n" in lines
         assert (where in lines) == (rank == size - 1)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_rank_that_keeps_the_interpreter_shows_it_in_its_stacks(size: int) -> None:
+    said = hang(size, KEEPS, "allgather")
+    assert f" in [rank {size - 1} of {size}] {SENTENCE}" in said
+    assert " in rest\n" in said
+    for rank in range(size - 1):
+        lines = lines_of(said, rank, size)
+        assert lines.startswith(SENTENCE), said
+        assert " in program\n" in lines
+
+
+def test_ranks_that_wait_with_the_interpreter_leave_time_for_words() -> None:
+    said = hang(3, "time.sleep(1000)", "allreduce")
+    lines = lines_of(said, 2, 3)
+    assert lines.startswith(SENTENCE), said
+    assert " in rest\n" in lines
+    assert re.search(rf" in \[rank [01] of 3\] {SENTENCE}", said)  # the first of them ends the job
+
+
+def test_a_rank_that_was_stopped_is_ended_by_the_others() -> None:
+    said = hang(2, "os.kill(os.getpid(), signal.SIGSTOP)", "allgather")
+    assert lines_of(said, 0, 2).startswith(SENTENCE), said
+    assert "rank 1 of 2" not in said

@@ -20,8 +20,8 @@ from torch import Tensor
 from tilenet.errors import TilenetError
 from tilenet.model.loss import LossScale
 from tilenet.model.network import Network, load_weights
-from tilenet.parallel.health import trace
 from tilenet.parallel.health.progress import TIMINGS, say
+from tilenet.parallel.health.trace import TRACE
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.storage import tensorboard
@@ -139,7 +139,7 @@ def check_state(
 
 TABLES = "history.csv", "validation.csv", "confusion.csv"
 KEPT_RUN_FILE, FACTS, REPORT = "run.yaml", "run.json", "report.html"
-LEFT = (*TABLES, *trace.FILES, KEPT_RUN_FILE, FACTS, TIMINGS, REPORT)
+LEFT = (*TABLES, TRACE, KEPT_RUN_FILE, FACTS, TIMINGS, REPORT)
 
 LATER_TERMS = ("files",)  # that checkpoints of older versions lack
 

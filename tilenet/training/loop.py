@@ -148,7 +148,7 @@ class Loop:
         stop, validation, network = self.stop, self.validation, self.network.network
         saved = first if self.folder.has_checkpoint else -1
         step, scored = first, True
-        stop.agreed = bool(self.comm.allreduce(int(stop.requested)))
+        stop.agreed = any(self.comm.allgather(stop.requested))
         data, run = self.data, self.run_file
         unit = "image" if self.plan.crop_px is None and run.batch_size == 1 else "step"
         bar = progress_bar(self.comm, data.last, unit, first)
@@ -162,9 +162,8 @@ class Loop:
                 self.watchdog.arm(f"step {step + 1}", SLOW if slow else 1.0)
                 images = [one.number for one in self.data.work.samples(step)]
                 num_reads = len(self.data.work.micro_batches(step))
-                with self.trace.step(step + 1):
-                    done = take.take(step, reads, num_reads, images, self._ends)
-                    self.trace.add(done.seconds, done.read_seconds, done.reduce_seconds, done.swaps)
+                self.trace.begin(step + 1)
+                done = take.take(step, reads, num_reads, images, self._ends)
                 stop.agreed = done.stop
                 step += 1
                 progress.set_postfix(self._count(step, done, log), refresh=False)

@@ -71,5 +71,5 @@ class RunValidation:
             self._best = value
         if log:
             log.validation(step, found, best=best)
-        stop.agreed = bool(self.comm.allreduce(int(stop.requested)))
+        stop.agreed = any(self.comm.allgather(stop.requested))
         return best

@@ -82,6 +82,8 @@ def choose(key: str, phase: Phase, ranks: int | None, most: int = 4) -> Life:
     rng = random.Random(key)
     size = ranks or rng.choices(range(1, most + 1), (3, 4, 2, 1)[:most])[0]
     kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+    if kind == "SIGSTOP" and size == 1:  # the other ranks' watchdogs end it
+        kind = "kill -9 of a rank"
     found = MOMENTS[phase]
     after = rng.choices(list(found), [weight for weight, _, _ in found.values()])[0]
     if kind == "SIGSTOP":  # before the watchdog is there, nothing ends a rank that stands still

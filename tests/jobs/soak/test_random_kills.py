@@ -43,6 +43,7 @@ def test_a_seed_tells_what_is_done_and_all_is_done_some_time() -> None:
         for life, one in zip(lives, seen, strict=True):
             assert (one.rank is None) == (one.kind in TOUCHES_NO_RANK)
             assert one.rank is None or one.rank < life.ranks
+            assert one.kind != "SIGSTOP" or life.ranks > 1
             _, most, seconds = moments[one.moment.after]
             assert 1 <= one.moment.count <= most
             assert 0 <= one.moment.seconds <= seconds

@@ -26,7 +26,7 @@ from tilenet.training.step import Step
 
 pytestmark = pytest.mark.ranks(1, 2)
 
-FILES = ["profile.json", "trace-rank0.json.gz"]
+FILES = ["trace-rank0.json.gz"]
 
 
 def a_run(comm: MPI.Intracomm, path: Path, profiled: str | None, **more: Any) -> RunFile:
@@ -49,27 +49,22 @@ def events(run: RunFile) -> list[dict[str, Any]]:
     return [event for event in found if event["ph"] == "X"]
 
 
-def figures(run: RunFile) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((Path(run.output) / "profile.json").read_text())
-    return found
-
-
 def left(run: RunFile) -> list[str]:
     """What a run left but what every run leaves."""
     every = {"history.csv", "checkpoints", "last", "run.yaml", "run.json", "timings.json"}
-    every |= {"survey.safetensors"}
+    every |= {"survey.safetensors", ".lock"}  # rank 0 may still hold the lock
     return sorted({*os.listdir(run.output)} - every)
 
 
 def test_a_run_begun_anew_has_no_trace_of_the_one_before(
-    comm: MPI.Intracomm, shared_path: Path
+    comm: MPI.Intracomm, shared_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = a_run(comm, shared_path, "2")
     assert train(run, comm=comm) == 0
     assert left(run) == FILES
     assert train(replace(run, steps=6, profile=ProfileKeys("5-6")), resume=True, comm=comm) == 0
     comm.Barrier()
-    assert figures(run)["last_step"] == 6
+    assert ("json.gz: steps 6 to 6 of rank 0" in capsys.readouterr().err) == (comm.rank == 0)
     assert train(replace(run, profile=ProfileKeys()), overwrite=True, comm=comm) == 0
     comm.Barrier()
     assert left(run) == []
@@ -77,15 +72,15 @@ def test_a_run_begun_anew_has_no_trace_of_the_one_before(
 
 def marks_of(run: RunFile) -> list[dict[str, Any]]:
     marks = [event for event in events(run) if event["cat"] == "user_annotation"]
-    return [mark for mark in marks if mark["name"].startswith("tilenet")]
+    return [mark for mark in marks if mark["name"].startswith("ProfilerStep")]
 
 
 def steps_in(run: RunFile) -> list[str]:
     return [mark["name"] for mark in marks_of(run)]
 
 
-def names(first: int, last: int) -> list[str]:
-    return [f"tilenet: step {number}" for number in range(first, last + 1)]
+def names(count: int) -> list[str]:
+    return [f"ProfilerStep#{number}" for number in range(1, count + 1)]
 
 
 def test_a_trace_holds_its_steps_and_changes_nothing(
@@ -102,7 +97,7 @@ def test_a_trace_holds_its_steps_and_changes_nothing(
     if comm.rank > 0:
         assert "trace" not in said
         return
-    assert steps_in(traced) == names(2, 3)
+    assert steps_in(traced) == names(2)
     marks = marks_of(traced)
     backward = [event for event in events(traced) if "Backward" in event["name"]]
     assert backward
@@ -111,16 +106,9 @@ def test_a_trace_holds_its_steps_and_changes_nothing(
     # a worker's thread per partition, new ones in each mini-batch
     computing = {e["tid"] for e in events(traced) if e["name"] == "aten::conv2d"}
     assert len(computing) >= 2
-    found, steps = figures(traced), rows(traced)[1:3]
-    assert (found["first_step"], found["last_step"]) == (2, 3)
-    for name, column in (("read", "read_seconds"), ("reduce", "reduce_seconds")):
-        wanted = sum(float(row[column]) for row in steps)
-        assert found["parts"][name] == pytest.approx(wanted, rel=1e-12)
-    wanted = sum(float(row["seconds"]) for row in steps)
-    assert found["seconds"] == pytest.approx(wanted, rel=1e-12)
-    assert sum(found["parts"].values()) == pytest.approx(wanted, rel=1e-12)
-    assert 0 < found["busy_share"]["cpu"] < 1
-    assert f"steps 2 to 3; busy cpu {found['busy_share']['cpu']:.1%}; " in said
+    assert "trace-rank0.json.gz: steps 2 to 3 of rank 0, " in said
+    took = [float(row["seconds"]) for row in rows(traced)[1:3]]
+    assert all(m["dur"] / 1e6 >= seconds for m, seconds in zip(marks, took, strict=True))
 
 
 def test_a_run_may_end_before_its_trace(
@@ -129,18 +117,17 @@ def test_a_run_may_end_before_its_trace(
     run = a_run(comm, shared_path, "4-20")
     assert train(run, comm=comm) == 0
     if comm.rank == 0:
-        assert steps_in(run) == names(4, 5)
-        assert (figures(run)["first_step"], figures(run)["last_step"]) == (4, 5)
+        assert steps_in(run) == names(2)
     # one that goes on behind its steps says so, and keeps what it has
     comm.Barrier()
-    before = (Path(run.output) / "profile.json").read_bytes()
-    capsys.readouterr()
+    before = (Path(run.output) / FILES[0]).read_bytes()
+    assert ("trace-rank0.json.gz: steps 4 to 5 of" in capsys.readouterr().err) == (comm.rank == 0)
     on = replace(run, steps=6, profile=ProfileKeys("2-4"))
     assert train(on, resume=True, comm=comm) == 0
     said = capsys.readouterr().err
     wanted = "no trace of steps 2 to 4 was written (the run made none of them); "
     assert (wanted in said) == (comm.rank == 0)
-    assert (Path(run.output) / "profile.json").read_bytes() == before
+    assert (Path(run.output) / FILES[0]).read_bytes() == before
     assert left(run) == FILES
 
 
@@ -148,7 +135,7 @@ def test_a_signal_within_a_trace_leaves_a_checkpoint_and_what_there_is_of_it(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = a_run(comm, shared_path, "2-4")
-    take, write = Step.take, module.pack_trace
+    take, write = Step.take, module.TraceRecorder._write
     saved: list[bool] = []
 
     def asked_in_the_third(self: Step, step: int, *rest: Any) -> Any:
@@ -156,18 +143,18 @@ def test_a_signal_within_a_trace_leaves_a_checkpoint_and_what_there_is_of_it(
             os.kill(os.getpid(), signal.SIGTERM)
         return take(self, step, *rest)
 
-    def watched(*paths: Path) -> None:
+    def watched(*what: Any) -> None:
         saved.append((Path(run.output) / "checkpoints" / "step-00000003").exists())
-        write(*paths)
+        write(*what)
 
     with monkeypatch.context() as patch:
         patch.setattr(Step, "take", asked_in_the_third)
-        patch.setattr(module, "pack_trace", watched)
+        patch.setattr(module.TraceRecorder, "_write", watched)
         assert train(run, comm=comm) == 75
     assert len(rows(run)) == 3
     assert saved == [True] * (comm.rank == 0)  # the checkpoint first: what is left may be short
     if comm.rank == 0:
-        assert steps_in(run) == names(2, 3)
+        assert steps_in(run) == names(2)
 
 
 def refuse(*_: Any, **__: Any) -> None:
@@ -183,10 +170,9 @@ def no_room(*_: Any) -> None:
     [
         (module.profile, {"start": refuse}, "not on this machine"),
         (module.profile, {"stop": refuse}, "not on this machine"),
-        (module, {"pack_trace": no_room}, "[Errno 28] No space left on device"),
-        (module, {"write_aside": no_room}, "[Errno 28] No space left on device"),
+        (module.shutil, {"copyfileobj": no_room}, "[Errno 28] No space left on device"),
     ],
-    ids=["start", "stop", "trace", "figures"],
+    ids=["start", "stop", "trace"],
 )
 def test_a_run_goes_on_without_a_trace_that_fails(
     comm: MPI.Intracomm,
@@ -205,7 +191,7 @@ def test_a_run_goes_on_without_a_trace_that_fails(
     sentence = f"no trace of steps 2 to 3 was written ({why}); the run is as without it\n"
     assert said.count(sentence) == (comm.rank == 0)
     assert len(rows(run)) == 5
-    assert left(run) == (FILES[1:] if "write_aside" in what else [])
+    assert left(run) == []
 
 
 def test_a_full_disk_takes_the_trace_and_not_the_run(
@@ -230,10 +216,8 @@ def test_without_the_key_nothing_of_the_profiler_runs(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[str] = []
-    for name in ("profile", "record_function", "export"):
-        monkeypatch.setattr(
-            module, name, lambda *_, name=name, **__: used.append(name), raising=False
-        )
+    for name in ("profile", "schedule", "gzip"):
+        monkeypatch.setattr(module, name, lambda *_, name=name, **__: used.append(name))
     assert train(a_run(comm, shared_path, None), comm=comm) == 0
     assert used == []
 
@@ -256,3 +240,12 @@ def test_an_error_in_a_step_is_raised_and_the_profiler_ends(
                 train(run, comm=MPI.COMM_SELF)
         assert left(run) == []
         assert not torch.autograd._profiler_enabled()
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("write", [True, False])
+def test_all_ranks_know_which_steps_take_longer(write: bool) -> None:
+    recorder = module.TraceRecorder(Path(), range(40, 61), [torch.device("cpu")], write=write)
+    assert [number for number in range(1, 99) if recorder.slows(number)] == [40, 61]
+    recorder = module.TraceRecorder(Path(), range(0), [torch.device("cpu")], write=write)
+    assert not any(recorder.slows(number) for number in range(99))

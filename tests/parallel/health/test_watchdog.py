@@ -1,8 +1,6 @@
 """When the watchdog wakes; that it ends the job is in tests/jobs/test_ranks_that_hang.py."""
 
 import faulthandler
-import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +14,6 @@ from whole_image import random_scene
 
 from tilenet.errors import TilenetError
 from tilenet.parallel.health import watchdog as module
-from tilenet.parallel.health import watchdog_process
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.predict import Prediction, predict
 from tilenet.train import train
@@ -28,7 +25,7 @@ def said(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[[str], str]:
     """What was said until a text was; no watchdog ends the tests, for its grace is long."""
-    monkeypatch.setattr(module, "GRACE_SECONDS", 1000.0)
+    monkeypatch.setattr(module, "GRACE_SECONDS", 1e6)
     heard: list[str] = []
 
     def until(text: str) -> str:
@@ -61,27 +58,6 @@ def test_signs_of_life_move_the_deadline(capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr().err == ""
 
 
-def test_a_job_that_is_suspended_as_a_whole_loses_a_slice_of_its_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """However long a slice takes by the clock, it counts as one."""
-    pauses: list[float] = []
-    said: list[str] = []
-
-    def select(*wanted: Any) -> tuple[list[int], list[int], list[int]]:
-        pauses.append(wanted[-1])
-        return ([0] if len(pauses) == 1 or said else []), [], []
-
-    monkeypatch.setattr(watchdog_process, "select", select)
-    monkeypatch.setattr(os, "read", lambda *_: b"" if said else b"2.5 step 1\n")
-    monkeypatch.setattr(watchdog_process, "stacks", lambda *_: "")
-    monkeypatch.setattr(watchdog_process, "say", lambda _, text: said.append(text))
-    watchdog_process.watch(os.getpid(), "", 0, 1000.0)
-    assert said[0].startswith("tilenet: step 1 must end within 2.5 s")
-    slice_s = watchdog_process.SLICE_SECONDS
-    assert pauses[:-1] == [slice_s, slice_s, slice_s, 2.5 - 2 * slice_s]
-
-
 def test_parts_of_a_share_that_move_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     armed: list[tuple[str, float]] = []
     monkeypatch.setattr(Watchdog, "arm", lambda _, doing, times=1.0: armed.append((doing, times)))
@@ -102,36 +78,29 @@ def test_it_sleeps_until_it_is_armed_and_after_its_block(
 ) -> None:
     with Watchdog(0.3) as watchdog:
         time.sleep(0.6)
-        process = watchdog._process
-        assert process
-        assert process.poll() is None
         watchdog.arm("step 1")
-    assert process.poll() == 0
     watchdog.arm("step 2")
+    time.sleep(0.6)
     assert capfd.readouterr().err == ""
-    assert not faulthandler.unregister(signal.SIGALRM)
 
 
-def test_a_rank_does_not_wait_for_a_watchdog_that_hangs(said: Callable[[str], str]) -> None:
-    with Watchdog(1000) as watchdog:
-        assert watchdog._process
-        watchdog._process.send_signal(signal.SIGSTOP)
-        for _ in range(10_000):
-            watchdog.arm("a step of which the pipe cannot hold so many")
-        watchdog._process.send_signal(signal.SIGCONT)
+def test_the_timer_that_needs_no_interpreter_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
+        monkeypatch.setattr(
+            faulthandler, name, lambda *args, **options: calls.append((args, options))
+        )
+    with Watchdog(5) as watchdog:
+        watchdog.arm("step 1", 3)
+    late = 15 + module.GRACE_SECONDS / 2
+    assert calls == [((late,), {"exit": True, "file": 2}), ((), {})]
 
 
-def test_without_its_process_a_rank_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/no/such/python")
-    with pytest.raises(TilenetError, match="permit more processes, or set hang_seconds: 0"):
-        Watchdog(1).__enter__()
-
-
-def test_0_switches_it_off() -> None:
+def test_0_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Thread", None)
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", None)
     with Watchdog(0) as watchdog:
         watchdog.arm("step 1")
-        assert watchdog._process is None
-        assert not faulthandler.unregister(signal.SIGALRM)
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])

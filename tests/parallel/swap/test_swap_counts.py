@@ -1,7 +1,6 @@
 """What is swapped in a run: in each step's row, and in total at its end."""
 
 import csv
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from whole_image import random_scene
 from tilenet.parallel.health.progress import RankTimes
 from tilenet.parallel.swap.statistics import SwapCounts, SwapStatistics
 from tilenet.train import train
-from tilenet.training.config.keys import ProfileKeys, SwappingKeys, TileKeys
+from tilenet.training.config.keys import SwappingKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.loop import Loop
 from tilenet.training.record import RunAccount
@@ -97,23 +96,6 @@ def test_rows_add_up_to_the_run_and_ranks_to_what_is_said(
         f"; {longest:.1f} s waited of ",
     ]
     assert [part for part in wanted if said.count(part) != 1] == []
-
-
-def test_without_a_gpu_a_trace_tells_how_fast_swapping_copied(
-    comm: MPI.Intracomm, shared_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = replace(a_run(comm, shared_path), profile=ProfileKeys("2-3"), **EVERYTHING)
-    assert train(run, comm=comm) == 0
-    found = json.loads((Path(run.output) / "profile.json").read_text())
-    steps = rows(run)[1:]
-    copied = sum(int(row["swap_out_bytes"]) + int(row["swap_in_bytes"]) for row in steps)
-    waited = pytest.approx(sum(float(row["swap_wait_seconds"]) for row in steps), rel=1e-12)
-    (copies,) = found["copies"].values()
-    assert (copies["num_bytes"], copies["seconds"]) == (copied, waited)
-    assert copies["gb_per_s"] == pytest.approx(copied / copies["seconds"] / 1e9, rel=1e-12)
-    assert found["parts"]["wait_for_copies"] == waited
-    said = f"; GB/s swap {copies['gb_per_s']:.1f}; "
-    assert (said in capsys.readouterr().err) == (comm.rank == 0)
 
 
 def test_where_nothing_is_swapped_columns_are_zeros_and_nothing_is_said(

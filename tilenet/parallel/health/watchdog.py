@@ -4,14 +4,12 @@ Every rank keeps its own, because the rank that hangs is rarely the one that not
 its stacks first and ends later: launchers kill all ranks as soon as one has ended.
 """
 
-import contextlib
 import faulthandler
 import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
-from types import TracebackType
+import time
+from tempfile import TemporaryFile
+from threading import Event, Thread
+from types import FunctionType, TracebackType
 
 from tilenet.errors import TilenetError
 
@@ -24,16 +22,16 @@ SLOW = 4.0
 # Between the stacks and the end; ranks notice within milliseconds of each other.
 GRACE_SECONDS = 2.0
 
-PROGRAM = Path(__file__).with_name("watchdog_process.py")
+STDERR = 2  # not sys.stderr: C code writes to it
 
 
 class Watchdog:
     """Ends this rank when `hang_seconds` pass without a sign of life.
 
-    A process next to the rank keeps the time: a thread would need the interpreter, which mpi4py's
-    pickled allreduce, among others, keeps locked while it waits. The stacks are dumped by a signal
-    handler that does not need it either. Not by faulthandler's own timer: there is one per process,
-    and test runners use it.
+    A thread says it. C code may keep the interpreter locked while it waits (MPI_Init and mpi4py's
+    pickled allreduce do): then no thread of Python runs, and faulthandler, which needs no
+    interpreter, dumps the stacks and ends the rank, half the grace later. The thread's function
+    bears the sentence as its name, so the dump says it too. There is one such timer per process.
     """
 
     def __init__(self, hang_seconds: float, who: str = "", key: str = "hang_seconds") -> None:
@@ -50,33 +48,11 @@ class Watchdog:
                 "1800 is usual, 0 switches the watchdog off"
             )
         self.hang_seconds, self.who, self._key = float(hang_seconds), who, key
-        self._process: subprocess.Popen[bytes] | None = None
-        self._signs = self._dumps = -1
+        self._over: Event | None = None  # set when what was armed for has ended
 
     def __enter__(self) -> "Watchdog":
-        if not self.hang_seconds:
-            return self
-        theirs, self._dumps = os.pipe()
-        words = (os.getpid(), self.who, signal.SIGALRM.value, GRACE_SECONDS, self._key)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", PROGRAM, *(str(word) for word in words)],
-                stdin=subprocess.PIPE,
-                stdout=theirs,  # from where it reads the stacks
-                start_new_session=True,  # out of reach of signals to the job, such as Ctrl-C
-            )
-        except OSError as error:
-            os.close(self._dumps)
-            raise TilenetError(
-                f"the watchdog is a process next to each rank, which must start ({self.who}: "
-                f"{error.strerror}); permit more processes, or set {self._key}: 0"
-            ) from error
-        finally:
-            os.close(theirs)
-        assert self._process.stdin is not None
-        self._signs = self._process.stdin.fileno()
-        os.set_blocking(self._signs, False)  # a watchdog that hangs must not make the rank hang
-        faulthandler.register(signal.SIGALRM, file=self._dumps, all_threads=True)
+        if self.hang_seconds:
+            self._over = Event()
         return self
 
     def __exit__(
@@ -85,17 +61,26 @@ class Watchdog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._process:
-            self._process.communicate()  # closes its stdin and waits for its end
-            self._process = None
-            faulthandler.unregister(signal.SIGALRM)
-            os.close(self._dumps)
+        if self._over:
+            self._over.set()
+            self._over = None
+            faulthandler.cancel_dump_traceback_later()
 
     def arm(self, doing: str, times: float = 1.0) -> None:
         """Start to wait for the end of `doing`, for `times` the usual patience."""
-        if self._process:
-            with contextlib.suppress(OSError):  # it is gone, or has much to read
-                os.write(self._signs, f"{times * self.hang_seconds} {doing}\n".encode())
+        if not self._over:
+            return
+        self._over.set()
+        self._over, begun, seconds = Event(), Event(), times * self.hang_seconds
+        sentence = (
+            f"tilenet: {doing} must end within {seconds:g} s; the stacks show where it hangs, or "
+            f"what is slow: then raise {self._key}"
+        )
+        code = _wait.__code__.replace(co_name=f"[{self.who}] {sentence}")
+        args = (begun, self._over, seconds, self.who, sentence)
+        Thread(target=FunctionType(code, globals()), args=args, daemon=True).start()
+        begun.wait()
+        faulthandler.dump_traceback_later(seconds + GRACE_SECONDS / 2, exit=True, file=STDERR)
 
     def arm_part(self, doing: str, number: int, total: int) -> None:
         """Start to wait for one of many parts of a rank's share: what is slow but moves may go on.
@@ -111,6 +96,23 @@ class Watchdog:
         Whether it moves its own watchdog knows, which ends the job; here it may take long.
         """
         self.arm(f"{doing} on other ranks", SLOW + parts)
+
+
+def _wait(begun: Event, over: Event, seconds: float, who: str, sentence: str) -> None:
+    """Return when it is over in time; else say the sentence and the stacks, and end the rank."""
+    begun.set()
+    if over.wait(seconds):
+        return
+    with TemporaryFile() as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        text = f"{sentence}\n{file.read().decode()}"
+    # Each line with its rank: launchers mix the lines of ranks.
+    lines = "".join(f"[{who}] {line}\n" for line in text.splitlines() if line)
+    os.write(STDERR, f"\n{lines}".encode())
+    faulthandler.cancel_dump_traceback_later()
+    time.sleep(GRACE_SECONDS)
+    os._exit(1)
 
 
 NEVER = Watchdog(0)

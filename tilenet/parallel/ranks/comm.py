@@ -113,16 +113,11 @@ def agreed(comm: "MPI.Comm") -> Generator[None, None, None]:
         yield
     except TilenetError as raised:
         error = raised
-    first = comm.allreduce(comm.rank if error else comm.size, op=_min())
+    # Ranks that wait in mpi4py's allreduce keep the interpreter locked: a watchdog could not speak.
+    first = min(comm.allgather(comm.rank if error else comm.size))
     if first < comm.size:
         sentence = comm.bcast(str(error), root=first)
         raise AgreedError(sentence) from error
-
-
-def _min() -> "MPI.Op":
-    from mpi4py import MPI
-
-    return MPI.MIN
 
 
 def run_as_rank(main: Callable[[], int]) -> int:

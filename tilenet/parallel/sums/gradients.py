@@ -60,9 +60,7 @@ def sums_pay_meanwhile(comm: "MPI.Intracomm", *, on_devices: bool) -> bool:
     alone = node.size == comm.size
     node.Free()
     cores, threads = zip(*facts, strict=True)
-    return bool(
-        comm.allreduce(on_devices or not alone or room_for_helpers(cores, threads), op=MPI.LOR)
-    )
+    return any(comm.allgather(on_devices or not alone or room_for_helpers(cores, threads)))
 
 
 PIECE_BYTES = 4 << 20

@@ -127,7 +127,7 @@ def _open_store(comm: "MPI.Intracomm", name: str) -> Any:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     place = node_place(comm)
-    one_node = comm.allreduce(int(place.size == comm.size)) == comm.size
+    one_node = all(comm.allgather(place.size == comm.size))
     store: Any = None
     host, port, fault = "", 0, ""
     if comm.rank == 0:
