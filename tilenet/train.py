@@ -142,4 +142,6 @@ def _prepare(
         validation = RunValidation(scoring, run.validation.score, every, data.last, folder)
     end_if_asked(comm, stop)
     loss = run.loss_with(weights)
-    return Loop(run, plan, data, network, loss, validation, folder, devices, watchdog, stop, comm)
+    return Loop(
+        run, plan, data, network, loss, validation, folder, devices.layout, watchdog, stop, comm
+    )

@@ -98,6 +98,38 @@ def survey(
     size = 1 if look.counts_each else max(1, -(-len(blocks) * look.num_bands // MOST_MOMENTS))
     groups = -(-len(blocks) // size)
     mine = range(comm.rank, groups, comm.size)
+    moments = _look_at_share(look, blocks, mine, size, comm, watchdog, requests)
+    watchdog.arm("the sums of the survey", SLOW)
+    look.join(comm)
+    with agreed(comm):
+        _check_something_is_there(images, labels, look.values[0].total, look.class_pixels)
+    if look.counts_each:
+        mean, std = zip(*(band.mean_and_std for band in look.values), strict=True)
+    else:
+        mean, std = _everybodys(moments, groups, comm)
+        _check_finite(images, mean, std, look.values)
+    return Survey(
+        num_valid=look.values[0].total,
+        mean=mean,
+        std=std,
+        minimum=tuple(band.minimum for band in look.values),
+        maximum=tuple(band.maximum for band in look.values),
+        percentiles=tuple(band.percentiles(PERCENTS) for band in look.values),
+        class_pixels=tuple(look.class_pixels.tolist()),
+        classes_in_cells=tuple(look.planes),
+    )
+
+
+def _look_at_share(
+    look: "_Look",
+    blocks: Blocks,
+    mine: range,
+    size: int,
+    comm: "MPI.Intracomm",
+    watchdog: Watchdog,
+    requests: StopRequests | None,
+) -> NDArray[np.float64]:
+    """Look at this rank's groups of `size` blocks; count, means and squares of each. Collective."""
     moments = np.zeros((0 if look.counts_each else len(mine), 1 + 2 * look.num_bands))
     total = len(mine) * size
     what = "all pixels are looked at"
@@ -118,25 +150,7 @@ def survey(
             if found is not None:
                 moments[place] = found.count, *found.mean, *found.squares
         watchdog.arm_others("the survey", len(blocks) / comm.size)
-    watchdog.arm("the sums of the survey", SLOW)
-    look.join(comm)
-    with agreed(comm):
-        _check_something_is_there(images, labels, look.values[0].total, look.class_pixels)
-    if look.counts_each:
-        mean, std = zip(*(band.mean_and_std for band in look.values), strict=True)
-    else:
-        mean, std = _everybodys(moments, groups, comm)
-        _check_finite(images, mean, std, look.values)
-    return Survey(
-        num_valid=look.values[0].total,
-        mean=mean,
-        std=std,
-        minimum=tuple(band.minimum for band in look.values),
-        maximum=tuple(band.maximum for band in look.values),
-        percentiles=tuple(band.percentiles(PERCENTS) for band in look.values),
-        class_pixels=tuple(look.class_pixels.tolist()),
-        classes_in_cells=tuple(look.planes),
-    )
+    return moments
 
 
 class _Look:

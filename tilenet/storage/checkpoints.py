@@ -104,29 +104,7 @@ def save_checkpoint(
     }
     try:
         _clear_left(run)
-        aside.mkdir(parents=True)
-        for name, values in tensors.items():
-            save_file(values, aside / name)
-        for name, text in texts.items():
-            (aside / name).write_text(text)
-        files = [aside / name for name in FILES]
-        for file in files:
-            # safetensors keeps its files to the owner; the run's other files follow the umask
-            file.chmod((aside / NETWORK).stat().st_mode)
-            sync(file)
-            forget_cached(file)
-        # First the sums, which fail in a sentence where the disk does: reading a mapped file kills.
-        texts[CHECKSUMS] = checksums_text(files)
-        (aside / CHECKSUMS).write_text(texts[CHECKSUMS])
-        sync(aside / CHECKSUMS)
-        forget_cached(aside / CHECKSUMS)
-        sync(aside)
-        wrong = differing_files(aside, tensors, texts)
-        if wrong:
-            raise TilenetError(
-                f"a checkpoint must read back as it was written ({aside}: {', '.join(wrong)} "
-                f"differs); the disk may be full or broken: mend that, and {run_again(run)}"
-            )
+        _write_checked(run, aside, tensors, texts)
         orders = [step_order(one) for one in saved_checkpoints(run)]
         again = [order[1] for order in orders if order is not None and order[0] == step]
         if again:  # the step was saved before; where all are in order, the newest comes last
@@ -147,6 +125,40 @@ def save_checkpoint(
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return final
+
+
+def _write_checked(
+    run: Path, folder: Path, tensors: dict[str, dict[str, Tensor]], texts: dict[str, str]
+) -> None:
+    """Write a checkpoint's files with their checksums, read them back and compare.
+
+    Raises:
+        TilenetError: The disk gives back something else than it was given.
+        OSError, SafetensorError: They cannot be written.
+    """
+    folder.mkdir(parents=True)
+    for name, values in tensors.items():
+        save_file(values, folder / name)
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    files = [folder / name for name in FILES]
+    for file in files:
+        # safetensors keeps its files to the owner; the run's other files follow the umask
+        file.chmod((folder / NETWORK).stat().st_mode)
+        sync(file)
+        forget_cached(file)
+    # First the sums, which fail in a sentence where the disk does: reading a mapped file kills.
+    texts = {**texts, CHECKSUMS: checksums_text(files)}
+    (folder / CHECKSUMS).write_text(texts[CHECKSUMS])
+    sync(folder / CHECKSUMS)
+    forget_cached(folder / CHECKSUMS)
+    sync(folder)
+    wrong = differing_files(folder, tensors, texts)
+    if wrong:
+        raise TilenetError(
+            f"a checkpoint must read back as it was written ({folder}: {', '.join(wrong)} "
+            f"differs); the disk may be full or broken: mend that, and {run_again(run)}"
+        )
 
 
 def mark_best(run: Path, checkpoint: Path, keep: int = 2) -> None:

@@ -1,5 +1,6 @@
 """The steps of a run on one rank: read, compute, sum, update, record."""
 
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,6 @@ from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.trace import TraceRecorder
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
-from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.training.announce import announce
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder import RunFolder
@@ -39,7 +39,7 @@ class Loop:
         loss: With the weights of the classes.
         validation: Between the steps; None: nothing is held out.
         folder: Folder of the run.
-        devices: Of this rank.
+        layout: What ranks there are, in lines.
         watchdog: Armed for each step, checkpoint and validation.
         stop: Requests to stop.
         comm: All ranks.
@@ -54,13 +54,13 @@ class Loop:
         loss: Loss,
         validation: RunValidation | None,
         folder: RunFolder,
-        devices: RunDevices,
+        layout: Sequence[str],
         watchdog: Watchdog,
         stop: StopRequests,
         comm: "MPI.Intracomm",
     ) -> None:
         self.run_file, self.plan, self.data, self.network = run, plan, data, network
-        self.loss, self.validation, self.folder, self.devices = loss, validation, folder, devices
+        self.loss, self.validation, self.folder, self.layout = loss, validation, folder, layout
         self.watchdog, self.stop, self.comm = watchdog, stop, comm
         self.account = RunAccount()
         steps, shown = run.profile.numbers, network.pipe.devices
@@ -117,7 +117,7 @@ class Loop:
         if self.comm.rank > 0:
             return None
         run, path, sample = self.run_file, self.folder.path, self.data.schedule.samples(0)[0]
-        left = self.data.images.validation, self.devices.layout
+        left = self.data.images.validation, self.layout
         keep_run(path, run, self.plan, self.network.pipe, sample, *left)
         score = run.validation.score if run.validation.wanted else None
         kinds = {"tensorboard": run.tensorboard, "accept_gaps": accept_gaps}

@@ -246,28 +246,21 @@ def _run(
         # Where autograd keeps nothing of an input that wants no gradient, there is no backward.
         if has_graph:
             z.backward()
+    own = (
+        sum(p.numel() * p.element_size() for p in module.parameters()),
+        sum(b.numel() * b.element_size() for b in module.buffers()),
+    )
+    kept = in_place, saved, keeps_input, keeps_output
+    moved = forward, _backward_peaks(trace, x_bytes, y_bytes), *_gradients(notes)
+    cost = LayerBytes(case.layer, *own, x_bytes, y_bytes, elements, *kept, *moved)
+    return cost, dtype, is_view
+
+
+def _gradients(notes: dict[str, Any]) -> tuple[int, int, bool]:
+    """Bytes of the gradients of input and skip; whether both are one storage."""
     gradient, gx = notes.get("gx", (0, None))
     skip_gradient, gs = notes.get("gs", (0, None))
-    parameters = sum(p.numel() * p.element_size() for p in module.parameters())
-    buffers = sum(b.numel() * b.element_size() for b in module.buffers())
-    cost = LayerBytes(
-        case.layer,
-        parameters,
-        buffers,
-        x_bytes,
-        y_bytes,
-        elements,
-        in_place,
-        saved,
-        keeps_input,
-        keeps_output,
-        forward,
-        _backward_peaks(trace, x_bytes, y_bytes),
-        gradient,
-        skip_gradient,
-        gs is not None and gs == gx,
-    )
-    return cost, dtype, is_view
+    return gradient, skip_gradient, gs is not None and gs == gx
 
 
 def _backward_peaks(
