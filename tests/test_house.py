@@ -37,6 +37,23 @@ def test_a_module_says_what_it_is_and_stays_small(path: Path) -> None:
     assert not re.search(r"util|common|helper|misc|(?<!s)core", path.stem)
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_functions_and_imports_stay_few_and_short(path: Path) -> None:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    long = [
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 60
+    ]
+    assert long == []
+    ours = {
+        node.module
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tilenet.")
+    }
+    assert len(ours) <= (20 if path.parent.name == "tilenet" else 17)
+
+
 @pytest.mark.parametrize("room", ROOMS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_room_reads_like_a_table_of_contents(room: Path) -> None:
     assert sum(path.parent == room and path.name != "__init__.py" for path in SOURCES) <= 14

@@ -251,8 +251,9 @@ def _run(
         sum(b.numel() * b.element_size() for b in module.buffers()),
     )
     kept = in_place, saved, keeps_input, keeps_output
-    moved = forward, _backward_peaks(trace, x_bytes, y_bytes), *_gradients(notes)
-    cost = LayerBytes(case.layer, *own, x_bytes, y_bytes, elements, *kept, *moved)
+    peaks, end = _backward_peaks(trace, x_bytes, y_bytes), _gradients(notes)
+    sizes = x_bytes, y_bytes, elements
+    cost = LayerBytes(case.layer, *own, *sizes, *kept, forward, peaks, end[0], end[1], end[2])
     return cost, dtype, is_view
 
 
