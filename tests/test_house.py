@@ -3,30 +3,17 @@
 import ast
 import json
 import re
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from docs import keys
 from tilenet.__main__ import main
 from tilenet.training.config.run_file import RunFile
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "tilenet").rglob("*.py"))
 ROOMS = sorted({path.parent for path in SOURCES})
-
-
-def keys_of(kind: Any, prefix: str = "") -> list[str]:
-    """Dotted names of the run file's keys."""
-    found = []
-    for part in fields(kind):
-        inner = part.default_factory
-        if is_dataclass(inner):
-            found.extend(keys_of(inner, f"{prefix}{part.name}."))
-        else:
-            found.append(prefix + part.name)
-    return found
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -64,11 +51,10 @@ def test_the_first_command_stands_before_line_12_of_the_readme() -> None:
     assert any(line.startswith("make demo") for line in lines[:11])
 
 
-def test_every_key_of_the_run_file_is_documented() -> None:
-    text = (ROOT / "docs" / "run-file.md").read_text()
-    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]
-    documented = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
-    assert sorted(set(keys_of(RunFile)) - documented) == []
+def test_the_table_of_keys_is_that_of_the_fields() -> None:
+    text = keys.PAGE.read_text(encoding="utf-8")
+    assert text == keys.with_table(text), "run python docs/keys.py"
+    assert len(keys.table(RunFile).splitlines()) > 80
 
 
 def test_every_file_that_the_readme_links_to_exists() -> None:

@@ -19,8 +19,9 @@ from mpi4py import MPI
 
 import tilenet.train
 from tilenet.parallel.ranks.comm import world
-from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys, ValidationKeys
+from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.step import Step
 
 SAMPLES = 20

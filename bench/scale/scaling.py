@@ -58,8 +58,9 @@ def write_image(folder: Path, name: str, height: int, width: int) -> tuple[str, 
 
 def run_of(folder: Path, kind: str, scaling: str, ranks: int, steps: int) -> "RunFile":
     """A training run; images and labels are written by rank 0."""
-    from tilenet.training.config.keys import MeshKeys, NetworkKeys, OptimizerKeys, ValidationKeys
+    from tilenet.training.config.keys import MeshKeys, NetworkKeys, OptimizerKeys
     from tilenet.training.config.run_file import RunFile
+    from tilenet.training.config.validation_keys import ValidationKeys
 
     rows, columns = (1, 1) if kind == "images" else GRIDS[ranks]
     side = STRONG_PX if scaling == "strong" and kind != "images" else 0

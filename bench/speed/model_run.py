@@ -90,9 +90,9 @@ def train(folder: Path, point: dict[str, Any], steps: int) -> list[dict[str, flo
         NetworkKeys,
         OptimizerKeys,
         TileKeys,
-        ValidationKeys,
     )
     from tilenet.training.config.run_file import RunFile
+    from tilenet.training.config.validation_keys import ValidationKeys
     from tilenet.training.step import Step, StepResult
 
     comm, rows = MPI.COMM_WORLD, list[tuple[float, float]]()

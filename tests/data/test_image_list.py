@@ -13,9 +13,9 @@ from tilenet.data import image_list, image_patterns
 from tilenet.data.image_list import read_image_list
 from tilenet.data.image_patterns import is_list_file, is_pattern, matched
 from tilenet.errors import TilenetError
-from tilenet.training.config.keys import ValidationKeys
 from tilenet.training.config.read import with_listed_images
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.config.validation_keys import ValidationKeys
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from whole_image import IGNORE, Scene, random_scene
 from tilenet.data.holdout import HeldOut, choose_held_out
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.unet import unet_layers
-from tilenet.training.config.keys import NetworkKeys, ValidationKeys
+from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.config.validation_keys import ValidationKeys
 
 NETWORK = NetworkKeys(poolings=2, convolutions=1, base=4, dropout=0.2)
 CONTEXT_PX = context_of(unet_layers(options_of(NETWORK))).context_any_pixel_px

@@ -23,8 +23,8 @@ from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.ranks.together import end_if_asked, together
 from tilenet.predict import Prediction, predict
 from tilenet.train import train
-from tilenet.training.config.keys import ValidationKeys
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.images import open as images
 
 STOPPED = "stopped before the first step"

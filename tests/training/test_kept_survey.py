@@ -25,8 +25,9 @@ from tilenet.errors import AgreedError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.train import train
-from tilenet.training.config.keys import NetworkKeys, ValidationKeys, VectorKeys
+from tilenet.training.config.keys import NetworkKeys, VectorKeys
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.images.open import RunImages
 from tilenet.training.images.survey import SURVEY, survey_key
 

@@ -16,9 +16,10 @@ from whole_image import random_scene
 from tilenet.__main__ import main
 from tilenet.errors import AgreedError
 from tilenet.train import train
-from tilenet.training.config.keys import MeshKeys, ValidationKeys
+from tilenet.training.config.keys import MeshKeys
 from tilenet.training.config.read import with_listed_images
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.config.validation_keys import ValidationKeys
 
 
 @pytest.mark.ranks(2)

@@ -21,9 +21,10 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.windows import Part
 from tilenet.train import train
-from tilenet.training.config.keys import AugmentKeys, TileKeys, ValidationKeys
+from tilenet.training.config.keys import AugmentKeys, TileKeys
 from tilenet.training.config.read import read_run_file
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.config.validation_keys import ValidationKeys
 
 SIZE = (157, 211)
 GRID = rasterio.Affine(2, 0.1, 5e5, 0.1, -2, 4e6)  # of `random_scene`

@@ -18,14 +18,9 @@ import tilenet.train
 import tilenet.training.folder
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.train import train
-from tilenet.training.config.keys import (
-    MeshKeys,
-    NetworkKeys,
-    OptimizerKeys,
-    TileKeys,
-    ValidationKeys,
-)
+from tilenet.training.config.keys import MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.step import Step
 
 

@@ -16,10 +16,10 @@ from tilenet.training.config.keys import (
     ScheduleKeys,
     SwappingKeys,
     TileKeys,
-    ValidationKeys,
     VectorKeys,
 )
 from tilenet.training.config.read import read_run_file
+from tilenet.training.config.validation_keys import ValidationKeys
 
 
 @pytest.mark.parametrize(

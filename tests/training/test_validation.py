@@ -32,8 +32,9 @@ from tilenet.parallel.health.watchdog import Watchdog
 from tilenet.predict import Prediction, predict
 from tilenet.scores import scores
 from tilenet.train import train
-from tilenet.training.config.keys import OptimizerKeys, SwappingKeys, ValidationKeys
+from tilenet.training.config.keys import OptimizerKeys, SwappingKeys
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.images.held_out import hold_out
 from tilenet.training.images.open import RunImages, open_images
 from tilenet.training.scoring import Validation

@@ -16,7 +16,7 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.windows import Window
 from tilenet.train import train
-from tilenet.training.config.keys import ValidationKeys
+from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.step import Step
 
 

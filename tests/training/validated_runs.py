@@ -21,8 +21,9 @@ import tilenet.train
 from tilenet.mapping.evaluate import confusion_matrix
 from tilenet.predict import Prediction, predict
 from tilenet.scores import scores
-from tilenet.training.config.keys import NetworkKeys, ValidationKeys
+from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.scoring import Validation
 
 NETWORK = NetworkKeys(poolings=2, convolutions=1, base=4, dropout=0.2)

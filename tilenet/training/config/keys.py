@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 from torch import nn
 
-from tilenet.data.image_patterns import is_list_file
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import Cut
@@ -30,9 +29,7 @@ __all__ = [
     "ScheduleKeys",
     "SwappingKeys",
     "TileKeys",
-    "ValidationKeys",
     "VectorKeys",
-    "check_pairs",
 ]
 
 MOST_PROFILED = 100
@@ -43,17 +40,34 @@ class NetworkKeys:
     """The network; keys left out come from the preset, or from `UNetOptions`."""
 
     preset: Literal["small", "medium-1", "medium-2", "large"] | None = None
+    """`small`, `medium-1`, `medium-2`, `large`: the paper's networks; other `network` keys override
+    it"""
     poolings: int | None = None
+    """poolings P; tiles are multiples of 2^P. Default: 4."""
     convolutions: int | None = None
+    """convolutions per level. Default: 2."""
     base: int | None = None
+    """channels of the first level, even. Default: 64."""
     kernel: int | None = None
+    """width of the convolutions, odd. Default: 3."""
     padding: Padding | None = None
+    """`same`, or `valid` (the 2015 U-Net). Default: `same`."""
     upsampling: Upsampling | None = None
+    """`nearest`, `bilinear`, `transposed`. Default: `nearest`."""
     norm: NormKind | None = None
+    """`none`, `batch`, `group`, `instance`. Default: `none`."""
     norm_scope: NormScope | None = None
+    """over what normalisation takes statistics: `image`: of each whole image (`instance`, `group`)
+    or of all images of a step (`batch`), exact whatever the tiles, see
+    [below](#what-composes-with-what); `tile` is approximate: the result depends on the tiles.
+    Default: `image`."""
     groups: int | None = None
+    """groups of a group norm. Default: 8."""
     dropout: float | None = None
+    """probability that a channel is dropped; masks are keyed by (seed, step, image, layer), the
+    same on any number of ranks. Default: 0."""
     bias: bool | None = None
+    """whether convolutions add a constant. Default: where no norm follows."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +75,13 @@ class MeshKeys:
     """Ranks as replicas × rows × columns; what is left out follows from the number of ranks."""
 
     replicas: int | None = None
+    """groups of ranks that each hold one image of the step. Default: from the ranks."""
     rows: int | None = None
+    """ranks along an image's rows and columns; replicas × rows × columns is the number of ranks.
+    Default: from the ranks."""
     columns: int | None = None
+    """ranks along an image's rows and columns; replicas × rows × columns is the number of ranks.
+    Default: from the ranks."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +89,11 @@ class TileKeys:
     """Tiles per image: a grid, or a largest own size; left out: one tile per rank of a replica."""
 
     rows: int | None = None
+    """tiles per image. Default: one tile per rank of a replica."""
     columns: int | None = None
+    """tiles per image. Default: one tile per rank of a replica."""
     size_px: int | None = None
+    """instead: largest own size of a tile"""
 
     @property
     def cut(self) -> Cut | None:
@@ -103,7 +125,10 @@ class GradientKeys:
     """How gradients are summed over ranks."""
 
     transport: Literal["auto", "host", "device", "nccl", "gloo"] = "auto"
+    """how gradients travel between ranks: `host` (MPI on host memory), `device` (MPI on device
+    memory, if it is CUDA-aware), `nccl` (NCCL or RCCL), `gloo`"""
     piece_mb: float = 4.0
+    """they travel in pieces of so many MiB, 1/1024 to 1024"""
 
     @property
     def piece_bytes(self) -> int:
@@ -128,11 +153,18 @@ class OptimizerKeys:
     """The optimizer."""
 
     name: Literal["adamw", "sgd"] = "adamw"
+    """`adamw` or `sgd`"""
     lr: float = 1e-3
+    """learning rate"""
     momentum: float = 0.0
+    """of `sgd`"""
     weight_decay: float = 0.0
+    """weight decay, of `adamw` decoupled from the gradient"""
     nesterov: bool = False
+    """momentum of `sgd` as Nesterov's"""
     clip_norm: float | None = None
+    """largest norm of the gradient: a longer one is scaled down to it. The norm of the whole
+    gradient of the step's loss, over all parameters"""
 
     @property
     def kind(self) -> str:
@@ -184,11 +216,18 @@ class ScheduleKeys:
     """How the learning rate changes with the step."""
 
     name: ScheduleName = "constant"
+    """how the learning rate changes with the step: `constant`, `poly`, `cosine`, `step`
+    ([below](#learning-rates))"""
     power: float = 0.9
+    """of `poly`"""
     warmup_steps: int = 0
+    """steps in which the rate rises to `optimizer.lr`, before the schedule begins"""
     milestones: list[int] | None = None
+    """of `step`: numbers of steps made, rising; after each, the rate is multiplied by `factor`"""
     factor: float = 0.1
+    """of `step`"""
     min_lr: float = 0.0
+    """what `poly` and `cosine` fall to, and `step` does not fall below"""
 
     def check(self, lr: float, steps: int | None) -> None:
         """Refuse values that make no schedule.
@@ -246,10 +285,18 @@ class AugmentKeys:
     """How images and crops are altered before the network sees them."""
 
     flips: bool = False
+    """flip images or crops at random, up to down and left to right (4 symmetries)"""
     rotations: bool = False
+    """turn them by 0, 90, 180 or 270°; with flips, all 8 symmetries of the square
+    ([below](#augmentation))"""
     brightness: float = 0.0
+    """add to each band of an image or crop a number in ± this, in standard deviations of the
+    band"""
     contrast: float = 0.0
+    """multiply each band's distance from its mean by a number in 1 ± this, at most 1"""
     noise: float = 0.0
+    """standard deviation of normal noise added to each pixel, in standard deviations of the band;
+    drawing it takes a CPU core about 40 ns per pixel and band"""
 
     @property
     def symmetries(self) -> tuple[Symmetry, ...]:
@@ -282,6 +329,7 @@ class CheckpointKeys:
     """Which checkpoints stay, besides the last and the best one."""
 
     keep: int = 2
+    """newest checkpoints that stay, at least 1; `last` and `best` always do"""
 
     def check(self) -> None:
         """Refuse to keep none.
@@ -301,6 +349,8 @@ class ProfileKeys:
     """The steps that a trace is recorded of: `40-60`, or one; left out: none."""
 
     steps: int | str | None = None
+    """steps of which rank 0 records a trace: `40-60`, or one; at most 100 together, since the trace
+    is kept in memory until then ([below](#what-a-run-leaves))"""
 
     @property
     def numbers(self) -> range:
@@ -327,9 +377,15 @@ class SwappingKeys:
     """Where swapped tensors go, and how much may stay; left out: what the machine says."""
 
     device_gib: float | None = None
+    """memory of a device that `auto` may use; on CPUs the ranks of a node share its memory.
+    Default: what the device has, less a tenth."""
     host_gib: float | None = None
+    """memory or file that a rank may swap to. Default: no limit."""
     folder: str | None = None
+    """swap to a file there, on node-local NVMe for instance. Default: pinned memory with GPUs, else
+    the folder for temporary files."""
     min_mib: float = 1.0
+    """smaller tensors stay"""
 
     @property
     def min_bytes(self) -> int:
@@ -363,90 +419,3 @@ class SwappingKeys:
                     f"swapping.{name} is a number of GiB above 0 (swapping.{name}: {gib}); leave "
                     "it out for all that there is"
                 )
-
-
-@dataclass(frozen=True)
-class ValidationKeys:
-    """What is held out from training, and when the network is scored on it."""
-
-    images: str | list[str] | None = None
-    labels: str | list[str] | None = None
-    share: float = 0.0
-    block_px: int = 512
-    every: int | None = None
-    batch_size: int = 1
-    score: Literal["mean_iou", "mean_f1", "accuracy", "loss"] = "mean_iou"
-
-    @property
-    def image_paths(self) -> tuple[str, ...]:
-        """Images that training does not see, in order."""
-        return _listed(self.images)
-
-    @property
-    def label_paths(self) -> tuple[str, ...]:
-        """Their labels, one per image."""
-        return _listed(self.labels)
-
-    @property
-    def held_out(self) -> str | None:
-        """Which share of which blocks is held out, in words; None: none is."""
-        return f"{self.share} of blocks of {self.block_px} px" if self.share else None
-
-    @property
-    def wanted(self) -> bool:
-        """Whether anything is held out."""
-        return bool(self.image_paths) or self.share > 0
-
-    def check(self) -> None:
-        """Refuse values that hold nothing out.
-
-        Raises:
-            TilenetError: With the first of them.
-        """
-        check_pairs(self.image_paths, self.label_paths, "validation.")
-        if not 0 <= self.share < 1:
-            raise TilenetError(
-                f"validation.share is the share of the training images' blocks that is held out, "
-                f"from 0 to below 1 (validation.share: {self.share}); 0.2 is usual"
-            )
-        for name in ("block_px", "every", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise TilenetError(
-                    f"validation.{name} must be at least 1 (validation.{name}: {value})"
-                )
-
-
-def check_pairs(images: tuple[str, ...], labels: tuple[str, ...], group: str = "") -> None:
-    """Refuse images without labels, unless they are one list of both.
-
-    Args:
-        group: Of the keys, with its dot.
-
-    Raises:
-        TilenetError: With their numbers.
-    """
-    lists = [path for path in images if is_list_file(path, with_labels=bool(labels))]
-    if lists and (len(images) > 1 or labels):
-        raise TilenetError(
-            f"a list of images stands alone, since it names their labels too ({group}images: "
-            f"{', '.join(images[:3])}, {group}labels: {', '.join(labels[:3]) or 'none'}); leave "
-            f"{group}labels out, or join lists"
-        )
-    if not lists and (len(images) != len(labels) or not (images or group)):
-        raise TilenetError(
-            f"each image needs one label file ({group}images: {len(images)}, {group}labels: "
-            f"{len(labels)}); list them in the same order"
-        )
-    wrong = [path for path in images + labels if "\0" in path or not path]
-    if wrong:
-        raise TilenetError(
-            f"a path is not empty and holds no NUL bytes ({group}images or {group}labels: "
-            f"{wrong[0]!r}); write it again"
-        )
-
-
-def _listed(paths: str | list[str] | None) -> tuple[str, ...]:
-    if paths is None:
-        return ()
-    return (paths,) if isinstance(paths, str) else tuple(paths)

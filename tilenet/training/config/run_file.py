@@ -28,10 +28,9 @@ from tilenet.training.config.keys import (
     ScheduleKeys,
     SwappingKeys,
     TileKeys,
-    ValidationKeys,
     VectorKeys,
-    check_pairs,
 )
+from tilenet.training.config.validation_keys import ValidationKeys, check_pairs
 
 __all__ = ["Halo", "RunFile", "network_options", "paper_epsilon_px"]
 
@@ -45,53 +44,132 @@ class RunFile:
     """A training run; see docs/run-file.md for each key."""
 
     images: str | list[str]
+    """a raster, or a list of them: anything GDAL reads. Files on one grid that plus signs join are
+    one image, [stacked](#bands-and-nodata): `R.tif+G.tif+B.tif`. Or a pattern, or a CSV or vector
+    file that lists images and labels ([below](#many-images))"""
     classes: int | list[str]
+    """number of classes, or a list of their names, each once; labels are 0 to classes − 1"""
     output: str
+    """folder of the run: `history.csv`, `validation.csv`, `checkpoints/`, `last`, `best`"""
     labels: str | list[str] | None = None
+    """a label file per image, in the same order (a file may stand several times), or a pattern: a
+    raster of one band of whole numbers, or polygons, see [below](#labels). Default: required, but
+    for a list of both."""
     plan: str | None = None
+    """`plan.json` of `tilenet plan -o`: its mesh, tiles, halo, partitions, balance, micro-batches,
+    checkpointing, batch size and precision, where neither this file nor the command line says
+    otherwise"""
     bands: list[int | str] | None = None
+    """bands to read: numbers from 1, [names](#bands-and-nodata), or both: `[4, 3, 2]`, `[nir, red,
+    green]`. Default: all but alpha."""
     vectors: VectorKeys = field(default_factory=VectorKeys)
     validation: ValidationKeys = field(default_factory=ValidationKeys)
     ignore_index: int = 255
+    """label of pixels that do not count; nodata in label rasters becomes it"""
     nodata: float | Literal["none", "collar"] | None = None
+    """a value without data; `none`: every pixel is valid; `collar`: [black pixels that reach the
+    edge](#bands-and-nodata) are not. By default the file's mask, alpha or nodata tag. NaN and
+    infinite pixels never count. Default: from the file."""
     resolution: float | None = None
+    """pixel size to read at, a whole multiple of the file's own (within 5 %); images are averaged,
+    labels take the most frequent class. Default: the file's."""
     bbox: list[float] | str | None = None
+    """[the part](#a-part-of-the-images) of the images that is looked at: XMIN,YMIN,XMAX,YMAX in
+    their CRS"""
     window: list[int] | str | None = None
+    """instead of `bbox`: ROW,COL,HEIGHT,WIDTH of one image"""
     network: NetworkKeys = field(default_factory=NetworkKeys)
     mesh: MeshKeys = field(default_factory=MeshKeys)
     tiles: TileKeys = field(default_factory=TileKeys)
     halo: Halo = "exact"
+    """`exact`; `epsilon`, the paper's tiling, approximate; or pixels"""
     halo_mode: HaloMode = "overlap"
+    """how tiles get what the network looks at around them: `overlap`: they read it and compute it
+    too, `exchange`: each layer takes it from the neighbouring ranks, and nothing is computed twice;
+    one window of an image per rank"""
     exchange_from: Literal["auto", "host", "device"] = "auto"
+    """with GPUs, whether `exchange` hands `device` memory to MPI or stages it through the `host`;
+    `auto`: device where MPI says that it takes it"""
     partitions: int | None = None
+    """devices per rank: the network's layers are cut into as many parts, which work as a pipeline.
+    Default: 1."""
     balance: list[int] | None = None
+    """layers per partition, which must add up; it changes speed and memory, never the result.
+    Default: computed."""
     micro_batches: int = 1
+    """most tiles of a rank in the pipeline at once (images or crops, where they are one tile each).
+    Where a rank has fewer tiles of the largest image, they are cut into sub-tiles, at the price of
+    more overlap"""
     read_ahead: int = READ_AHEAD
+    """micro-batches that a thread of each rank reads before they are needed, those of the next
+    steps too; 0: each is read when it is computed ([below](#reading)). Default: 2."""
     cache_dir: str | None = None
+    """folder on the nodes' own disks for decoded pixels and labels, which the ranks of a node share
+    as long as the run lasts ([below](#reading))"""
     checkpointing: Checkpointing = "never"
+    """which micro-batches keep only their input and are computed again in backward: `always` all,
+    `except_last` all but the last"""
     swap: Literal["off", "auto", "all"] | bool = "off"
+    """what waits for backward on the host instead of on the device: `off` nothing; `all` whatever
+    is large enough; `auto` what must, so that a step fits `swapping.device_gib`: each cell of
+    layers keeps, swaps or is computed again, whatever is predicted to be fastest. Results are the
+    same bits ([swapping.md](swapping.md#in-training-runs))"""
     swapping: SwappingKeys = field(default_factory=SwappingKeys)
     steps: int | None = None
+    """length of the run; an epoch sees each image once, or as many crops as there are places for
+    them. Default: one is required."""
     epochs: int | None = None
+    """length of the run; an epoch sees each image once, or as many crops as there are places for
+    them. Default: one is required."""
     crop_px: int | None = None
+    """train on crops of this side, a multiple of 2^P, drawn where labelled pixels are, from
+    multiples of 2^P (of more in [images of 185 000² px and
+    more](when-it-does-not-fit.md#before-the-first-step)); without it a step covers whole images"""
     oversample: float = 0.0
+    """share of the crops, 0 to 1, that are drawn by class: first one of the classes that occur,
+    each as likely, then a place among those that hold it; the others are drawn from all places. For
+    rare classes; needs `crop_px`"""
     batch_size: int = 1
+    """images or crops per step"""
     optimizer: OptimizerKeys = field(default_factory=OptimizerKeys)
     schedule: ScheduleKeys = field(default_factory=ScheduleKeys)
     augment: AugmentKeys = field(default_factory=AugmentKeys)
     loss: Literal["ce", "focal", "dice", "ce+dice"] = "ce"
+    """`ce`, cross-entropy: Σ w·ℓ over own, labelled pixels with data, divided once by Σ w; `dice`:
+    1 − the mean over classes of (2·Σ p·t + 1) / (Σ p + Σ t + 1) of each whole image, averaged over
+    the step's images (needs all tiles of a step in the pipeline at once; class weights do not
+    count); `ce+dice`: their sum; `focal`: Σ w·(1 − p)^γ·ℓ / Σ w, p the probability of the pixel's
+    label (Lin et al., 2017)"""
     focal_gamma: float = 2.0
+    """γ of `focal`; 0 is cross-entropy"""
     class_weights: list[float] | Literal["auto"] | None = None
+    """weight w of a pixel by its label: a list, or `auto`: N / (K·n), with N labelled pixels of all
+    images, K classes that occur and n pixels of the class, so that all classes weigh the same and
+    the mean over pixels is 1 (King and Zeng, 2001; scikit-learn's `balanced`). A class that does
+    not occur gets 0. They are printed as the run begins (with other weights the pixels of each
+    class are), and follow from the labels again where it goes on. Default: 1 each."""
     seed: int = 0
+    """first weights, dropout masks, crops and augmentation depend on it, and on nothing else"""
     precision: Precision = "float32"
+    """`float32`, `float64`, or `bfloat16`, `float16` (autocast; weights stay float32). `float16`
+    scales the loss; a step whose gradients overflow is thrown away on all ranks"""
     device: Literal["auto", "cpu", "cuda"] | list[str] = "auto"
+    """`cpu`, `cuda` (ROCm too), `auto`: cuda where there is one; or a list with one device per
+    partition, of which one may be named several times (with GPUs for one rank per node)"""
     gradients: GradientKeys = field(default_factory=GradientKeys)
     init: str | None = None
+    """first weights: a `.safetensors` file or a run's folder"""
     checkpoint_every: int = 100
+    """steps between checkpoints; the last step always leaves one"""
     checkpoints: CheckpointKeys = field(default_factory=CheckpointKeys)
     hang_seconds: float = 1800.0
+    """when a step takes longer, every rank prints its stacks and the job ends
+    ([failures.md](failures.md)); four times as long for the first step, checkpoints and what is
+    done once; 0: never"""
     profile: ProfileKeys = field(default_factory=ProfileKeys)
     tensorboard: bool = False
+    """write scalars for TensorBoard too, into `tensorboard/` of the output; it needs `pip install
+    tilenet[tensorboard]` ([below](#validation))"""
 
     def __post_init__(self) -> None:
         if self.swap is False:  # YAML reads an unquoted off as false

@@ -14,7 +14,7 @@ from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import together
-from tilenet.training.config.keys import ValidationKeys
+from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.images.open import RunImages
 
 if TYPE_CHECKING:

@@ -1,0 +1,107 @@
+"""Keys of the run file that say what is held out, and when the network is scored on it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tilenet.data.image_patterns import is_list_file
+from tilenet.errors import TilenetError
+
+__all__ = ["ValidationKeys", "check_pairs"]
+
+
+@dataclass(frozen=True)
+class ValidationKeys:
+    """What is held out from training, and when the network is scored on it."""
+
+    images: str | list[str] | None = None
+    """images that training does not see, given as `images` are, and their labels
+    ([below](#validation))"""
+    labels: str | list[str] | None = None
+    """their labels"""
+    share: float = 0.0
+    """share of the training images' square blocks that is held out, at least one block and never
+    all"""
+    block_px: int = 512
+    """side of these blocks, in pixels at the resolution that is read; several times the network's
+    context (`tilenet halo`), or little is left to train on"""
+    every: int | None = None
+    """steps between validations; the last step always has one. Default: an epoch."""
+    batch_size: int = 1
+    """tiles of a rank in the pipeline at a time; it changes speed and memory, never the scores"""
+    score: Literal["mean_iou", "mean_f1", "accuracy", "loss"] = "mean_iou"
+    """by which the checkpoint [`best`](#validation) is chosen: `mean_iou`, `mean_f1`, `accuracy`,
+    or `loss` (the smallest); of equals the earlier"""
+
+    @property
+    def image_paths(self) -> tuple[str, ...]:
+        """Images that training does not see, in order."""
+        return _listed(self.images)
+
+    @property
+    def label_paths(self) -> tuple[str, ...]:
+        """Their labels, one per image."""
+        return _listed(self.labels)
+
+    @property
+    def held_out(self) -> str | None:
+        """Which share of which blocks is held out, in words; None: none is."""
+        return f"{self.share} of blocks of {self.block_px} px" if self.share else None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is held out."""
+        return bool(self.image_paths) or self.share > 0
+
+    def check(self) -> None:
+        """Refuse values that hold nothing out.
+
+        Raises:
+            TilenetError: With the first of them.
+        """
+        check_pairs(self.image_paths, self.label_paths, "validation.")
+        if not 0 <= self.share < 1:
+            raise TilenetError(
+                f"validation.share is the share of the training images' blocks that is held out, "
+                f"from 0 to below 1 (validation.share: {self.share}); 0.2 is usual"
+            )
+        for name in ("block_px", "every", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise TilenetError(
+                    f"validation.{name} must be at least 1 (validation.{name}: {value})"
+                )
+
+
+def check_pairs(images: tuple[str, ...], labels: tuple[str, ...], group: str = "") -> None:
+    """Refuse images without labels, unless they are one list of both.
+
+    Args:
+        group: Of the keys, with its dot.
+
+    Raises:
+        TilenetError: With their numbers.
+    """
+    lists = [path for path in images if is_list_file(path, with_labels=bool(labels))]
+    if lists and (len(images) > 1 or labels):
+        raise TilenetError(
+            f"a list of images stands alone, since it names their labels too ({group}images: "
+            f"{', '.join(images[:3])}, {group}labels: {', '.join(labels[:3]) or 'none'}); leave "
+            f"{group}labels out, or join lists"
+        )
+    if not lists and (len(images) != len(labels) or not (images or group)):
+        raise TilenetError(
+            f"each image needs one label file ({group}images: {len(images)}, {group}labels: "
+            f"{len(labels)}); list them in the same order"
+        )
+    wrong = [path for path in images + labels if "\0" in path or not path]
+    if wrong:
+        raise TilenetError(
+            f"a path is not empty and holds no NUL bytes ({group}images or {group}labels: "
+            f"{wrong[0]!r}); write it again"
+        )
+
+
+def _listed(paths: str | list[str] | None) -> tuple[str, ...]:
+    if paths is None:
+        return ()
+    return (paths,) if isinstance(paths, str) else tuple(paths)
