@@ -26,6 +26,7 @@ setup(
         "pyogrio>=0.7",  # polygons as labels
         "shapely>=2.1",  # their shapes
         "jsonargparse>=4.49",  # run files in YAML with dotted overrides and checked types
+        "docstring-parser>=0.15",  # so that tilenet train --help says what each key means
         "jinja2>=3.1",  # report.html
         "matplotlib>=3.7",  # its charts, and tilenet plan --plot
         "tqdm>=4.60",  # progress on rank 0

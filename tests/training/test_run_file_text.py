@@ -14,7 +14,7 @@ from tilenet.training.config.keys import (
     ScheduleKeys,
     VectorKeys,
 )
-from tilenet.training.config.read import read_run_file, run_file_text
+from tilenet.training.config.read import parser, read_run_file, run_file_text
 from tilenet.training.config.run_file import RunFile
 
 PLAIN = RunFile(images="a.tif", labels="b.tif", classes=3, output="run", steps=7)
@@ -56,3 +56,11 @@ def test_the_text_gives_the_same_run(run: RunFile, tmp_path: Path) -> None:
     assert plain["classes"] == run.classes
     again, _ = read_run_file(["-c", str(path)])
     assert again == run
+
+
+def test_the_help_says_what_each_key_means(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--schedule.factor FACTOR of `step` (type: float, default: 0.1)" in said
+    assert "label of pixels that do not count" in said

@@ -23,7 +23,7 @@ from typing import Any
 
 import jsonargparse
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from tilenet.data.image_list import ImageList, Pair, read_image_list
 from tilenet.data.image_patterns import is_list_file, is_pattern, matched
@@ -196,7 +196,8 @@ def _check_keys(text: str, groups: Sequence[str]) -> None:
 
 
 def parser() -> ArgumentParser:
-    """The parser of `tilenet train`."""
+    """The parser of `tilenet train`; its help is what the fields' docstrings say."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
     made = ArgumentParser(
         prog="tilenet train",
         description="Train a network on images and their labels, over all MPI ranks.",
