@@ -74,7 +74,7 @@ def swapping(
             allows.
         swap_dir: Folder of the file that they go to. None: pinned host memory where torch sees a
             GPU, else the folder for temporary files.
-        host_limit_bytes: Of that memory or file; None: none.
+        host_limit_bytes: Bytes of that memory or file; None: none.
         actions: What to do about each of some modules of the model, see
             `tilenet.parallel.swap.actions`; nothing is done about the others. None: the modules
             given are swapped.

@@ -49,7 +49,7 @@ class Painted:
 
     Attributes:
         labels: Their file; of polygons with classes for all values of the field.
-        names: Of classes, as far as they have some.
+        names: Names of classes, as far as they have some.
         chosen: Classes that are painted; None: all but `background`.
         background: Class that is not painted unless it is chosen; None: there is none.
     """

@@ -153,7 +153,7 @@ class CropPlaces:
 
     @cached_property
     def classes(self) -> dict[int, int]:
-        """Of each class that some place holds, how many places do."""
+        """For each class that some place holds, the number of places that do."""
         return {label: int(counts.sum()) for label, counts in self._counts_of.items()}
 
     def of_class(self, label: int, number: int) -> tuple[int, int]:

@@ -37,7 +37,7 @@ class ValueCounts:
     """Counts of the values of one band.
 
     Attributes:
-        dtype: Of the values.
+        dtype: Dtype of the values.
         shift: Lowest bits of a code that were dropped; 0: each value is counted by itself.
         codes: (N,), rising, with those bits dropped.
         counts: (N,), of each.

@@ -150,8 +150,8 @@ def choose_held_out(
         labelled: Whether each block holds a labelled pixel, in the order of `blocks_of`.
         sizes: Height and width of each image.
         block_px: Side of a block.
-        share: Of the blocks.
-        seed: Of the run.
+        share: Share of the blocks.
+        seed: Seed of the run.
 
     Raises:
         TilenetError: Fewer than two blocks hold labels, so that there is nothing to share out.
@@ -193,11 +193,11 @@ def labelled_blocks(
     Only labels are read, no pixels: they are the smaller files by far.
 
     Args:
-        labels: Of each image.
-        blocks: Of the images.
+        labels: Labels of each image.
+        blocks: Blocks of the images.
         num_classes: Labels are 0 to this − 1.
         watchdog: Armed for each piece of a block.
-        requests: To stop.
+        requests: Requests to stop.
 
     Raises:
         AgreedError: A file cannot be read there, or a label is no class.

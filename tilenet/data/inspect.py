@@ -55,7 +55,7 @@ class BandInFile:
         name: What the file calls it, or nothing.
         read: Whether it is among those that are read; alpha is not, unless asked for.
         scale, offset: What makes a physical quantity of a stored number; pixels are read as stored.
-        unit: Of that quantity; None: the file names none.
+        unit: Unit of that quantity; None: the file names none.
         palette: Colours that the band's numbers stand for; None: they are no colour numbers.
     """
 
@@ -74,11 +74,11 @@ class Header:
     """What is known of a raster before a pixel is read.
 
     Attributes:
-        num_bytes: Of all its files on disk; None: they are elsewhere.
+        num_bytes: Bytes of all its files on disk; None: they are elsewhere.
         size: Height and width of the file's pixels.
         read_size: Height and width in pixels of the resolution it is read at.
         crs: Its name; None: there is none.
-        unit: Of its coordinates; None without a CRS.
+        unit: Unit of its coordinates; None without a CRS.
         pixel: Width and height of a pixel at that resolution, along the pixels' own axes.
         rotation: Degrees by which rows of pixels are turned from the x axis, counterclockwise.
         mirrored: Whether it cannot be turned to be a map: rows go upwards, in an upright one.
@@ -90,7 +90,7 @@ class Header:
         others: Names under which other rasters of the same file can be opened.
         data: What says where there is data, in words.
         block: Rows and columns of the blocks that the file is stored in.
-        compression: Of the file; "": none; None: GDAL does not say.
+        compression: Compression of the file; "": none; None: GDAL does not say.
         times: Pixels decoded for each that is wanted, in a window of 1024 px that lies badly.
         suits_windows: Whether these are few, or the file so small that GDAL keeps it.
     """
@@ -261,7 +261,7 @@ def describe(
     before stands next to it.
 
     Args:
-        labels_path: Of its labels; None: it has none.
+        labels_path: Path of its labels; None: it has none.
         comm: All ranks, which share the pixels; None: there is one and no MPI, and no pixel may
             be asked for.
     """

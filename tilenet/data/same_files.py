@@ -33,7 +33,7 @@ class SampleFile:
         path: As given; not a part of the hash.
         split: `train` or `validation`.
         role: `image` or `labels`.
-        bytes: Of each file of a stack; None: no file of the file system, such as /vsicurl/.
+        bytes: Bytes of each file of a stack; None: no file of the file system, such as /vsicurl/.
         facts: What GDAL says of it.
     """
 

@@ -45,7 +45,7 @@ class ImageSchedule:
     """Whole images, in a new keyed order each epoch.
 
     Attributes:
-        symmetries: Of these, one is drawn for each image of a step.
+        symmetries: Turns, one of which is drawn for each image of a step.
     """
 
     seed: int
@@ -83,8 +83,8 @@ class CropSchedule:
 
     Attributes:
         sizes: Height and width of each image.
-        places: Of each image its crops' places, with their classes where `oversample` asks.
-        symmetries: Of these, one is drawn for each crop.
+        places: Places of the crops of each image, with their classes where `oversample` asks.
+        symmetries: Turns, one of which is drawn for each crop.
         oversample: Share of the crops that are drawn by class: first a class, each as likely, then
             a place among those that hold it.
     """
@@ -128,7 +128,7 @@ class CropSchedule:
 
     @cached_property
     def _num_places(self) -> NDArray[np.int64]:
-        """Of each image."""
+        """Numbers of each image."""
         return np.array([len(places) for places in self.places], np.int64)
 
     @cached_property

@@ -86,7 +86,7 @@ def survey(
         cell_px: Side of the cells; None: nobody asks where labels are.
         held_out: Where pixels of a window of an image enter no statistics, (H, W); None: nowhere.
         watchdog: Armed for each block.
-        requests: To stop.
+        requests: Requests to stop.
 
     Raises:
         AgreedError: A file cannot be read, a label is no class, or no pixel is labelled and valid.
@@ -380,7 +380,7 @@ def share_collars(
 
     Args:
         watchdog: Armed for each strip.
-        requests: To stop.
+        requests: Requests to stop.
 
     Raises:
         AgreedError: A file cannot be read.

@@ -53,7 +53,7 @@ def save_survey(found: Survey, path: Path, key: str) -> None:
     """Keep a survey.
 
     Args:
-        key: Of all that it depends on.
+        key: Key of all that it depends on.
 
     Raises:
         TilenetError: It cannot be written.
@@ -118,7 +118,7 @@ def load_survey(path: Path, key: str) -> Survey | None:
 
 
 def _digest(arrays: dict[str, NDArray[np.generic]]) -> str:
-    """Of names, shapes, dtypes and bytes."""
+    """Digest of names, shapes, dtypes and bytes."""
     found = hashlib.blake2b(digest_size=16)
     for name in sorted(arrays):
         found.update(f"{name} {arrays[name].shape} {arrays[name].dtype};".encode())

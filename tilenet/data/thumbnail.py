@@ -41,7 +41,7 @@ class Thumbnail:
     Attributes:
         pixels: (C, H, W) and where there is data.
         labels: (H, W); None: none were wanted.
-        window: Of the image, that is seen.
+        window: Window of the image, that is seen.
     """
 
     pixels: Pixels
@@ -74,14 +74,14 @@ def thumbnail(
     size is ever held.
 
     Args:
-        path: Of the image.
+        path: Path of the image.
         most_px: Largest side.
-        bands: To read.
+        bands: Bands to read.
         nodata: As in run files.
         resolution: Pixel size that `window` counts; None: the file's.
         window: Within the image; None: all of it.
         labels: Wanted too.
-        part: Of the image, instead of `window`; None: all of it.
+        part: Part of the image, instead of `window`; None: all of it.
         means: Whether values can be averaged; else those below the middle of each pixel are taken.
 
     Raises:

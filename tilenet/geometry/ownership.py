@@ -48,7 +48,7 @@ class AxisShares:
 
     Attributes:
         stride: Distance between neighbouring input cells, in pixels.
-        cells: Of the whole input map.
+        cells: Cells of the whole input map.
         edges: Between the ranks' input cells: rank i owns `edges[i]` to `edges[i + 1] − 1`.
         out_edges: Between the ranks' output cells, in the same way.
         needs: For each rank the first input cell that its output looks at, and the one behind the
@@ -103,7 +103,7 @@ def axis_shares(
     """How ranks share each layer's maps along one axis.
 
     Args:
-        pixels: Of the extended image.
+        pixels: Pixels of the extended image.
         edges_px: Between the ranks' own pixels, 0 and `pixels` included.
 
     Raises:
@@ -161,7 +161,7 @@ def takes_copy(layer: Conv, cells: int) -> bool:
     plain convolution, the copy 1.18 ×; 256 channels, 64²: 1.28 × and 1.01 ×.)
 
     Args:
-        cells: Of all samples of the input.
+        cells: Cells of all samples of the input.
     """
     return not layer.keeps_size or cells < FEWEST_CELLS * layer.out_channels * layer.kernel**2
 

@@ -82,7 +82,7 @@ class Part:
         """The pixels of the part; all where nothing is named.
 
         Args:
-            transform: Of the image, see `window_of_bbox`.
+            transform: Transform of the image, see `window_of_bbox`.
             size: Its height and width.
             image: Its name, for errors.
 
@@ -212,8 +212,8 @@ class Symmetry:
 
         Args:
             window: It may reach over the edges; then so does the result.
-            height: Of the source.
-            width: Of the source.
+            height: Height of the source.
+            width: Width of the source.
         """
         rows, cols = self.size(height, width)
         row = rows - window.row - window.height if self.flips_rows else window.row

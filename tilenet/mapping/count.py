@@ -18,9 +18,9 @@ class CountingSink:
     """Counts the pixels of a map that this rank computes.
 
     Args:
-        mapper: Of classes.
+        mapper: Computes classes.
         held: The image.
-        weights: Of the classes, in the loss.
+        weights: Weights of the classes, in the loss.
         rank: This one.
 
     Attributes:

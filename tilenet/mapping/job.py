@@ -75,7 +75,7 @@ class MapJob:
 
     Attributes:
         at_once: Tiles that a rank has in the pipeline at a time.
-        first_rank: That computes the first tile, and so on around.
+        first_rank: Rank that computes the first tile; the others follow in turn.
         brief: Whether progress shows only while it takes long.
         what: Is said before it.
     """
@@ -344,7 +344,7 @@ def decide_map(
         size: Height and width of the image.
         rule: The halo.
         device: The rank's first.
-        dtype: Of feature maps.
+        dtype: Dtype of feature maps.
         comm: The ranks that map together.
         halo_asked: Whether another halo than the exact one was asked for.
         tile_px: Largest own size that was asked for; None: as much as memory allows.

@@ -60,7 +60,7 @@ def frame_of(path: str, block_bytes: int) -> tuple[int, int]:
     """Bytes of a file before its blocks, and their CRC-32.
 
     Args:
-        block_bytes: Of all blocks, which stand at its end.
+        block_bytes: Bytes of all blocks, which stand at its end.
 
     Raises:
         OSError: It cannot be read.
@@ -107,7 +107,7 @@ def wrong_pixels(path: str, parts: Iterable[Part]) -> str:
 
 
 def _crc_of(file: Any, band: int, place: tuple[int, int, int, int], crc: int) -> int:
-    """Of a band's pixels, after others; a window as wide as an image is read in strips."""
+    """CRC of a band's pixels, after others; a window as wide as an image is read in strips."""
     row, col, height, width = place
     if min(row, col, height - 1, width - 1) < 0:
         return -1
@@ -147,7 +147,7 @@ class MapJournal:
     """The journal of a map; rank 0 keeps it.
 
     Args:
-        path: Of its file.
+        path: Path of its file.
         made_of: What the map is made of: plain values.
     """
 
@@ -231,7 +231,7 @@ class MapJournal:
 
 
 def _digest(before: str, entry: dict[str, Any]) -> str:
-    """Of a line and all before."""
+    """Digest of a line and all before."""
     text = before + json.dumps(entry)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

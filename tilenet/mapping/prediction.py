@@ -112,7 +112,7 @@ class MapSource:
         network: With its weights, on the CPU.
         image: Its pixels.
         window: Pixels of the image to map.
-        precision: In which the network computes.
+        precision: Precision in which the network computes.
         rule: How tiles read.
     """
 

@@ -32,9 +32,9 @@ class MapResume:
 
     Args:
         comm: All ranks that map.
-        tiling: Of the map.
+        tiling: Tiling of the map.
         writer: On rank 0, opened to go on; None on the others.
-        requests: To stop.
+        requests: Requests to stop.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class MapResume:
         Args:
             norm: Its number.
             tiles: Whose moments these are, from the first on.
-            moments: Of them.
+            moments: Their moments.
             last: Whether these are all tiles.
 
         Raises:

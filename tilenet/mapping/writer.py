@@ -128,7 +128,7 @@ class MapKind:
 
     Attributes:
         bands: Number of bands.
-        dtype: Of the pixels.
+        dtype: Dtype of the pixels.
         nodata: Value of pixels without data.
         classes: Names of the classes: the bands' names, or the meanings of the values of a class
             map of one band, which then has a colour table.
@@ -207,7 +207,7 @@ class MapWriter:
     With `made_of` it leaves what is done, and goes on with what it left.
 
     Args:
-        path: Of the finished map.
+        path: Path of the finished map.
         like: Gives size, transform and CRS; copied, so that rotated grids survive; GCPs and RPCs.
         kind: What the map holds.
         window: The pixels of `like` that the map shows; None: all.
@@ -292,7 +292,7 @@ class MapWriter:
 
     @property
     def _block_bytes(self) -> int:
-        """Of all blocks of the file aside."""
+        """Bytes of all blocks of the file aside."""
         blocks = -(-self.window.height // BLOCK_PX) * -(-self.window.width // BLOCK_PX)
         return blocks * BLOCK_PX**2 * self.kind.bands * np.dtype(self.kind.dtype).itemsize
 

@@ -93,7 +93,7 @@ def dice(sums: Tensor) -> Tensor:
     today.
 
     Args:
-        sums: Of whole images, (…, 3, K).
+        sums: Sums of whole images, (…, 3, K).
     """
     both, found, truth = sums.unbind(dim=-2)
     return 1 - ((2 * both + SMOOTHING) / (found + truth + SMOOTHING)).mean(dim=-1)

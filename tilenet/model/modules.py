@@ -121,8 +121,8 @@ class MaskKey:
     """What the masks of the forward pass under way depend on; shared by a network's layers.
 
     Attributes:
-        seed: Of the run.
-        step: Of the run, from 0.
+        seed: Seed of the run.
+        step: Step of the run, from 0.
         images: Number of the image that each sample of the batch belongs to; a pipeline's
             micro-batches bring their own.
     """
@@ -139,7 +139,7 @@ class ChannelDropout(nn.Module):
     layer)` is at least p. (B, C, H, W) in and out.
 
     Args:
-        probability: That a channel is dropped.
+        probability: Probability that a channel is dropped.
         layer: Place of the layer in the network.
         mask_key: Shared by the network's layers; set before each forward pass.
     """

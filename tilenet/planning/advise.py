@@ -161,7 +161,7 @@ def sweep(question: Question) -> list[dict[str, Any]]:
 
 
 def _cost(search: Search) -> dict[str, Any]:
-    """Of one grid."""
+    """Cost of one grid."""
     try:
         best = search.best(1)
     except TilenetError as error:  # fewer tiles than the micro-batches that were asked for

@@ -31,7 +31,7 @@ def block_seconds(
     """Seconds that each block keeps its device busy for one micro-batch, forward and backward.
 
     Args:
-        layer_times: Of each of the n layers.
+        layer_times: Seconds of each of the n layers.
         transfer_s: Seconds to hand a map over in front of each layer, and behind the last: n + 1
             values. A block is charged for its input and for the gradient of its output; that is
             cautious, since copies can run during the computation.
@@ -58,9 +58,9 @@ def least_time(
     """The balances whose slowest partition is fastest, each partition within the limit.
 
     Args:
-        seconds: Of each block, shape (n + 1, n + 1).
+        seconds: Seconds of each block, shape (n + 1, n + 1).
         num_partitions: Number of blocks.
-        num_bytes: Of each block; decides between balances of equal time.
+        num_bytes: Bytes of each block; decides between balances of equal time.
         limit_bytes: Most bytes of a block; None for no limit.
         few: How many balances to return at most.
 

@@ -77,7 +77,7 @@ def batch_obstacle(
 
     Args:
         per_step: Numbers of images or crops that steps have.
-        sizes: Of the extended images or crops.
+        sizes: Sizes of the extended images or crops.
     """
     if whole_norm(layers) != "batch":
         return None

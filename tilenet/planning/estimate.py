@@ -79,9 +79,9 @@ def host_bytes(
 
     Args:
         tile_px: Pixels that a tile reads.
-        bands: Of the image.
+        bands: Bands of the image.
         micro_batches: Tiles of a mini-batch.
-        parameter_bytes: Of the whole network.
+        parameter_bytes: Bytes of the whole network.
         optimizer_states: Values that the optimizer keeps per parameter.
     """
     return HostBytes(
@@ -150,7 +150,7 @@ class Estimator:
         return roofline(self.layers, *read_px, asked.precision, asked.machine)
 
     def _link(self, partitions: int) -> Link:
-        """Of a rank, whose node's other ranks send as much as it does."""
+        """Link of a rank, whose node's other ranks send as much as it does."""
         facts = self.question.machine
         ranks = max(1, facts.devices_per_node // partitions)
         # Within a node through its memory; else some rank's neighbours are all on other nodes.
@@ -260,7 +260,7 @@ class Estimator:
 
     @cached_property
     def parameter_bytes(self) -> NDArray[np.int64]:
-        """Of each layer."""
+        """Bytes of each layer."""
         item = 8 if self.question.precision == "float64" else 4
         return np.array([layer.num_parameters * item for layer in self.layers])
 
@@ -293,7 +293,7 @@ class Estimator:
         return [part.total for part in partition_bytes(costs, balance, many, mode, optimizer)]
 
     def host_bytes(self, layout: Layout, swapped_bytes: int) -> int:
-        """Of a node, whose ranks swap so much each."""
+        """Bytes of a node, whose ranks swap so much each."""
         rows, cols = self.read_px(layout.grid)
         of_rank = host_bytes(
             rows * cols,

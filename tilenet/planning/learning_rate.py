@@ -15,16 +15,16 @@ class LearningRate:
 
     Attributes:
         lr: The rate that the schedule begins with.
-        num_steps: Of the whole run; poly and cosine end with it.
+        num_steps: Steps of the whole run; poly and cosine end with it.
         name: `constant`; `poly`: falls with (1 − share)^power (Chen et al., "DeepLab", 2016);
             `cosine`: half a wave (Loshchilov and Hutter, "SGDR", 2017, without restarts); `step`:
             times `factor` from each milestone on. The share is that of the steps after the warm-up
             that are made.
-        power: Of poly.
+        power: Power of poly.
         warmup_steps: Before the schedule begins, the rate rises in equal steps to `lr` (Goyal et
             al., "Accurate, Large Minibatch SGD", 2017).
         milestones: Steps from 0, rising.
-        factor: Of step.
+        factor: Factor of step.
         min_lr: What poly and cosine fall to, and step does not fall below.
     """
 

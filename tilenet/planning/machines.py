@@ -53,8 +53,8 @@ class LaunchFacts:
         constraint: What Slurm shall choose nodes by.
         header: More options for the head of the script, one per line.
         step: More options for the launcher.
-        modules: To be loaded before Python.
-        environment: To be exported.
+        modules: Modules to be loaded before Python.
+        environment: Environment to be exported.
         node_storage: Folder on fast storage of the node itself; a folder per user goes below it.
         device_order: Devices in the order of the cores that are close to them; empty: as counted.
         program: tilenet, as it is called there.
@@ -169,17 +169,17 @@ class Machine:
         host_bytes: Memory of the node.
         cores: Processor cores of the node that jobs may use.
         flops: Peak operations per second of a device, by precision.
-        memory_bandwidth: Of a device's memory, bytes/s.
+        memory_bandwidth: Bandwidth of a device's memory, bytes/s.
         link_bandwidth: Between two devices of a node, bytes/s.
         host_bandwidth: Between a device and the node's memory, bytes/s.
-        network_bandwidth: Of a node, bytes/s.
+        network_bandwidth: Network bandwidth of a node, bytes/s.
         maths_efficiency: Share of `flops` that convolutions are assumed to reach.
         memory_efficiency: Share of the bandwidths that is assumed to be reached.
         launch: How jobs start there.
         latency_s: A message's way between two nodes, whatever it holds.
         message_s: What a message costs its rank besides: copying, posting, waiting.
         kernel_s: What each pass over a map takes at least, to launch it.
-        file_bandwidth: Of a node that reads and decodes images, bytes/s.
+        file_bandwidth: File bandwidth of a node that reads and decodes images, bytes/s.
     """
 
     name: str

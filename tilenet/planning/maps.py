@@ -35,7 +35,7 @@ class MapQuestion:
         halo_asked: Whether that was another than the exact one.
         tile_px: Largest own size that was asked for; None: as much as memory allows.
         num_ranks: Ranks that map together.
-        item_bytes: Of a cell.
+        item_bytes: Bytes of a cell.
         budget_bytes: What feature maps may take on a rank.
         most_px: Largest own size of a tile that is chosen here.
         at_once: Tiles of a rank that share its memory.
@@ -79,7 +79,7 @@ class MapPlan:
     Attributes:
         method: `tiles`: one pass, tile after tile; `exchange`: each rank holds its window of the
             image; `passes`: tile after tile, after one pass for each norm's statistics.
-        tiling: Of the pass that maps.
+        tiling: Tiling of the pass that maps.
         passes: For each norm its number, and the tiles of the pass that finds its statistics.
         why: Said of `passes`.
         work: Arithmetic of all passes, in multiples of the one that maps.

@@ -122,8 +122,8 @@ class PartitionPlan:
         layers: Number of layers.
         parameters: Trained values.
         num_bytes: Predicted peak.
-        seconds: Of one micro-batch, forward and backward.
-        share: Of the time of all partitions.
+        seconds: Seconds of one micro-batch, forward and backward.
+        share: Share of the time of all partitions.
     """
 
     layers: int

@@ -270,7 +270,7 @@ class Search:
         return list(dict.fromkeys([*few, *more, *least_bytes(room, partitions, seconds, few=1)]))
 
     def leanest(self) -> Plan | None:
-        """Of all layouts the plan that needs least memory, whether it fits or not.
+        """The plan of all layouts that needs least memory, whether it fits or not.
 
         None where even the smallest tile has maps that are too large for any device.
         """

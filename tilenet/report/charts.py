@@ -241,7 +241,7 @@ def shares(
     Args:
         edges: Steps at which columns begin, and the last one's end.
         parts: Seconds of each part in each column, (parts, columns).
-        names: Of the parts.
+        names: Names of the parts.
         alt: The chart in words.
     """
     with _chart("share of a step [%]") as (figure, axes):

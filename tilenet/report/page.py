@@ -32,7 +32,7 @@ def write_report(
     """Write a run's report; returns where.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         out: The page; None: `report.html` in the folder.
         map_path: A class map of one of the run's images, to show places of.
         maps: Without one: whether the network may map some places itself.

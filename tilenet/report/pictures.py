@@ -151,7 +151,7 @@ class Shown:
         label: Its number.
         name: Its name, or nothing.
         colour: Red, green and blue; None: it is not painted.
-        share: Of the labelled pixels of the picture.
+        share: Share of the labelled pixels of the picture.
     """
 
     label: int

@@ -35,7 +35,7 @@ class Place:
     """A window with what is known of it.
 
     Attributes:
-        window: Of the image.
+        window: Window of the image.
         labels: (H, W).
         found: Classes of the map, (H, W), -1 where there is none.
         errors: Labelled pixels of another class in the map.
@@ -172,7 +172,7 @@ def _matching(
 
 
 def _with_most_errors(mapped: SmallMap, labels: LabelSource) -> list[Place]:
-    """Of many windows of a finished map, spread over it."""
+    """Places with most errors among many windows of a finished map, spread over it."""
     counted: list[tuple[int, Window]] = []
     for window in _spread(mapped.windows, MOST_MAP_LOOKS):
         truth = labels.read(window)

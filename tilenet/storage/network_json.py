@@ -52,8 +52,8 @@ def names_in_map(path: str, tags: Mapping[str, str]) -> tuple[str, ...]:
     """Names of a map's values 0, 1, …: those in GDAL's file next to it, else in its tags; or none.
 
     Args:
-        path: Of the map.
-        tags: Of its band, where tilenet writes them too, for maps that were copied alone.
+        path: Path of the map.
+        tags: Tags of its band, where tilenet writes them too, for maps that were copied alone.
     """
     with suppress(OSError, ElementTree.ParseError, ValueError, LookupError):
         tree = ElementTree.fromstring(read_plain(f"{path}.aux.xml", MOST_BYTES))
@@ -85,7 +85,7 @@ class NetworkRecord:
         std: Per band.
         resolution: Pixel size that the images were read at; None: their own.
         nodata: What the run file said of nodata.
-        precision: Of the training run.
+        precision: Precision of the training run.
         epsilon_px: The paper's halo for this network.
         band_names: Per band the name that it was asked for by, None for one asked for by number;
             None: all were.

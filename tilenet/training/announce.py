@@ -45,7 +45,7 @@ def announce(
 
     Args:
         sample: An image or crop of the first step.
-        steps: That are still to be made.
+        steps: Steps that are still to be made.
         transport: Which way gradients travel.
     """
     mesh, rule = plan.mesh, plan.rule

@@ -148,7 +148,7 @@ class RunFolder:
     """The folder named `output` in the run file.
 
     Args:
-        path: Of the folder.
+        path: Path of the folder.
         write: Whether this rank writes; the others only read.
         terms: What must not change when the run goes on, by its name in the run file.
         keep: Newest checkpoints that stay.

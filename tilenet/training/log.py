@@ -25,7 +25,7 @@ class RunLog:
 
     Args:
         folder: The run's.
-        names: Of the classes.
+        names: Names of the classes.
         score: Name of the score of the best validation; None: there are no validations.
         tensorboard: Whether scalars are written for TensorBoard, too.
         steps_done: What the tables hold of later steps is dropped, as are last rows that were cut

@@ -38,10 +38,10 @@ class RunNetwork:
         swapping: Where swapped tensors go, and how much may stay.
         optimizer: What it keeps of each parameter, see `partition_bytes`.
         loads: What this rank computes at a time, in steps of whatever size.
-        seed: Of the first weights.
+        seed: Seed of the first weights.
         halos_from: From where halos of feature maps are sent: `auto`, `host` or `device`.
         comm: All ranks.
-        stop: To stop while weights are drawn.
+        stop: Stop to stop while weights are drawn.
 
     Attributes:
         network: Its layers reach over the ranks of an image where they must.
@@ -99,7 +99,7 @@ class RunNetwork:
 
     @property
     def swap_statistics(self) -> SwapStatistics | None:
-        """Of what the pipe swaps; None: it swaps nothing."""
+        """Swap statistics of what the pipe swaps; None: it swaps nothing."""
         return None if self._swaps is None else self._swaps.statistics
 
     def swapping(self) -> AbstractContextManager[None]:

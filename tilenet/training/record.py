@@ -167,6 +167,6 @@ def tiling_facts(tiling: Tiling) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of tilenet and what it stands on."""
+    """Versions of tilenet and what it stands on."""
     names = ("tilenet", "torch", "torchgpipe", "mpi4py", "rasterio", "numpy")
     return {name: version(name) for name in names} | {"python": platform.python_version()}

@@ -74,7 +74,7 @@ class Validation:
         balance: Layers per partition, as in training, so that no parameter moves.
         devices: One per partition.
         watchdog: Armed for each block of images that are looked at, and each round of tiles.
-        requests: To stop while images are looked at.
+        requests: Requests to stop while images are looked at.
 
     Raises:
         AgreedError: An image cannot be mapped, or labels do not fit the classes.

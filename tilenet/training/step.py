@@ -70,7 +70,7 @@ class Update:
     """What becomes of the weights once a step's gradient is summed.
 
     Attributes:
-        optimizer: Of all parameters of the network.
+        optimizer: Optimizer of all parameters of the network.
         rates: Learning rate of each step.
         scale: What the loss was multiplied with before backward.
         clip_norm: Largest norm of the gradient; None: it is not clipped.
@@ -117,7 +117,7 @@ class Step:
         folder: Folder of the run, whose checkpoint errors name.
         comm: All ranks.
         image_comm: Ranks of the same images.
-        statistics: Of what the pipe swaps, reset by each step; None: it swaps nothing.
+        statistics: Statistics of what the pipe swaps, reset by each step; None: it swaps nothing.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ def decide_swaps(
         mode: Nothing, no more than must be, or all that can be.
         keys: Limits, and where tensors go.
         optimizer: See `partition_bytes`.
-        loads: Of this rank, in steps of whatever size: each must fit.
+        loads: Loads of this rank, in steps of whatever size: each must fit.
 
     Raises:
         AgreedError: Nothing makes a step fit.

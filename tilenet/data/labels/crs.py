@@ -33,7 +33,7 @@ def crs_of_layer(
         path: The file.
         info: What pyogrio says of the layer.
         given: What the user says: EPSG:…, WKT, `image`.
-        bounds: Of the layer.
+        bounds: Bounds of the layer.
         image: The image that it labels.
 
     Raises:
@@ -113,7 +113,7 @@ def shapes_on_image(
 
     Args:
         shapes: (N,), polygons and multi-polygons, none of them empty.
-        crs: Theirs.
+        crs: Their CRS.
         image: The image.
         path: Their file.
 

@@ -33,7 +33,7 @@ class FieldValues:
         field: Its name.
         features: Number of features of the layer.
         distinct: Number of different values.
-        counts: Of the most frequent values, how many features have each.
+        counts: Number of features of each of the most frequent values.
         classes: Their classes: what the options say, else a proposal; None: it does not count.
         missing: Those of them for which the options name no class, where they name some.
     """
@@ -69,7 +69,7 @@ def proposed_classes(
     """A class for each value: small whole numbers as they are, else from 1 on in their order.
 
     Args:
-        values: Of `text_of`.
+        values: Values of `text_of`.
         given: Classes that some of them have.
         ignore_index: Label of pixels that do not count; no class.
     """
@@ -100,9 +100,9 @@ class LabelFacts:
         grid: How they get to the image's pixels.
         bounds: Where they lie, in the image's CRS; None: unknown, or taken to be the image's.
         exact: Whether these are the labels' own bounds, not a little wider ones from another CRS.
-        share: Of the image's rectangle, how much lies within these.
-        share_inside: Of the rectangle of the labels, how much lies within the image's.
-        names: Of classes, where a raster gives them.
+        share: Share of the image's rectangle that lies within these.
+        share_inside: Share of the labels' rectangle that lies within the image's.
+        names: Names of classes, where a raster gives them.
         values: Those of the field that holds the classes of polygons.
     """
 

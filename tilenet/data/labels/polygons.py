@@ -61,10 +61,10 @@ class VectorLayer:
 
     Attributes:
         name: The layer's.
-        bounds: Of all its features.
+        bounds: Bounds of all its features.
         num_features: As the file says; some kinds of file do not know (-1).
         fields: Names of its attributes.
-        crs: Of its coordinates.
+        crs: CRS of its coordinates.
 
     Args:
         path: Any file that GDAL reads; GeoPackage, GeoJSON, Shapefile, FlatGeobuf …

@@ -30,8 +30,8 @@ class LabelSource(ABC):
     Attributes:
         path: Their file.
         ignore_index: Label of pixels that do not count.
-        height: Of the image, in pixels at the resolution it is read at.
-        width: Of the image, in the same pixels.
+        height: Height of the image, in pixels at the resolution it is read at.
+        width: Width of the image, in the same pixels.
         facts: What GDAL says of the file, where it is a raster.
         factor: Pixels of the file along a side of one that is read, where it is a raster.
     """
@@ -125,7 +125,7 @@ def check_classes(
     """Refuse labels that are neither a class nor `ignore_index`.
 
     Args:
-        labels: That were read.
+        labels: Labels that were read.
         classes: What was read there, (H, W).
         window: Where, in pixels of the image.
         num_classes: They are 0 to this − 1.

@@ -46,11 +46,11 @@ class StagingFolder:
     """A rank's hold on the folder of its run.
 
     Args:
-        path: Of the folder, which is there.
+        path: Path of the folder, which is there.
         warn: Called once, with a sentence, when the folder cannot be written any more.
 
     Attributes:
-        path: Of the folder.
+        path: Path of the folder.
 
     Raises:
         TilenetError: The folder is not there.
@@ -163,8 +163,8 @@ class Kind:
 
     Attributes:
         planes: Shape in front of rows and columns: (C,) of values, () of what is one plane.
-        dtype: That is read.
-        stored: That is written; blocks whose numbers it cannot hold are not.
+        dtype: Dtype that is read.
+        stored: Dtype that is written; blocks whose numbers it cannot hold are not.
     """
 
     planes: tuple[int, ...]
@@ -185,7 +185,7 @@ class StagedBlocks:
         identity: Whatever values depend on: files, when they were changed, bands, keys. It is
             compared by its `repr`.
         size: Height and width of the image at the resolution that is read.
-        kinds: Of the arrays that a read gives.
+        kinds: Kinds of the arrays that a read gives.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ class Ground:
         """How rasterio writes a part of the raster, but for `carry`.
 
         Args:
-            transform: Of that part.
+            transform: Transform of that part.
         """
         # A part's own transform, such as two pixels to the right, would pass for a place.
         return {"crs": self.crs} | ({} if self.lacks else {"transform": transform})

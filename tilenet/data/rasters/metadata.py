@@ -34,7 +34,7 @@ class Palette:
 
     Attributes:
         entries: Numbers that have a colour, black included.
-        colours: Of those that are not black, as #rrggbb.
+        colours: Colours that are not black, as #rrggbb.
     """
 
     entries: int

@@ -264,5 +264,5 @@ def _no_pixels(dataset: Any) -> TilenetError:
 
 
 def _number(key: str) -> int:
-    """Of SUBDATASET_12_NAME."""
+    """The number in SUBDATASET_12_NAME."""
     return int("".join(filter(str.isdigit, key)) or 0)

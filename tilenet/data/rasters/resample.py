@@ -40,7 +40,7 @@ def factor_of(resolution: float | None, transform: Any, path: str) -> int:
 
     Args:
         resolution: Pixel size to read at; None: the file's own.
-        transform: Of the file.
+        transform: Transform of the file.
         path: The file.
 
     Raises:
@@ -131,7 +131,7 @@ def sample_parts(
     One part where pixels do not divide the window evenly: others would be taken near its edges.
 
     Args:
-        window: Of the file's pixels.
+        window: Window of the file's pixels.
         size: Rows and columns that are taken of it.
         block: Rows and columns of the file's blocks; no part is narrower, save the last.
     """

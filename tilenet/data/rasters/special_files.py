@@ -254,7 +254,7 @@ def _named_by(path: str) -> list[str]:
 
 
 def _text(path: str) -> str:
-    """Of a file that may name others; empty where it is none."""
+    """Text of a file that may name others; empty where it is none."""
     try:
         # Without waiting: what was a file a moment ago may be none.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -58,7 +58,7 @@ class _Strip:
     long for high columns.
 
     Attributes:
-        window: Of the map; above and below corners are in it, left and right they are not.
+        window: Window of the map; above and below corners are in it, left and right they are not.
         pad: Zeros around it (left, right, above, below), so that taps on own cells see nothing.
         taps: The taps that reach it: of the kernel's rows, or of its columns.
         along_rows: Whether it lies above or below.

@@ -138,8 +138,8 @@ class Journey:
 
     Attributes:
         rim: Who sends what.
-        line: On which it travels.
-        tag: Of the way there; the way back has the next one.
+        line: Line on which it travels.
+        tag: Tag of the way there; the way back has the next one.
     """
 
     rim: Rim

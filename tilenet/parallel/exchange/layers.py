@@ -71,7 +71,7 @@ class Surroundings:
         return comms[self._partition(layer)]
 
     def shares(self, tiling: Tiling) -> tuple[tuple[AxisShares, ...], ...]:
-        """Of each layer's maps, along rows and along columns."""
+        """Shares of each layer's maps, along rows and along columns."""
         size = tiling.extended
         if size not in self._shares:
             self._shares[size] = tiling_shares(self.layers, tiling)

@@ -49,7 +49,7 @@ def spatial_network(
 
     Args:
         network: Its parameters are shared, its other modules taken over.
-        layers: That it was built of.
+        layers: Layers that it was built of.
         balance: Layers per partition.
         halo_mode: With `exchange` all layers get what they look at from the neighbours; with
             `overlap` only norms over the whole image sum over ranks.

@@ -56,7 +56,7 @@ class WholeImageNorm(nn.Module):
             their names.
         layer: Instance and group norm take the statistics of each image; batch norm those of all
             images of the micro-batch, on all ranks of `comm`.
-        cells: Of the micro-batch that the thread computes.
+        cells: Cells of the micro-batch that the thread computes.
         comm: The ranks that hold the same images, or for batch norm all; of one partition alone.
             None: there are no others.
     """

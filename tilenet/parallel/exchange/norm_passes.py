@@ -58,7 +58,7 @@ class Moments:
     squares: NDArray[np.float64]
 
     def merged(self, other: "Moments") -> "Moments":
-        """Of both sets of cells."""
+        """Moments of both sets of cells."""
         count = self.count + other.count
         apart = other.mean - self.mean
         mean = self.mean + apart * (other.count / count)
@@ -66,7 +66,7 @@ class Moments:
         return Moments(count, mean, self.squares + other.squares + between)
 
     def grouped(self, groups: int) -> "Moments":
-        """Of neighbouring channels together, `groups` equally large groups of them."""
+        """Moments of neighbouring channels together, `groups` equally large groups of them."""
         means, squares = self.mean.reshape(groups, -1), self.squares.reshape(groups, -1)
         mean = means.mean(1)
         between = self.count * ((means - mean[:, None]) ** 2).sum(1)
@@ -74,7 +74,7 @@ class Moments:
 
 
 def moments_of(x: Tensor, own: Window) -> Moments:
-    """Of the cells of a window of a map (1, C, H, W)."""
+    """Moments of the cells of a window of a map (1, C, H, W)."""
     part = part_of(x, own, 0, 0)
     if part.shape[2:] != (own.height, own.width):
         raise AssertionError(f"own cells {own} must lie on the map {tuple(x.shape)}")
@@ -98,7 +98,7 @@ class FixedNorm(nn.Module):
     Args:
         plain: The module that it replaces, whose parameters it keeps under their names.
         layer: Its description.
-        moments: Of the image's own cells, per channel.
+        moments: Moments of the image's own cells, per channel.
     """
 
     weight: nn.Parameter | None
@@ -145,10 +145,10 @@ class StatisticPasses:
     """Finds the statistics of norms one after another. Collective.
 
     Args:
-        layers: Of the network.
+        layers: Layers of the network.
         balance: Layers per partition.
         devices: One per partition.
-        precision: Of the arithmetic, as for `Pipe`.
+        precision: Precision of the arithmetic, as for `Pipe`.
         read: The network's input for a window, (1, bands, H, W).
         brief: Whether progress shows only while it takes long.
     """

@@ -86,7 +86,7 @@ class RankTimes:
     """Seconds of some steps on one rank, and the most memory that it held.
 
     Attributes:
-        seconds: Of the steps.
+        seconds: Seconds of the steps.
         read_seconds: Reading pixels and labels.
         exchange_seconds: Waiting for other ranks inside of layers and losses.
         reduce_seconds: Waiting for the sum of gradients after the last backward.
@@ -127,7 +127,7 @@ def keep_times(
     earlier file stays.
 
     Args:
-        times: Of this rank.
+        times: Seconds of this rank.
         first_step: The first that they are of, from 1.
         last_step: The last.
     """

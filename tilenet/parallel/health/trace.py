@@ -30,7 +30,7 @@ class TraceRecorder:
     Args:
         folder: Gets `trace-rank0.json.gz`.
         steps: Their numbers, from 1; none: nothing is recorded.
-        devices: On which this rank computes.
+        devices: Devices on which this rank computes.
         write: Whether this rank records; the others only know when that takes time.
     """
 

@@ -39,7 +39,7 @@ class Watchdog:
 
         Args:
             hang_seconds: Patience; 0: it never wakes.
-            who: Of whom the stacks are: `rank 3 of 12`.
+            who: Rank of which the stacks are: `rank 3 of 12`.
             key: What the user calls the patience.
         """
         if not 0 <= hang_seconds <= 1e7:
@@ -86,7 +86,7 @@ class Watchdog:
         """Start to wait for one of many parts of a rank's share: what is slow but moves may go on.
 
         Args:
-            number: Of the part, from 0.
+            number: Number of the part, from 0.
         """
         self.arm(f"{doing}, part {number + 1} of {total}", 1.0 if number else SLOW)
 

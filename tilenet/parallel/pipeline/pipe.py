@@ -43,7 +43,7 @@ class Partition(nn.Sequential):
     Args:
         layers: The network's own modules.
         device: They are moved there.
-        precision: Of the arithmetic: `bfloat16` and `float16` compute under autocast.
+        precision: Precision of the arithmetic: `bfloat16` and `float16` compute under autocast.
         failed: What one of the pipe's partitions raised.
         cells: Layers per child module; None: one each.
     """

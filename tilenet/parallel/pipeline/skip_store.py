@@ -106,7 +106,7 @@ class HostStore(Store):
     """Maps wait in a pool of host memory, or in a file.
 
     Args:
-        copies: To the pool and from there; partitions share one.
+        copies: Copies to the pool and from there; partitions share one.
         device: The partition's.
         min_bytes: Smaller maps stay where they are.
         lookahead: In backward the next so many maps are fetched ahead. 0 where copies are done when
@@ -153,7 +153,7 @@ class StoringQueue:
 
     Args:
         queue: The worker's.
-        store: Of the partition.
+        store: Store of the partition.
         stored: The input of the micro-batch.
     """
 

@@ -40,8 +40,8 @@ def room_for_helpers(cores: Sequence[Iterable[int]], threads: Sequence[int]) -> 
     """Whether the ranks of a node leave a core for one more thread each.
 
     Args:
-        cores: That each rank may run on; ranks that are not bound share them.
-        threads: With which each computes.
+        cores: Cores that each rank may run on; ranks that are not bound share them.
+        threads: Threads with which each computes.
     """
     return len({core for some in cores for core in some}) >= sum(threads) + len(threads)
 

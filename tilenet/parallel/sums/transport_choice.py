@@ -56,7 +56,7 @@ def choose_transport(name: str, facts: Sequence[RankFacts]) -> str:
     """What `name` becomes: `host`, `device`, `nccl` or `gloo`.
 
     Args:
-        facts: Of all ranks, by rank. All ranks conclude the same from them.
+        facts: Facts of all ranks, by rank. All ranks conclude the same from them.
 
     Raises:
         TilenetError: What was asked for does not fit the facts.
@@ -124,7 +124,7 @@ def exchange_from(
 
     Args:
         asked: `auto`, `host` or `device`.
-        devices: Of this rank.
+        devices: Devices of this rank.
 
     Raises:
         AgreedError: `device` was asked for, and MPI does not take its memory.

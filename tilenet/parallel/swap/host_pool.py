@@ -43,12 +43,12 @@ class Slabs(ABC):
     """A pool that grows by slabs up to a limit.
 
     Args:
-        limit_bytes: Of all slabs together; None: none.
-        slab_bytes: Of each, at least; what is larger gets one of its own.
+        limit_bytes: Bytes of all slabs together; None: none.
+        slab_bytes: Bytes of a slab, at least; what is larger gets one of its own.
 
     Attributes:
         used_bytes: Handed out now.
-        total_bytes: Of all slabs.
+        total_bytes: Bytes of all slabs.
     """
 
     def __init__(self, limit_bytes: int | None = None, slab_bytes: int = 64 * MIB) -> None:
@@ -186,8 +186,8 @@ def open_slabs(folder: str | None, limit_bytes: int | None, *, pinned: bool) -> 
     """A pool for what is swapped out.
 
     Args:
-        folder: Of its file; None: pinned memory, or the folder for temporary files.
-        limit_bytes: Of all slabs together; None: none.
+        folder: Folder of its file; None: pinned memory, or the folder for temporary files.
+        limit_bytes: Bytes of all slabs together; None: none.
         pinned: Whether there is a device to pin memory for.
 
     Raises:

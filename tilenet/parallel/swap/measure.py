@@ -128,7 +128,7 @@ class CellFigures:
             again.
         saved_bytes: Of storages that it saves for backward and no cell before it did; parameters
             and buffers left out.
-        swapped_bytes: Of these, what the swapper takes.
+        swapped_bytes: Part of these that the swapper takes.
         forward_bytes: Most in its forward, above what the cells before have saved.
         backward_bytes: Most in its backward, above the same; what it saved is among them.
         may_checkpoint: Whether it leaves its input as it was.

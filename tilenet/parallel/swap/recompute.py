@@ -193,7 +193,7 @@ class _Run:
 
     Args:
         forward: What the module computes.
-        spec: Of arguments, keyword arguments and popped skips.
+        spec: Structure of arguments, keyword arguments and popped skips.
         popped: These skips' names.
     """
 

@@ -74,13 +74,13 @@ class SavedStorage:
 
     Attributes:
         num_bytes: Its size.
-        version: Of the tensors that it was saved for.
+        version: Version of the tensors that it was saved for.
         device: Where it belongs.
         here: It, while the swapper keeps it there.
         known: The one that was seen last; somebody else may keep it alive.
         copy: Where it went; None: it never did.
         arrival: When its latest copy is back.
-        numbers: Of the tensors on it that autograd holds, in ascending order.
+        numbers: Numbers of the tensors on it that autograd holds, in ascending order.
     """
 
     def __init__(self, storage: torch.UntypedStorage, version: int, device: torch.device) -> None:
@@ -101,9 +101,9 @@ class SavedTensor:
     """What autograd holds instead of a tensor whose storage may go out.
 
     Args:
-        tensor: To be built again, on the same part of the storage and in the same layout.
+        tensor: Tensor to be built again, on the same part of the storage and in the same layout.
         watch: On the tensor.
-        storage: Of the tensor.
+        storage: Storage of the tensor.
         number: The larger, the sooner backward is expected to need it.
         on_free: Called when autograd needs it no more.
     """
@@ -172,7 +172,7 @@ class _Step:
     """What was saved, in this order, while something of it was alive.
 
     Attributes:
-        sizes: Of the storages, in bytes.
+        sizes: Sizes of the storages, in bytes.
         ranks: The larger, the sooner it was needed; 0 … n − 1.
         needed: How many were needed at all.
     """

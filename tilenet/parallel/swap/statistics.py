@@ -12,7 +12,7 @@ class SwapStatistics:
     """Counts since they were reset; bytes now and at most.
 
     Attributes:
-        active_bytes: Of storages that backward needs and the swapper holds on the device.
+        active_bytes: Bytes of storages that backward needs and the swapper holds on the device.
         peak_active_bytes: Most of them at a time, after what is beyond the limit went out.
         out_bytes: Copied out.
         out_count: Storages copied out.

@@ -162,8 +162,8 @@ class StepBytes:
     """Most bytes alive during a training step, in tensors.
 
     Attributes:
-        total: Of all partitions together, at one time.
-        partitions: Of each partition by itself.
+        total: Bytes of all partitions together, at one time.
+        partitions: Bytes of each partition by itself.
     """
 
     total: int

@@ -60,7 +60,7 @@ class LayerBytes:
         buffers: Running statistics.
         input: The map that comes in.
         output: The map that goes out.
-        elements: Of the output.
+        elements: Elements of the output.
         in_place: Whether the output lies where the input lay.
         saved: Kept for backward besides input and output.
         keeps_input: Whether backward needs the input.
@@ -100,10 +100,10 @@ class Case:
 
     Attributes:
         layer: Without the name of its skip.
-        shape: Of its input, (B, C, H, W).
-        dtype: Of its input.
+        shape: Shape of the input, (B, C, H, W).
+        dtype: Dtype of its input.
         skip: Shape and dtype of the map that it pops.
-        precision: Of the run.
+        precision: Precision of the run.
         rim: Cells around its input that come from neighbours.
         wants_gradient: Whether its input does; images do not.
         in_place: Whether an activation may write over its input.

@@ -52,7 +52,7 @@ def level_bytes(options: UNetOptions, size_px: int, item_bytes: int = 4) -> Leve
     decoder's in D. The bottleneck counts as E_P.
 
     Args:
-        item_bytes: Of an element.
+        item_bytes: Bytes of an element.
 
     Raises:
         TilenetError: The input is too small for the network.

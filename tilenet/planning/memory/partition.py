@@ -50,7 +50,7 @@ class Skip:
     Attributes:
         stash: Number of the layer that stashes.
         pop: Number of the layer that pops.
-        map_bytes: Of the map.
+        map_bytes: Bytes of the map.
         gradient: Storage that its gradient holds, from the pop's backward to the stash's.
     """
 
@@ -210,7 +210,7 @@ def _loss_bytes(head: LayerBytes, many: int, transients: int) -> int:
 
 
 def _softmax_bytes(head: LayerBytes) -> int:
-    """Of one micro-batch, in the parameters' dtype, which the loss is taken in."""
+    """Bytes of one micro-batch, in the parameters' dtype, which the loss is taken in."""
     return head.elements * max(4, head.output // head.elements)
 
 
@@ -230,7 +230,7 @@ class Walk:
         input_from: First layer that keeps the block's input (n: none does).
         roots: Which map each layer's input lies in, and the last one's output: the number of the
             layer that it is the input of first.
-        sizes: Of these maps; the block's input counts elsewhere, and is 0 here.
+        sizes: Sizes of these maps; the block's input counts elsewhere, and is 0 here.
         keepers: First layer that keeps each; those that none keeps are left out.
     """
 

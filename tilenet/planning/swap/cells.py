@@ -29,10 +29,10 @@ class Cell:
     Attributes:
         forward_s: Seconds.
         backward_s: Seconds.
-        input_bytes: Of the map that comes in, which stays where the cell is computed again.
+        input_bytes: Bytes of the map that comes in, which stays where the cell is computed again.
         saved_bytes: What stays for backward when the cell keeps; a map counts at the first cell
             that keeps it.
-        swapped_bytes: Of these, what is large enough to be swapped.
+        swapped_bytes: Part of these that is large enough to be swapped.
         forward_bytes: Most bytes in its forward, above what the cells before have left when they
             keep.
         backward_bytes: Most bytes in its backward, above the same; what it saved is among them.

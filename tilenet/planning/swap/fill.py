@@ -56,7 +56,7 @@ def cells_of(
     over the boundary is not among it: `partition_bytes(…).inputs` counts it, and it stays.
 
     Args:
-        costs: Of the whole network, from `layer_bytes`.
+        costs: Costs of the whole network, from `layer_bytes`.
         times: Seconds of each layer of the whole network.
         min_bytes: Smaller storages are not swapped.
     """

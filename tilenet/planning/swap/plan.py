@@ -35,7 +35,7 @@ class Speeds:
     """What decides between computing again and swapping.
 
     Attributes:
-        times: Of all layers, for one micro-batch.
+        times: Seconds of all layers, for one micro-batch.
         bandwidth: Between a device and where its tensors go, bytes/s in each direction.
         min_bytes: Smaller tensors stay: a copy takes a while however short it is.
     """
@@ -53,7 +53,7 @@ class PartitionSwaps:
         cells: Layers per cell.
         actions: One per cell.
         device_bytes: Predicted peak.
-        swapped_bytes: That leave its device in a mini-batch.
+        swapped_bytes: Bytes that leave its device in a mini-batch.
         forward_s: Seconds that a micro-batch's forward takes longer.
         backward_s: Seconds that a micro-batch's backward takes longer.
     """
@@ -91,7 +91,7 @@ class SwapPlan:
     Attributes:
         stored: Whether skips between partitions and inputs of checkpoints wait on the host.
         partitions: One each.
-        largest_bytes: Of the network's maps.
+        largest_bytes: Bytes of the largest of the network's maps.
         without_bytes: Predicted peak of each partition without all this.
     """
 
@@ -132,7 +132,7 @@ def plan_swaps(
     """The fastest that fits; None: nothing does.
 
     Args:
-        costs: Of all layers, from `layer_bytes`.
+        costs: Costs of all layers, from `layer_bytes`.
         limits: Bytes of each partition.
         speeds: Asked only where not everything fits: to measure them takes a while.
     """

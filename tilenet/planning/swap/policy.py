@@ -333,7 +333,7 @@ class Choice:
         actions: One per cell.
         seconds: Forward and backward of all micro-batches, with stalls and recomputation.
         peak_bytes: Without the fixed bytes: parameters, gradients, optimizer, what comes in.
-        swapped_bytes: That go out in a step, all micro-batches.
+        swapped_bytes: Bytes that go out in a step, all micro-batches.
     """
 
     actions: tuple[Action, ...]

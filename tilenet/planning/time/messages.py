@@ -30,7 +30,7 @@ class Link:
     Attributes:
         message_s: Its own work for a message: copying, posting, waiting.
         latency_s: A message's way, whatever it holds.
-        bandwidth: Of the rank, bytes/s in one direction.
+        bandwidth: Bandwidth of the rank, bytes/s in one direction.
     """
 
     message_s: float
@@ -102,7 +102,7 @@ def norm_times(
     Args:
         image_ranks: Ranks that hold the same image: over them instance and group norm sum.
         step_ranks: All ranks: over them batch norm sums.
-        images: Of a micro-batch.
+        images: Images of a micro-batch.
     """
     times = []
     for layer in layers:

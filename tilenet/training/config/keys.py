@@ -300,7 +300,7 @@ class AugmentKeys:
 
     @property
     def symmetries(self) -> tuple[Symmetry, ...]:
-        """Of these, one is drawn for each image or crop of a step."""
+        """Turns, one of which is drawn for each image or crop of a step."""
         return symmetries(flips=self.flips, rotations=self.rotations)
 
     @property

@@ -76,7 +76,7 @@ def check_pairs(images: tuple[str, ...], labels: tuple[str, ...], group: str = "
     """Refuse images without labels, unless they are one list of both.
 
     Args:
-        group: Of the keys, with its dot.
+        group: Group of the keys, with its dot.
 
     Raises:
         TilenetError: With their numbers.

@@ -39,10 +39,10 @@ def hold_out(
 
     Args:
         keys: Which share of which blocks is held out.
-        seed: Of their choice.
+        seed: Seed of their choice.
         context_px: What the network looks at around any pixel.
         watchdog: Armed for each piece of the labels.
-        requests: To stop.
+        requests: Requests to stop.
 
     Raises:
         AgreedError: Labels cannot be read or are no class, or blocks are too few to be shared out.

@@ -63,7 +63,7 @@ class RunImages:
     """Open images and labels.
 
     Attributes:
-        images: That are trained on, in the order of the run file.
+        images: Images that are trained on, in the order of the run file.
         labels: Theirs; `ignore_index` where training may not look.
         validation: What the network is scored on: images of their own, then held-out blocks.
         held_out: The blocks; None: none are.

@@ -53,7 +53,7 @@ def run_survey(
         reading: Keys of the run file that say how files are read, see `survey_key`.
         folder: Folder of the run; it exists.
         watchdog: Armed for each block.
-        requests: To stop.
+        requests: Requests to stop.
 
     Raises:
         AgreedError, StopAgreed: See `survey`.
@@ -146,7 +146,7 @@ def survey_key(
     """A digest of all that a survey depends on; None: files that cannot be told apart by date.
 
     Args:
-        context: Of the network.
+        context: Context of the network.
         cell_px: Side of the grid cells.
         reading: How files are read: resolution, nodata, vectors, ignore_index, classes, part.
     """

@@ -157,7 +157,7 @@ class TileReader:
         labels: Their labels.
         record: The network's: what standardises pixels, and what label does not count.
         radiometry: How pixels are altered.
-        seed: Of these alterations.
+        seed: Seed of these alterations.
         keep_unlabelled: Whether tiles without an own labelled pixel are read too.
     """
 
@@ -208,7 +208,7 @@ def read_turned(
     """Pixels of what a tile reads, and labels of what it owns, (H, W).
 
     Args:
-        tile: Of the turned region.
+        tile: Tile of the turned region.
         region: Pixels of the image that count as the image.
         symmetry: How they are turned.
 
