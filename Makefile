@@ -10,7 +10,7 @@ BIN := .venv/bin
 SIZE ?= 2048
 EXAMPLES ?= 500
 KILLS ?= 200
-BANNED := whoever|anew|for ever|likewise|beside|stands there
+BANNED := rims?|whoever|anew|for ever|likewise|beside|stands there
 SEED := $(or $(SEED),$(shell date +%s))
 
 .PHONY: install demo test rest jobs fuzz bench soak check clean

@@ -43,7 +43,7 @@ def predicted(point: "Point", facts: dict[str, Any]) -> dict[str, float]:
         memory_efficiency=1.0,
         latency_s=0.0,
         message_s=links["message_s"] * turns,
-        # of sums, which is the lesser one: rims are small
+        # of sums, which is the lesser one: halos are small
         host_bandwidth=links["sum_bandwidth"] / turns,
         file_bandwidth=links["file_bandwidth"],
     )

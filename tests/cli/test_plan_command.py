@@ -72,7 +72,7 @@ def test_a_tile_alone_is_not_called_approximate(capsys: Capture) -> None:
 def test_exchange_is_said_to_take_no_halo(capsys: Capture) -> None:
     said = printed(capsys, *SMALL, "--image", "99x70", "--halo-mode", "exchange")
     assert "halo exchanged between ranks; work ratio 1.01" in said
-    assert "Seconds do not count the rims' way" in said
+    assert "Seconds do not count the halos' way" in said
 
 
 def test_a_dry_run_says_what_each_partition_takes(capsys: Capture) -> None:

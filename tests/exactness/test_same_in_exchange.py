@@ -137,10 +137,10 @@ def test_tiles_of_an_image_stacked_in_one_batch(
 
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_rims_travel_in_half_the_bits(
+def test_halos_travel_in_half_the_bits(
     comm: MPI.Intracomm, shared_path: Path, precision: Any
 ) -> None:
-    """Autocast makes rims of dtypes that numpy knows, and of one that it does not."""
+    """Autocast makes halos of dtypes that numpy knows, and of one that it does not."""
     scenes = scenes_of(shared_path, [(97, 131)], comm)
     keys = replace(KEYS, norm="instance")
     wanted = train_whole(scenes, options_of(keys), STEPS, LR, SEED)

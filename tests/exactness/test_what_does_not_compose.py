@@ -95,7 +95,7 @@ def test_tiles_other_than_the_mesh(comm, capfd, scene):  # type: ignore[no-untyp
     assert main([*scene, *EXCHANGE, "--overwrite"]) == 0  # tiles left out
 
 
-def test_tiles_narrower_than_a_rim(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
+def test_tiles_narrower_than_a_halo(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
     """Kernel 13 and one pooling: 6 cells of 2 px, so 12 px at least."""
     size = 10 * comm.size
     labels = np.resize(LABELS, (size, 40))

@@ -302,7 +302,7 @@ def test_the_halo_is_the_least_that_holds_the_aligned_context(
     if padding == "same" or kernel == 1:
         assert context.halo_px % unit == 0
         assert 0 <= context.halo_px - context.context_aligned_px < unit
-    elif upsampling == "bilinear":  # the map's rim, where enlarging clamps, is left out
+    elif upsampling == "bilinear":  # the map's halo, where enlarging clamps, is left out
         inset = context.halo_px - context.offset_px
         assert input_interval(layers, inset, inset)[0] >= 0
         assert input_interval(layers, inset - 1, inset - 1)[0] < 0

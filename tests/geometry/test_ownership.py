@@ -24,7 +24,14 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
-from tilenet.geometry.ownership import AxisShares, Rim, axis_shares, check_shares, own_edges, rim_of
+from tilenet.geometry.ownership import (
+    AxisShares,
+    LayerHalo,
+    axis_shares,
+    check_shares,
+    halo_of,
+    own_edges,
+)
 from tilenet.geometry.tiles import Cut, HaloRule, Span, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
@@ -107,7 +114,7 @@ def test_needs_are_what_the_layer_says(case: tuple[tuple[Layer, ...], list[int]]
             assert high <= one.cells
 
 
-def random_rims(seed: int) -> tuple[AxisShares, AxisShares, list[Rim]]:
+def random_halos(seed: int) -> tuple[AxisShares, AxisShares, list[LayerHalo]]:
     """Of one layer on a random uneven grid, all ranks'."""
     random = Random(seed)
     layer = random.choice((*LAYERS, ONE_SIDED))
@@ -118,73 +125,83 @@ def random_rims(seed: int) -> tuple[AxisShares, AxisShares, list[Rim]]:
         both.append(axis_shares((layer,), edges[-1], edges)[0])
     rows, cols = both
     places = product(range(len(rows.needs)), range(len(cols.needs)))
-    return rows, cols, [rim_of(rows, cols, place) for place in places]
+    return rows, cols, [halo_of(rows, cols, place) for place in places]
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_rims_against_sets_of_cells(seed: int) -> None:
-    rows, cols, rims = random_rims(seed)
+def test_halos_against_sets_of_cells(seed: int) -> None:
+    rows, cols, halos = random_halos(seed)
     everything = set(product(range(rows.cells), range(cols.cells)))
-    owners = {cell: rank for rank, rim in enumerate(rims) for cell in cells_of(rim.own)}
-    assert sum(len(cells_of(rim.own)) for rim in rims) == len(owners)
+    owners = {cell: rank for rank, halo in enumerate(halos) for cell in cells_of(halo.own)}
+    assert sum(len(cells_of(halo.own)) for halo in halos) == len(owners)
     assert set(owners) == everything
-    outs = [cells_of(rim.out) for rim in rims]
+    outs = [cells_of(halo.out) for halo in halos]
     assert len(set().union(*outs)) == sum(map(len, outs)) == rows.out_edges[-1] * cols.out_edges[-1]
-    for rank, rim in enumerate(rims):
+    for rank, halo in enumerate(halos):
         row, col = divmod(rank, len(cols.needs))
         looked_at = set(product(range(*rows.needs[row]), range(*cols.needs[col])))
-        need, own = cells_of(rim.need), cells_of(rim.own)
+        need, own = cells_of(halo.need), cells_of(halo.own)
         assert need == looked_at & everything
-        top, bottom, left, right = rim.border
+        top, bottom, left, right = halo.border
         with_border = Window(
-            rim.need.row - top,
-            rim.need.col - left,
-            top + rim.need.height + bottom,
-            left + rim.need.width + right,
+            halo.need.row - top,
+            halo.need.col - left,
+            top + halo.need.height + bottom,
+            left + halo.need.width + right,
         )
         assert cells_of(with_border) == looked_at
         # Gather the whole map and cut: what is not its own comes from the owner, once.
-        taken = [(owner, cell) for owner, window in rim.takes for cell in cells_of(window)]
+        taken = [(owner, cell) for owner, window in halo.takes for cell in cells_of(window)]
         assert sorted(taken) == sorted((owners[cell], cell) for cell in need - own)
-        assert rank not in dict(rim.takes)
-        assert [owner for owner, _ in rim.takes] == sorted({owner for owner, _ in rim.takes})
+        assert rank not in dict(halo.takes)
+        assert [owner for owner, _ in halo.takes] == sorted({owner for owner, _ in halo.takes})
 
 
 @pytest.mark.parametrize("seed", range(150))
 def test_what_one_takes_the_other_gives(seed: int) -> None:
-    *_, rims = random_rims(seed)
-    takes = {(rank, other, window) for rank, rim in enumerate(rims) for other, window in rim.takes}
-    gives = {(other, rank, window) for rank, rim in enumerate(rims) for other, window in rim.gives}
+    *_, halos = random_halos(seed)
+    takes = {
+        (rank, other, window) for rank, halo in enumerate(halos) for other, window in halo.takes
+    }
+    gives = {
+        (other, rank, window) for rank, halo in enumerate(halos) for other, window in halo.gives
+    }
     assert takes == gives
-    assert len(takes) == sum(len(rim.takes) for rim in rims) == sum(len(rim.gives) for rim in rims)
+    assert (
+        len(takes)
+        == sum(len(halo.takes) for halo in halos)
+        == sum(len(halo.gives) for halo in halos)
+    )
 
 
 def test_corners_come_from_the_diagonal_neighbours() -> None:
     shares = axis_shares((Conv(1, 1, kernel=5, padding=2),), 30, [0, 9, 21, 30])[0]
-    rim = rim_of(shares, shares, (1, 1))
-    assert [rank for rank, _ in rim.takes] == [0, 1, 2, 3, 5, 6, 7, 8] == [r for r, _ in rim.gives]
-    corner = dict(rim.takes)[0], dict(rim.gives)[8]
+    halo = halo_of(shares, shares, (1, 1))
+    assert (
+        [rank for rank, _ in halo.takes] == [0, 1, 2, 3, 5, 6, 7, 8] == [r for r, _ in halo.gives]
+    )
+    corner = dict(halo.takes)[0], dict(halo.gives)[8]
     assert corner == (Window(7, 7, 2, 2), Window(19, 19, 2, 2))
 
 
 def within_reach(layers: tuple[Layer, ...], spans: tuple[Span, ...]) -> tuple[bool, bool]:
     """Whether each rank finds all that it needs with its next neighbours.
 
-    And whether each owns as much as the widest rim, as `convolve` asks, which adds a rim's part to
-    that many of the outermost cells.
+    And whether each owns as much as the widest halo, as `convolve` asks, which adds a halo's part
+    to that many of the outermost cells.
     """
     edges = [*(span.first for span in spans), spans[-1].first + spans[-1].own]
     found = wide = True
     for one in axis_shares(layers, edges[-1], edges):
-        rims = []
+        halos = []
         for rank in range(len(spans)):
             first, stop = one.inside(rank)
             low, high = one.edges[max(rank - 1, 0)], one.edges[min(rank + 2, len(spans))]
             found = found and first >= low and stop <= high
             first, stop = one.needs[rank]
-            rims += [one.edges[rank] - first] if rank > 0 else []
-            rims += [stop - one.edges[rank + 1]] if rank < len(spans) - 1 else []
-        wide = wide and min(b - a for a, b in pairwise(one.edges)) >= max(rims, default=0)
+            halos += [one.edges[rank] - first] if rank > 0 else []
+            halos += [stop - one.edges[rank + 1]] if rank < len(spans) - 1 else []
+        wide = wide and min(b - a for a, b in pairwise(one.edges)) >= max(halos, default=0)
     return found, wide
 
 
@@ -232,13 +249,13 @@ def test_what_is_refused_cannot_work_and_what_is_named_can(
             with pytest.raises(TilenetError, match=f"smallest legal tile is {least} px"):
                 check_shares(layers, smaller, "rows")
         else:
-            assert works, "allowed, but a share is narrower than a rim"
-            assert found, "allowed, but a rim lies beyond the neighbour"
+            assert works, "allowed, but a share is narrower than a halo"
+            assert found, "allowed, but a halo lies beyond the neighbour"
     wide = options.kernel // 2 > 1
     assert (refused > 0) == (parts > 1 and wide)
 
 
-def test_the_layer_with_the_widest_rim_is_named() -> None:
+def test_the_layer_with_the_widest_halo_is_named() -> None:
     # The deepest convolutions look 6 cells of 2 px around them: index 6 with its pool before.
     layers = unet_layers(UNetOptions(poolings=1, convolutions=1, base=2, kernel=13))
     tiling = cut(40, 7, Cut(grid=(4, 1)), HaloRule(0, 2, exchanged=True))
@@ -246,8 +263,8 @@ def test_the_layer_with_the_widest_rim_is_named() -> None:
     with pytest.raises(TilenetError) as caught:
         check_shares(layers, tiling.rows, "rows")
     assert str(caught.value) == (
-        "a rank must own at least what its neighbours' rims take from it (rows: 4 ranks, the "
-        f"narrowest owns 10 px, layer {deepest}, a conv with a rim of 6 cells takes 12 px); the "
+        "a rank must own at least what its neighbours' halos take from it (rows: 4 ranks, the "
+        f"narrowest owns 10 px, layer {deepest}, a conv with a halo of 6 cells takes 12 px); the "
         "smallest legal tile is 12 px: use at most 3 ranks along it, or halo_mode: overlap"
     )
 

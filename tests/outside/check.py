@@ -190,7 +190,7 @@ def read_image(path: str, network: dict[str, Any]) -> Image:
 
 def from_the_edge(black: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Black pixels that reach the image's edge over sides of black pixels."""
-    grown = np.ones((black.shape[0] + 2, black.shape[1] + 2), np.bool_)  # a rim, all reached
+    grown = np.ones((black.shape[0] + 2, black.shape[1] + 2), np.bool_)  # a halo, all reached
     inside: NDArray[np.bool_] = grown[1:-1, 1:-1]
     inside[:] = False
     before = -1

@@ -79,7 +79,7 @@ def test_each_rank_accounts_for_its_steps(
         parts = sum(rank[name] for name in PARTS)
         assert rank["compute_seconds"] == pytest.approx(rank["seconds"] - parts, rel=1e-9)
         assert rank["compute_seconds"] > 0
-        # Sums of norms go over all ranks of an image, rims to neighbours.
+        # Sums of norms go over all ranks of an image, halos to neighbours.
         assert (rank["exchange_seconds"] > 0) == (comm.size > 1)
     first = found["ranks"][0]
     for name in ("seconds", *PARTS):
@@ -142,7 +142,7 @@ def test_what_waits_to_be_written_is_written_where_a_run_fails(
 
 
 @pytest.mark.ranks(2)
-def test_waiting_for_a_rim_is_counted(comm: MPI.Intracomm) -> None:
+def test_waiting_for_a_halo_is_counted(comm: MPI.Intracomm) -> None:
     other, part = 1 - comm.rank, torch.full((5,), float(comm.rank))
     EXCHANGING.take()
     pending = Line(comm).start([], [(other, (5,))], part, 1) if comm.rank == 0 else None

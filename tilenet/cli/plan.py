@@ -100,7 +100,7 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     notes = []
     context = context_of(layers)
     if asked.halo_mode == "exchange":
-        notes.append("Seconds do not count the rims' way between ranks.")
+        notes.append("Seconds do not count the halos' way between ranks.")
     elif plan.layout.grid != (1, 1) and plan.halo_px < context.halo_px:
         notes.append(
             f"approximate: the halo ({plan.halo_px} px) is narrower than the exact one "
@@ -167,7 +167,7 @@ def explain(plans: Sequence[Plan]) -> str:
 
 def _other_ranks(plan: Plan) -> str:
     """What layers and files add to a step, where they do."""
-    waits = f", rims and norms {_seconds(plan.exchange_s)}" if plan.exchange_s else ""
+    waits = f", halos and norms {_seconds(plan.exchange_s)}" if plan.exchange_s else ""
     late = plan.read_s >= plan.step_s
     return waits + (f", reading {_seconds(plan.read_s)}, which it waits for" if late else "")
 

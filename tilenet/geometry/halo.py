@@ -208,14 +208,14 @@ def context_of(layers: tuple[Layer, ...]) -> Context:
 def _valid_halo(layers: tuple[Layer, ...], alignment: int, offset: int) -> int:
     """Fewest pixels to read before an own window of a valid network.
 
-    Usually the loss per side itself; bilinear enlargement clamps at the rim of each map, so there
+    Usually the loss per side itself; bilinear enlargement clamps at the edge of each map, so there
     the first output cells are not used and a little more is read.
     """
     for more in range(alignment * 4):
         if input_interval(layers, more, more + alignment - 1)[0] >= 0:
             return offset + more
     raise TilenetError(
-        f"the network's output has no cell that is free of its rim (looked at {alignment * 4} px)"
+        f"the network's output has no cell that is free of its edge (looked at {alignment * 4} px)"
     )
 
 

@@ -25,13 +25,13 @@ from tilenet.geometry.windows import Window, overlap
 
 __all__ = [
     "AxisShares",
-    "Rim",
+    "LayerHalo",
     "axis_shares",
     "check_shares",
+    "halo_of",
     "own_cells",
     "own_edges",
     "prefix_halo_px",
-    "rim_of",
     "takes_copy",
     "tiling_shares",
     "unpopped",
@@ -68,7 +68,7 @@ class AxisShares:
 
 
 @dataclass(frozen=True)
-class Rim:
+class LayerHalo:
     """What a rank's share of a layer's input lacks and what others lack of it, in cells.
 
     Attributes:
@@ -153,9 +153,9 @@ def own_cells(rows: AxisShares, cols: AxisShares, tiling: Tiling, number: int) -
 
 
 def takes_copy(layer: Conv, cells: int) -> bool:
-    """Whether a convolution works on a copy of its input with the rim around it.
+    """Whether a convolution works on a copy of its input with the halo around it.
 
-    One that keeps sizes can add what the rim gives to its output instead. That takes the kernel
+    One that keeps sizes can add what the halo gives to its output instead. That takes the kernel
     apart for the four sides, which costs as much as moving cells: deep in a network there are few
     of these and many weights. (Measured on a CPU: 32 channels, 512² cells: the sum takes 0.99 × the
     plain convolution, the copy 1.18 ×; 256 channels, 64²: 1.28 × and 1.01 ×.)
@@ -174,7 +174,7 @@ def _needs(layer: Layer, first: int, stop: int) -> tuple[int, int]:
 
 
 def check_shares(layers: tuple[Layer, ...], spans: tuple[Span, ...], axis: str) -> None:
-    """Refuse shares narrower than a rim, which the next neighbour alone could not fill.
+    """Refuse shares narrower than a halo, which the next neighbour alone could not fill.
 
     Raises:
         TilenetError: With the smallest legal share.
@@ -193,18 +193,18 @@ def check_shares(layers: tuple[Layer, ...], spans: tuple[Span, ...], axis: str) 
             widest = max(widest, before, behind)
         wanted = ceil(widest * one.stride / unit) * unit
         if wanted > least and len(spans) > 1:
-            least, where = wanted, f"layer {index}, a {layer.kind} with a rim of {widest} cells"
+            least, where = wanted, f"layer {index}, a {layer.kind} with a halo of {widest} cells"
     smallest = min(span.own for span in spans)
     if smallest < least:
         raise TilenetError(
-            f"a rank must own at least what its neighbours' rims take from it ({axis}: "
+            f"a rank must own at least what its neighbours' halos take from it ({axis}: "
             f"{len(spans)} ranks, the narrowest owns {smallest} px, {where} takes {least} px); the "
             f"smallest legal tile is {least} px: use at most {max(edges[-1] // least, 1)} ranks "
             "along it, or halo_mode: overlap"
         )
 
 
-def rim_of(rows: AxisShares, cols: AxisShares, place: tuple[int, int]) -> Rim:
+def halo_of(rows: AxisShares, cols: AxisShares, place: tuple[int, int]) -> LayerHalo:
     """What the rank at (row, column) of the grid exchanges before a layer."""
     num_rows, num_cols = len(rows.needs), len(cols.needs)
     row, col = place
@@ -227,7 +227,7 @@ def rim_of(rows: AxisShares, cols: AxisShares, place: tuple[int, int]) -> Rim:
         rows.out_edges[row + 1] - rows.out_edges[row],
         cols.out_edges[col + 1] - cols.out_edges[col],
     )
-    return Rim(own, need, (top, bottom, left, right), out, tuple(takes), tuple(gives))
+    return LayerHalo(own, need, (top, bottom, left, right), out, tuple(takes), tuple(gives))
 
 
 def _border(shares: AxisShares, rank: int) -> tuple[int, int]:

@@ -165,7 +165,7 @@ class Bounds:
         """Sides of two square tiles, in alignment units, no larger than any tile asked for.
 
         None where nothing is gained: there is one size only, or one that is too small; or where
-        maps are no multiple of the pixels: the rims that a rank gets from its neighbours.
+        maps are no multiple of the pixels: the halos that a rank gets from its neighbours.
         """
         sizes = {tuple(sorted(size)) for size in tiles}
         options = self.question.options

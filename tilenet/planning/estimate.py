@@ -29,7 +29,7 @@ from tilenet.planning.swap.plan import (
     plan_swaps,
     swap_everything,
 )
-from tilenet.planning.time.messages import Link, norm_times, rim_times, together
+from tilenet.planning.time.messages import Link, halo_times, norm_times, together
 from tilenet.planning.time.profile import layer_times_of_profile
 from tilenet.planning.time.roofline import ITEM_BYTES, roofline
 from tilenet.planning.time.timeline import Timeline, simulate
@@ -166,7 +166,7 @@ class Estimator:
         waits = [norm_times(self.layers, at_image, mesh.num_ranks, 1, link)]
         if asked.halo_mode == "exchange" and at_image > 1:
             item_bytes = ITEM_BYTES[asked.precision]
-            waits.append(rim_times(self.layers, self.tiling(grid), item_bytes, link))
+            waits.append(halo_times(self.layers, self.tiling(grid), item_bytes, link))
         return together(*waits)
 
     def exchange_s(self, layout: Layout) -> float:

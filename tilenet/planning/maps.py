@@ -2,7 +2,7 @@
 
 Instance and group norm with `scope: image` need the statistics of the whole image at their layer.
 Where each rank's share of the image fits its memory, the ranks hold it all at once and exchange
-rims: one pass, no redundant work. Else the image is read tile after tile, once for each such norm
+halos: one pass, no redundant work. Else the image is read tile after tile, once for each such norm
 and once more to map, with bounded memory. Everything else is mapped tile after tile.
 """
 
@@ -155,7 +155,7 @@ def _tile_px(asked: MapQuestion) -> int:
 
 
 def _shares(asked: MapQuestion, num_ranks: int) -> Tiling | None:
-    """One window per rank, on a grid as square as rims allow; None where they allow none."""
+    """One window per rank, on a grid as square as halos allow; None where they allow none."""
     rows = choose_mesh(num_ranks, 1).rows
     sides = [side for side in range(1, num_ranks + 1) if num_ranks % side == 0]
     for side in sorted(sides, key=lambda side: abs(side - rows)):

@@ -16,7 +16,7 @@ from shared_out import grids
 from torch import Tensor, nn
 
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv, Upsample
-from tilenet.geometry.ownership import AxisShares, Rim, axis_shares, rim_of
+from tilenet.geometry.ownership import AxisShares, LayerHalo, axis_shares, halo_of
 from tilenet.geometry.windows import Window
 from tilenet.model.network import build_network
 from tilenet.parallel.exchange.conv import Shape, convolve
@@ -67,16 +67,16 @@ class Around:
     ) -> None:
         rows, cols = (axis_shares((layer,), axis[-1], axis)[0] for axis in edges)
         place = divmod(comm.rank, len(edges[1]) - 1)
-        self.rim = rim_of(rows, cols, place)
+        self.halo = halo_of(rows, cols, place)
         self.line = Line(comm)
 
     def journey(self, index: int) -> Journey:
-        return Journey(self.rim, self.line, 2 * index)
+        return Journey(self.halo, self.line, 2 * index)
 
 
-def asymmetric_rim(
+def asymmetric_halo(
     grid: tuple[int, int], reach: tuple[int, int, int, int], rank: int, seed: int
-) -> Rim:
+) -> LayerHalo:
     """Of ranks that look so far up, down, left and right of their own cells; less, if negative."""
     axes = []
     for axis, parts in enumerate(grid):
@@ -84,7 +84,7 @@ def asymmetric_rim(
         edges = cut_at_random(parts * 7 + 5, parts, 7, seed + axis)
         needs = tuple((a - before, b + behind) for a, b in pairwise(edges))
         axes.append(AxisShares(1, edges[-1], tuple(edges), tuple(edges), needs))  # type: ignore[arg-type]
-    return rim_of(axes[0], axes[1], divmod(rank, grid[1]))
+    return halo_of(axes[0], axes[1], divmod(rank, grid[1]))
 
 
 REACHES = {
@@ -101,9 +101,9 @@ REACHES = {
 @pytest.mark.parametrize("reach", REACHES.values(), ids=REACHES)
 def test_extend(comm: MPI.Intracomm, reach: tuple[int, int, int, int]) -> None:
     for seed, grid in enumerate(grids(comm.size)):
-        rim = asymmetric_rim(grid, reach, comm.rank, seed)
-        journey = Journey(rim, Line(comm), 4)
-        x = drawn(2, 3, rim.own.height, rim.own.width, seed=seed + comm.rank)
+        halo = asymmetric_halo(grid, reach, comm.rank, seed)
+        journey = Journey(halo, Line(comm), 4)
+        x = drawn(2, 3, halo.own.height, halo.own.width, seed=seed + comm.rank)
         assert_adjoint(comm, lambda x, journey=journey: extend(x, journey, 0.0), x, seed)
 
 
@@ -112,16 +112,16 @@ def test_extend_gives_the_window_of_the_whole_map(
     comm: MPI.Intracomm, reach: tuple[int, int, int, int]
 ) -> None:
     for seed, grid in enumerate(grids(comm.size)):
-        rim = asymmetric_rim(grid, reach, comm.rank, seed)
+        halo = asymmetric_halo(grid, reach, comm.rank, seed)
         whole = drawn(2, 3, grid[0] * 7 + 5, grid[1] * 7 + 5, seed=seed)
-        found = extend(part_of(whole, rim.own, 0, 0), Journey(rim, Line(comm), 4), 9.0)
+        found = extend(part_of(whole, halo.own, 0, 0), Journey(halo, Line(comm), 4), 9.0)
         padded = nn.functional.pad(whole, (9, 9, 9, 9), value=9.0)
-        top, bottom, left, right = rim.border
+        top, bottom, left, right = halo.border
         window = Window(
-            rim.need.row - top,
-            rim.need.col - left,
-            top + rim.need.height + bottom,
-            left + rim.need.width + right,
+            halo.need.row - top,
+            halo.need.col - left,
+            top + halo.need.height + bottom,
+            left + halo.need.width + right,
         )
         wrong = not torch.equal(found, part_of(padded, window, -9, -9))
         assert not comm.allreduce(wrong, op=MPI.LOR)
@@ -131,14 +131,14 @@ def test_extend_gives_the_window_of_the_whole_map(
 def test_convolution(comm: MPI.Intracomm, kernel: int, dilation: int) -> None:
     """In its input, and in its weight, whose gradients ranks add."""
     shape = Shape(kernel, dilation)
-    layer = Conv(2, 3, kernel=kernel, dilation=dilation, padding=shape.rim)
+    layer = Conv(2, 3, kernel=kernel, dilation=dilation, padding=shape.halo)
     for seed, grid in enumerate(grids(comm.size)):
         edges = tuple(
-            cut_at_random(parts * shape.rim + 9, parts, shape.rim, seed + axis)
+            cut_at_random(parts * shape.halo + 9, parts, shape.halo, seed + axis)
             for axis, parts in enumerate(grid)
         )
         around = Around(layer, edges, comm)  # type: ignore[arg-type]
-        own, journey = around.rim.own, around.journey(3)
+        own, journey = around.halo.own, around.journey(3)
         x = drawn(2, 2, own.height, own.width, seed=seed + comm.rank)
         weight = drawn(3, 2, kernel, kernel, seed=seed)
 
@@ -188,9 +188,9 @@ def test_layer(comm: MPI.Intracomm, name: str) -> None:
         plain = build_network((layer,), seed, torch.float64)[0]
         module = spatial_layer(layer, 0, plain, around)
         whole = drawn(2, 2, edges[0][-1], edges[1][-1], seed=seed)
-        x = part_of(whole, around.rim.own, 0, 0)
+        x = part_of(whole, around.halo.own, 0, 0)
         with torch.no_grad():
-            found, wanted = module(x), part_of(plain(whole), around.rim.out, 0, 0)
+            found, wanted = module(x), part_of(plain(whole), around.halo.out, 0, 0)
         gap = inf if found.shape != wanted.shape else float((found - wanted).abs().max())
         assert comm.allreduce(gap, op=MPI.MAX) <= EXACT
         assert_adjoint(comm, module, x, seed)

@@ -167,25 +167,25 @@ def test_exchange_copies_only_what_is_enlarged() -> None:
             assert replace(other, first=None) == replace(one, first=None)
 
 
-def test_exchange_keeps_a_rimmed_copy_for_a_convolution_that_shrinks_maps() -> None:
+def test_exchange_keeps_a_padded_copy_for_a_convolution_that_shrinks_maps() -> None:
     check_copies(Conv(4, 5, kernel=5, stride=2, padding=2))
 
 
-def test_exchange_keeps_a_rimmed_copy_where_weights_outnumber_cells() -> None:
+def test_exchange_keeps_a_padded_copy_where_weights_outnumber_cells() -> None:
     check_copies(Conv(4, 16, kernel=5, padding=2))  # 4 × 16 × 25 > 34 × 46
     with pytest.raises(AssertionError):
         check_copies(Conv(4, 15, kernel=5, padding=2))
 
 
 def check_copies(layer: Conv) -> None:
-    """The layer, of kernel 5, keeps a copy of its input with a rim, and the one before none."""
+    """The layer, of kernel 5, keeps a copy of its input with a halo, and the one before none."""
     layers = (Conv(3, 4, padding=1), layer)
     here, there = layer_bytes(layers, 34, 46), layer_bytes(layers, 34, 46, halo_mode="exchange")
-    rimmed = 4 * 4 * (34 + 4) * (46 + 4)
+    padded = 4 * 4 * (34 + 4) * (46 + 4)
     assert replace(here[0], first=None) == replace(there[0], first=None)
     assert here[1].keeps_input
     assert not there[1].keeps_input
-    assert there[1].saved == here[1].saved + rimmed
+    assert there[1].saved == here[1].saved + padded
 
 
 @pytest.mark.parametrize("size", [1434, 10_000])

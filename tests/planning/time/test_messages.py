@@ -14,7 +14,7 @@ from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.plan import Layout, Question
-from tilenet.planning.time.messages import Link, norm_times, rim_bytes, rim_times
+from tilenet.planning.time.messages import Link, halo_bytes, halo_times, norm_times
 
 MEASURED = Path(__file__).resolve().parents[3] / "bench" / "results" / "exchange.json"
 SIDE = 1024
@@ -32,7 +32,7 @@ def tiling_of(grid: tuple[int, int]) -> Tiling:
 
 @pytest.mark.parametrize(("ranks", "grid"), [(1, (1, 1)), (2, (1, 2)), (4, (2, 2))])
 @pytest.mark.parametrize("norm", ["none", "instance"])
-def test_rims_are_those_that_ranks_sent(ranks: int, grid: tuple[int, int], norm: str) -> None:
+def test_halos_are_those_that_ranks_sent(ranks: int, grid: tuple[int, int], norm: str) -> None:
     figures = json.loads(MEASURED.read_text())["figures"]
     assert figures["side_px"] == SIDE
     (row,) = (
@@ -40,19 +40,21 @@ def test_rims_are_those_that_ranks_sent(ranks: int, grid: tuple[int, int], norm:
         for row in figures["step"]
         if (row["ranks"], row["norm"], row["way"]) == (ranks, norm, "exchange")
     )
-    forward = rim_bytes(layers_of(norm), tiling_of(grid), 4)
-    # The image's rim has no gradient that would go back; all else goes both ways.
+    forward = halo_bytes(layers_of(norm), tiling_of(grid), 4)
+    # The image's halo has no gradient that would go back; all else goes both ways.
     messages = 2 * sum(count for count, _ in forward) - forward[0][0]
     sent = 2 * sum(num_bytes for _, num_bytes in forward) - forward[0][1]
     assert messages == row["messages"]
     assert sent / 2**20 == pytest.approx(row["sent_mib"], rel=1e-12)
     # Between equal neighbours as many come as go
-    times = rim_times(layers_of(norm), tiling_of(grid), 4, COUNTING)
+    times = halo_times(layers_of(norm), tiling_of(grid), 4, COUNTING)
     assert sum(one.forward_s + one.backward_s for one in times) == 2 * messages
 
 
 def test_a_tile_amid_others_sends_to_eight_one_in_a_corner_to_three() -> None:
-    counts = [max(n for n, _ in rim_bytes(layers_of(), tiling_of((k, k)), 4)) for k in (1, 2, 3, 4)]
+    counts = [
+        max(n for n, _ in halo_bytes(layers_of(), tiling_of((k, k)), 4)) for k in (1, 2, 3, 4)
+    ]
     assert counts == [0, 3, 8, 8]
 
 
@@ -90,7 +92,7 @@ def estimator(**changes: Any) -> Estimator:
     return Estimator(replace(asked, **changes))
 
 
-def test_a_plan_waits_for_rims_and_norms_where_there_are_any() -> None:
+def test_a_plan_waits_for_halos_and_norms_where_there_are_any() -> None:
     layout = Layout((2, 2), 1, 1, "never")
     there = estimator(halo_mode="exchange")
     overlap, norms_s = estimator(), estimator().exchange_s(layout)

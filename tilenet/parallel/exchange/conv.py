@@ -1,9 +1,9 @@
-"""A convolution on a rank's own window, whose rim comes from the neighbours meanwhile.
+"""A convolution on a rank's own window, whose halo comes from the neighbours meanwhile.
 
 A convolution is linear, so it is the sum of what own cells give, with zeros around them, and of
-what the rim gives, which reaches only the outermost cells of the output. So nothing is copied into
+what the halo gives, which reaches only the outermost cells of the output. So nothing is copied into
 a larger map: the own window is saved for backward where it stands, as without ranks, and the
-interior is computed while the rim travels. In backward the rim's gradients leave first and travel
+interior is computed while the halo travels. In backward the halo's gradients leave first and travel
 while the interior's are computed.
 """
 
@@ -21,7 +21,7 @@ from tilenet.parallel.exchange.halo import (
     add_gradients,
     part_of,
     start_gradients,
-    start_rims,
+    start_halos,
 )
 
 __all__ = ["Shape", "convolve"]
@@ -45,14 +45,14 @@ class Shape:
         return self.kernel // 2
 
     @property
-    def rim(self) -> int:
+    def halo(self) -> int:
         """Cells that it looks at on each side."""
         return self.half * self.dilation
 
 
 @dataclass(frozen=True)
 class _Strip:
-    """A side of the rim, and what it reaches.
+    """A side of the halo, and what it reaches.
 
     Those left and right are computed lying down: kernels are made for wide rows, and take twice as
     long for high columns.
@@ -82,21 +82,21 @@ class _Strip:
 
 def _strips(own: Window, takes: tuple[tuple[int, Window], ...], shape: Shape) -> list[_Strip]:
     """The sides on which something is taken."""
-    rim, half = shape.rim, shape.half
+    halo, half = shape.halo, shape.half
     inner = shape.dilation * (half - 1)  # own cells that taps on the strip also look at
     everything = slice(None)
-    wide = own.col - rim, own.width + 2 * rim
+    wide = own.col - halo, own.width + 2 * halo
     before, behind = slice(0, half), slice(half + 1, shape.kernel)
-    low, high = own.row - rim, own.row + own.height
+    low, high = own.row - halo, own.row + own.height
     candidates = [
-        _Strip(Window(low, wide[0], rim, wide[1]), (0, 0, 0, inner), before, True,
-               (slice(0, rim), everything)),
-        _Strip(Window(high, wide[0], rim, wide[1]), (0, 0, inner, 0), behind, True,
-               (slice(own.height - rim, None), everything)),
-        _Strip(Window(own.row, own.col - rim, own.height, rim), (0, inner, rim, rim), before, False,
-               (everything, slice(0, rim))),
-        _Strip(Window(own.row, own.col + own.width, own.height, rim), (inner, 0, rim, rim), behind,
-               False, (everything, slice(own.width - rim, None))),
+        _Strip(Window(low, wide[0], halo, wide[1]), (0, 0, 0, inner), before, True,
+               (slice(0, halo), everything)),
+        _Strip(Window(high, wide[0], halo, wide[1]), (0, 0, inner, 0), behind, True,
+               (slice(own.height - halo, None), everything)),
+        _Strip(Window(own.row, own.col - halo, own.height, halo), (0, inner, halo, halo), before,
+               False, (everything, slice(0, halo))),
+        _Strip(Window(own.row, own.col + own.width, own.height, halo), (inner, 0, halo, halo),
+               behind, False, (everything, slice(own.width - halo, None))),
     ]  # fmt: skip
     return [one for one in candidates if any(_inside(taken, one.window) for _, taken in takes)]
 
@@ -111,10 +111,10 @@ def convolve(
     """The convolution of the whole map, on this rank's own cells. Collective.
 
     Args:
-        x: This rank's own window, (B, C, H, W), at least as wide as the rim.
+        x: This rank's own window, (B, C, H, W), at least as wide as the halo.
         weight: (O, C, kernel, kernel).
         bias: (O,) or None.
-        journey: From whom the rim comes.
+        journey: From whom the halo comes.
 
     Returns:
         (B, O, H, W).
@@ -134,11 +134,11 @@ class _Convolve(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, journey: Journey
     ) -> Tensor:
-        rim = journey.rim
-        pending = start_rims(x, journey)
-        y = F.conv2d(x, weight, bias, padding=shape.rim, dilation=shape.dilation)
-        taken = list(zip((window for _, window in rim.takes), pending.wait(), strict=True))
-        ctx.strips = _strips(rim.own, rim.takes, shape)
+        halo = journey.halo
+        pending = start_halos(x, journey)
+        y = F.conv2d(x, weight, bias, padding=shape.halo, dilation=shape.dilation)
+        taken = list(zip((window for _, window in halo.takes), pending.wait(), strict=True))
+        ctx.strips = _strips(halo.own, halo.takes, shape)
         filled = [_fill(strip, taken, x) for strip in ctx.strips]
         for strip, values in zip(ctx.strips, filled, strict=True):
             rows, cols = strip.reach
@@ -155,7 +155,7 @@ class _Convolve(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         (gradient,) = grads
         x, weight, *filled = ctx.saved_tensors
-        shape, rim, strips = ctx.shape, ctx.journey.rim, ctx.strips
+        shape, halo, strips = ctx.shape, ctx.journey.halo, ctx.strips
         wants_x, wants_weight = ctx.needs_input_grad[:2]
         added, found = [], []
         for strip, values in zip(strips, filled, strict=True):
@@ -168,17 +168,17 @@ class _Convolve(torch.autograd.Function):
             added.append(strip.lying(to_weight) if wants_weight else to_weight)
             found.append(strip.lying(to_values) if wants_x else to_values)
         if wants_x:
-            back = _collect(rim.takes, strips, found)
+            back = _collect(halo.takes, strips, found)
             pending = start_gradients(back, x.shape[1], gradient, ctx.journey)
         to_x, to_weight, to_bias = torch.ops.aten.convolution_backward(
-            gradient, x, weight, [len(weight)] if ctx.has_bias else None, [1, 1], [shape.rim] * 2,
+            gradient, x, weight, [len(weight)] if ctx.has_bias else None, [1, 1], [shape.halo] * 2,
             [shape.dilation] * 2, False, [0, 0], 1, [wants_x, wants_weight, ctx.has_bias],
         )  # fmt: skip
         if wants_weight:
             for strip, more in zip(strips, added, strict=True):
                 strip.weight(to_weight).add_(more)
         if wants_x:
-            add_gradients(to_x, pending, rim)
+            add_gradients(to_x, pending, halo)
         return to_x, to_weight, to_bias, None, None
 
 

@@ -1,12 +1,12 @@
-"""Rims of feature maps travel between the ranks of an image; in backward their gradients go back.
+"""Halos of feature maps travel between the ranks of an image; in backward their gradients go back.
 
-Three layers: integers say who sends what (`geometry.ownership.Rim`), a `Line` moves tensors,
+Three layers: integers say who sends what (`geometry.ownership.LayerHalo`), a `Line` moves tensors,
 and `extend` is the autograd function: a rank's own window in, the window that a layer needs out.
 Its backward is the true adjoint: what a rank took, it sends the gradient of, and what it gave, it
 adds the gradients to.
 
-All parts of a rim, corners included, travel in one phase: each is posted before the first is waited
-for, so that a layer can compute its interior meanwhile.
+All parts of a halo, corners included, travel in one phase: each is posted before the first is
+waited for, so that a layer can compute its interior meanwhile.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tilenet.geometry.ownership import Rim
+from tilenet.geometry.ownership import LayerHalo
 from tilenet.geometry.windows import Window
 from tilenet.parallel.health.progress import EXCHANGING
 
@@ -33,7 +33,7 @@ __all__ = [
     "extend",
     "part_of",
     "start_gradients",
-    "start_rims",
+    "start_halos",
 ]
 
 Parts = Sequence[tuple[int, Tensor]]  # (rank, contiguous tensor)
@@ -137,12 +137,12 @@ class Journey:
     """One layer's exchange for one micro-batch.
 
     Attributes:
-        rim: Who sends what.
+        halo: Who sends what.
         line: Line on which it travels.
         tag: Tag of the way there; the way back has the next one.
     """
 
-    rim: Rim
+    halo: LayerHalo
     line: Line
     tag: int
 
@@ -171,56 +171,56 @@ def extend(x: Tensor, journey: Journey, fill: float) -> Tensor:
 class _Extend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, journey: Journey, fill: float) -> Tensor:
-        rim = journey.rim
+        halo = journey.halo
         ctx.journey, ctx.shape = journey, x.shape
-        own, need = rim.own, rim.need
-        pending = start_rims(x, journey)
-        top, bottom, left, right = rim.border
+        own, need = halo.own, halo.need
+        pending = start_halos(x, journey)
+        top, bottom, left, right = halo.border
         shape = (*x.shape[:2], top + need.height + bottom, left + need.width + right)
-        extended = x.new_full(shape, fill) if any(rim.border) else x.new_empty(shape)
+        extended = x.new_full(shape, fill) if any(halo.border) else x.new_empty(shape)
         row, col = need.row - top, need.col - left  # of the extended window's first cell
         kept = _common(own, need)
         part_of(extended, kept, row, col).copy_(part_of(x, kept, own.row, own.col))
-        for (_, window), part in zip(rim.takes, pending.wait(), strict=True):
+        for (_, window), part in zip(halo.takes, pending.wait(), strict=True):
             part_of(extended, window, row, col).copy_(part)
         return extended
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = grads
-        rim: Rim = ctx.journey.rim
-        own, need = rim.own, rim.need
-        row, col = need.row - rim.border[0], need.col - rim.border[2]
-        back = [(rank, part_of(gradient, window, row, col)) for rank, window in rim.takes]
+        halo: LayerHalo = ctx.journey.halo
+        own, need = halo.own, halo.need
+        row, col = need.row - halo.border[0], need.col - halo.border[2]
+        back = [(rank, part_of(gradient, window, row, col)) for rank, window in halo.takes]
         pending = start_gradients(back, gradient.shape[1], gradient, ctx.journey)
         mine = gradient.new_zeros(ctx.shape)
         kept = _common(own, need)
         part_of(mine, kept, own.row, own.col).copy_(part_of(gradient, kept, row, col))
-        add_gradients(mine, pending, rim)
+        add_gradients(mine, pending, halo)
         return mine, None, None
 
 
-def start_rims(x: Tensor, journey: Journey) -> Pending:
+def start_halos(x: Tensor, journey: Journey) -> Pending:
     """Send the parts of this rank's own window that others need; expect theirs."""
-    rim = journey.rim
+    halo = journey.halo
     shape = x.shape[:2]
-    gives = [(r, part_of(x, w, rim.own.row, rim.own.col).contiguous()) for r, w in rim.gives]
-    takes = [(r, (*shape, w.height, w.width)) for r, w in rim.takes]
+    gives = [(r, part_of(x, w, halo.own.row, halo.own.col).contiguous()) for r, w in halo.gives]
+    takes = [(r, (*shape, w.height, w.width)) for r, w in halo.takes]
     return journey.line.start(gives, takes, x, journey.tag)
 
 
 def start_gradients(back: Parts, channels: int, like: Tensor, journey: Journey) -> Pending:
     """Send the gradients of what was taken; expect those of what was given."""
     shape = like.shape[0], channels
-    takes = [(r, (*shape, w.height, w.width)) for r, w in journey.rim.gives]
+    takes = [(r, (*shape, w.height, w.width)) for r, w in journey.halo.gives]
     gives = [(r, part.contiguous()) for r, part in back]
     return journey.line.start(gives, takes, like, journey.tag + 1)
 
 
-def add_gradients(gradient: Tensor, pending: Pending, rim: Rim) -> None:
+def add_gradients(gradient: Tensor, pending: Pending, halo: LayerHalo) -> None:
     """Add what arrives to the gradient of this rank's own window."""
-    for (_, window), part in zip(rim.gives, pending.wait(), strict=True):
-        part_of(gradient, window, rim.own.row, rim.own.col).add_(part)
+    for (_, window), part in zip(halo.gives, pending.wait(), strict=True):
+        part_of(gradient, window, halo.own.row, halo.own.col).add_(part)
 
 
 def _common(own: Window, need: Window) -> Window:

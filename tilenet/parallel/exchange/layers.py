@@ -1,6 +1,6 @@
 """Make a finished network a spatial one, from outside: each rank holds its own window of each map.
 
-Layers that look around themselves are replaced by ones that first exchange rims; layers that need
+Layers that look around themselves are replaced by ones that first exchange halos; layers that need
 all pixels, the norms with `scope: image`, by ones that sum over ranks (`norm.py`); all others stay.
 The parameters stay the network's own, under their own names.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv, Upsample
-from tilenet.geometry.ownership import AxisShares, Rim, rim_of, takes_copy, tiling_shares
+from tilenet.geometry.ownership import AxisShares, LayerHalo, halo_of, takes_copy, tiling_shares
 from tilenet.geometry.tiles import Tiling
 from tilenet.model.modules import block_max
 from tilenet.model.skips import Origin, origin_under_way
@@ -60,7 +60,7 @@ class Surroundings:
         self._step_comms = [step_comm.Dup() if step_comm else None for _ in balance]
         self._lines = [Line(one, device_mpi=device_mpi) for one in self._image_comms]
         self._shares: dict[tuple[int, int], tuple[tuple[AxisShares, ...], ...]] = {}
-        self._rims: dict[tuple[int, int, int, int], Rim] = {}
+        self._halos: dict[tuple[int, int, int, int], LayerHalo] = {}
 
     def _partition(self, layer: int) -> int:
         return next(number for number, end in enumerate(self._ends) if layer < end)
@@ -83,16 +83,16 @@ class Surroundings:
         assert origin.tiling is not None
         tile = origin.tiles[0]  # all samples of a micro-batch stand at the same place
         where = (*origin.tiling.extended, layer, tile)
-        if where not in self._rims:
+        if where not in self._halos:
             rows, cols = self.shares(origin.tiling)
             place = divmod(tile, origin.tiling.grid[1])
-            self._rims[where] = rim_of(rows[layer], cols[layer], place)
+            self._halos[where] = halo_of(rows[layer], cols[layer], place)
         tag = (layer % TAG_LAYERS * TAG_MICRO_BATCHES + origin.micro_batch % TAG_MICRO_BATCHES) * 2
-        return Journey(self._rims[where], self._lines[self._partition(layer)], tag)
+        return Journey(self._halos[where], self._lines[self._partition(layer)], tag)
 
     @property
     def sent(self) -> tuple[int, int]:
-        """Messages and bytes that this rank has sent for rims."""
+        """Messages and bytes that this rank has sent for halos."""
         return sum(line.messages for line in self._lines), sum(line.bytes for line in self._lines)
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ class BilinearUpsample(_Spatial):
 
     def forward(self, x: Tensor) -> Tensor:
         # The operator clamps by itself at the map's edge, where nothing is taken, and wrongly at
-        # the rim's edge, which is cut off.
+        # the halo's edge, which is cut off.
         journey = _without_border(self.around.journey(self.index))
         large = F.interpolate(
             _extended(x, journey, 0.0),
@@ -212,7 +212,7 @@ class BilinearUpsample(_Spatial):
             mode="bilinear",
             align_corners=False,
         )
-        need, out = journey.rim.need, journey.rim.out
+        need, out = journey.halo.need, journey.halo.out
         return _cut_out(large, out.row - need.row * self.factor, out.col - need.col * self.factor,
                         out.height, out.width)  # fmt: skip
 
@@ -228,7 +228,7 @@ class AnyTransposedConv(_Spatial):
 
     def forward(self, x: Tensor) -> Tensor:
         journey = _without_border(self.around.journey(self.index))
-        need, out = journey.rim.need, journey.rim.out
+        need, out = journey.halo.need, journey.halo.out
         stride, padding = self.layer.stride, self.layer.padding
         top = out.row - (need.row * stride - padding)
         left = out.col - (need.col * stride - padding)
@@ -254,14 +254,14 @@ class AnyTransposedConv(_Spatial):
 
 def _extended(x: Tensor, journey: Journey, fill: float) -> Tensor:
     """As `extend`, but where a rank has just what it needs nothing is copied."""
-    rim = journey.rim
-    if rim.need == rim.own and not any(rim.border) and not rim.gives:
+    halo = journey.halo
+    if halo.need == halo.own and not any(halo.border) and not halo.gives:
         return x
     return extend(x, journey, fill)
 
 
 def _without_border(journey: Journey) -> Journey:
-    return replace(journey, rim=replace(journey.rim, border=(0, 0, 0, 0)))
+    return replace(journey, halo=replace(journey.halo, border=(0, 0, 0, 0)))
 
 
 def _cut_out(x: Tensor, top: int, left: int, height: int, width: int) -> Tensor:

@@ -120,7 +120,7 @@ def _switch(mpi: str) -> str:
 def exchange_from(
     asked: str, devices: Sequence[torch.device], comm: "MPI.Intracomm"
 ) -> Literal["host", "device"]:
-    """From where the rims of feature maps are sent: `host` or `device` memory. Collective.
+    """From where the halos of feature maps are sent: `host` or `device` memory. Collective.
 
     Args:
         asked: `auto`, `host` or `device`.

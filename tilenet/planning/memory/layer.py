@@ -104,7 +104,7 @@ class Case:
         dtype: Dtype of its input.
         skip: Shape and dtype of the map that it pops.
         precision: Precision of the run.
-        rim: Cells around its input that come from neighbours.
+        halo: Cells around its input that come from neighbours.
         wants_gradient: Whether its input does; images do not.
         in_place: Whether an activation may write over its input.
         viewed: Whether the input is a view (of instance norm's result): autograd pays for writing
@@ -116,22 +116,22 @@ class Case:
     dtype: torch.dtype
     skip: tuple[tuple[int, ...], torch.dtype] | None
     precision: str
-    rim: int
+    halo: int
     wants_gradient: bool
     in_place: bool = True
     viewed: bool = False
 
 
-class _Rimmed(nn.Module):
-    """A layer on its input with a rim; where the layer does not use the rim up, it is cut off."""
+class _WithHalo(nn.Module):
+    """A layer on its input with a halo; where the layer does not use the halo up, it is cut off."""
 
-    def __init__(self, layer: Layer, module: nn.Module, rim: int) -> None:
+    def __init__(self, layer: Layer, module: nn.Module, halo: int) -> None:
         super().__init__()
-        self.module, self.rim = module, rim
-        self.cut = layer.factor * rim if isinstance(layer, Upsample) else 0
+        self.module, self.halo = module, halo
+        self.cut = layer.factor * halo if isinstance(layer, Upsample) else 0
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.module(F.pad(x, (self.rim,) * 4))
+        y: Tensor = self.module(F.pad(x, (self.halo,) * 4))
         if self.cut:
             y = y[:, :, self.cut : -self.cut, self.cut : -self.cut].contiguous()
         return y
@@ -174,12 +174,12 @@ def measure(case: Case) -> tuple[LayerBytes, torch.dtype, bool]:
     with FakeTensorMode(), torch.enable_grad():
         namespaces: dict[str, Any] = defaultdict(Namespace)
         layer = case.layer
-        if case.rim and isinstance(layer, Conv | Pool):
+        if case.halo and isinstance(layer, Conv | Pool):
             layer = replace(layer, padding=0)
         images = tuple(range(case.shape[0]))
         module = build_layer(layer, 0, MaskKey(images=images), namespaces)
-        if case.rim:
-            module = _Rimmed(layer, module, case.rim)
+        if case.halo:
+            module = _WithHalo(layer, module, case.halo)
         cast_parameters(module, parameter_dtype(case.precision))
         if isinstance(module, nn.LeakyReLU):
             module.inplace = case.in_place
@@ -297,8 +297,8 @@ def layer_bytes(
     Args:
         precision: `float32`, `float64`, `bfloat16` or `float16` (autocast, float32 parameters).
         halo_mode: With `exchange` the size is a rank's own, and layers that look around themselves
-            work on a copy of their input with a rim, but for large maps' convolutions. There rims,
-            a few rows of cells, are not counted.
+            work on a copy of their input with a halo, but for large maps' convolutions. There
+            halos, a few rows of cells, are not counted.
     """
     shapes = map_shapes(layers, height, width)
     dtype = parameter_dtype(precision)
@@ -312,8 +312,8 @@ def layer_bytes(
             stashed[layer.name] = (shape, dtype)
         # The name of a skip costs nothing; without it, levels alike are measured once.
         plain = replace(layer, name="") if isinstance(layer, Stash | Pop) else layer
-        rim = _rim(layer, batch * before.rows * before.cols) if halo_mode == "exchange" else 0
-        case = Case(plain, shape, dtype, skip, precision, rim, wants_gradient=index > 0)
+        halo = _halo(layer, batch * before.rows * before.cols) if halo_mode == "exchange" else 0
+        case = Case(plain, shape, dtype, skip, precision, halo, wants_gradient=index > 0)
         if isinstance(layer, Activation):
             cost, dtype, _ = measure(replace(case, viewed=viewed))
             # Not in place where it begins a partition (see parallel.pipeline.pipe.Partition).
@@ -371,7 +371,7 @@ def check_weight_bytes(layers: tuple[Layer, ...]) -> None:
         )
 
 
-def _rim(layer: Layer, cells: int) -> int:
+def _halo(layer: Layer, cells: int) -> int:
     """Cells around its input, of so many cells, that a layer works on a copy with."""
     if isinstance(layer, Conv):
         return layer.reach // 2 if takes_copy(layer, cells) else 0

@@ -1,4 +1,4 @@
-"""Seconds that ranks spend on messages: rims before layers, sums inside norms, sums of gradients.
+"""Seconds that ranks spend on messages: halos before layers, sums inside norms, sums of gradients.
 
 A closed form after LogGP (A. Alexandrov, M. Ionescu, K. Schauser, C. Scheiman, "LogGP:
 incorporating long messages into the LogP model", SPAA 1995): a message costs its rank overhead, its
@@ -11,11 +11,11 @@ Nothing is assumed to hide behind computing, and no rank to be late.
 from dataclasses import dataclass
 
 from tilenet.geometry.layers import Layer, Norm
-from tilenet.geometry.ownership import Rim, rim_of, tiling_shares
+from tilenet.geometry.ownership import LayerHalo, halo_of, tiling_shares
 from tilenet.geometry.tiles import Tiling
 from tilenet.parallel.pipeline.layer_times import LayerTime
 
-__all__ = ["Link", "norm_times", "rim_bytes", "rim_times", "together"]
+__all__ = ["Link", "halo_bytes", "halo_times", "norm_times", "together"]
 
 STATISTIC_BYTES = 8  # sums are float64
 # Sums that `exchange/norm.py` takes: of values and cells, of what is left over and its squares;
@@ -58,34 +58,34 @@ def _busiest(tiling: Tiling) -> tuple[int, int]:
     return min(1, rows - 1), min(1, cols - 1)
 
 
-def _rims(layers: tuple[Layer, ...], tiling: Tiling) -> tuple[Rim, ...]:
+def _halos(layers: tuple[Layer, ...], tiling: Tiling) -> tuple[LayerHalo, ...]:
     """What that tile's rank exchanges before each layer."""
     rows, cols = tiling_shares(layers, tiling)
     place = _busiest(tiling)
-    return tuple(rim_of(row, col, place) for row, col in zip(rows, cols, strict=True))
+    return tuple(halo_of(row, col, place) for row, col in zip(rows, cols, strict=True))
 
 
-def rim_bytes(
+def halo_bytes(
     layers: tuple[Layer, ...], tiling: Tiling, item_bytes: int
 ) -> tuple[tuple[int, int], ...]:
     """Messages and bytes that the busiest rank sends forward, before each layer."""
     return tuple(
         (
-            len(rim.gives),
-            item_bytes * layer.in_channels * sum(w.height * w.width for _, w in rim.gives),
+            len(halo.gives),
+            item_bytes * layer.in_channels * sum(w.height * w.width for _, w in halo.gives),
         )
-        for layer, rim in zip(layers, _rims(layers, tiling), strict=True)
+        for layer, halo in zip(layers, _halos(layers, tiling), strict=True)
     )
 
 
-def rim_times(
+def halo_times(
     layers: tuple[Layer, ...], tiling: Tiling, item_bytes: int, link: Link
 ) -> tuple[LayerTime, ...]:
-    """Seconds of each layer's rims for one micro-batch; backward their gradients go back."""
+    """Seconds of each layer's halos for one micro-batch; backward their gradients go back."""
     times, trained = [], False
-    for layer, rim in zip(layers, _rims(layers, tiling), strict=True):
-        cells = [sum(w.height * w.width for _, w in part) for part in (rim.gives, rim.takes)]
-        count = len(rim.gives) + len(rim.takes)
+    for layer, halo in zip(layers, _halos(layers, tiling), strict=True):
+        cells = [sum(w.height * w.width for _, w in part) for part in (halo.gives, halo.takes)]
+        count = len(halo.gives) + len(halo.takes)
         # Both directions at once, so that the larger one counts
         seconds = link.messages_s(count, item_bytes * layer.in_channels * max(cells))
         # The image has no gradient, and whatever stands before the first weights needs none.
