@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run.sh test [OPTION…]: tests of one process, and those over 2 ranks.
-# run.sh rest [OPTION…]: tests over 3, 4 and 6 ranks, and whole jobs.
+# run.sh test [OPTION…]: tests of one process, and over 2 ranks those of exactness/ and parallel/.
+# run.sh rest [OPTION…]: the others over 2, all over 3, 4 and 6 ranks, fuzzing, and whole jobs.
 # run.sh jobs [OPTION…]: whole jobs alone: commands and pages of the guide as users start them, jobs
 #                        that fail, hang or are killed, and a real Slurm (root, Debian).
 set -euo pipefail
@@ -13,32 +13,37 @@ whole_jobs() {
     # Most wait for something; a file's tests stay together, for they share what they made. A job may
     # be started three times on a machine that does much else.
     python -m pytest -q -n 3 --dist loadfile -o faulthandler_timeout=1200 tests/jobs tests/outside \
+        tests/fuzz \
         --ignore tests/jobs/slurm --ignore tests/jobs/soak "$@"
     # These have the machine's ports and namespaces to themselves; what a user needs to know of a Slurm
     # that is missing comes at the end.
     python -m pytest -q -o faulthandler_timeout=1200 tests/jobs/soak tests/jobs/slurm "$@"
 }
 
-over_ranks() {
-    local ranks=$1 files
-    shift
-    mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.ranks' tests)
+over_ranks() { # RANKS "FOLDER…" [OPTION…]
+    local ranks=$1 folders files
+    read -ra folders <<<"$2"
+    shift 2
+    mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.ranks' "${folders[@]}")
     echo "== $ranks ranks"
     # -x and `-m mpi4py`: a failure on one rank ends all; the timeout makes a hang print its stacks.
     mpiexec -n "$ranks" python -m mpi4py -m pytest -x -q --ranks "$ranks" \
         -o faulthandler_timeout=120 -o faulthandler_exit_on_timeout=true "${files[@]}" "$@"
 }
 
+heart="tests/exactness tests/parallel"
+others="tests/cli tests/data tests/mapping tests/training"
 part=${1:-test}
 shift || true
 case $part in
     test)
         python -m pytest -q -n auto --maxprocesses 4 --dist loadfile tests --ignore tests/jobs \
-            --ignore tests/outside "$@"
-        over_ranks 2 "$@"
+            --ignore tests/outside --ignore tests/fuzz "$@"
+        over_ranks 2 "$heart" "$@"
         ;;
     rest)
-        for ranks in 3 4 6; do over_ranks "$ranks" "$@"; done
+        over_ranks 2 "$others" "$@"
+        for ranks in 3 4 6; do over_ranks "$ranks" "$heart $others" "$@"; done
         whole_jobs "$@"
         ;;
     jobs) whole_jobs "$@" ;;
