@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from bench.swapping.lms_networks import Kind, labels_of
+from bench.swapping.measure import measure_cells
 from tilenet.errors import TilenetError
 from tilenet.parallel.swap.copies import CopyStreams
 from tilenet.parallel.swap.host_pool import FileSlabs, PinnedSlabs, Slabs
-from tilenet.parallel.swap.measure import measure_cells
 from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.parallel.swap.swapper import Swapper
 from tilenet.planning.memory.live import LiveBytes

@@ -14,11 +14,11 @@ from test_pipeline import images, made, options
 from test_swapping import check_empty
 from torch import Tensor, nn
 
+from bench.swapping import measure as cell_measure
+from bench.swapping.measure import CellFigures, measure_cells
 from tilenet.errors import TilenetError
-from tilenet.parallel.swap import measure as cell_measure
 from tilenet.parallel.swap.actions import Action, acting
 from tilenet.parallel.swap.host_pool import FileSlabs
-from tilenet.parallel.swap.measure import CellFigures, measure_cells
 from tilenet.parallel.swap.swapper import Swapper
 from tilenet.planning.memory.live import LiveBytes
 
