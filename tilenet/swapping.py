@@ -70,8 +70,7 @@ def swapping(
         limit_bytes: Of saved storages on their devices, together; beyond it they go out, those
             first that backward needs last. 0: all; None: none.
         min_bytes: Smaller storages stay, and do not count.
-        lookahead: The next so many storages are fetched ahead in backward, as far as the limit
-            allows.
+        lookahead: Storages that are fetched ahead in backward, as far as the limit allows.
         swap_dir: Folder of the file that they go to. None: pinned host memory where torch sees a
             GPU, else the folder for temporary files.
         host_limit_bytes: Bytes of that memory or file; None: none.

@@ -134,7 +134,7 @@ def test_networks_without_end_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("data", "saying"),
-    [(b"", "is empty"), (b" \n", "is empty"), (b"a: \xe9\n", r"is UTF-8 text .*byte 3 is none")],
+    [(b"", "is empty"), (b" \n", "is empty"), (b"a: \xe9\n", r"is UTF-8 text .*byte 3 is not")],
 )
 def test_files_that_are_no_run_files_are_named(tmp_path: Path, data: bytes, saying: str) -> None:
     (tmp_path / "run.yaml").write_bytes(data)

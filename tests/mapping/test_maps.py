@@ -337,10 +337,10 @@ def test_a_directory_is_no_map(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_a_map_needs_a_directory(tmp_path: Path, overwrite: bool) -> None:
-    with pytest.raises(TilenetError, match=r"existing directory \(.*nowhere is none\)"):
+    with pytest.raises(TilenetError, match=r"existing directory \(.*nowhere is not\)"):
         check_target(str(tmp_path / "nowhere" / "map.tif"), overwrite=overwrite)
     (tmp_path / "file").write_bytes(b"no directory")
-    with pytest.raises(TilenetError, match=r"existing directory \(.*file is none\)"):
+    with pytest.raises(TilenetError, match=r"existing directory \(.*file is not\)"):
         check_target(str(tmp_path / "file" / "map.tif"), overwrite=overwrite)
 
 

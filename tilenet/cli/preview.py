@@ -311,7 +311,7 @@ def _check_target(out: Path, image: str, labels: str | None, *, overwrite: bool)
         )
     if not out.absolute().parent.is_dir():
         raise TilenetError(
-            f"a picture needs an existing directory ({out.absolute().parent} is none); make it "
+            f"a picture needs an existing directory ({out.absolute().parent} is not one); make it "
             "first"
         )
 

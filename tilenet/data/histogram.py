@@ -83,10 +83,10 @@ class ValueCounts:
         return first / total, math.sqrt((total * second - first * first) / total**2)
 
     def percentiles(self, percents: Sequence[int]) -> tuple[float, ...]:
-        """The smallest values that so many percent of all are not above; there must be a value.
+        """Percentiles: the smallest values that these shares of all are not above.
 
-        numpy's `inverted_cdf`: values that occur, never something between two. Where bins hold
-        several values, the middle of the bin, see above.
+        There must be a value. numpy's `inverted_cdf`: values that occur, never something between
+        two. Where bins hold several values, the middle of the bin, see above.
         """
         upto = self.counts.cumsum()
         # In whole numbers: a product of floats may round across a rank.

@@ -68,7 +68,7 @@ def thumbnail(
 ) -> Thumbnail:
     """Read a picture whose larger side has `most_px` pixels, or all pixels of what is smaller.
 
-    Every so many-th pixel is read, from overviews where the file has some, as long as these are
+    Every n-th pixel is read, from overviews where the file has some, as long as these are
     more than are wanted; each pixel of the picture is the mean of those that lie below it, and its
     label is that below its middle. Polygons are burned on the coarse grid. Nothing of the image's
     size is ever held.

@@ -121,7 +121,7 @@ def halo_rule(
 
 @dataclass(frozen=True)
 class Cut:
-    """What was asked: so many tiles along each axis, or tiles that own at most so many pixels."""
+    """What was asked: a number of tiles along each axis, or a largest own size of tiles."""
 
     grid: tuple[int, int] | None = None
     size_px: int | None = None

@@ -164,7 +164,7 @@ def check_target(path: str, *, overwrite: bool, image: str | None = None) -> Non
             f"a map is not overwritten unasked ({path} exists); add --overwrite or another name"
         )
     if not os.path.isdir(folder):
-        raise TilenetError(f"a map needs an existing directory ({folder} is none); make it first")
+        raise TilenetError(f"a map needs an existing directory ({folder} is not); make it first")
     check_name("a map", path)
     name = os.path.basename(path)
     probe = os.path.join(folder, f".{name}.probe.part")

@@ -183,7 +183,7 @@ ONE_OF = {
 
 
 def question_again(path: Path, nodes: int) -> Question:
-    """What to ask so that the answer is the plan in `path`, but for so many nodes.
+    """What to ask so that the answer is the plan in `path`, but for a number of nodes.
 
     All that the plan chose is fixed; only the ranks are laid out again. With `halo_mode: exchange`,
     where each rank holds one tile, the tiles follow from the ranks, which changes no result; how

@@ -123,7 +123,7 @@ class Estimator:
         self.swaps = lru_cache(maxsize=None)(self._swaps)
 
     def _mesh(self, partitions: int) -> MeshShape:
-        """Ranks of a job with so many devices per rank."""
+        """Ranks of a job with a number of devices per rank."""
         asked = self.question
         ranks = asked.nodes * max(1, asked.machine.devices_per_node // partitions)
         return choose_mesh(ranks, asked.batch_size)

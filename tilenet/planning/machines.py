@@ -206,7 +206,7 @@ class Machine:
         return num_bytes / (self.link_bandwidth * self.memory_efficiency)
 
     def maths_s(self, operations: float, precision: str) -> float:
-        """Seconds that a device computes for so many operations.
+        """Seconds that a device computes for a number of operations.
 
         Raises:
             TilenetError: No peak is known for the precision.
@@ -220,7 +220,7 @@ class Machine:
         return operations / (self.flops[precision] * self.maths_efficiency)
 
     def memory_s(self, num_bytes: float) -> float:
-        """Seconds that a device reads or writes so many bytes of its own memory."""
+        """Seconds that a device takes to read or write a number of bytes of its own memory."""
         return num_bytes / (self.memory_bandwidth * self.memory_efficiency)
 
 

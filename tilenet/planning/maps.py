@@ -67,7 +67,7 @@ class MapQuestion:
         return context_of(self.layers).alignment_px
 
     def fits(self, height: int, width: int, times: int = 1) -> bool:
-        """Whether the feature maps of so many pixels, so many times, fit a rank's memory."""
+        """Whether the feature maps of a window, several times over, fit a rank's memory."""
         need = inference_bytes(self.layers, height, width, self.item_bytes)
         return need * times <= self.budget_bytes
 

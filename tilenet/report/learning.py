@@ -72,7 +72,7 @@ def validation(view: RunView) -> Section:
 
 
 AROUND = 3  # validations whose median is compared, at the lowest and at the end
-RISES = 1.05  # at least by so much, and by so many of the usual changes
+RISES = 1.05  # at least by so much, and by that number of the usual changes
 CHANGES = 3
 
 

@@ -75,7 +75,7 @@ class Scalars:
         try:
             self._write(step, summary=Summary(value=given))
         except OSError as error:
-            with contextlib.suppress(OSError):  # half a record is none
+            with contextlib.suppress(OSError):  # half a record is useless
                 os.truncate(self._path, end)
             self.close()
             self._warn(

@@ -123,7 +123,7 @@ class RunLog:
         return sentence + f"; {found.seconds:.1f} s" + "; the best so far" * best
 
     def has_validation(self, step: int) -> bool:
-        """Whether one was made after so many steps."""
+        """Whether one was made after `step` steps."""
         rows = [] if self.validations is None else self.validations.rows()
         return any(row["step"] == str(step) for row in rows)
 

@@ -37,11 +37,11 @@ class RunValidation:
         self._best: float | None = None
 
     def due(self, step: int) -> bool:
-        """Whether the network is scored after so many steps."""
+        """Whether the network is scored after `step` steps."""
         return step > 0 and (step % self.every == 0 or step == self.last)
 
     def resume(self, step: int, network: Network, log: RunLog | None, stop: StopRequests) -> None:
-        """Go on after so many steps: from the best validation, with the one that a stop left out.
+        """Go on after `step` steps: from the best validation, with the one that a stop left out.
 
         Raises:
             AgreedError: As `Validation.score`, or the run's folder cannot be written.
@@ -57,7 +57,7 @@ class RunValidation:
                 self.folder.mark_best(step)
 
     def make(self, step: int, network: Network, log: RunLog | None, stop: StopRequests) -> bool:
-        """Score the network after so many steps; return whether it is the best so far.
+        """Score the network after `step` steps; return whether it is the best so far.
 
         Of equals the earlier one is. Ranks agree on requests to stop, which may come meanwhile.
 

@@ -342,7 +342,7 @@ def _begun_at(transform: Affine, row: int, col: int) -> Affine:
 
 
 def _pixels(row: int, col: int, rows: int, cols: int) -> Window:
-    """Pixels of so many blocks."""
+    """Pixels of a number of blocks."""
     return Window(*(int(number) * BLOCK_PX for number in (row, col, rows, cols)))
 
 

@@ -226,7 +226,7 @@ class StagedBlocks:
         return arrays
 
     def _place(self, row: int, col: int, count: int) -> Window:
-        """Pixels of so many blocks next to one another."""
+        """Pixels of a number of blocks next to one another."""
         top, left = row * BLOCK_PX, col * BLOCK_PX
         width = min(count * BLOCK_PX, self._size[1] - left)
         return Window(top, left, min(BLOCK_PX, self._size[0] - top), width)
@@ -285,7 +285,7 @@ def _common(first: int, count: int, other: int, other_count: int) -> slice:
 
 
 class BlockCache:
-    """The blocks that were used last, in so many bytes."""
+    """The blocks that were used last, in a number of bytes."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes, self.num_bytes = most_bytes, 0

@@ -4,7 +4,7 @@ GDAL's own averaging reads do: on a file with an alpha band GDAL 3.10 gave other
 pixel in 64 of 200 random windows, by up to 240 of 255. So windows are read at the file's resolution
 and averaged here; blocks at the lower and right edge may stand for fewer pixels.
 
-In which parts every so many-th pixel of a large window is read.
+In which parts every n-th pixel of a large window is read.
 
 GDAL takes such pixels band by band, and of files that hold bands pixel by pixel it decodes every
 block once for each band that its cache has lost it for. Parts that the cache holds are decoded once

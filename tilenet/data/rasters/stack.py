@@ -239,7 +239,7 @@ class FileStack:
         Args:
             bands: Their numbers.
             window: Within the files.
-            size: Take so many of the window's rows and columns only, evenly; None: all.
+            size: Rows and columns that are taken of the window, evenly spread; None: all.
 
         Raises:
             TilenetError: A file cannot be read there.

@@ -109,7 +109,7 @@ class HostStore(Store):
         copies: Copies to the pool and from there; partitions share one.
         device: The partition's.
         min_bytes: Smaller maps stay where they are.
-        lookahead: In backward the next so many maps are fetched ahead. 0 where copies are done when
+        lookahead: Maps that are fetched ahead in backward. 0 where copies are done when
             they return.
     """
 

@@ -59,7 +59,7 @@ class Slabs(ABC):
         self.total_bytes = 0
 
     def take(self, num_bytes: int) -> Part:
-        """Hand out a part of at least so many bytes.
+        """Hand out a part of at least `num_bytes` bytes.
 
         Raises:
             TilenetError: The limit is reached, or there is no room.

@@ -215,7 +215,7 @@ class LearnedOrder:
         self._begin()
 
     def number(self, num_bytes: int) -> int:
-        """That of the tensor that is saved next, on a storage of so many bytes."""
+        """That of the tensor that is saved next, on a storage of a number of bytes."""
         place = len(self._given)
         if place >= MOST_TENSORS:
             return self._above()

@@ -53,7 +53,7 @@ class Swapper:
         limit_bytes: Of saved storages on their devices, together; beyond it they go out. None:
             nothing goes.
         min_bytes: Smaller storages stay, and do not count.
-        lookahead: The next so many storages are fetched ahead in backward, as far as the limit
+        lookahead: Storages that are fetched ahead in backward, as far as the limit
             allows.
         slabs: Where they go; closed by `close`.
 
@@ -192,7 +192,7 @@ class Swapper:
         order.add(storage)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Send out what backward needs last, until so many bytes more keep the limit."""
+        """Send out what backward needs last, until `num_bytes` more keep the limit."""
         while self.limit_bytes is not None:
             last = self._here.needed_last()
             if last is None or self.statistics.active_bytes + num_bytes <= self.limit_bytes:

@@ -372,7 +372,7 @@ def check_weight_bytes(layers: tuple[Layer, ...]) -> None:
 
 
 def _halo(layer: Layer, cells: int) -> int:
-    """Cells around its input, of so many cells, that a layer works on a copy with."""
+    """Cells around its input, of a number of cells, that a layer works on a copy with."""
     if isinstance(layer, Conv):
         return layer.reach // 2 if takes_copy(layer, cells) else 0
     if isinstance(layer, Pool):

@@ -110,7 +110,7 @@ class _Forward:
         self._under_way = 0
 
     def wait_for_room(self, num_bytes: int) -> None:
-        """Wait for copies until so many bytes fit next to those that continue."""
+        """Wait for copies until the given bytes fit next to those that continue."""
         while self._first < len(self.ends) and (
             num_bytes + self._under_way > self.limit
             or len(self.ends) - self._first > MOST_IN_FLIGHT

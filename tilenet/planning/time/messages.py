@@ -44,7 +44,7 @@ class Link:
         return self.latency_s + count * self.message_s + num_bytes / self.bandwidth
 
     def sum_s(self, ranks: int, num_bytes: float) -> float:
-        """Seconds of a sum over so many ranks."""
+        """Seconds of a sum over a number of ranks."""
         if ranks < 2:
             return 0.0
         ways = 2 * (ranks - 1).bit_length()

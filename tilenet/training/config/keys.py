@@ -128,7 +128,7 @@ class GradientKeys:
     """how gradients travel between ranks: `host` (MPI on host memory), `device` (MPI on device
     memory, if it is CUDA-aware), `nccl` (NCCL or RCCL), `gloo`"""
     piece_mb: float = 4.0
-    """they travel in pieces of so many MiB, 1/1024 to 1024"""
+    """MiB of the pieces in which they travel, 1/1024 to 1024"""
 
     @property
     def piece_bytes(self) -> int:
@@ -136,7 +136,7 @@ class GradientKeys:
         return int(self.piece_mb * 2**20)
 
     def check(self) -> None:
-        """Refuse pieces that are none.
+        """Refuse pieces that make no sense.
 
         Raises:
             TilenetError: With the size.
@@ -267,7 +267,7 @@ class ScheduleKeys:
             )
 
     def rates(self, lr: float, num_steps: int) -> LearningRate:
-        """The rates of a run of so many steps."""
+        """The rates of a run of a number of steps."""
         return LearningRate(
             lr,
             num_steps,
@@ -309,7 +309,7 @@ class AugmentKeys:
         return Radiometry(self.brightness, self.contrast, self.noise)
 
     def check(self) -> None:
-        """Refuse amounts that are none.
+        """Refuse amounts that make no sense.
 
         Raises:
             TilenetError: With the first of them.
@@ -402,7 +402,7 @@ class SwappingKeys:
         return open_slabs(self.folder, limit, pinned=device.type == "cuda")
 
     def check(self) -> None:
-        """Refuse sizes that are none.
+        """Refuse sizes that make no sense.
 
         Raises:
             TilenetError: With the first of them.

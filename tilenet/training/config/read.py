@@ -169,7 +169,7 @@ def _text_of(value: str) -> str:
         text = read_plain(value, MOST_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"a run file is UTF-8 text ({value}: byte {error.start} is none); save it as UTF-8"
+            f"a run file is UTF-8 text ({value}: byte {error.start} is not); save it as UTF-8"
         ) from error
     except ValueError:
         return value  # the parser says what is wrong
