@@ -188,8 +188,8 @@ def _named_by(path: str) -> list[str]:
     """Files that are named in a file, or in one next to it."""
     folder = os.path.dirname(path)
     words = ("".join(w) for ending in BEGUN_SO for w in NAMED.findall(_text(path + ending)))
-    names = {html.unescape(word) for word in words if not NUMBER.fullmatch(word)}
-    names |= {os.path.join(folder, name) for name in names}
+    named = [html.unescape(word) for word in words if not NUMBER.fullmatch(word)]
+    names = dict.fromkeys(named + [os.path.join(folder, name) for name in named])
     return [path for name in names for path in _led_to(name) if not os.path.isdir(path)]
 
 
