@@ -45,7 +45,7 @@ class Partition(nn.Sequential):
         device: They are moved there.
         precision: Precision of the arithmetic: `bfloat16` and `float16` compute under autocast.
         failed: What one of the pipe's partitions raised.
-        cells: Layers per child module; None: one each.
+        groups: Layers per child module; None: one each.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Partition(nn.Sequential):
         device: torch.device,
         precision: str,
         failed: list[Exception],
-        cells: Sequence[int] | None = None,
+        groups: Sequence[int] | None = None,
     ) -> None:
         first = layers[0]
         if isinstance(first, nn.LeakyReLU) and first.inplace:
             # Its input is the neighbour's output, which recomputation needs as it was.
             layers = [nn.LeakyReLU(first.negative_slope), *layers[1:]]
-        super().__init__(*_grouped(layers, cells))
+        super().__init__(*_grouped(layers, groups))
         self.to(device)
         self.device = device
         self.dtype = AUTOCAST.get(precision)
@@ -81,10 +81,10 @@ class Partition(nn.Sequential):
         return y
 
 
-def _grouped(layers: Sequence[nn.Module], cells: Sequence[int] | None) -> Iterator[nn.Module]:
-    """The layers, those of a cell in a sequence of their own; a single one stays as it is."""
+def _grouped(layers: Sequence[nn.Module], groups: Sequence[int] | None) -> Iterator[nn.Module]:
+    """The layers, those of a group in a sequence of their own; a single one stays as it is."""
     start = 0
-    for size in cells or [1] * len(layers):
+    for size in groups or [1] * len(layers):
         part = layers[start : start + size]
         yield part[0] if size == 1 else nn.Sequential(*part)
         start += size
@@ -101,7 +101,7 @@ class Pipe:
             backward: `always` all, `except_last` all but the last, `never` none.
         precision: `float64`, `float32`, or `bfloat16` or `float16` under autocast.
         inline: Compute in the caller's thread, for tests, fake tensors and debugging.
-        cells: Layers per cell, of each partition: its children, so that they can be acted upon;
+        groups: Layers per group, of each partition: its children, so that they can be acted upon;
             None: each layer is one.
         stores: One per partition: where skips between partitions and inputs of checkpoints wait;
             None: on the devices.
@@ -117,7 +117,7 @@ class Pipe:
         *,
         inline: bool = False,
         stores: Sequence[Store] | None = None,
-        cells: Sequence[Sequence[int]] | None = None,
+        groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         if sum(balance) != len(network) or min(balance) < 1 or len(balance) != len(devices):
             raise ValueError(
@@ -135,7 +135,7 @@ class Pipe:
                 device,
                 precision,
                 self._failed,
-                None if cells is None else cells[j],
+                None if groups is None else groups[j],
             )
             for j, (size, stop, device) in enumerate(zip(balance, ends, devices, strict=True))
         ]

@@ -198,7 +198,7 @@ def dry_run(
         cut: Cells of the logits that are cut off on each side, since other tiles own them.
         one_device: All partitions lie on one device: nothing is copied between them.
         stored: Skips between partitions and inputs of checkpoints wait on the host.
-        scratch: Bytes that an operation takes inside, as bench/swapping/measure.py measures them;
+        scratch: Bytes that an operation takes inside, as bench/swapping/scratch.py measures them;
             None: only tensors count, which makes the prediction exact for them.
 
     Raises:
@@ -237,7 +237,7 @@ def measured_run(
     cut: int = 0,
     one_device: bool = False,
     stores: Sequence[Store] | None = None,
-    cells: Sequence[Sequence[int]] | None = None,
+    groups: Sequence[Sequence[int]] | None = None,
     acting: Callable[[Pipe], AbstractContextManager[None]] | None = None,
     count: bool = True,
 ) -> StepBytes:
@@ -245,14 +245,14 @@ def measured_run(
 
     Args:
         stores: Where skips between partitions and inputs of checkpoints wait.
-        cells: Layers per cell, of each partition.
-        acting: Entered with the pipe around the step, to let its cells swap.
+        groups: Layers per group, of each partition.
+        acting: Entered with the pipe around the step, to let its groups swap.
         count: Without, nothing is counted, so that a profiler sees the bare step.
     """
     dtype = parameter_dtype(precision)
     network = build_network(layers, dtype=dtype)
     devices = [CPU] * len(balance)
-    pipe = Pipe(network, balance, devices, checkpointing, precision, inline=True, cells=cells)
+    pipe = Pipe(network, balance, devices, checkpointing, precision, inline=True, groups=groups)
     live = LiveBytes() if count else None
     with nullcontext() if acting is None else acting(pipe):
         return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live, stores)

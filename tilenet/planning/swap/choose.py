@@ -11,24 +11,25 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tilenet.parallel.swap.actions import Action
+from tilenet.parallel.swap.copies import MOST_IN_FLIGHT
 from tilenet.planning.swap.groups import LayerGroup
 
-__all__ = ["ACTIONS", "MOST_IN_FLIGHT", "Action", "Choice", "Choices", "choose", "predict"]
+__all__ = ["ACTIONS", "Choice", "Choices", "choose", "options_of", "predict"]
 
-Action = Literal["keep", "checkpoint", "swap", "both"]
-ACTIONS: tuple[Action, ...] = ("keep", "checkpoint", "swap", "both")
+ACTIONS: tuple[Action, ...] = get_args(Action)
 KEEP, CHECKPOINT, SWAP, BOTH = range(4)  # their indices
 PRICES = (0.0, 0.3, 1.0, 2.0)  # of a copied byte, as a share of its time on the link
 LEVELS = 64  # of bytes left, between the least and the most
-MOST_IN_FLIGHT = 4  # copies out, as in `parallel.swap.copies`; computing waits for the oldest
 MOST_AHEAD = 2  # groups whose maps are fetched ahead of their use
 Actions = NDArray[np.int8]
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 
@@ -92,7 +93,7 @@ def choose(
         limit_bytes: For the groups; the fixed bytes are taken off already.
         allowed: Actions besides keep.
     """
-    options = [_options(group, allowed) for group in groups]
+    options = [options_of(group, allowed) for group in groups]
     chosen = _search(groups, options, limit_bytes, bandwidth, micro_batches)
     best: Choice | None = None
     while chosen is not None:
@@ -105,7 +106,7 @@ def choose(
     return best
 
 
-def _options(group: LayerGroup, allowed: Collection[Action]) -> list[int]:
+def options_of(group: LayerGroup, allowed: Collection[Action]) -> list[int]:
     """Actions that a group can take and that differ; keep is the first."""
     shares = group.input_from > 0 and group.needs_input and group.may_swap_input
     differs = {
@@ -135,48 +136,36 @@ def _search(
     micro_batches: int,
 ) -> Actions | None:
     """Choices that fit, shape (choices, groups); None: there is none."""
-    later_left, later_peak = [0], [0]  # at the least, of the groups from each one on
-    for group in reversed(groups):
-        left = 0 if group.may_checkpoint else group.saved_bytes - group.swapped_bytes
-        most = max(group.forward_bytes, group.backward_bytes, left + later_peak[0])
-        later_left.insert(0, left + later_left[0])
-        later_peak.insert(0, most)
     chosen = np.zeros((1, 0), np.int8)
-    left = peak = copied = np.zeros(1, np.int64)
-    again_s = np.zeros(1)
+    left = peak = copied = again_s = np.zeros(1)  # float64 counts bytes exactly
     for index, group in enumerate(groups):
-        column = np.repeat(np.array(options[index], np.int8), len(left))
         many = len(options[index])
+        column = np.repeat(np.array(options[index], np.int8), len(left))
         chosen = np.hstack([np.tile(chosen, (many, 1)), column[:, None]])
-        now = _GroupBytes.of(groups, index, chosen)
-        left, peak, copied, again_s = (np.tile(x, many) for x in (left, peak, copied, again_s))
-        peak = np.maximum(peak, left + np.maximum(now.forward, now.backward))
-        left, copied = left + now.left, copied + now.out
+        left, peak, copied, again_s = np.tile([left, peak, copied, again_s], many)
+        stays, forward, backward, out, _ = _group_bytes(groups, index, chosen)
+        peak = np.maximum(peak, left + np.maximum(forward, backward))
+        left, copied = left + stays, copied + out
         again_s = again_s + group.forward_s * _is_again(column)
-        least = np.maximum(peak, left + later_peak[index + 1])
-        least = least + (micro_batches - 1) * (left + later_left[index + 1])
-        costs = again_s + np.array(PRICES)[:, None] * copied / bandwidth
-        rows = np.flatnonzero(least <= limit)
-        if index < len(groups) - 1:
-            rows = rows[_thin(groups, chosen[rows], left[rows], peak[rows], costs[:, rows])]
+        rows = np.flatnonzero(peak + (micro_batches - 1) * left <= limit)
         if not len(rows):
             return None
-        chosen, left, peak, copied, again_s = (
-            x[rows] for x in (chosen, left, peak, copied, again_s)
-        )
+        if index < len(groups) - 1:
+            costs = again_s + np.array(PRICES)[:, None] * copied / bandwidth
+            rows = rows[_thin(groups, chosen[rows], left[rows], peak[rows], costs[:, rows])]
+        chosen = chosen[rows]
+        left, peak, copied, again_s = np.array([left, peak, copied, again_s])[:, rows]
     return chosen
 
 
 def _thin(
     groups: Sequence[LayerGroup],
     chosen: Actions,
-    left: Ints,
-    peak: Ints,
-    costs: NDArray[np.float64],
+    left: Floats,
+    peak: Floats,
+    costs: Floats,
 ) -> NDArray[np.intp]:
     """Rows that go on: the cheapest of each level and price, and whatever is leanest."""
-    if not len(left):
-        return np.zeros(0, np.intp)
     index = chosen.shape[1] - 1
     # Two choices with the same key mean the same to the groups that follow.
     key = np.zeros(len(left), np.int64)
@@ -203,17 +192,17 @@ def _thin(
 
 def _changes(*keys: Ints) -> Flags:
     """Where any of some sorted keys is not that of the row before."""
-    changed = [np.diff(key, prepend=key[0] - 1) != 0 for key in keys]
-    return np.logical_or.reduce(changed)
+    changed: Flags = np.any([np.diff(key, prepend=key[0] - 1) != 0 for key in keys], axis=0)
+    return changed
 
 
 def _is_again(chosen: Actions) -> Flags:
-    return (chosen == CHECKPOINT) | (chosen == BOTH)
+    return np.isin(chosen, (CHECKPOINT, BOTH))
 
 
 def _leaves_input(group: LayerGroup, now: Actions) -> Flags:
     """Whether a group leaves its input on the device, if nobody before it does."""
-    found = (now == CHECKPOINT) | (now == KEEP) & group.needs_input
+    found: Flags = (now == CHECKPOINT) | (now == KEEP) & group.needs_input
     if not group.may_swap_input:
         found = found | (now == BOTH) | (now == SWAP) & group.needs_input
     return found
@@ -233,58 +222,44 @@ def _is_left(groups: Sequence[LayerGroup], stash: int, chosen: Actions) -> Flags
     return found
 
 
-@dataclass(frozen=True)
-class _GroupBytes:
-    """Bytes of one group; arrays over choices.
+def _group_bytes(
+    groups: Sequence[LayerGroup], index: int, chosen: Actions
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Bytes of one group.
 
     A map that two groups need counts once. Where the group that made it keeps it, it is there for
     the next one, too; where that one gave it up, the next one must see to it by itself.
 
-    Attributes:
-        left: Bytes that stay until its backward.
-        forward: Peak of forward, above what the groups before have left.
-        backward: Peak of backward, above the same.
-        out: Bytes that are copied out.
-        early: Part of what an earlier group copied out that this one's backward needs already.
+    Args:
+        chosen: Indices of actions, (choices, groups up to this one or more).
+
+    Returns:
+        For each choice: what stays until the group's backward; the peaks of forward and backward,
+        above what the groups before have left; what is copied out; and what of an earlier group's
+        copies this one's backward needs back already.
     """
-
-    left: Ints
-    forward: Ints
-    backward: Ints
-    out: Ints
-    early: Ints
-
-    @classmethod
-    def of(cls, groups: Sequence[LayerGroup], index: int, chosen: Actions) -> "_GroupBytes":
-        """Bytes of one group.
-
-        Args:
-            chosen: Indices of actions, (choices, groups up to this one or more).
-        """
-        group, now = groups[index], chosen[:, index]
-        size, again, swaps = group.input_bytes, _is_again(now), now == SWAP
-        # Nobody before keeps the input; one that keeps or swaps counts it among what it saves.
-        alone = np.full(len(now), group.input_from == 0)
-        before = chosen[:, index - group.input_from]
-        went = ~alone & (before == SWAP) & group.may_swap_input
-        lost = went | ~alone & _is_again(before)
-        wanted = lost & (group.needs_input | again) | alone & again
-        stays = wanted & _leaves_input(group, now)
-        goes = wanted & ~stays & ~went
-        held = sum(
-            (groups[n].input_bytes * ~_is_left(groups, n, chosen) for n in _held(groups, index)),
-            start=np.zeros(len(now), np.int64),
-        )
-        most = max(group.again_bytes, group.forward_bytes, group.backward_bytes)
-        backward = np.where(again, most, group.backward_bytes)
-        return cls(
-            left=np.where(again, 0, group.saved_bytes - swaps * group.swapped_bytes) + size * stays,
-            forward=group.forward_bytes + size * lost + held,
-            # Otherwise the input is among what the group saved.
-            backward=backward + size * (lost | alone & again & (not group.needs_input)),
-            out=swaps * group.swapped_bytes + size * goes,
-            early=size * (wanted & went & (swaps | (now == BOTH))),
-        )
+    group, now = groups[index], chosen[:, index]
+    size, again, swaps = group.input_bytes, _is_again(now), now == SWAP
+    # Nobody before keeps the input; if this group keeps or swaps, it is among what it saves.
+    alone = np.full(len(now), group.input_from == 0)
+    before = chosen[:, index - group.input_from]
+    went = ~alone & (before == SWAP) & group.may_swap_input
+    lost = went | ~alone & _is_again(before)
+    wanted = lost & (group.needs_input | again) | alone & again
+    stays = wanted & _leaves_input(group, now)
+    goes = wanted & ~stays & ~went
+    forward = group.forward_bytes + size * lost
+    for number in _held(groups, index):
+        forward = forward + groups[number].input_bytes * ~_is_left(groups, number, chosen)
+    most = max(group.again_bytes, group.forward_bytes, group.backward_bytes)
+    backward = np.where(again, most, group.backward_bytes)
+    return (
+        np.where(again, 0, group.saved_bytes - swaps * group.swapped_bytes) + size * stays,
+        forward,
+        backward + size * (lost | alone & again & (not group.needs_input)),
+        swaps * group.swapped_bytes + size * goes,
+        size * (wanted & went & (swaps | (now == BOTH))),
+    )
 
 
 class Choices:
@@ -306,19 +281,21 @@ class Choices:
         self, groups: Sequence[LayerGroup], chosen: Actions, bandwidth: float, micro_batches: int
     ) -> None:
         self._chosen, self._bandwidth, self._micro_batches = chosen, bandwidth, micro_batches
-        single = [_GroupBytes.of(groups, index, chosen) for index in range(len(groups))]
-        left = np.stack([one.left for one in single], axis=1)
+        single = [_group_bytes(groups, index, chosen) for index in range(len(groups))]
+        left, forward, backward, self._out, early = (
+            np.stack(x, axis=1) for x in zip(*single, strict=True)
+        )
         before = np.cumsum(left, axis=1) - left
-        self._forward = before + np.stack([one.forward for one in single], axis=1)
-        self._backward = before + np.stack([one.backward for one in single], axis=1)
-        self._out = np.stack([one.out for one in single], axis=1)
-        self._back = self._out.copy()
-        for index, one in enumerate(single):
-            self._back[:, index] += one.early
-            if groups[index].input_from:
-                self._back[:, index - groups[index].input_from] -= one.early
+        self._left, self._forward, self._backward = (
+            left.sum(axis=1),
+            before + forward,
+            before + backward,
+        )
+        self._back = self._out + early
+        for index, group in enumerate(groups):
+            if group.input_from:
+                self._back[:, index - group.input_from] -= early[:, index]
         self._back = np.maximum(self._back, 0)
-        self._left = left.sum(axis=1)
         self._forward_s = np.array([group.forward_s for group in groups])
         self._backward_s = np.array([group.backward_s for group in groups])
         self._backward_s = self._backward_s + _is_again(chosen) * self._forward_s
@@ -342,7 +319,7 @@ class Choices:
         return best
 
     def simulate(self, row: int, limit: float) -> Choice:
-        """A step of one choice: forward of all micro-batches, then backward in reverse, as in GPipe.
+        """A step of one choice: forward of all micro-batches, backward in reverse, as in GPipe.
 
         Copies out run one after another, in the order of forward; copies back follow, in the order
         in which backward needs them. What is on its way out still takes room, so that a group waits

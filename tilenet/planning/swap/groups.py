@@ -82,11 +82,7 @@ def group_sizes(layers: Sequence[Layer]) -> tuple[int, ...]:
 
 
 def layer_groups(
-    costs: Sequence[LayerBytes],
-    times: Sequence[LayerTime],
-    start: int,
-    stop: int,
-    min_bytes: int,
+    costs: Sequence[LayerBytes], times: Sequence[LayerTime], start: int, stop: int, min_bytes: int
 ) -> tuple[LayerGroup, ...]:
     """The groups of the layers [start, stop).
 
@@ -101,11 +97,12 @@ def layer_groups(
     # What comes in is somebody else's, or one of several micro-batches: it may not be overwritten.
     walk = Walk.along(costs, start, copied=True)
     layers = [costs[start].first or costs[start], *costs[start + 1 : stop]]
-    count, roots = stop - start, walk.roots
+    own, count, roots = times[start:stop], stop - start, walk.roots
     pinned, popping, pops = _skips(costs, start, stop)
     before = np.concatenate([[0], np.cumsum(walk.saved[:count])])
     forward = before[:-1] + walk.forward[:count]
     backward = before[1:] + walk.backward[:count] + pinned
+    backward[-1] += walk.last[count - 1] - walk.backward[count - 1]
     at_end = before[1:] + walk.last_held[:count] + pinned
     edges = list(accumulate(group_sizes([cost.layer for cost in costs[start:stop]]), initial=0))
     group_of = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
@@ -114,42 +111,42 @@ def layer_groups(
         part, last = slice(first, behind), behind - 1
         root, output = roots[first], int(walk.outputs[last])
         keeper = walk.keepers.get(root, stop) - start
-        # Kept by nobody, unless the group is computed again; images are their caller's.
-        is_boundary = root == start > 0 and keeper >= count
-        input_bytes = costs[start].input if is_boundary else walk.sizes[root]
-        own = [cost.saved for cost in layers[part]]
-        own += [walk.sizes[r] for r, by in walk.keepers.items() if first <= by - start < behind]
+        input_bytes = walk.sizes[root]
+        if root == start > 0 and keeper >= count:  # kept only where the group is computed again
+            input_bytes = costs[start].input
+        saves = [cost.saved for cost in layers[part]]
+        saves += [walk.sizes[r] for r, by in walk.keepers.items() if first <= by - start < behind]
         # The recomputed output and its gradient are held until the group's backward is done.
         lives = walk.output_until[last] > np.arange(start + first, start + behind)
-        again = backward[part] + output
-        again[-1] = at_end[last]
-        again = max((again + output * lives).max(), forward[part].max() + output + pinned[part].max())
-        most = backward[part].copy()
-        if behind == count:
-            most[-1] += walk.last[last] - walk.backward[last]
+        again = np.append(backward[first:last] + output, at_end[last]) + output * lives
+        forward_again = forward[part].max() + output + pinned[part].max()
         saved = int(before[first])
         found.append(
             LayerGroup(
-                forward_s=sum(time.forward_s for time in times[start + first : start + behind]),
-                backward_s=sum(time.backward_s for time in times[start + first : start + behind]),
+                forward_s=sum(time.forward_s for time in own[part]),
+                backward_s=sum(time.backward_s for time in own[part]),
                 input_bytes=input_bytes,
                 saved_bytes=int(before[behind]) - saved,
-                swapped_bytes=sum(size for size in own if size >= min_bytes),
+                swapped_bytes=sum(size for size in saves if size >= min_bytes),
                 forward_bytes=int((forward + popping)[part].max()) - saved,
-                backward_bytes=int(most.max()) - saved,
+                backward_bytes=int(backward[part].max()) - saved,
                 may_checkpoint=_may_checkpoint(layers[part]),
-                again_bytes=int(again) - saved,
+                again_bytes=int(max(again.max(), forward_again)) - saved,
                 input_from=number - int(group_of[keeper]) if keeper < first else 0,
-                needs_input=any(
-                    (layers[i].keeps_input and roots[i] == root)
-                    or (layers[i].keeps_output and roots[i + 1] == root)
-                    for i in range(first, behind)
-                ),
+                needs_input=_needs(layers[part], roots[first : behind + 1]),
                 may_swap_input=input_bytes >= max(min_bytes, 1),
                 held_groups=int(group_of[pops[first]]) - number if first in pops else 0,
             )
         )
     return tuple(found)
+
+
+def _needs(layers: Sequence[LayerBytes], roots: Sequence[int]) -> bool:
+    """Whether backward of the layers needs the map that comes in: the first of their roots."""
+    return any(
+        (layer.keeps_input and before == roots[0]) or (layer.keeps_output and behind == roots[0])
+        for layer, (before, behind) in zip(layers, pairwise(roots), strict=True)
+    )
 
 
 def _may_checkpoint(layers: Sequence[LayerBytes]) -> bool:
