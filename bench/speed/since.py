@@ -74,9 +74,8 @@ def take_turn(root: Path, scene: Path, steps: int, side_px: int) -> dict[str, fl
     found = {}
     with tempfile.TemporaryDirectory(dir=scene) as place:
         run = Path(place) / "run"
-        keys = {"images": scene / "scene.tif", "labels": scene / "labels_train.tif"}
-        keys |= {"output": run, "steps": steps}
-        options = [f"--{name}={value}" for name, value in keys.items()]
+        files = {"images": scene / "scene.tif", "labels": scene / "labels_train.tif", "output": run}
+        options = [f"--steps={steps}", *(f"--{name}={path}" for name, path in files.items())]
         began = time.perf_counter()
         on_ranks(root, "-m", "tilenet", "train", "-c", "demo/run.yaml", *options)
         found["training, the whole command"] = time.perf_counter() - began

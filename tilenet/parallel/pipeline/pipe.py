@@ -23,13 +23,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchgpipe.microbatch import Batch
-from torchgpipe.pipeline import Pipeline, clock_cycles
-from torchgpipe.skip.layout import inspect_skip_layout
-from torchgpipe.stream import new_stream, use_device, use_stream
-from torchgpipe.worker import spawn_workers
 
 from tilenet.model.choices import AUTOCAST, Checkpointing
+from tilenet.model.gpipe import (
+    Batch,
+    Pipeline,
+    clock_cycles,
+    inspect_skip_layout,
+    new_stream,
+    spawn_workers,
+    use_device,
+    use_stream,
+)
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin, OriginTracker
 from tilenet.parallel.pipeline.skip_store import Store, StoringQueue, StoringTracker

@@ -32,13 +32,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
-from torchgpipe.checkpoint import enable_recomputing
-from torchgpipe.microbatch import Batch
-from torchgpipe.skip import Namespace
-from torchgpipe.skip.skippable import Skippable
-from torchgpipe.skip.tracker import SkipTracker, current_skip_tracker, use_skip_tracker
 
 from tilenet.errors import TilenetError
+from tilenet.model.gpipe import (
+    Batch,
+    Namespace,
+    Skippable,
+    SkipTracker,
+    current_skip_tracker,
+    enable_recomputing,
+    use_skip_tracker,
+)
 from tilenet.model.modules import ChannelDropout, MaskKey
 from tilenet.model.skips import OriginTracker, origin_under_way
 from tilenet.parallel.swap.saved import Watch
