@@ -82,8 +82,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "plan"),
-    [*(("same-nearest", plan) for plan in PLANS), ("valid", "2 partitions")],
+    ("name", "plan"), [*(("same-nearest", plan) for plan in PLANS), ("valid", "2 partitions")]
 )
 def test_planned_runs_are_those_of_the_whole_image(
     comm: MPI.Intracomm, shared_path: Path, name: str, plan: str

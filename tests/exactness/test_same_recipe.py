@@ -11,14 +11,7 @@ import torch
 from mpi4py import MPI
 from safetensors.torch import load_file
 from shared_out import grids
-from test_same_as_whole_image import (
-    SEED,
-    differences,
-    options_of,
-    outcome_of,
-    read_outcome,
-    scaled,
-)
+from test_same_as_whole_image import SEED, differences, options_of, outcome_of, read_outcome, scaled
 from whole_image import Scene, random_scene
 from whole_recipe import train_recipe
 

@@ -109,13 +109,7 @@ def test_tiles_narrower_than_a_halo(comm, shared_path, make, capfd):  # type: ig
         assert main(narrow) == 0
         return
     most = size // 12
-    run(
-        comm,
-        capfd,
-        narrow,
-        f"(rows: {comm.size} ranks, the narrowest owns 10 px, layer ",
-        OVERLAP,
-    )
+    run(comm, capfd, narrow, f"(rows: {comm.size} ranks, the narrowest owns 10 px, layer ", OVERLAP)
     words = said(comm, capfd, [*narrow, "--overwrite"], 1)
     assert f"the smallest legal tile is 12 px: use at most {most} ranks along it" in words
     larger = np.resize(LABELS, (12 * comm.size, 40))

@@ -321,10 +321,7 @@ def test_the_halo_is_the_least_that_holds_the_aligned_context(
         ((Pool(1, 1), Conv(1, 1, padding=1)), r"one cell per input pixel \(stride: 2"),
         ((Conv(1, 1, 4, padding=1),), r"stride: 1, first cell at pixel 1/2"),
         ((Upsample(1, 1),), r"stride: 1/2"),
-        (
-            (Stash(1, 1, "s"), Pool(1, 1), Pop(1, 2, "s"), Upsample(2, 2)),
-            r"s: strides 1 and 2",
-        ),
+        ((Stash(1, 1, "s"), Pool(1, 1), Pop(1, 2, "s"), Upsample(2, 2)), r"s: strides 1 and 2"),
         (
             (
                 *(Stash(1, 1, "s"), Pool(1, 1), TransposedConv(1, 1, 3, 2, 1, 1)),

@@ -14,16 +14,7 @@ from hypothesis import strategies as st
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.layers import (
-    Conv,
-    Grid,
-    Layer,
-    Pool,
-    Pop,
-    Stash,
-    TransposedConv,
-    Upsample,
-)
+from tilenet.geometry.layers import Conv, Grid, Layer, Pool, Pop, Stash, TransposedConv, Upsample
 from tilenet.geometry.ownership import (
     AxisShares,
     LayerHalo,

@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tilenet.model.loss import (
-    SMOOTHING,
-    cross_entropy,
-    dice,
-    dice_sums,
-    focal,
-    pixel_weight,
-)
+from tilenet.model.loss import SMOOTHING, cross_entropy, dice, dice_sums, focal, pixel_weight
 
 CLASSES, IGNORE = 5, 255
 

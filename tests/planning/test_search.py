@@ -157,10 +157,7 @@ def test_rivals_differ_in_what_a_reader_sees(seed: int) -> None:
 
 
 ROOMY = Question(
-    UNetOptions(poolings=2, convolutions=1, base=4),
-    5,
-    (300, 200),
-    small_machine(4, 2**26),
+    UNetOptions(poolings=2, convolutions=1, base=4), 5, (300, 200), small_machine(4, 2**26)
 )
 
 
