@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,10 @@ def test_a_run_leaves_a_whole_page(a_run: Path) -> None:
     assert not [n for e in every(page) for n in e.attributes if n.startswith("on")]
     assert not re.search(r"url\((?!#)|@import", text)
     assert "<script" not in text
+    assert "://" not in re.sub(r'xmlns(:xlink)?="http://www\.w3\.org/[\w/]+"', "", text)
+    assert [e for e in every(page) if "refresh" in e.attributes.get("http-equiv", "")] == []
+    assert len(page.section("Places").all("img")) >= 4
+    assert len(page.all("svg")) >= 4
     for image in page.all("img"):
         assert len(image.attributes["alt"]) > 5
     for svg in page.all("svg"):
@@ -217,8 +222,6 @@ def test_a_map_of_another_image_is_refused(
 def test_what_is_missing_or_broken_is_said(
     a_run: Path, tmp_path: Path, missing: str, how: str
 ) -> None:
-    import shutil
-
     copy = shutil.copytree(a_run, tmp_path / "copy", symlinks=True)
     (copy / missing).unlink()
     if how == "broken":
@@ -255,8 +258,6 @@ def test_a_page_that_cannot_be_written_is_said(
 
 
 def test_images_that_are_gone_are_said(a_run: Path, tmp_path: Path) -> None:
-    import shutil
-
     copy = shutil.copytree(a_run, tmp_path / "copy", symlinks=True)
     text = (copy / "run.yaml").read_text().replace("image.tif", "gone.tif")
     (copy / "run.yaml").write_text(text)
