@@ -25,6 +25,11 @@ from tilenet.planning.memory.live import LiveBytes
 NAMES = ["residual", "attention", "channels last", "spectral", "cells"]
 
 
+@pytest.fixture
+def swapper(tmp_path: Path) -> Swapper:
+    return Swapper(0, 0, 2, FileSlabs(str(tmp_path)))
+
+
 def model_of(kind: str) -> tuple[nn.Module, list[nn.Module], Tensor]:
     if kind != "cells":
         return stacked(kind)
@@ -185,10 +190,9 @@ class Branches(nn.Module):
         return Slow.apply(y) + self.cells[2](x)
 
 
-def test_times_are_those_of_each_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_those_of_each_cell(swapper: Swapper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell_measure, "perf_counter", Clock.read)
     model, x = Branches(), torch.linspace(-1, 1, 1000)
-    swapper = Swapper(0, 0, 2, FileSlabs(str(tmp_path)))
     pack, unpack = swapper.pack, swapper.unpack
     swapper.pack = lambda tensor: Clock.go(1) or pack(tensor)  # copies do not count
     swapper.unpack = lambda held: Clock.go(1) or unpack(held)
@@ -198,22 +202,20 @@ def test_times_are_those_of_each_cell(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [one.backward_s for one in found] == [30, 90, 60]
 
 
-def test_cells_that_write_over_their_input_may_not_be_computed_again(tmp_path: Path) -> None:
+def test_cells_that_write_over_their_input_may_not_be_computed_again(swapper: Swapper) -> None:
     model = nn.Sequential(nn.Linear(30, 30), nn.ReLU(inplace=True), nn.Linear(30, 30))
     x = torch.linspace(-1, 1, 120).view(4, 30)
-    swapper = Swapper(0, 0, 2, FileSlabs(str(tmp_path)))
     found = measure_cells(list(model), lambda: model(x).sum().backward(), swapper)
     assert [one.may_checkpoint for one in found] == [True, False, True]
 
 
-def test_bytes_in_backward(tmp_path: Path) -> None:
+def test_bytes_in_backward(swapper: Swapper) -> None:
     """Of chains whose needs are known; a map has 12 800 bytes, a matrix 4096."""
     torch.manual_seed(3)
     size, matrix = 100 * 32 * 4, 32 * 32 * 4
     cells = [nn.Linear(32, 32, bias=False) for _ in range(9)]
     model = nn.Sequential(*cells, nn.SiLU())
     x = torch.randn(100, 32, requires_grad=True)
-    swapper = Swapper(0, 0, 2, FileSlabs(str(tmp_path)))
     found = measure_cells(list(model), lambda: model(x).sin().sum().backward(), swapper)
     # The gradients of output and input, and of one matrix, not of those before.
     for one in found[:-1]:
@@ -223,10 +225,9 @@ def test_bytes_in_backward(tmp_path: Path) -> None:
     assert found[-1].backward_bytes == 3 * size
 
 
-def test_a_large_cell_does_not_count_for_those_before_it(tmp_path: Path) -> None:
+def test_a_large_cell_does_not_count_for_those_before_it(swapper: Swapper) -> None:
     model = nn.Sequential(nn.Sigmoid(), nn.Upsample(scale_factor=8), nn.Tanh())
     x = torch.linspace(-1, 1, 1800).view(1, 2, 30, 30).requires_grad_()
-    swapper = Swapper(0, 0, 2, FileSlabs(str(tmp_path)))
     found = measure_cells(list(model), lambda: model(x).sum().backward(), swapper)
     sizes = [x.nbytes * factor for factor in (1, 0, 64)]
     assert [one.saved_bytes for one in found] == sizes
@@ -252,9 +253,8 @@ def test_one_cell_at_a_time_is_alive(tmp_path: Path) -> None:
     assert peaks[0] < 0.45 * peaks[1]
 
 
-def test_nothing_stays_behind(tmp_path: Path) -> None:
+def test_nothing_stays_behind(swapper: Swapper) -> None:
     model, cells, x = stacked("residual")
-    swapper = Swapper(0, 0, 2, FileSlabs(str(tmp_path)))
 
     def clean() -> bool:
         gc.collect()

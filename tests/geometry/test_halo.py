@@ -163,7 +163,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("poolings", "convolutions", "kernel"), SHAPES, ids=str)
 @pytest.mark.parametrize(("padding", "upsampling"), WAYS)
-def test_gradients_reach_exactly_as_far_as_the_walk_says(
+def test_gradients_reach_exactly_as_far_as_the_walk_and_the_halo_say(
     poolings: int, convolutions: int, kernel: int, padding: str, upsampling: str
 ) -> None:
     layers = unet(poolings, convolutions, kernel, padding=padding, upsampling=upsampling)
@@ -192,6 +192,18 @@ def test_gradients_reach_exactly_as_far_as_the_walk_says(
     assert context.context_any_pixel_px == max(measured)
     assert context.context_aligned_px == context_px(window, found[-1])
     assert [input_interval(layers, *cells) for cells in [*phases, window]] == found
+    # The halo is the least that holds the aligned context.
+    if padding == "same" or kernel == 1:
+        assert context.halo_px % unit == 0
+        assert 0 <= context.halo_px - context.context_aligned_px < unit
+    elif upsampling == "bilinear":  # the map's halo, where enlarging clamps, is left out
+        inset = context.halo_px - context.offset_px
+        assert input_interval(layers, inset, inset)[0] >= 0
+        assert input_interval(layers, inset - 1, inset - 1)[0] < 0
+    else:
+        assert (
+            context.halo_px == context.offset_px == epsilon_px(poolings + 1, convolutions, kernel)
+        )
 
 
 @pytest.mark.parametrize(("padding", "upsampling"), WAYS)
@@ -272,26 +284,6 @@ def test_the_alignment_is_a_multiple_of_every_stride() -> None:
     for factor in (2, 3):
         layers += [Pool(1, 1, factor, factor), Conv(1, 1, padding=1), Upsample(1, 1, factor)]
     assert context_of(tuple(layers)).alignment_px == 6
-
-
-@pytest.mark.parametrize(("padding", "upsampling"), WAYS)
-@pytest.mark.parametrize(("poolings", "convolutions", "kernel"), SHAPES, ids=str)
-def test_the_halo_is_the_least_that_holds_the_aligned_context(
-    poolings: int, convolutions: int, kernel: int, padding: str, upsampling: str
-) -> None:
-    layers = unet(poolings, convolutions, kernel, padding=padding, upsampling=upsampling)
-    context, unit = context_of(layers), 2**poolings
-    if padding == "same" or kernel == 1:
-        assert context.halo_px % unit == 0
-        assert 0 <= context.halo_px - context.context_aligned_px < unit
-    elif upsampling == "bilinear":  # the map's halo, where enlarging clamps, is left out
-        inset = context.halo_px - context.offset_px
-        assert input_interval(layers, inset, inset)[0] >= 0
-        assert input_interval(layers, inset - 1, inset - 1)[0] < 0
-    else:
-        assert (
-            context.halo_px == context.offset_px == epsilon_px(poolings + 1, convolutions, kernel)
-        )
 
 
 # --- what tiles cannot give

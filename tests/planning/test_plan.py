@@ -28,6 +28,7 @@ def good() -> dict[str, Any]:
     return a_plan().to_json()
 
 
+@pytest.mark.usefixtures("fewer_layouts")
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     read = 0

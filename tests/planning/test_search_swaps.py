@@ -10,11 +10,10 @@ from tilenet.planning.plan import Plan, Question
 from tilenet.planning.search import Search
 
 SEEDS = range(10, 24)
-pytestmark = pytest.mark.usefixtures("fewer_layouts")
 
 
 @pytest.fixture(autouse=True)
-def small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_tensors(fewer_layouts: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilenet.planning.estimate.MIN_BYTES", 0)
 
 

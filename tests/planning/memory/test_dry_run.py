@@ -122,7 +122,7 @@ def test_nothing_of_a_dry_run_stays_behind() -> None:
 def test_a_billion_parameters_are_no_burden() -> None:
     layers = unet_layers(PRESETS["large"])
     balance = [18, 30, 44, 30, 14, 13]
-    found = dry_run(layers, (512, 512), balance, 6, "always")
+    found = dry_run(layers, (512, 512), balance, 2, "always")
     parameters = 4 * sum(layer.num_parameters for layer in layers)
     assert sum(found.partitions) > 4 * parameters
 
