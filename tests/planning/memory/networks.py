@@ -9,18 +9,17 @@ import torch
 from tilenet.geometry.unet import UNetOptions
 
 
-def random_options(draw: random.Random, **fixed: Any) -> UNetOptions:
+def random_options(draw: random.Random, most_convolutions: int = 3, **fixed: Any) -> UNetOptions:
     """Options of a network of *same* padding, unless `fixed` says otherwise."""
     drawn = {
         "poolings": draw.randint(1, 3),
-        "convolutions": draw.randint(1, 3),
+        "convolutions": draw.randint(1, most_convolutions),
         "base": draw.choice([2, 4, 6]),
-        "bands": draw.randint(1, 6),
-        "classes": draw.randint(1, 7),
+        "bands": draw.randint(1, 5),
+        "classes": draw.randint(2, 6),
         "upsampling": draw.choice(["nearest", "bilinear", "transposed"]),
         "norm": draw.choice(["none", "instance", "group", "batch"]),
         "norm_scope": "tile",
-        "groups": 2,
         "dropout": draw.choice([0, 0.2]),
     }
     return UNetOptions(**(drawn | fixed))

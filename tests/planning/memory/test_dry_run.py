@@ -28,7 +28,7 @@ MODES: list[Mode] = ["always", "except_last", "never"]
 
 
 def random_network(draw: random.Random) -> tuple[Layer, ...]:
-    return unet_layers(random_options(draw, convolutions=draw.randint(1, 2)))
+    return unet_layers(random_options(draw, most_convolutions=2))
 
 
 @pytest.mark.parametrize("mode", MODES)

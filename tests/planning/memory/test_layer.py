@@ -30,8 +30,15 @@ PRECISIONS = ["float32", "float64", "bfloat16", "float16"]
 def random_network(seed: int) -> tuple[UNetOptions, tuple[int, int]]:
     """Options, and a size that fits them: odd ones too, but for valid networks."""
     draw = random.Random(seed)
-    kernel, padding = draw.choice([1, 3, 5]), draw.choice(["same", "valid"])
-    options = random_options(draw, base=draw.choice([2, 4, 6, 8]), kernel=kernel, padding=padding)
+    options = random_options(
+        draw,
+        base=draw.choice([2, 4, 6, 8]),
+        bands=draw.randint(1, 6),
+        classes=draw.randint(1, 7),
+        kernel=draw.choice([1, 3, 5]),
+        padding=draw.choice(["same", "valid"]),
+        groups=2,
+    )
     if options.padding == "same":
         return options, (draw.randint(30, 130), draw.randint(30, 130))
     lost = (options.kernel - 1) * options.convolutions

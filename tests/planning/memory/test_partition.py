@@ -69,7 +69,7 @@ def test_blocks_are_the_partitions_that_could_be(
     seed: int, checkpointing: Literal["always", "except_last", "never"]
 ) -> None:
     draw = random.Random(seed)
-    layers = unet_layers(random_options(draw))
+    layers = unet_layers(random_options(draw, classes=draw.randint(1, 6)))
     precision = draw.choice(["float32", "bfloat16", "float64"])
     costs = layer_bytes(layers, draw.randint(33, 70), draw.randint(33, 70), precision)
     balance, many = random_balance(draw, len(layers), 5), draw.randint(1, 9)

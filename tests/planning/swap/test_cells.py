@@ -31,7 +31,7 @@ PRECISIONS = ["float32", "float64", "bfloat16"]
 
 
 def random_network(draw: random.Random) -> tuple[Layer, ...]:
-    return unet_layers(random_options(draw))
+    return unet_layers(random_options(draw, classes=draw.randint(1, 6), groups=2))
 
 
 def times_of(layers: Sequence[Layer]) -> list[LayerTime]:
