@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_layer import Head
+from networks import Head, random_balance, random_options
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
@@ -31,20 +31,7 @@ PRECISIONS = ["float32", "float64", "bfloat16"]
 
 
 def random_network(draw: random.Random) -> tuple[Layer, ...]:
-    return unet_layers(
-        UNetOptions(
-            poolings=draw.randint(1, 3),
-            convolutions=draw.randint(1, 3),
-            base=draw.choice([2, 4, 6]),
-            bands=draw.randint(1, 5),
-            classes=draw.randint(1, 6),
-            upsampling=draw.choice(["nearest", "bilinear", "transposed"]),
-            norm=draw.choice(["none", "instance", "group", "batch"]),
-            norm_scope="tile",
-            groups=2,
-            dropout=draw.choice([0, 0.2]),
-        )
-    )
+    return unet_layers(random_options(draw, classes=draw.randint(1, 6), groups=2))
 
 
 def times_of(layers: Sequence[Layer]) -> list[LayerTime]:
@@ -93,11 +80,10 @@ def test_seconds_and_saved_bytes_are_the_layers() -> None:
 def test_all_kept_needs_the_activations_of_the_formula(seed: int) -> None:
     draw = random.Random(seed)
     layers = random_network(draw)
-    cuts = sorted(draw.sample(range(1, len(layers)), draw.randint(0, 4)))
-    edges = [0, *cuts, len(layers)]
+    balance = random_balance(draw, len(layers), 5)
+    edges = list(accumulate(balance, initial=0))
     size, many = (draw.randint(33, 70), draw.randint(33, 70)), draw.randint(2, 5)
     costs = layer_bytes(layers, *size, PRECISIONS[seed % 3])
-    balance = [stop - start for start, stop in pairwise(edges)]
     parts = partition_bytes(costs, balance, many, "never")
     for (start, stop), part in zip(pairwise(edges), parts, strict=True):
         groups = layer_groups(costs, times_of(layers), start, stop, 1000)
@@ -175,12 +161,9 @@ def step_bytes(
                 with torch.autocast("cpu", mixed, enabled=mixed is not None):
                     for part, action in zip(parts, actions, strict=True):
                         again = action in ("checkpoint", "both")
-                        with saved_tensors_hooks(
-                            *(
-                                (gone.pack, gone.unpack)
-                                if action in ("swap", "both")
-                                else (id_, id_)
-                            )
+                        swaps = action in ("swap", "both")
+                        with (
+                            saved_tensors_hooks(gone.pack, gone.unpack) if swaps else nullcontext()
                         ):
                             x = checkpoint(part, x, use_reentrant=False) if again else part(x)
                 losses.append(Head.apply(x))
@@ -189,10 +172,6 @@ def step_bytes(
                 losses.pop().backward()
                 images.pop().grad = None
     return live.peak - 4 * many - 4  # the losses, and the gradient of one
-
-
-def id_(x: Any) -> Any:
-    return x
 
 
 @pytest.mark.parametrize(
