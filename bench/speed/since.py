@@ -5,8 +5,8 @@
 The commit is checked out beside its repository for the time of the bench. Both codes then take
 turns, on 2 ranks of one thread: the demo's training on a scene of 2048² and its map, as whole
 commands; and what `exchange.py` and `reduction.py` of each code measure of a step that exchanges
-halos and of a sum of gradients. Of the turns the median counts. --quick: fewer turns, a scene
-of 1024².
+halos and of a sum of gradients. Of the turns the least counts: what disturbs a machine only adds.
+--quick: fewer turns, a scene of 1024².
 """
 
 import argparse
@@ -100,7 +100,7 @@ def claims(seconds: dict[str, dict[str, list[float]]]) -> list[Claim]:
     return [
         at_most(
             f"{what}: seconds of today over then",
-            median(both["now"]) / median(both["then"]),
+            min(both["now"]) / min(both["then"]),
             GOAL,
         )
         for what, both in seconds.items()
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--commit", default=COMMIT)
     given = parser.parse_args()
-    size, steps, side_px, turns = (1024, 40, 512, 3) if given.quick else (2048, 100, 1024, 5)
+    size, steps, side_px, turns = (1024, 40, 512, 3) if given.quick else (2048, 200, 512, 4)
     seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: {"then": [], "now": []})
     with checked_out(given.commit) as older, tempfile.TemporaryDirectory() as place:
         make = [sys.executable, "demo/make_scene.py", place, "--size", str(size)]
@@ -129,7 +129,7 @@ def main() -> None:
         "size_px": size,
         "turns": turns,
         "seconds": [
-            {"what": what, **{when: median(some) for when, some in both.items()}}
+            {"what": what, **{when: min(some) for when, some in both.items()}}
             for what, both in seconds.items()
         ],
     }
