@@ -29,9 +29,10 @@ from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.pipeline.skip_store import HostStore
+from tilenet.parallel.swap.actions import Action
 from tilenet.parallel.swap.copies import HostCopies
 from tilenet.parallel.swap.statistics import SwapStatistics
-from tilenet.planning.swap.policy import ALL, Action
+from tilenet.planning.swap.choose import ACTIONS
 from tilenet.swapping import swapping
 
 __all__ = ["different", "partitions", "swaps", "tiles"]
@@ -108,7 +109,7 @@ def swaps(asked: Asked) -> Found:
             loss.backward()
         return float(loss.detach()), _gradients(network)
 
-    cells = [*network.cells, network.loss]
+    groups = [*network.groups, network.loss]
     some = 6 * base * images.numel() // 3 * 8
     # Where torch sees a GPU swapping takes pinned memory, to which a CPU's tensors do not go.
     folder = None if asked.cuda else tempfile.gettempdir()
@@ -121,8 +122,8 @@ def swaps(asked: Asked) -> Found:
     }
     if asked.cuda or not torch.cuda.is_available():
         ways["as IBM's"] = _everywhere
-    for turn in range(len(ALL)):
-        actions = {cell: _action(turn + place, cell) for place, cell in enumerate(cells)}
+    for turn in range(len(ACTIONS)):
+        actions = {group: _action(turn + place, group) for place, group in enumerate(groups)}
         ways[f"keep, swap, compute again, turn {turn}"] = partial(every, actions=actions)
     torch.use_deterministic_algorithms(asked.cuda, warn_only=True)
     wanted = trained()
@@ -262,9 +263,9 @@ def _summed(network: Network, outputs: list[Tensor], batch: list[tuple[Tensor, T
     return float(total.detach()), _gradients(network)
 
 
-def _action(number: int, cell: nn.Module) -> Action:
-    again = isinstance(cell, nn.Sequential | nn.Conv2d)  # see lms_networks.OurUNet
-    action = ALL[number % len(ALL)]
+def _action(number: int, group: nn.Module) -> Action:
+    again = isinstance(group, nn.Sequential | nn.Conv2d)  # see lms_networks.OurUNet
+    action = ACTIONS[number % len(ACTIONS)]
     return action if again or action in ("keep", "swap") else "swap"
 
 

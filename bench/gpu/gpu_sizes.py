@@ -1,8 +1,8 @@
 """The largest image that trains on a GPU under a limit, in each way, beside what is planned.
 
 The network is tilenet's U-Net as bench/swapping/lms.py trains it, and its words are used: off,
-checkpointing of each cell, swap of all that is saved, and auto (keep, recompute or swap, cell by
-cell).
+checkpointing of each layer group, swap of all that is saved, and auto (keep, recompute or swap,
+group by group).
 """
 
 import gc
@@ -23,12 +23,13 @@ from bench.swapping.lms_sizes import largest, leanest
 from bench.swapping.lms_training import Place, bandwidth
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.parallel.swap.actions import Action
 from tilenet.planning.machines import Machine, machine
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
-from tilenet.planning.swap.fill import cells_of
+from tilenet.planning.swap.choose import predict
+from tilenet.planning.swap.groups import layer_groups
 from tilenet.planning.swap.plan import Speeds, plan_swaps, swap_everything
-from tilenet.planning.swap.policy import Action, predict
 from tilenet.planning.time.roofline import roofline
 
 __all__ = ["planned_bytes", "searched", "sizes"]
@@ -153,10 +154,10 @@ def planned_bytes(place: Place, facts: Machine, mode: str, side: int) -> int | N
     if mode == "auto":
         plan = plan_swaps(*step, [place.limit_bytes], lambda: speeds)  # type: ignore[arg-type]
         return None if plan is None else plan.partitions[0].device_bytes
-    cells = cells_of(costs, times, 0, len(layers), place.min_bytes)
-    keep: list[Action] = ["keep"] * len(cells)
-    again: list[Action] = ["checkpoint" if cell.may_checkpoint else "keep" for cell in cells]
-    kept, less = (predict(cells, actions, place.bandwidth).peak_bytes for actions in (keep, again))
+    groups = layer_groups(costs, times, 0, len(layers), place.min_bytes)
+    keep: list[Action] = ["keep"] * len(groups)
+    again: list[Action] = ["checkpoint" if group.may_checkpoint else "keep" for group in groups]
+    kept, less = (predict(groups, actions, place.bandwidth).peak_bytes for actions in (keep, again))
     return size.total - kept + less
 
 

@@ -12,7 +12,7 @@ from bench.gpu.gpu_part import Asked, Figures, Found, wait
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.planning.swap.fill import cell_sizes
+from tilenet.planning.swap.groups import group_sizes
 
 __all__ = ["compiled", "speed"]
 
@@ -42,7 +42,7 @@ def speed(asked: Asked) -> Found:
 
 
 def compiled(asked: Asked) -> Found:
-    """Cells of layers compiled against the same cells as they are; claims nothing.
+    """Layer groups compiled against the same groups as they are; claims nothing.
 
     Stashes and pops, which belong to torchgpipe, stay as they are. There is no dropout, whose masks
     are made in Python.
@@ -110,7 +110,7 @@ def _seconds(
             [asked.device],
             precision="float32" if precision == "tf32" else precision,
             inline=True,
-            cells=[cell_sizes(layers)],
+            groups=[group_sizes(layers)],
         )
         if compiled:
             _compile(pipe)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from bench.report import Claim, at_least, at_most, report
-from bench.swapping.measure import Scratch, allocated_peak
+from bench.swapping.scratch import Scratch, allocated_peak
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.planning.memory.dry_run import dry_run, measured_run
 from tilenet.planning.memory.layer import layer_bytes

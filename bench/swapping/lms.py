@@ -10,8 +10,9 @@ and two U-Nets of ours:
 (b) the largest side at one image, and the largest batch at the largest side that trains without;
 (c) pixels per second against the side, to beyond where device memory ends.
 
-The ways: off; checkpointing of each cell; swap (of all that is saved, as far as the limit asks for
-it); auto (keep, recompute or swap, cell by cell). Gradients are the same bits in all of them.
+The ways: off; checkpointing of each layer group; swap (of all that is saved, as far as the limit
+asks for it); auto (keep, recompute or swap, group by group). Gradients are the same bits in all of
+them.
 
 A CPU plays a device (`lms_training.py`). How many pixels fit is then counted, save for what
 convolutions take inside and for gaps between a GPU's allocations. The seconds say less: a CPU
@@ -32,7 +33,9 @@ from bench.report import Claim, at_least, at_most, report
 from bench.swapping.lms_networks import KINDS, Kind
 from bench.swapping.lms_sizes import Largest, fitting, largest, leanest
 from bench.swapping.lms_training import Place, Training, Way, bandwidth, seconds_side_by_side
-from tilenet.planning.swap.policy import ALL, Action, Cell
+from tilenet.parallel.swap.actions import Action
+from tilenet.planning.swap.choose import ACTIONS
+from tilenet.planning.swap.groups import LayerGroup
 
 MODES = ("off", "checkpointing", "swap", "auto")
 PIXELS = 5  # times those that train without: the goal
@@ -49,10 +52,10 @@ def equal_gradients(kind: Kind, place: Place) -> dict[str, Any]:
     wanted = training.gradients(Way("off"))
     ways = {"again": Way("off"), "checkpointing": Way("checkpointing"), "swap": Way("swap")}
     ways["swap some"] = Way("swap", sum(one.nbytes for one in wanted) // 4)
-    cells = training.measured()
+    groups = training.measured()
     for turn in range(4):
         ways[f"auto {turn}"] = Way(
-            "auto", 0, tuple(_action(turn + i, one) for i, one in enumerate(cells))
+            "auto", 0, tuple(_action(turn + i, one) for i, one in enumerate(groups))
         )
     same = {}
     for name, way in ways.items():
@@ -65,9 +68,9 @@ def equal_gradients(kind: Kind, place: Place) -> dict[str, Any]:
     return {**same, "gradients": len(wanted), "not zero": some}
 
 
-def _action(number: int, cell: Cell) -> Action:
-    action = ALL[number % len(ALL)]
-    return action if cell.may_checkpoint or action in ("keep", "swap") else "swap"
+def _action(number: int, group: LayerGroup) -> Action:
+    action = ACTIONS[number % len(ACTIONS)]
+    return action if group.may_checkpoint or action in ("keep", "swap") else "swap"
 
 
 def sizes(

@@ -1,7 +1,7 @@
 """The kinds of network that articles on Large Model Support train, and our U-Net; all small.
 
-Of the articles' structure, with as few channels as asked for. Each consists of cells, modules that
-run one behind the other, so that a cell can be kept, recomputed or swapped. The loss is inside, or
+Of the articles' structure, with as few channels as asked for. Each consists of groups, modules that
+run one behind the other, so that a group can be kept, recomputed or swapped. The loss is inside, or
 its maps, as large as the image, would be left out of whatever is done to the network.
 """
 
@@ -26,36 +26,36 @@ class CellNetwork(nn.Module):
     """Images and labels to a loss.
 
     Attributes:
-        checkpointing: Whether each cell keeps its inputs only, and is recomputed in backward.
-        cells: All but the loss.
-        loss: The last cell.
+        checkpointing: Whether each group keeps its inputs only, and is recomputed in backward.
+        groups: All but the loss.
+        loss: The last group.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.checkpointing = False
-        self.cells = nn.ModuleList()
+        self.groups = nn.ModuleList()
         self.loss = nn.CrossEntropyLoss()
 
-    def cell(self, *modules: nn.Module) -> nn.Module:
-        """Add a cell."""
+    def group(self, *modules: nn.Module) -> nn.Module:
+        """Add a group."""
         made = modules[0] if len(modules) == 1 else nn.Sequential(*modules)
-        self.cells.append(made)
+        self.groups.append(made)
         return made
 
-    def run(self, cell: nn.Module, *tensors: Tensor) -> Tensor:
-        """What a cell makes of tensors."""
+    def run(self, group: nn.Module, *tensors: Tensor) -> Tensor:
+        """What a group makes of tensors."""
         made: Tensor = (
-            checkpoint(cell, *tensors, use_reentrant=False)
+            checkpoint(group, *tensors, use_reentrant=False)
             if self.checkpointing
-            else cell(*tensors)
+            else group(*tensors)
         )
         return made
 
     def scores(self, images: Tensor) -> Tensor:
         """(B, CLASSES) or, for each pixel, (B, CLASSES, ...)."""
-        for cell in self.cells:
-            images = self.run(cell, images)
+        for group in self.groups:
+            images = self.run(group, images)
         return images
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -103,20 +103,20 @@ class ResNet(CellNetwork):
 
     def __init__(self, width: int, blocks: tuple[int, ...], dilated: bool = False) -> None:
         super().__init__()
-        self.cell(*_normed(_conv(3, width, 7, 2)), nn.MaxPool2d(3, 2, 1))
+        self.group(*_normed(_conv(3, width, 7, 2)), nn.MaxPool2d(3, 2, 1))
         self.wide = width
         for stage, count in enumerate(blocks):
             whole = stage == 0 or (dilated and stage == len(blocks) - 1)
             dilation = 2 if dilated and stage == len(blocks) - 1 else 1
             for block in range(count):
                 stride = 1 if whole or block else 2
-                self.cell(Bottleneck(self.wide, width << stage, stride, dilation))
+                self.group(Bottleneck(self.wide, width << stage, stride, dilation))
                 self.wide = 4 * width << stage
         self.head()
 
     def head(self) -> None:
         """Add what follows the last stage."""
-        self.cell(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(self.wide, CLASSES))
+        self.group(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(self.wide, CLASSES))
 
 
 class SpatialPyramid(nn.Module):
@@ -156,25 +156,25 @@ class DeepLab(ResNet):
     """As DeepLabv3+, of output stride 16; arguments as of `ResNet`."""
 
     def __init__(self, width: int, blocks: tuple[int, ...]) -> None:
-        self._low_at = blocks[0]  # the cell whose result the decoder gets: the first stage's last
+        self._low_at = blocks[0]  # the group whose result the decoder gets: the first stage's last
         super().__init__(width, blocks, dilated=True)
 
     def head(self) -> None:
-        width = self.cells[0][0].out_channels  # type: ignore[index]
+        width = self.groups[0][0].out_channels  # type: ignore[index]
         wide = 4 * width  # 256 where the stem has 64
-        self.cell(SpatialPyramid(self.wide, wide))
-        self.cell(Beside(wide, 4 * width, max(1, 3 * width // 4)))
-        self.cell(*_normed(_conv(wide, wide, 3)))
-        self.cell(
+        self.group(SpatialPyramid(self.wide, wide))
+        self.group(Beside(wide, 4 * width, max(1, 3 * width // 4)))
+        self.group(*_normed(_conv(wide, wide, 3)))
+        self.group(
             nn.Conv2d(wide, CLASSES, 1),
             nn.Upsample(scale_factor=4, mode="bilinear", align_corners=False),
         )
 
     def scores(self, images: Tensor) -> Tensor:
-        *body, beside, last, out = self.cells
+        *body, beside, last, out = self.groups
         x = low = images
-        for number, cell in enumerate(body):
-            x = self.run(cell, x)
+        for number, group in enumerate(body):
+            x = self.run(group, x)
             low = x if number == self._low_at else low
         x = self.run(last, self.run(beside, x, low))
         return self.run(out, x)
@@ -192,7 +192,7 @@ class UNet3d(CellNetwork):
         for level in reversed(range(levels - 1)):
             self._two(channels + (width << level), width << level)
             channels = width << level
-        self.cell(nn.Conv3d(channels, CLASSES, 1))
+        self.group(nn.Conv3d(channels, CLASSES, 1))
         self._levels = levels
 
     def _two(self, wide: int, out: int, pooled: bool = False) -> None:
@@ -200,43 +200,43 @@ class UNet3d(CellNetwork):
         for channels in (wide, out):
             modules.append(nn.Conv3d(channels, out, 3, padding=1, bias=False))
             modules += [nn.InstanceNorm3d(out), nn.LeakyReLU(0.01, inplace=True)]
-        self.cell(*modules)
+        self.group(*modules)
 
     def scores(self, images: Tensor) -> Tensor:
-        down, (*up, last) = self.cells[: self._levels], self.cells[self._levels :]
+        down, (*up, last) = self.groups[: self._levels], self.groups[self._levels :]
         skips, x = [], images
-        for cell in down:
-            x = self.run(cell, x)
+        for group in down:
+            x = self.run(group, x)
             skips.append(x)
         del skips[-1]
-        for cell in up:
+        for group in up:
             x = torch.cat((F.interpolate(x, scale_factor=2.0), skips.pop()), 1)
-            x = self.run(cell, x)
+            x = self.run(group, x)
         return self.run(last, x)
 
 
 class OurUNet(CellNetwork):
-    """tilenet's own, as layers; a cell is a convolution with its norm and activation."""
+    """tilenet's own, as layers; a group is a convolution with its norm and activation."""
 
     def __init__(self, width: int, poolings: int, convolutions: int) -> None:
         super().__init__()
         layers = unet_layers(
             UNetOptions(poolings, convolutions, width, bands=3, classes=CLASSES, norm="instance")
         )
-        cell: list[nn.Module] = []
+        group: list[nn.Module] = []
         for layer, module in zip(layers, build_network(layers), strict=True):
             # What is stashed or handed on stays out of recomputation.
             alone = isinstance(layer, Pool | Stash | Pop | Upsample)
-            if cell and (alone or isinstance(layer, Conv)):
-                self.cell(*cell)
-                cell = []
-            cell.append(module)
-        self.cell(*cell)
+            if group and (alone or isinstance(layer, Conv)):
+                self.group(*group)
+                group = []
+            group.append(module)
+        self.group(*group)
 
-    def run(self, cell: nn.Module, *tensors: Tensor) -> Tensor:
-        if isinstance(cell, nn.Sequential | nn.Conv2d):
-            return super().run(cell, *tensors)
-        made: Tensor = cell(*tensors)
+    def run(self, group: nn.Module, *tensors: Tensor) -> Tensor:
+        if isinstance(group, nn.Sequential | nn.Conv2d):
+            return super().run(group, *tensors)
+        made: Tensor = group(*tensors)
         return made
 
 

@@ -9,11 +9,12 @@ import torch
 from bench.swapping.lms_networks import Kind
 from bench.swapping.lms_training import Place, Training, Way, peak_of
 from tilenet.errors import TilenetError
-from tilenet.planning.swap.policy import Action, choose
+from tilenet.parallel.swap.actions import Action
+from tilenet.planning.swap.choose import choose
 
 __all__ = ["Largest", "fitting", "largest", "leanest"]
 
-TRIES = 4  # of the policy's choices at a size
+TRIES = 4  # of the planner's choices at a size
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,14 @@ def leanest(kind: Kind, place: Place, mode: str, batch: int, side: int) -> tuple
         return Way(mode), peak_of(kind, place, Way(mode), batch, side)
     try:
         training = Training(kind, place, batch, side)
-        cells, room = training.measured(), place.limit_bytes - training.fixed_bytes
+        groups, room = training.measured(), place.limit_bytes - training.fixed_bytes
         del training  # the next one needs its memory
     except (torch.OutOfMemoryError, TilenetError):
         return Way(mode), None
-    # The policy adds up what it knows of cells, and of what lives beside them, a skip in a local
+    # The planner adds up what it knows of groups, and of what lives beside them, a skip in a local
     # variable for instance, it does not know: so what it chose is tried, and chosen again for less.
     for attempt in range(TRIES):
-        choice = choose(cells, room, place.bandwidth)
+        choice = choose(groups, room, place.bandwidth)
         if choice is None:
             break
         way = Way(mode, 0, choice.actions)
@@ -123,6 +124,6 @@ def leanest(kind: Kind, place: Place, mode: str, batch: int, side: int) -> tuple
             return way, peak
         over = 0 if peak is None else peak - place.limit_bytes
         room -= max(over, room // 16) << attempt
-    everything: list[Action] = ["swap"] * len(cells)
+    everything: list[Action] = ["swap"] * len(groups)
     way = Way(mode, 0, tuple(everything))
     return way, peak_of(kind, place, way, batch, side)

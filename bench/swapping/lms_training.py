@@ -12,21 +12,22 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf
 
 import torch
 from torch import Tensor, nn
 
 from bench.swapping.lms_networks import Kind, labels_of
-from bench.swapping.measure import measure_cells
+from bench.swapping.measure import measure_groups
 from tilenet.errors import TilenetError
+from tilenet.parallel.swap.actions import Action
 from tilenet.parallel.swap.copies import CopyStreams
 from tilenet.parallel.swap.host_pool import FileSlabs, PinnedSlabs, Slabs
 from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.parallel.swap.swapper import Swapper
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.planning.swap.policy import Action, Cell
+from tilenet.planning.swap.groups import LayerGroup
 from tilenet.swapping import swapping
 
 __all__ = ["Place", "Seconds", "Training", "Way", "bandwidth", "peak_of", "seconds_side_by_side"]
@@ -68,7 +69,7 @@ class Way:
     Attributes:
         mode: `off`, `checkpointing`, `swap` or `auto`.
         saved_limit_bytes: Of saved storages on the device, where they are swapped.
-        actions: Of `auto`, one per cell and one for the loss.
+        actions: Of `auto`, one per layer group and one for the loss.
     """
 
     mode: str
@@ -144,28 +145,28 @@ class Training:
             min_bytes=self._place.min_bytes,
             swap_dir=None if self._place.cuda else tempfile.gettempdir(),
             host_limit_bytes=self._place.host_limit_bytes,
-            actions=dict(zip(self._cells, way.actions, strict=True)) if way.actions else None,
+            actions=dict(zip(self._groups, way.actions, strict=True)) if way.actions else None,
         ) as counted:
             yield counted
 
-    def measured(self) -> tuple[Cell, ...]:
-        """The cells, and the loss as the last one, as a policy wants to know them."""
+    def measured(self) -> tuple[LayerGroup, ...]:
+        """The layer groups, and the loss as the last one, as the planner needs them."""
         place = self._place
         swapper = Swapper(0, place.min_bytes, 0, slabs_of(place))
-        figures = measure_cells(self._cells, self._backward, swapper)
+        found = measure_groups(self._groups, self._backward, swapper)
         swapper.close()
         self._optimizer.zero_grad()
-        return tuple(Cell(**asdict(one)) for one in figures)
+        return found
 
     @property
     def fixed_bytes(self) -> int:
-        """What lives beside the cells' maps: weights, gradients, momentum, the batch."""
+        """What lives beside the groups' maps: weights, gradients, momentum, the batch."""
         gradients = sum(parameter.nbytes for parameter in self.model.parameters())
         return gradients + sum(tensor.nbytes for tensor in self._before())
 
     @property
-    def _cells(self) -> list[nn.Module]:
-        return [*self.model.cells, self.model.loss]
+    def _groups(self) -> list[nn.Module]:
+        return [*self.model.groups, self.model.loss]
 
     def _backward(self) -> None:
         self.model(self._images, self._labels).backward()

@@ -1,21 +1,13 @@
-"""Measure what a choice of actions needs to know of the cells of any network.
+"""Measure what a choice of actions needs to know of the layer groups of any network.
 
 A step of the user's is run twice, with everything swapped, so that it fits: once to count bytes,
 which slows it down and warms it up, and once to take times.
 
-What a cell needs at most is not seen while everything is swapped, so it is put together. In
+What a group needs at most is not seen while everything is swapped, so it is put together. In
 forward: tensors that live, and those it has saved so far whether or not they have gone. In
 backward: all that it saved, and the tensors that backward has made and that live; an upper bound,
 since what it saved goes piece by piece. Gradients of parameters do not count, and what operations
 take for themselves inside (scratch of a convolution) no tensor shows.
-
-Most bytes of tensors that would be alive in a part of a program if what it saves stayed.
-
-Bytes that operations take inside, where no tensor shows them: measured by running each once.
-
-Convolutions copy their maps into their kernels' layout, or lay out all windows. How much is the
-library's affair and changes with device, dtype and size, so it is asked for, not predicted. On
-Volta and later the same holds for cuDNN's workspace.
 """
 
 import weakref
@@ -28,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
-from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 from torchgpipe.skip.tracker import current_skip_tracker
 
@@ -38,8 +29,9 @@ from tilenet.errors import TilenetError
 from tilenet.parallel.swap.recompute import skips_from_outside
 from tilenet.parallel.swap.saved import KeptTensor, SavedTensor
 from tilenet.parallel.swap.swapper import Swapper
+from tilenet.planning.swap.groups import LayerGroup
 
-__all__ = ["CellFigures", "KeptPeak", "Scratch", "allocated_peak", "measure_cells"]
+__all__ = ["KeptPeak", "measure_groups"]
 
 
 class KeptPeak(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -117,54 +109,27 @@ def _plain(values: Any) -> list[Tensor]:
 Saved = KeptTensor | SavedTensor
 
 
-@dataclass(frozen=True)
-class CellFigures:
-    """Of one call of a cell; names and meaning are those of a policy's cells.
-
-    Attributes:
-        forward_s: Seconds of its forward, without the swapper's work.
-        backward_s: Seconds of its backward, without the swapper's work.
-        input_bytes: Of what comes in, skips that it pops among it; stays where the cell is computed
-            again.
-        saved_bytes: Of storages that it saves for backward and no cell before it did; parameters
-            and buffers left out.
-        swapped_bytes: Part of these that the swapper takes.
-        forward_bytes: Most in its forward, above what the cells before have saved.
-        backward_bytes: Most in its backward, above the same; what it saved is among them.
-        may_checkpoint: Whether it leaves its input as it was.
-    """
-
-    forward_s: float
-    backward_s: float
-    input_bytes: int
-    saved_bytes: int
-    swapped_bytes: int
-    forward_bytes: int
-    backward_bytes: int
-    may_checkpoint: bool = True
-
-
-def measure_cells(
-    cells: Sequence[nn.Module], step: Callable[[], None], swapper: Swapper
-) -> tuple[CellFigures, ...]:
-    """Run a step twice and look at the cells; of several calls of a cell the most bytes.
+def measure_groups(
+    groups: Sequence[nn.Module], step: Callable[[], None], swapper: Swapper
+) -> tuple[LayerGroup, ...]:
+    """Run a step twice and look at the groups; of several calls of a group the most bytes.
 
     Args:
-        cells: In the order of their calls, none within another, in training mode.
+        groups: In the order of their calls, none within another, in training mode.
         step: Forward and backward, on the caller's thread and current device. What it changes
             (gradients, running statistics) it changes twice.
-        swapper: Gets all that the cells save; with limit 0 the network fits if each cell does.
+        swapper: Gets all that the groups save; with limit 0 the network fits if each group does.
 
     Raises:
-        TilenetError: The step does not call one of the cells.
+        TilenetError: The step does not call one of the groups.
     """
-    passes = [_Pass(cells, swapper, peak) for peak in (KeptPeak(), None)]
+    passes = [_Pass(groups, swapper, peak) for peak in (KeptPeak(), None)]
     for one in passes:
         one.run(step)
-    for cell, bytes_seen in zip(cells, passes[0].seen, strict=True):
+    for group, bytes_seen in zip(groups, passes[0].seen, strict=True):
         if not bytes_seen.calls:
             raise TilenetError(
-                f"the step must call each cell (never called: a {type(cell).__name__}); name the "
+                f"the step must call each group (never called: a {type(group).__name__}); name the "
                 "modules that it calls"
             )
     return tuple(_figures(a, b) for a, b in zip(passes[0].seen, passes[1].seen, strict=True))
@@ -172,7 +137,7 @@ def measure_cells(
 
 @dataclass
 class _Seen:
-    """Of one cell in one pass; seconds of all calls, bytes at most."""
+    """Of one group in one pass; seconds of all calls, bytes at most."""
 
     calls: int = 0
     forward_s: float = 0.0
@@ -185,8 +150,8 @@ class _Seen:
     may_checkpoint: bool = True
 
 
-def _figures(counted: _Seen, timed: _Seen) -> CellFigures:
-    return CellFigures(
+def _figures(counted: _Seen, timed: _Seen) -> LayerGroup:
+    return LayerGroup(
         timed.forward_s / timed.calls,
         timed.backward_s / timed.calls,
         counted.input_bytes,
@@ -199,10 +164,10 @@ def _figures(counted: _Seen, timed: _Seen) -> CellFigures:
 
 
 class _Call:
-    """One call of a cell under way."""
+    """One call of a group under way."""
 
-    def __init__(self, cell: nn.Module, seen: _Seen, given: list[Tensor], held: ExitStack) -> None:
-        self.cell, self.seen, self.given, self.held = cell, seen, given, held
+    def __init__(self, group: nn.Module, seen: _Seen, given: list[Tensor], held: ExitStack) -> None:
+        self.group, self.seen, self.given, self.held = group, seen, given, held
         self.versions = [x._version for x in given]
         self.nodes_before: set[Node | None] = {x.grad_fn for x in given}
         self.saved: Any = WeakIdKeyDictionary()  # storage -> whether the swapper takes it
@@ -216,15 +181,17 @@ class _Pass:
         peak: Counts bytes; None: times are taken.
     """
 
-    def __init__(self, cells: Sequence[nn.Module], swapper: Swapper, peak: KeptPeak | None) -> None:
-        self.seen = [_Seen() for _ in cells]
-        self._cells, self._swapper, self._peak = cells, swapper, peak
+    def __init__(
+        self, groups: Sequence[nn.Module], swapper: Swapper, peak: KeptPeak | None
+    ) -> None:
+        self.seen = [_Seen() for _ in groups]
+        self._groups, self._swapper, self._peak = groups, swapper, peak
         self._call: _Call | None = None
         self._nodes: set[Node] = set()
         self._in_backward = False
         self._apart = 0.0  # seconds of the swapper's since the beginning
         self._began = 0.0
-        # Storages that cells have saved, and those of parameters and buffers.
+        # Storages that groups have saved, and those of parameters and buffers.
         self._known: Any = WeakIdKeyDictionary()
         self._handles = ExitStack()
 
@@ -232,8 +199,8 @@ class _Pass:
         """Run it, and leave nothing behind."""
         with self._handles, self._peak or nullcontext():
             self._handles.callback(self._forget)
-            for cell, seen in zip(self._cells, self.seen, strict=True):
-                self._hook(cell, seen)
+            for group, seen in zip(self._groups, self.seen, strict=True):
+                self._hook(group, seen)
             step()
 
     def _forget(self) -> None:
@@ -241,28 +208,28 @@ class _Pass:
         self._nodes.clear()
         self._call = None
 
-    def _hook(self, cell: nn.Module, seen: _Seen) -> None:
+    def _hook(self, group: nn.Module, seen: _Seen) -> None:
         keep = self._handles.enter_context
         keep(
-            cell.register_forward_pre_hook(
-                lambda _, args, kwargs: self._enter(cell, seen, (args, kwargs)), with_kwargs=True
+            group.register_forward_pre_hook(
+                lambda _, args, kwargs: self._enter(group, seen, (args, kwargs)), with_kwargs=True
             )
         )
-        keep(cell.register_forward_hook(lambda _, args, output: self._leave(output)))
-        for constant in (*cell.parameters(), *cell.buffers()):
+        keep(group.register_forward_hook(lambda _, args, output: self._leave(output)))
+        for constant in (*group.parameters(), *group.buffers()):
             self._known[constant.untyped_storage()] = True
         if self._peak is not None:
-            for parameter in cell.parameters():
+            for parameter in group.parameters():
                 if parameter.requires_grad:
                     hook: Any = parameter.register_post_accumulate_grad_hook
                     keep(hook(self._forget_gradient))
 
-    def _enter(self, cell: nn.Module, seen: _Seen, arguments: Any) -> None:
+    def _enter(self, group: nn.Module, seen: _Seen, arguments: Any) -> None:
         skips = getattr(current_skip_tracker(), "tensors", {})
-        popped = [skips.get(skip) for skip in skips_from_outside(cell)]
+        popped = [skips.get(skip) for skip in skips_from_outside(group)]
         given = [x for x in tree_leaves((arguments, popped)) if isinstance(x, Tensor)]
         hooks = ExitStack()
-        self._call = _Call(cell, seen, given, hooks)
+        self._call = _Call(group, seen, given, hooks)
         self._handles.push(hooks)  # a forward that fails leaves them, too
         hooks.enter_context(saved_tensors_hooks(self._pack, self._unpack))
         self._in_backward = False
@@ -272,7 +239,7 @@ class _Pass:
 
     def _leave(self, output: Any) -> None:
         call, self._call = self._call, None
-        assert call is not None, "a cell may not be within another"
+        assert call is not None, "a group may not be within another"
         seen = call.seen
         seen.forward_s += self._stop()
         call.held.close()
@@ -288,7 +255,7 @@ class _Pass:
         self._hook_nodes(ends, call.nodes_before, seen)
 
     def _hook_nodes(self, ends: list[Node | None], before: set[Node | None], seen: _Seen) -> None:
-        """Look at the backward of all nodes between the cell's output and input."""
+        """Look at the backward of all nodes between the group's output and input."""
         # By node: hooks on modules would make views of their inputs, which activations in place
         # may not write over, and tensors' hooks do not tell branches apart.
         while ends:
@@ -297,7 +264,7 @@ class _Pass:
                 continue
             self._nodes.add(node)
             ends.extend(following for following, _ in node.next_functions)
-            # Hooks that held the call would hold the cell's input.
+            # Hooks that held the call would hold the group's input.
             handles = (
                 node.register_prehook(self._begin_node),
                 node.register_hook(lambda *_: self._end_node(seen)),
@@ -361,72 +328,3 @@ def _now() -> float:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.current_stream().synchronize()
     return perf_counter()
-
-
-MEASURED = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
-
-
-class Scratch:
-    """Scratch of an operation on tensors, real or fake, in bytes; each kind is measured once.
-
-    Args:
-        device: Where operations are measured.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._known: dict[str, int] = {}
-
-    def __call__(self, func: Any, args: Any, kwargs: dict[str, Any]) -> int:
-        """Most bytes that the operation takes besides what it is given and what it returns."""
-        if func not in MEASURED:
-            return 0
-        key = str((func, tree_map(_shape, args), kwargs))
-        if key not in self._known:
-            with _disable_current_modes():
-                self._known[key] = self._measure(func, args, kwargs)
-        return self._known[key]
-
-    def _measure(self, func: Any, args: Any, kwargs: dict[str, Any]) -> int:
-        real = tree_map(self._real, args)
-        made: list[Any] = []
-        with torch.no_grad():
-            peak = allocated_peak(lambda: made.append(func(*real, **kwargs)), self._device)
-        outputs = {id(x): x for x in tree_leaves(made) if isinstance(x, Tensor)}
-        kept = sum(x.untyped_storage().nbytes() for x in outputs.values())
-        return max(0, peak - kept)
-
-    def _real(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        made = torch.empty_strided(
-            value.size(), value.stride(), dtype=value.dtype, device=self._device
-        )
-        return made.fill_(0.5)
-
-
-def _shape(value: Any) -> Any:
-    return (value.dtype, value.size(), value.stride()) if isinstance(value, Tensor) else value
-
-
-def allocated_peak(work: Any, device: torch.device) -> int:
-    """Most bytes of torch's allocator that `work` took above what was taken before."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        work()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        work()
-    live = most = 0
-    # Not from profiler.events(): those hold only what no operation makes.
-    assert profiler.profiler is not None
-    assert profiler.profiler.kineto_results is not None
-    events = profiler.profiler.kineto_results.events()
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            most = max(most, live)
-    return most

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bench.swapping.measure import Scratch, allocated_peak
+from bench.swapping.scratch import Scratch, allocated_peak
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.memory.dry_run import dry_run, measured_run
 from tilenet.planning.memory.live import LiveBytes

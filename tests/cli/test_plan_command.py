@@ -123,13 +123,13 @@ def said_and_written(
     assert ("inputs and skips on the host" in line[1]) == swaps["stored"]
     actions = [action for part in parts for action in part["actions"]]
     for action, word in (("swap", "swapped"), ("checkpoint", "computed again")):
-        count = f"{actions.count(action)} of {len(actions)} cells {word}"
+        count = f"{actions.count(action)} of {len(actions)} layer groups {word}"
         assert (count in line[1].split(", ")) == (action in actions)
     assert read_plan(path).keys == plan["run"]
     return line, plan
 
 
-def test_cells_that_swap_are_said_and_written(capsys: Capture, tmp_path: Path) -> None:
+def test_groups_that_swap_are_said_and_written(capsys: Capture, tmp_path: Path) -> None:
     asked = tight(capsys, 0.9, *ALONE)
     said = refusal(capsys, 1, *asked)
     assert re.search(r"\); swap auto: 2 × 3 tiles, 1 partition, .*, swapping take ", said)
@@ -138,9 +138,9 @@ def test_cells_that_swap_are_said_and_written(capsys: Capture, tmp_path: Path) -
     answer = plan["answer"]
     (part,) = answer["swaps"]["partitions"]
     assert {"swap", "keep"} < {*part["actions"]}
-    assert sum(part["cells"]) == sum(answer["balance"])
+    assert sum(part["groups"]) == sum(answer["balance"])
     assert part["device_bytes"] == answer["device_bytes"] < answer["swaps"]["without_bytes"][0]
-    assert "no cells that swap" in refusal(capsys, 2, *asked, "--swap", "auto", "--dry-run")
+    assert "no layer groups that swap" in refusal(capsys, 2, *asked, "--swap", "auto", "--dry-run")
 
 
 def test_a_store_is_said_and_rehearsed(capsys: Capture, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_where_nothing_must_nothing_is_swapped(capsys: Capture, tmp_path: Path) 
     off = json.loads(printed(capsys, *ALONE, "--swap", "off", "--json"))
     assert (off["run"], off["answer"]) == (plan["run"], plan["answer"])
     (line,) = LINE.finditer(printed(capsys, *ALONE, "--swap", "all"))
-    assert line[1] == "8 of 8 cells swapped"
+    assert line[1] == "8 of 8 layer groups swapped"
 
 
 def test_a_plan_is_written_for_runs(capsys: Capture, tmp_path: Path) -> None:

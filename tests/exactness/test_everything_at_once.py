@@ -8,18 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from mpi4py import MPI
-from test_same_as_whole_image import differences, options_of, outcome_of, scaled
+from test_same_as_whole_image import check_same, options_of, outcome_of, with_common_statistics
 from test_same_recipe import EVERYTHING, KEYS, POLY, SGD, a_run, scenes_of
 from test_vector_training import KEYS as POLYGONS
 from test_vector_training import drawn_scene
-from whole_image import Outcome, Scene
+from whole_image import Scene
 from whole_recipe import train_recipe
 
 from tilenet.training.config.keys import MeshKeys, VectorKeys
-from tilenet.training.config.run_file import RunFile
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
@@ -51,17 +49,7 @@ def drawn_scenes(folder: Path, comm: MPI.Intracomm) -> list[Scene]:
         for seed, size in enumerate(SIZES, start=1)
     ]
     comm.Barrier()
-    pixels = np.concatenate([s.pixels[:, s.valid] for s in scenes], axis=1).astype(np.float64)
-    return [scaled(scene, pixels.mean(axis=1), pixels.std(axis=1)) for scene in scenes]
-
-
-def check(run: RunFile, wanted: Outcome, scene: Scene, comm: MPI.Intracomm) -> None:
-    found = outcome_of(run, comm, scene.image, None)
-    apart = differences(found, wanted, scene.valid)
-    loss, weight, logits = (comm.allreduce(one, op=MPI.MAX) for one in apart)
-    assert loss <= 1e-12
-    assert weight <= 1e-10
-    assert logits <= 1e-12 * max(1.0, float(np.abs(wanted.logits).max()))
+    return with_common_statistics(scenes)
 
 
 @pytest.mark.parametrize("labels", POLYGONS_OF)
@@ -86,4 +74,5 @@ def test_everything_at_once(comm: MPI.Intracomm, shared_path: Path, norm: Any, l
         mesh = MeshKeys(*ways[(number + (labels == "rasters")) % len(ways)])
         at_once = 1 if norm == "batch" else 2 // (mesh.replicas or 1)
         change: dict[str, Any] = {"halo_mode": mode, "micro_batches": at_once}
-        check(replace(run, mesh=mesh, **change), wanted, scenes[0], comm)
+        found = outcome_of(replace(run, mesh=mesh, **change), comm, scenes[0].image, None)
+        check_same(comm, found, wanted, scenes[0].valid)

@@ -13,9 +13,18 @@ import rasterio
 import yaml
 from mpi4py import MPI
 from safetensors.torch import load_file
-from test_same_as_whole_image import LR, NETWORKS, SEED, STEPS, Outcome, differences, options_of
-from test_same_over_partitions import close
-from whole_image import Scene, random_scene, train_whole
+from test_same_as_whole_image import (
+    LR,
+    NETWORKS,
+    SEED,
+    STEPS,
+    Outcome,
+    check_same,
+    differences,
+    scenes_of,
+    wanted_of,
+)
+from whole_image import Scene
 
 from tilenet.__main__ import main
 from tilenet.cli import plan as plan_command
@@ -66,12 +75,21 @@ def run_file(folder: Path, scene: Scene, name: str, **more: Any) -> list[str]:
     return ["train", "-c", str(path)]
 
 
-def outcome(folder: Path) -> Outcome:
+def trained_and_mapped(
+    comm: MPI.Intracomm, folder: Path, scene: Scene, training: list[str], plan: Path
+) -> Outcome:
+    """Of whole commands."""
+    assert main([*training, "--plan", str(plan)]) == 0
+    logits = folder / "logits.tif"
+    paths = [str(folder / "run"), str(scene.image), str(logits)]
+    given = ["--output", "logits", "--plan", str(plan), "--device", "cpu"]
+    assert main(["predict", *paths, *given]) == 0
+    comm.Barrier()
     with (folder / "run" / "history.csv").open() as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
-    with rasterio.open(folder / "logits.tif") as file:
-        logits = file.read()
-    return Outcome(losses, load_file(folder / "run" / "last" / "weights.safetensors"), logits)
+    with rasterio.open(logits) as file:
+        weights = load_file(folder / "run" / "last" / "weights.safetensors")
+        return Outcome(losses, weights, file.read())
 
 
 PLANS = {
@@ -82,13 +100,12 @@ PLANS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "plan"),
-    [*(("same-nearest", plan) for plan in PLANS), ("valid", "2 partitions")],
+    ("name", "plan"), [*(("same-nearest", plan) for plan in PLANS), ("valid", "2 partitions")]
 )
 def test_planned_runs_are_those_of_the_whole_image(
     comm: MPI.Intracomm, shared_path: Path, name: str, plan: str
 ) -> None:
-    scene = random_scene(shared_path, SIZE, 1, write=comm.rank == 0)
+    (scene,) = scenes_of(shared_path, [SIZE], comm)
     options = PLANS[plan]
     partitions = int(options[1]) if options[:1] == ["--partitions"] else 1
     more = options if partitions > 1 else [*options, "--partitions", "1"]
@@ -96,14 +113,10 @@ def test_planned_runs_are_those_of_the_whole_image(
     keys = json.loads(path.read_text())["run"]
     assert np.prod(list(keys["mesh"].values())) == comm.size
     assert keys["partitions"] == partitions
-    assert main([*run_file(shared_path, scene, name), "--plan", str(path)]) == 0
-    logits = shared_path / "logits.tif"
-    arguments = ["predict", str(shared_path / "run"), str(scene.image), str(logits)]
-    more = ["--output", "logits", "--plan", str(path), "--device", "cpu"]
-    assert main([*arguments, *more]) == 0
-    comm.Barrier()
-    wanted = train_whole([scene], options_of(NETWORKS[name]), STEPS, LR, SEED)
-    close(outcome(shared_path), wanted, scene.valid)
+    training = run_file(shared_path, scene, name)
+    found = trained_and_mapped(comm, shared_path, scene, training, path)
+    wanted = wanted_of([scene], NETWORKS[name])
+    check_same(comm, found, wanted, scene.valid)
 
 
 @pytest.mark.parametrize("plan", ["3x4 tiles", "2 mbpp"])
@@ -116,7 +129,7 @@ def test_planned_runs_that_swap_are_those_of_the_whole_image(
 ) -> None:
     """Devices are too small for the plan without; the run finds the same bytes as the planner."""
     monkeypatch.setattr("tilenet.planning.estimate.MIN_BYTES", 0)  # tensors here are small
-    scene = random_scene(shared_path, SIZE, 1, write=comm.rank == 0)
+    (scene,) = scenes_of(shared_path, [SIZE], comm)
     partitions = 3 if plan == "2 mbpp" else 1
     ranks = comm.size * partitions
     fixed = [*PLANS[plan], "--partitions", str(partitions), "--optimizer", "sgd"]
@@ -132,33 +145,26 @@ def test_planned_runs_that_swap_are_those_of_the_whole_image(
     swapping = {"min_mib": 0, "device_gib": limit / 2**30}
     capfd.readouterr()
     keys = run_file(shared_path, scene, "same-nearest", swapping=swapping)
-    assert main([*keys, "--plan", str(path)]) == 0
+    outcome = trained_and_mapped(comm, shared_path, scene, keys, path)
     said = comm.bcast(capfd.readouterr().err)
     assert f", without {without / 2**20:.2f} MiB, there is {limit / 2**20:.2f} MiB" in said
-    logits = shared_path / "logits.tif"
-    arguments = ["predict", str(shared_path / "run"), str(scene.image), str(logits)]
-    assert main([*arguments, "--output", "logits", "--plan", str(path), "--device", "cpu"]) == 0
-    comm.Barrier()
     with (shared_path / "run" / "history.csv").open() as file:
         assert all(int(row["swap_out_bytes"]) > 0 for row in csv.DictReader(file))
-    wanted = train_whole([scene], options_of(NETWORKS["same-nearest"]), STEPS, LR, SEED)
-    close(outcome(shared_path), wanted, scene.valid)
+    wanted = wanted_of([scene], NETWORKS["same-nearest"])
+    check_same(comm, outcome, wanted, scene.valid)
 
 
 def test_the_comparison_can_fail(comm: MPI.Intracomm, shared_path: Path) -> None:
     """A planned halo that is too narrow is seen."""
-    scene = random_scene(shared_path, SIZE, 1, write=comm.rank == 0)
+    (scene,) = scenes_of(shared_path, [SIZE], comm)
     path = planned(
         comm, shared_path, "same-nearest", comm.size, "--grid", "3x4", "--partitions", "1",
         *("--halo", "16"),
     )  # fmt: skip
-    assert main([*run_file(shared_path, scene, "same-nearest"), "--plan", str(path)]) == 0
-    logits = shared_path / "logits.tif"
-    arguments = ["predict", str(shared_path / "run"), str(scene.image), str(logits)]
-    assert main([*arguments, "--output", "logits", "--plan", str(path), "--device", "cpu"]) == 0
-    comm.Barrier()
-    wanted = train_whole([scene], options_of(NETWORKS["same-nearest"]), STEPS, LR, SEED)
-    assert differences(outcome(shared_path), wanted, scene.valid)[1] > 1e-10
+    training = run_file(shared_path, scene, "same-nearest")
+    found = trained_and_mapped(comm, shared_path, scene, training, path)
+    wanted = wanted_of([scene], NETWORKS["same-nearest"])
+    assert differences(found, wanted, scene.valid)[1] > 1e-10
 
 
 def refusal(comm: MPI.Intracomm, capfd: Capture, arguments: list[str]) -> str:
@@ -184,7 +190,7 @@ BROKEN = {
 def test_a_file_that_is_no_plan(
     comm: MPI.Intracomm, shared_path: Path, capfd: Capture, name: str
 ) -> None:
-    scene = random_scene(shared_path, SIZE, 1, write=comm.rank == 0)
+    (scene,) = scenes_of(shared_path, [SIZE], comm)
     text, wanted = BROKEN[name]
     path = shared_path / "broken.json"
     if text is not None and comm.rank == 0:
@@ -199,7 +205,7 @@ def test_a_file_that_is_no_plan(
 
 @pytest.mark.ranks(1, 2)
 def test_plans_of_something_else(comm: MPI.Intracomm, shared_path: Path, capfd: Capture) -> None:
-    scene = random_scene(shared_path, SIZE, 1, write=comm.rank == 0)
+    (scene,) = scenes_of(shared_path, [SIZE], comm)
     grid = ["--grid", "2x3", "--partitions", "1"]
     path = planned(comm, shared_path, "same-nearest", comm.size, *grid)
     training = run_file(shared_path, scene, "same-bilinear")

@@ -10,19 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rasterio
-import torch
-from numpy.typing import NDArray
 from outside.real_images import (
     CASES,
     arguments,
+    check_logits,
+    check_losses,
     image_name,
-    plain_losses,
-    read_checkpoint,
+    logits_of,
     read_image,
-    read_labels,
-    read_losses,
 )
-from outside.rebuild import Image, whole_image
+from outside.rebuild import Image
 
 from tilenet.__main__ import main
 
@@ -61,38 +58,15 @@ def trained(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_are_those_of_plain_torch_on_the_whole_image(
-    real: Path, trained: Trained, name: str
-) -> None:
-    case, run = CASES[name], trained(name)
-    image, grid = read_image(real, case.files, case.bands, case.factor)
-    labels = read_labels(real, case, grid)
-    assert len(np.unique(labels[image.valid])) >= 2
-    start = trained(case.init) / "last" if case.init else run / "checkpoints" / "step-00000000"
-    first = read_checkpoint(start)
-    wanted = plain_losses(first, image, labels, balanced=case.balanced)
-    found = read_losses(run)
-    assert abs(wanted[0] - wanted[1]) > 1e-4, "a step must matter"
-    assert np.abs(np.subtract(found, wanted)).max() <= 1e-12
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_logits_of_trained_images_are_those_of_the_whole_image(
+def test_losses_and_logits_are_those_of_plain_torch_on_the_whole_image(
     real: Path, trained: Trained, tmp_path: Path, name: str
 ) -> None:
     case, run, path = CASES[name], trained(name), tmp_path / "map.tif"
+    start = trained(case.init) / "last" if case.init else run / "checkpoints" / "step-00000000"
+    check_losses(real, name, start, run)
     files = image_name(real, case.files)
     assert main(["predict", str(run), files, str(path), "--output", "logits"]) == 0
-    image, grid = read_image(real, case.files, case.bands, case.factor)
-    wanted = logits_of(run, image)
-    with rasterio.open(path) as file, rasterio.open(real / case.files[0]) as source:
-        found = file.read()
-        assert (file.dtypes[0], file.shape) == ("float64", grid.size)
-        assert file.transform == grid.transform
-        assert file.crs == source.crs
-    assert np.array_equal(np.isnan(found), np.broadcast_to(~image.valid, found.shape))
-    apart = np.abs(found - wanted)[:, image.valid]
-    assert apart.max() <= 1e-12 * max(1.0, float(np.abs(wanted).max()))
+    check_logits(real, name, run, path)
 
 
 @pytest.mark.parametrize("name", UNLABELLED)
@@ -138,12 +112,6 @@ def check_class_map(source: Path, run: Path, path: Path, image: Image, *more: st
     wanted = logits_of(run, image)
     assert np.array_equal(found[image.valid], wanted.argmax(axis=0)[image.valid])
     assert len(np.unique(found[image.valid])) >= 2, "one class proves little"
-
-
-def logits_of(run: Path, image: Image) -> NDArray[np.float64]:
-    """Of the whole image by the network that a run left, (K, H, W)."""
-    with torch.inference_mode():
-        return whole_image(read_checkpoint(run / "last"), image).numpy()
 
 
 @pytest.mark.parametrize(

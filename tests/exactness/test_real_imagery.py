@@ -2,22 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-import rasterio
-import torch
 from mpi4py import MPI
-from outside.real_images import (
-    CASES,
-    arguments,
-    image_name,
-    plain_losses,
-    read_checkpoint,
-    read_image,
-    read_labels,
-    read_losses,
-)
-from outside.rebuild import whole_image
+from outside.real_images import CASES, arguments, check_logits, check_losses, image_name
 
 from tilenet.__main__ import main
 
@@ -43,15 +30,5 @@ def test_losses_and_logits_are_those_of_the_whole_image(
     logits = ["predict", str(run), files, str(path), "--output", "logits", *of_map.split()]
     assert main(logits) == 0
     if comm.rank == 0:
-        image, grid = read_image(real, case.files, case.bands, case.factor)
-        labels = read_labels(real, case, grid)
-        first = read_checkpoint(run / "checkpoints" / "step-00000000")
-        losses = plain_losses(first, image, labels, balanced=case.balanced)
-        assert np.abs(np.subtract(read_losses(run), losses)).max() <= 1e-12
-        with torch.inference_mode():
-            wanted = whole_image(read_checkpoint(run / "last"), image).numpy()
-        with rasterio.open(path) as file, rasterio.open(real / case.files[0]) as source:
-            assert (file.transform, file.crs) == (source.transform, source.crs)
-            apart = np.abs(file.read() - wanted)
-        assert np.array_equal(np.isnan(apart), np.broadcast_to(~image.valid, apart.shape))
-        assert apart[:, image.valid].max() <= 1e-12 * max(1.0, float(np.abs(wanted).max()))
+        check_losses(real, name, run / "checkpoints" / "step-00000000", run)
+        check_logits(real, name, run, path)

@@ -1,7 +1,9 @@
 """The promise: ranks and tiles never change the result."""
 
 import csv
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,51 @@ def differences(found: Outcome, wanted: Outcome, valid: np.ndarray[Any, Any]) ->
     return loss, weight, float(np.abs(found.logits - wanted.logits)[:, valid].max())
 
 
+def check_same(
+    comm: MPI.Intracomm,
+    found: Outcome,
+    wanted: Outcome,
+    valid: np.ndarray[Any, Any],
+    logits: float = 1e-12,
+) -> None:
+    """Losses, weights and logits, on all ranks. Collective."""
+    apart = [comm.allreduce(one, op=MPI.MAX) for one in differences(found, wanted, valid)]
+    assert apart[0] <= 1e-12
+    assert apart[1] <= 1e-10
+    assert apart[2] <= logits * max(1.0, float(np.abs(wanted.logits).max()))
+
+
+def scenes_of(
+    folder: Path, sizes: Sequence[tuple[int, int]], comm: MPI.Intracomm, **more: Any
+) -> list[Scene]:
+    """Scenes on disk that share their statistics, as images of a run do. Collective."""
+    scenes = [
+        random_scene(folder, size, seed, write=comm.rank == 0, **more)
+        for seed, size in enumerate(sizes, start=1)
+    ]
+    comm.Barrier()
+    return with_common_statistics(scenes)
+
+
+def wanted_of(scenes: list[Scene], keys: NetworkKeys, loss: str = "ce") -> Outcome:
+    """The reference on scenes of `scenes_of`; tests of the same scenes and network share it."""
+    return _wanted(tuple(scene.valid.shape for scene in scenes), keys, loss)
+
+
+@cache
+def _wanted(sizes: tuple[tuple[int, int], ...], keys: NetworkKeys, loss: str) -> Outcome:
+    scenes = [random_scene(Path(), size, seed, write=False) for seed, size in enumerate(sizes, 1)]
+    options = options_of(keys)
+    return train_whole(with_common_statistics(scenes), options, STEPS, LR, SEED, loss)
+
+
+def with_common_statistics(scenes: list[Scene]) -> list[Scene]:
+    """Else the reference takes those of each image alone."""
+    pixels = np.concatenate([s.pixels[:, s.valid] for s in scenes], axis=1).astype(np.float64)
+    statistics = pixels.mean(axis=1), pixels.std(axis=1)
+    return [replace(scene, statistics=statistics) for scene in scenes]
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize(
     ("size", "tiles"),
@@ -100,59 +147,39 @@ def test_losses_weights_and_logits_are_those_of_the_whole_image(
     size: tuple[int, int],
     tiles: tuple[int, int] | int | None,
 ) -> None:
-    scene = random_scene(shared_path, size, 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(shared_path, [size], comm)
     keys = TileKeys()
     if isinstance(tiles, tuple):
         keys = TileKeys(rows=tiles[0], columns=tiles[1])
     elif tiles is not None:
         keys = TileKeys(size_px=tiles)
     run = run_file(shared_path, [scene], NETWORKS[name], tiles=keys)
-    wanted = train_whole([scene], options_of(NETWORKS[name]), STEPS, LR, SEED)
+    wanted = wanted_of([scene], NETWORKS[name])
     tile_px = tiles if isinstance(tiles, int) else 64
     found = outcome_of(run, comm, scene.image, tile_px)
-    loss, weight, logits = differences(found, wanted, scene.valid)
-    assert loss <= 1e-12
-    assert weight <= 1e-10
-    assert logits <= 1e-12 * max(1.0, float(np.abs(wanted.logits).max()))
+    check_same(comm, found, wanted, scene.valid)
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_several_images_of_a_step_are_shared_by_replicas(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
-    scenes = [
-        random_scene(shared_path, size, seed, write=comm.rank == 0)
-        for seed, size in enumerate([(60, 77), (41, 120), (97, 33)], start=1)
-    ]
-    comm.Barrier()
+    scenes = scenes_of(shared_path, [(60, 77), (41, 120), (97, 33)], comm)
     keys = NETWORKS["same-bilinear"]
     # each replica holds whole images; three images over up to six ranks leave some idle
     run = run_file(shared_path, scenes, keys, mesh=MeshKeys(comm.size, 1, 1))
-    # statistics are those of all images together, which the reference takes from one: share them
-    pixels = np.concatenate([s.pixels[:, s.valid] for s in scenes], axis=1).astype(np.float64)
-    mean, std = pixels.mean(axis=1), pixels.std(axis=1)
-    scenes = [scaled(scene, mean, std) for scene in scenes]
-    wanted = train_whole(scenes, options_of(keys), STEPS, LR, SEED)
+    wanted = wanted_of(scenes, keys)
     found = outcome_of(run, comm, scenes[0].image, 32)
-    loss, weight, logits = differences(found, wanted, scenes[0].valid)
-    assert loss <= 1e-12
-    assert weight <= 1e-10
-    assert logits <= 1e-12 * max(1.0, float(np.abs(wanted.logits).max()))
-
-
-def scaled(scene: Scene, mean: np.ndarray[Any, Any], std: np.ndarray[Any, Any]) -> Scene:
-    return replace(scene, statistics=(mean, std))
+    check_same(comm, found, wanted, scenes[0].valid)
 
 
 def test_a_halo_one_alignment_unit_too_small_is_detected(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
     """The negative control: the tolerances above are tight enough to see a wrong halo."""
-    scene = random_scene(shared_path, (157, 211), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(shared_path, [(157, 211)], comm)
     keys = NETWORKS["same-nearest"]
-    wanted = train_whole([scene], options_of(keys), STEPS, LR, SEED)
+    wanted = wanted_of([scene], keys)
     exact_px = 48
     run = run_file(shared_path, [scene], keys, tiles=TileKeys(rows=3, columns=4), halo=exact_px - 8)
     found = outcome_of(run, comm, scene.image, 40)
@@ -163,24 +190,20 @@ def test_a_halo_one_alignment_unit_too_small_is_detected(
 
 @pytest.mark.ranks(1, 2, 4)
 def test_crops_do_not_depend_on_how_they_are_tiled(comm: MPI.Intracomm, shared_path: Path) -> None:
-    scene = random_scene(shared_path, (157, 211), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(shared_path, [(157, 211)], comm)
     keys = NETWORKS["same-nearest"]
     more = {"crop_px": 64}
     run = replace(run_file(shared_path, [scene], keys, **more), batch_size=3)
     alone = replace(run, output=str(shared_path / f"alone{comm.rank}"))
     wanted = outcome_of(alone, MPI.COMM_SELF, scene.image, None)
     found = outcome_of(replace(run, tiles=TileKeys(2, 2)), comm, scene.image, None)
-    loss, weight, _ = differences(found, wanted, scene.valid)
-    assert loss <= 1e-12
-    assert weight <= 1e-10
+    check_same(comm, found, wanted, scene.valid, logits=np.inf)
 
 
 def test_all_ranks_hold_the_same_weights_to_the_last_bit(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = random_scene(shared_path, (97, 130), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(shared_path, [(97, 130)], comm)
     keys = replace(NETWORKS["same-nearest"], norm="batch", norm_scope="tile")
     held: list[dict[str, torch.Tensor]] = []
     save = Loop._save

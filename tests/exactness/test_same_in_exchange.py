@@ -4,21 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from mpi4py import MPI
 from shared_out import grids
 from test_same_as_whole_image import (
-    LR,
-    SEED,
-    STEPS,
-    differences,
-    options_of,
+    check_same,
     outcome_of,
     run_file,
-    scaled,
+    scenes_of,
+    wanted_of,
 )
-from whole_image import Scene, random_scene, train_whole
+from whole_image import Scene
 
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 
@@ -29,17 +25,6 @@ LOSSES = ("ce", "dice", "ce+dice")
 NORMS = ("none", "instance", "group", "batch")
 
 
-def scenes_of(folder: Path, sizes: list[tuple[int, int]], comm: MPI.Intracomm) -> list[Scene]:
-    """Scenes that share their statistics, as images of a run do."""
-    scenes = [
-        random_scene(folder, size, seed, write=comm.rank == 0)
-        for seed, size in enumerate(sizes, start=1)
-    ]
-    comm.Barrier()
-    pixels = np.concatenate([s.pixels[:, s.valid] for s in scenes], axis=1).astype(np.float64)
-    return [scaled(scene, pixels.mean(axis=1), pixels.std(axis=1)) for scene in scenes]
-
-
 def check(
     comm: MPI.Intracomm,
     folder: Path,
@@ -48,15 +33,11 @@ def check(
     loss: str = "ce",
     **more: Any,
 ) -> None:
-    wanted = train_whole(scenes, options_of(keys), STEPS, LR, SEED, loss)
+    wanted = wanted_of(scenes, keys, loss)
     assert abs(wanted.losses[-1] - wanted.losses[0]) > 1e-3, "steps must matter"
     run = run_file(folder, scenes, keys, loss=loss, **more)
     found = outcome_of(run, comm, scenes[0].image, None)
-    apart = differences(found, wanted, scenes[0].valid)
-    worst = [comm.allreduce(one, op=MPI.MAX) for one in apart]
-    assert worst[0] <= 1e-12
-    assert worst[1] <= 1e-10
-    assert worst[2] <= 1e-11 * max(1.0, float(np.abs(wanted.logits).max()))
+    check_same(comm, found, wanted, scenes[0].valid, logits=1e-11)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -76,16 +57,9 @@ def test_dice_of_whole_images(comm: MPI.Intracomm, shared_path: Path, loss: str,
     scenes = scenes_of(shared_path, [(97, 131), (64, 90)], comm)
     replicas = 2 - comm.size % 2
     rows, columns = grids(comm.size // replicas)[0]
-    check(
-        comm,
-        shared_path,
-        scenes,
-        KEYS,
-        loss,
-        halo_mode=mode,
-        mesh=MeshKeys(replicas, rows, columns),
-        micro_batches=2 // replicas,
-    )
+    mesh = MeshKeys(replicas, rows, columns)
+    more = {"halo_mode": mode, "mesh": mesh, "micro_batches": 2 // replicas}
+    check(comm, shared_path, scenes, KEYS, loss, **more)
 
 
 @pytest.mark.ranks(1, 2, 4)
@@ -105,18 +79,9 @@ def test_images_as_micro_batches_in_exchange(
     comm: MPI.Intracomm, shared_path: Path, norm: Any
 ) -> None:
     scenes = scenes_of(shared_path, [(60, 77), (41, 120), (97, 43)], comm)
-    check(
-        comm,
-        shared_path,
-        scenes,
-        replace(KEYS, norm=norm),
-        "ce+dice",
-        halo_mode="exchange",
-        mesh=MeshKeys(1, *grids(comm.size)[0]),
-        micro_batches=3,
-        partitions=3,
-        checkpointing="except_last",
-    )
+    pipeline = {"micro_batches": 3, "partitions": 3, "checkpointing": "except_last"}
+    mesh = {"halo_mode": "exchange", "mesh": MeshKeys(1, *grids(comm.size)[0])}
+    check(comm, shared_path, scenes, replace(KEYS, norm=norm), "ce+dice", **mesh, **pipeline)
 
 
 @pytest.mark.parametrize("norm", ["instance", "batch"])
@@ -125,14 +90,8 @@ def test_tiles_of_an_image_stacked_in_one_batch(
 ) -> None:
     """Statistics over the image with more tiles than ranks."""
     scenes = scenes_of(shared_path, [(97, 131), (98, 130)], comm)
-    check(
-        comm,
-        shared_path,
-        scenes,
-        replace(KEYS, norm=norm),
-        mesh=MeshKeys(1, 1, comm.size),
-        tiles=TileKeys(rows=2, columns=7),
-    )
+    more = {"mesh": MeshKeys(1, 1, comm.size), "tiles": TileKeys(rows=2, columns=7)}
+    check(comm, shared_path, scenes, replace(KEYS, norm=norm), **more)
 
 
 @pytest.mark.ranks(2, 4)
@@ -143,7 +102,7 @@ def test_halos_travel_in_half_the_bits(
     """Autocast makes halos of dtypes that numpy knows, and of one that it does not."""
     scenes = scenes_of(shared_path, [(97, 131)], comm)
     keys = replace(KEYS, norm="instance")
-    wanted = train_whole(scenes, options_of(keys), STEPS, LR, SEED)
+    wanted = wanted_of(scenes, keys)
     run = run_file(shared_path, scenes, keys, halo_mode="exchange")
     found = outcome_of(replace(run, precision=precision), comm, scenes[0].image, None)
     apart = max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True))

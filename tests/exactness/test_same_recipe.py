@@ -11,15 +11,9 @@ import torch
 from mpi4py import MPI
 from safetensors.torch import load_file
 from shared_out import grids
-from test_same_as_whole_image import (
-    SEED,
-    differences,
-    options_of,
-    outcome_of,
-    read_outcome,
-    scaled,
-)
-from whole_image import Scene, random_scene
+from test_same_as_whole_image import SEED, check_same, options_of, outcome_of, read_outcome
+from test_same_as_whole_image import scenes_of as scenes_with
+from whole_image import Scene
 from whole_recipe import train_recipe
 
 from tilenet.errors import AgreedError
@@ -50,15 +44,8 @@ POLY = ScheduleKeys("poly", power=1.5, warmup_steps=1, min_lr=0.001)
 
 
 def scenes_of(folder: Path, sizes: list[tuple[int, int]], comm: MPI.Intracomm) -> list[Scene]:
-    """Scenes with rare classes that share their statistics."""
-    shares = (0.7, 0.25, 0.05)
-    scenes = [
-        random_scene(folder, size, seed, write=comm.rank == 0, shares=shares)
-        for seed, size in enumerate(sizes, start=1)
-    ]
-    comm.Barrier()
-    pixels = np.concatenate([s.pixels[:, s.valid] for s in scenes], axis=1).astype(np.float64)
-    return [scaled(scene, pixels.mean(axis=1), pixels.std(axis=1)) for scene in scenes]
+    """Scenes with rare classes."""
+    return scenes_with(folder, sizes, comm, shares=(0.7, 0.25, 0.05))
 
 
 def a_run(folder: Path, scenes: list[Scene], keys: NetworkKeys = KEYS, **change: Any) -> RunFile:
@@ -104,11 +91,7 @@ def check(
     wanted = train_recipe(run, scenes, options_of(keys))
     assert abs(wanted.losses[-1] - wanted.losses[0]) > 1e-3, "steps must matter"
     found = outcome_of(run, comm, scenes[0].image, None)
-    apart = differences(found, wanted, scenes[0].valid)
-    worst = [comm.allreduce(one, op=MPI.MAX) for one in apart]
-    assert worst[0] <= 1e-12
-    assert worst[1] <= 1e-10
-    assert worst[2] <= 1e-11 * max(1.0, float(np.abs(wanted.logits).max()))
+    check_same(comm, found, wanted, scenes[0].valid, logits=1e-11)
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])
@@ -187,9 +170,7 @@ def test_a_run_that_goes_on_has_the_same_rates_turns_and_noise(
     assert train(replace(run, steps=2), comm=comm) == 0
     assert train(run, resume=True, comm=comm) == 0
     found = read_outcome(run, scenes[0].image, comm)
-    loss, weight, _ = differences(found, wanted, scenes[0].valid)
-    assert loss <= 1e-12
-    assert weight <= 1e-10
+    check_same(comm, found, wanted, scenes[0].valid, logits=np.inf)
 
 
 def test_what_classes_weigh_is_said_once(

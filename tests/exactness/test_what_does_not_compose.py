@@ -13,7 +13,34 @@ from tilenet.__main__ import main
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
 Make = Callable[..., str]
-EXCHANGE = ("--halo_mode", "exchange")
+EXCHANGE, OVERLAP = ("--halo_mode", "exchange"), ("--halo_mode", "overlap")
+PLAIN, GROUP = ("--network.norm", "none"), ("--network.norm", "group")
+VALID, EXACT = ("--network.padding", "valid"), ("--halo", "exact")
+OF_TILES = "--network.norm_scope", "tile"
+UNPADDED = "an unpadded network reflects the image beyond its edges"
+FOR_VALID = ("--network.padding", "same"), (*OVERLAP, *PLAIN), (*OVERLAP, *OF_TILES)
+JUST = "with halo_mode: exchange each layer takes just what it needs (halo: "
+ONE_WINDOW = (
+    "with halo_mode: exchange each rank holds one window of an image, as large as its share "
+)
+# What is asked for, a part of the sentence, and what stands in for it.
+CASES: dict[str, tuple[tuple[str, ...], str, tuple[tuple[str, ...], ...]]] = {
+    "valid": ((*EXCHANGE, *VALID, *PLAIN), UNPADDED, FOR_VALID),
+    "valid, group": ((*EXCHANGE, *VALID, *GROUP), UNPADDED, FOR_VALID),
+    "valid, group, overlap": ((*OVERLAP, *VALID, *GROUP), "norm over images: group", ()),
+    "epsilon": ((*EXCHANGE, "--halo", "epsilon"), f"{JUST}epsilon)", (EXACT, OVERLAP)),
+    "halo": ((*EXCHANGE, "--halo", "8"), f"{JUST}8)", (EXACT, OVERLAP)),
+    "epsilon, instance": (
+        ("--halo", "epsilon", "--network.norm", "instance"),
+        "tiles must lie on the network's grid for statistics over whole images (halo: epsilon",
+        (EXACT, OF_TILES),
+    ),
+    "tiles": (
+        (*EXCHANGE, "--tiles.rows", "2", "--tiles.columns", "7"),
+        f"{ONE_WINDOW}(tiles: 2 × 7, mesh: 1 × ",
+        (OVERLAP,),
+    ),
+}
 __all__ = ["make"]  # the fixture
 
 
@@ -40,59 +67,10 @@ def scene(make: Make, shared_path: Path) -> list[str]:
     return training(shared_path, make("image.tif", IMAGE), make("labels.tif", LABELS))
 
 
-OVERLAP = ("--halo_mode", "overlap")
-
-
-@pytest.mark.parametrize("norm", ["none", "group"])
-def test_valid_padding(comm, capfd, scene, norm):  # type: ignore[no-untyped-def]
-    valid = [*scene, *EXCHANGE, "--network.padding", "valid", "--network.norm", norm]
-    run(
-        comm,
-        capfd,
-        valid,
-        "an unpadded network reflects the image beyond its edges",
-        ("--network.padding", "same"),
-        (*OVERLAP, "--network.norm", "none"),
-        (*OVERLAP, "--network.norm_scope", "tile"),
-    )
-    if norm != "none":
-        run(comm, capfd, [*valid, *OVERLAP], "norm over images: group")
-
-
-@pytest.mark.parametrize("halo", ["epsilon", "8"])
-def test_a_halo_with_exchange(comm, capfd, scene, halo):  # type: ignore[no-untyped-def]
-    run(
-        comm,
-        capfd,
-        [*scene, *EXCHANGE, "--halo", halo],
-        f"with halo_mode: exchange each layer takes just what it needs (halo: {halo})",
-        ("--halo", "exact"),
-        OVERLAP,
-    )
-
-
-def test_the_papers_halo_with_a_norm_over_images(comm, capfd, scene):  # type: ignore[no-untyped-def]
-    run(
-        comm,
-        capfd,
-        [*scene, "--halo", "epsilon", "--network.norm", "instance"],
-        "tiles must lie on the network's grid for statistics over whole images (halo: epsilon",
-        ("--halo", "exact"),
-        ("--network.norm_scope", "tile"),
-    )
-
-
-def test_tiles_other_than_the_mesh(comm, capfd, scene):  # type: ignore[no-untyped-def]
-    tiles = ("--tiles.rows", "2", "--tiles.columns", "7")
-    run(
-        comm,
-        capfd,
-        [*scene, *EXCHANGE, *tiles],
-        "with halo_mode: exchange each rank holds one window of an image, as large as its share "
-        "(tiles: 2 × 7, mesh: 1 × ",
-        OVERLAP,
-    )
-    assert main([*scene, *EXCHANGE, "--overwrite"]) == 0  # tiles left out
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_refused_and_its_remedies_work(comm, capfd, scene, name):  # type: ignore[no-untyped-def]
+    asked, sentence, remedies = CASES[name]
+    run(comm, capfd, [*scene, *asked], sentence, *remedies)
 
 
 def test_tiles_narrower_than_a_halo(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
@@ -109,13 +87,7 @@ def test_tiles_narrower_than_a_halo(comm, shared_path, make, capfd):  # type: ig
         assert main(narrow) == 0
         return
     most = size // 12
-    run(
-        comm,
-        capfd,
-        narrow,
-        f"(rows: {comm.size} ranks, the narrowest owns 10 px, layer ",
-        OVERLAP,
-    )
+    run(comm, capfd, narrow, f"(rows: {comm.size} ranks, the narrowest owns 10 px, layer ", OVERLAP)
     words = said(comm, capfd, [*narrow, "--overwrite"], 1)
     assert f"the smallest legal tile is 12 px: use at most {most} ranks along it" in words
     larger = np.resize(LABELS, (12 * comm.size, 40))

@@ -32,12 +32,7 @@ class Scene:
 
 
 def random_scene(
-    folder: Path,
-    size: tuple[int, int],
-    seed: int,
-    *,
-    write: bool,
-    shares: tuple[float, ...] = (),
+    folder: Path, size: tuple[int, int], seed: int, *, write: bool, shares: tuple[float, ...] = ()
 ) -> Scene:
     """Random pixels with a hole of nodata, random labels with a hole of 255.
 

@@ -80,22 +80,15 @@ def sizes_of(layer: Layer, rows: int, cols: int) -> tuple[int, int]:
 
 
 @given(SPATIAL, st.integers(1, 23), st.integers(1, 23))
-@settings(max_examples=300)
-def test_size_is_the_modules_output_size(layer: Layer, rows: int, cols: int) -> None:
-    assume(layer.size(rows) > 0 and layer.size(cols) > 0)
-    assert sizes_of(layer, rows, cols) == (layer.size(rows), layer.size(cols))
-
-
-@given(SPATIAL, st.integers(1, 23))
-@settings(max_examples=100)
-def test_no_size_is_left_exactly_where_the_module_refuses_the_input(
-    layer: Layer, cells: int
+@settings(max_examples=400)
+def test_size_is_the_modules_output_size_or_none_where_it_refuses_the_input(
+    layer: Layer, rows: int, cols: int
 ) -> None:
-    if layer.size(cells) > 0:
-        assert sizes_of(layer, cells, cells) == (layer.size(cells),) * 2
+    if layer.size(rows) > 0 and layer.size(cols) > 0:
+        assert sizes_of(layer, rows, cols) == (layer.size(rows), layer.size(cols))
     else:
         with pytest.raises(RuntimeError):
-            sizes_of(layer, cells, cells)
+            sizes_of(layer, rows, cols)
 
 
 @given(SHRINKING, st.integers(2, 30))
@@ -182,17 +175,12 @@ def test_every_kind_is_tried() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"kind": "attention"}, {"kind": None}, {"kernel_size": 3}],
-    ids=["unknown kind", "no kind", "unknown field"],
+    [{"kind": "attention"}, {"kind": None}, {"kernel_size": 3}, {"padding": ...}],
+    ids=["unknown kind", "no kind", "unknown field", "missing field"],
 )
 def test_an_entry_that_is_no_layer_is_refused(change: dict[str, object]) -> None:
     entry = layer_to_json(Conv(2, 3)) | change
-    with pytest.raises(TilenetError, match=r"known kinds: conv, transposed, pool"):
-        layer_from_json(entry)
-
-
-def test_a_missing_field_is_refused() -> None:
-    entry = layer_to_json(Conv(2, 3))
-    del entry["padding"]
-    with pytest.raises(TilenetError, match="must have a known kind and that kind's fields"):
+    entry = {key: value for key, value in entry.items() if value is not ...}
+    rule = "must have a known kind and that kind's fields .*known kinds: conv, transposed, pool"
+    with pytest.raises(TilenetError, match=rule):
         layer_from_json(entry)

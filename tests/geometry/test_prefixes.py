@@ -4,16 +4,7 @@ import pytest
 from probe import looks_at
 
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.layers import (
-    Activation,
-    Conv,
-    Grid,
-    Layer,
-    Pool,
-    Pop,
-    Stash,
-    TransposedConv,
-)
+from tilenet.geometry.layers import Activation, Conv, Grid, Layer, Pool, Pop, Stash, TransposedConv
 from tilenet.geometry.ownership import own_edges, prefix_halo_px, unpopped
 from tilenet.geometry.unet import UNetOptions, unet_layers
 

@@ -147,27 +147,6 @@ def test_epsilon_cuts_the_papers_tiles_to_the_pixel(preset: str, own: int, read:
     assert tiling.work_ratio_tile == pytest.approx((read / own) ** 2, rel=1e-15)
 
 
-def test_a_1250_px_raster_of_an_unpadded_network_is_read_as_1436_and_more() -> None:
-    """Own sizes are multiples of 16: 1248 needs 1432 px, legal from 1436 on; 1250 needs 1264."""
-    rule = exact_rule(UNetOptions(poolings=4, padding="valid"))
-    tiling = cut(1248 * 3, 1250, Cut(size_px=1263), rule)
-    assert [(s.start, s.read, s.own) for s in tiling.rows] == [
-        (-92, 1436, 1248),
-        (1156, 1436, 1248),
-        (2404, 1436, 1248),
-    ]
-    assert [(s.start, s.read, s.own) for s in tiling.cols] == [(-92, 828, 624), (532, 828, 640)]
-    assert tiling.extended == (1248 * 3, 1264)
-    assert cut(1250, 1250, Cut(size_px=1264), rule).rows[0] == Span(-92, 1452, 0, 1264)
-
-
-def test_10000_px_over_8_tiles_of_stride_32_are_39_or_40_units() -> None:
-    tiling = cut(10000, 10000, Cut(grid=(8, 8)), HaloRule(192, 32))
-    assert {span.own for span in tiling.rows} == {39 * 32, 40 * 32}
-    assert tiling.extended == (10016, 10016)
-    assert {span.read for span in tiling.rows} == {40 * 32 + 384}
-
-
 # --- refusals name the nearest legal value
 
 
@@ -246,18 +225,10 @@ def test_a_size_that_no_window_can_have_is_refused() -> None:
 # --- arrays
 
 
-@given(st.integers(1, 9), st.integers(0, 40), st.integers(0, 40))
-def test_reflection_is_numpys_however_often_it_repeats(
-    pixels: int, before: int, after: int
-) -> None:
-    padded = np.pad(np.arange(pixels), (before, after), mode="reflect")
-    assert reflected(-before, before + pixels + after, pixels) == padded.tolist()
-
-
-@given(st.integers(1, 9), st.integers(-40, 40), st.integers(1, 9))
-def test_reflection_may_begin_anywhere(pixels: int, first: int, count: int) -> None:
-    padded = np.pad(np.arange(pixels), 50, mode="reflect")
-    assert reflected(first, count, pixels) == padded[first + 50 :][:count].tolist()
+@given(st.integers(1, 9), st.integers(-40, 40), st.integers(1, 90))
+def test_reflection_is_numpys_however_often_it_repeats(pixels: int, first: int, count: int) -> None:
+    padded = np.pad(np.arange(pixels), 130, mode="reflect")
+    assert reflected(first, count, pixels) == padded[first + 130 :][:count].tolist()
 
 
 @given(st.integers(0, 5), st.integers(0, 9), st.integers(0, 9), st.integers(0, 3))

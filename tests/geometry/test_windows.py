@@ -1,9 +1,11 @@
 """Parts of an image: boxes of coordinates and the pixels under them."""
 
 import random
+from itertools import product
 from math import cos, sin
 
 import pytest
+from affine import Affine
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window, checked_window, overlap, window_of_bbox
@@ -14,30 +16,18 @@ TURNED = (2 * cos(0.4), 2 * sin(0.4), 5e5, 2 * sin(0.4), -2 * cos(0.4), 4e6)
 GRIDS = [UPRIGHT, TURNED, (0.1, 0.0, -7.3, 0.0, -0.1, 46.2), (-3.0, 0.5, 1.0, 0.2, 5.0, 2.0)]
 
 
-def place(transform: tuple[float, ...], row: float, col: float) -> tuple[float, float]:
-    a, b, c, d, e, f = transform
-    return a * col + b * row + c, d * col + e * row + f
-
-
 @pytest.mark.parametrize("transform", GRIDS, ids=["upright", "turned", "degrees", "odd"])
 def test_the_window_is_the_smallest_that_covers_the_box(transform: tuple[float, ...]) -> None:
     """Its sides are the pixels of the corners that reach farthest."""
     rng = random.Random(3)
     for _ in range(20):
-        middle = place(transform, rng.uniform(25, 45), rng.uniform(25, 65))
+        middle = Affine(*transform) @ (rng.uniform(25, 65), rng.uniform(25, 45))
         half = abs(transform[0]) * rng.uniform(1, 10), abs(transform[0]) * rng.uniform(1, 10)
         xmin, ymin = middle[0] - half[0], middle[1] - half[1]
         xmax, ymax = middle[0] + half[0], middle[1] + half[1]
         found = window_of_bbox((xmin, ymin, xmax, ymax), transform, SIZE)
-        a, b, c, d, e, f = transform
-        cells = []
-        for x, y in ((xmin, ymin), (xmin, ymax), (xmax, ymin), (xmax, ymax)):
-            det = a * e - b * d
-            col = (e * (x - c) - b * (y - f)) / det
-            row = (a * (y - f) - d * (x - c)) / det
-            assert place(transform, row, col) == pytest.approx((x, y), rel=1e-9)
-            cells.append((int(row), int(col)))
-        rows, cols = zip(*cells, strict=True)
+        corners = product((xmin, xmax), (ymin, ymax))
+        cols, rows = zip(*(map(int, ~Affine(*transform) @ one) for one in corners), strict=True)
         assert (found.row, found.row + found.height - 1) == (min(rows), max(rows))
         assert (found.col, found.col + found.width - 1) == (min(cols), max(cols))
 
@@ -46,8 +36,8 @@ def test_the_window_is_the_smallest_that_covers_the_box(transform: tuple[float, 
 def test_a_box_of_whole_pixels_is_those_pixels(transform: tuple[float, ...]) -> None:
     """0.1 is no binary fraction: corners come out a little off the pixels' edges."""
     for row, col, height, width in [(0, 0, 70, 90), (3, 7, 11, 13), (69, 89, 1, 1), (1, 2, 3, 4)]:
-        left, top = place(transform, row, col)
-        right, bottom = place(transform, row + height, col + width)
+        left, top = Affine(*transform) @ (col, row)
+        right, bottom = Affine(*transform) @ (col + width, row + height)
         found = window_of_bbox((left, bottom, right, top), transform, SIZE)
         assert found == Window(row, col, height, width)
 

@@ -78,13 +78,7 @@ def run(folder: Path, ranks: str) -> tuple[int, str, list[str]]:
         "SLURMD_NODENAME": "n1",
     }
     done = subprocess.run(
-        ["bash", "job.sh"],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
+        ["bash", "job.sh"], cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S
     )
     return done.returncode, done.stdout + done.stderr, (folder / "log").read_text().splitlines()
 
@@ -115,11 +109,12 @@ def test_undisturbed_it_runs_once_on_all_nodes(folder: Path) -> None:
     assert said.splitlines()[-1] == "train: finished"
 
 
-def test_it_goes_on_with_the_nodes_that_are_left(folder: Path) -> None:
+@pytest.mark.parametrize("also", ["", "busy"], ids=["", "a controller that answers later"])
+def test_it_goes_on_with_the_nodes_that_are_left(folder: Path, also: str) -> None:
     """The plan that train gets is for those; the user's own stays as it is."""
     before = (folder / "plan.json").read_bytes()
-    dies = """if [ -e "$HERE/died" ]; then exit 0; fi
-touch "$HERE/died"
+    dies = f"""if [ -e "$HERE/died" ]; then exit 0; fi
+touch "$HERE/died" "$HERE/{also}"
 printf 'n1\\nn3\\n' >"$HERE/alive"
 exit 137
 """
@@ -135,59 +130,50 @@ exit 137
     assert said.splitlines()[-1] == "train: finished"
 
 
-def test_a_controller_that_does_not_answer_is_asked_again(folder: Path) -> None:
-    dies = """if [ -e "$HERE/died" ]; then exit 0; fi
-touch "$HERE/died" "$HERE/busy"
-printf 'n1\nn3\n' >"$HERE/alive"
-exit 137
-"""
-    code, said, log = run(folder, dies)
-    assert (code, starts(log)) == (0, ["3 -n 6 -w n1,n2,n3", "2 -n 4 -w n1,n3"]), said
-
-
-def test_a_failure_on_living_nodes_ends_it(folder: Path) -> None:
-    code, said, log = run(folder, "exit 3\n")
-    assert (code, len(starts(log))) == (1, 1), said
-    assert not [line for line in log if "requeue" in line]
-
-
-def test_a_step_in_which_mpi_does_not_start_runs_again(folder: Path) -> None:
-    """On the same nodes, since all of them answer; twice at most."""
-    code, said, log = run(folder, "exit 134 # UNSTARTED\n")
-    assert (code, starts(log)) == (1, ["3 -n 6 -w n1,n2,n3"] * 3), said
-    assert said.count("MPI did not start: once more") == 2
-
-
-def test_a_step_that_slurm_does_not_let_go_queues_again(folder: Path) -> None:
-    dies = """printf 'n1\nn3\n' >"$HERE/alive"
+ALL = "3 -n 6 -w n1,n2,n3"
+HELD = """printf 'n1\\nn3\\n' >"$HERE/alive"
 echo "7.4 bash" >>"$HERE/steps"
 exit 137
 """
-    code, said, log = run(folder, dies)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps", "said"),
+    [
+        (HELD, [ALL], "Slurm does not let go of the step that lost a node"),
+        (
+            'echo n1 >"$HERE/alive"\nexit 137\n',
+            [ALL],
+            "1 of the job's nodes answer (n1), at least 2 must",
+        ),
+    ],
+    ids=["Slurm does not let a step go", "too few nodes"],
+)
+def test_it_queues_again(folder: Path, ranks: str, steps: list[str], said: str) -> None:
+    code, output, log = run(folder, ranks)
     assert code != 0
-    assert "Slurm does not let go of the step that lost a node" in said
-    assert (log[-1], len(starts(log))) == ("requeue 7", 1)
+    assert said in output
+    assert (log[-1], starts(log)) == ("requeue 7", steps)
 
 
-def test_too_few_nodes_queue_again(folder: Path) -> None:
-    code, said, log = run(folder, 'echo n1 >"$HERE/alive"\nexit 137\n')
-    assert code != 0
-    assert "1 of the job's nodes answer (n1), at least 2 must" in said
-    assert (log[-1], len(starts(log))) == ("requeue 7", 1)
-
-
-def test_a_launcher_that_starts_nothing_is_a_failure(folder: Path) -> None:
-    (folder / "alive").write_text("")
-    code, said, log = run(folder, "")
-    assert (code, starts(log)) == (1, []), said
-    assert "srun does not work here" in said
-
-
-def test_a_plan_that_cannot_be_made_again_ends_it(folder: Path) -> None:
-    (folder / "plan.json").write_text("{}")
-    code, said, log = run(folder, "")
-    assert (code, starts(log)) == (1, []), said
-    assert "must be a plan" in said
+@pytest.mark.parametrize(
+    ("broken", "ranks", "steps", "said"),
+    [
+        ("", "exit 3\n", [ALL], "train: failed"),  # on living nodes
+        ("", "exit 134 # UNSTARTED\n", [ALL] * 3, "MPI did not start: once more"),  # twice
+        ("alive", "", [], "srun does not work here"),  # nothing starts
+        ("plan.json", "", [], "must be a plan"),
+    ],
+    ids=["a failure", "MPI does not start", "no node", "no plan"],
+)
+def test_it_ends(folder: Path, broken: str, ranks: str, steps: list[str], said: str) -> None:
+    if broken:
+        (folder / broken).write_text("{}" if broken == "plan.json" else "")
+    code, output, log = run(folder, ranks)
+    assert (code, starts(log)) == (1, steps), output
+    assert said in output
+    assert output.count("once more") == max(len(steps) - 1, 0)
+    assert not [line for line in log if "requeue" in line]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +194,8 @@ def test_what_cannot_be_is_one_sentence(
 
 def test_only_slurm_takes_a_range(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--poolings", "1", "--base", "4", "--image", "150x110", "--machine", "summit"]
-    assert tilenet(["plan", *asked, "--nodes", "2", "-o", "summit.json"]) == 0
+    fixed = ["--grid", "2x2", "--partitions", "1", "--nodes", "2"]
+    assert tilenet(["plan", *asked, *fixed, "-o", "summit.json"]) == 0
     capsys.readouterr()
     assert main(["summit.json", "--nodes", "1-2", "--script", "x.lsf"]) == 1
     assert "only Slurm gives a job a range of nodes" in capsys.readouterr().err

@@ -188,7 +188,8 @@ def test_links_lead_to_pages_and_headings_that_exist() -> None:
 
 def test_the_index_names_every_page() -> None:
     links = re.findall(r"\]\(([^)#/]+)\)", (DOCS / "README.md").read_text())
-    assert set(links) == {path.name for path in DOCS.glob("*.md")} - {"README.md"}
+    pages = {path.name for ending in ("md", "yaml") for path in DOCS.glob(f"*.{ending}")}
+    assert set(links) == pages - {"README.md"}
 
 
 # --- the test itself

@@ -11,9 +11,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 import rasterio
+from launched import write_scene
 
 from launch.__main__ import main as launch
 from launch.placement import place
@@ -91,13 +91,7 @@ def test_tilenet_is_called_so_that_it_answers(path: Path) -> None:
 
 def test_summits_job_runs_to_its_map(tmp_path: Path) -> None:
     """As it stands: 4 nodes, each with a rank of 6 partitions, by the stand-in for jsrun."""
-    rng = np.random.default_rng(3)
-    grid = {"height": HEIGHT, "width": WIDTH, "crs": "EPSG:32630", "driver": "GTiff"}
-    grid["transform"] = rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)
-    with rasterio.open(tmp_path / "image.tif", "w", count=2, dtype="uint8", **grid) as out:
-        out.write(rng.integers(1, 250, (2, HEIGHT, WIDTH)).astype(np.uint8))
-    with rasterio.open(tmp_path / "labels.tif", "w", count=1, dtype="uint8", **grid) as out:
-        out.write(rng.integers(0, 3, (HEIGHT, WIDTH)).astype(np.uint8), 1)
+    write_scene(tmp_path, (HEIGHT, WIDTH))
     (tmp_path / "run.yaml").write_text(RUN)
     network = ["--poolings", "1", "--base", "2", "--bands", "2", "--classes", "3"]
     image = ["--image", f"{HEIGHT}x{WIDTH}", "--grid", "2x2"]
@@ -107,21 +101,11 @@ def test_summits_job_runs_to_its_map(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "module").write_text('#!/bin/bash\necho "module $*"\n')
     (tmp_path / "bin" / "module").chmod(0o755)
+    path = f"{tmp_path / 'bin'}:{ROOT / 'tests' / 'launch'}:{os.environ['PATH']}"
+    env = {"JSRUN_NODES": "4", "JSRUN_THREADS": "1", "IMAGE": "image.tif", "VENV": "", "PATH": path}
+    command = ["bash", JOBS / "summit" / "job.lsf"]
     job = subprocess.run(
-        ["bash", JOBS / "summit" / "job.lsf"],
-        cwd=tmp_path,
-        env=os.environ
-        | {
-            "PATH": f"{tmp_path / 'bin'}:{ROOT / 'tests' / 'launch'}:{os.environ['PATH']}",
-            "JSRUN_NODES": "4",
-            "JSRUN_THREADS": "1",
-            "IMAGE": "image.tif",
-            "VENV": "",
-        },
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
+        command, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert job.returncode == 0, job.stdout + job.stderr
     steps = ["module load open-ce", "train: finished", "predict: finished"]

@@ -3,13 +3,12 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import rasterio
+from launched import mpiexec, write_scene
 
 from tilenet.__main__ import main
 from tilenet.mapping.writer import MapWriter
@@ -42,29 +41,12 @@ def tiles_done(self, tiles, *, last):
 resume.MapResume.tiles_done = tiles_done
 sys.exit(main(sys.argv[4:]))
 """
-LIMIT_S = 120  # matters only on failure
-
-
-def start(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["mpiexec", "-n", str(ranks), sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> list[str]:
     """A trained network and what to map with it, in 20 tiles."""
-    rng = np.random.default_rng(4)
-    grid = {"driver": "GTiff", "height": 157, "width": 211, "crs": "EPSG:32630"}
-    grid["transform"] = rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)
-    with rasterio.open(tmp_path / "image.tif", "w", count=2, dtype="uint16", **grid) as file:
-        file.write(rng.integers(1, 4000, (2, 157, 211)).astype(np.uint16))
-    with rasterio.open(tmp_path / "labels.tif", "w", count=1, dtype="uint8", **grid) as file:
-        file.write(rng.integers(0, 3, (157, 211)).astype(np.uint8), 1)
+    write_scene(tmp_path, (157, 211))
     run = ["--classes", "3", "--steps", "2", "--network.poolings", "1", "--network.base", "4"]
     files = {"images": "image.tif", "labels": "labels.tif", "output": "run"}
     run += [word for key, name in files.items() for word in (f"--{key}", str(tmp_path / name))]
@@ -86,7 +68,7 @@ def test_a_map_goes_on_after_kills_and_a_stop(
         (1, 2, "SIGKILL", None),
         (1, 2, "SIGTERM", 75),
     ]:
-        ended = start(2, str(program), str(rank), str(rounds), how, *mapping)
+        ended = mpiexec(2, str(program), str(rank), str(rounds), how, *mapping)
         if code is None:
             assert ended.returncode not in (0, 75)
         else:

@@ -1,4 +1,7 @@
-"""A rank that fails ends the job on all ranks, at once, with its reason."""
+"""A rank that fails ends the job on all ranks, at once, with its reason.
+
+Exit codes, signals and plain bugs: slurm/test_slurm_failures.py, under mpiexec as under srun.
+"""
 
 import os
 import signal
@@ -9,6 +12,7 @@ import time
 from contextlib import suppress
 
 import pytest
+from launched import mpiexec
 
 PROGRAM = """
 import ctypes, os, signal, sys, threading
@@ -34,64 +38,25 @@ sys.exit(run_as_rank(program))
     ("fault", "reason"),
     [
         ("raise TilenetError('the disk is full')", "[rank 1 of 3] tilenet: the disk is full"),
-        ("1 / 0", "ZeroDivisionError"),
-        ("sys.exit(3)", "[rank 1 of 3] tilenet: stopped (3)"),
         ("raise KeyboardInterrupt", "[rank 1 of 3] tilenet: stopped by Ctrl-C"),
-        ("sys.exit(0)", "[rank 1 of 3] tilenet: stopped (0)"),
         ("sys.stderr.close(); 1 / 0", ""),
         ("threading.Thread(target=lambda: 1 / 0, name='adder').start()", "3] thread adder: Trace"),
-        ("os._exit(4)", ""),
-        ("os._exit(0)", ""),
-        ("os.kill(os.getpid(), signal.SIGKILL)", ""),
-        ("ctypes.string_at(0)", ""),
     ],
-    ids=[
-        "error",
-        "bug",
-        "exit",
-        "interrupt",
-        "exit 0",
-        "closed stderr",
-        "thread",
-        "os._exit",
-        "os._exit 0",
-        "kill -9",
-        "segv",
-    ],
+    ids=["error", "interrupt", "closed stderr", "thread"],
 )
 def test_the_job_ends(fault: str, reason: str) -> None:
     program = textwrap.dedent(PROGRAM).format(fault=fault)
     began = time.monotonic()
-    ended = subprocess.run(
-        ["mpiexec", "-n", "3", sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    # Of a rank that says it is done, by os._exit(0), hydra may report that it was done; no code of
-    # ours runs in it. The others are ended all the same.
-    assert ended.returncode != 0 or fault == "os._exit(0)"
+    ended = mpiexec(3, "-c", program, limit_s=60)
+    assert ended.returncode != 0
     assert reason in ended.stderr
     assert time.monotonic() - began < 50  # the ranks that did not fail wait forever
 
 
 def test_ctrl_c_on_all_ranks_is_said_once_and_ends_with_130() -> None:
     program = textwrap.dedent(PROGRAM).replace("if comm.rank == 1:", "if True:")
-    ended = subprocess.run(
-        [
-            "mpiexec",
-            "-n",
-            "3",
-            sys.executable,
-            "-c",
-            program.format(fault="raise KeyboardInterrupt"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    fault = program.format(fault="raise KeyboardInterrupt")
+    ended = mpiexec(3, "-c", fault, limit_s=60)
     assert ended.returncode == 130
     said = [line for line in ended.stderr.splitlines() if line.startswith("[rank")]
     nothing = "nothing was written: give the same command again"
@@ -111,7 +76,7 @@ class Command:
 def start():
     if os.environ["PMI_RANK"] == "1":
         time.sleep(60)
-    sys.stderr.write("starts\n")  # in one write: the other rank's line may come between two
+    sys.stderr.write("starts\\n")  # in one write: the other rank's line may come between two
     return world().size
 
 program.import_module = lambda name: Command
@@ -151,11 +116,5 @@ def test_an_agreed_error_is_said_once_and_ends_with_1() -> None:
 
         sys.exit(run_as_rank(program))
     """)
-    ended = subprocess.run(
-        ["mpiexec", "-n", "3", sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = mpiexec(3, "-c", program, limit_s=60)
     assert (ended.returncode, ended.stderr) == (1, "tilenet: no such file\n")

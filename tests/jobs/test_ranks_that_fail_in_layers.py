@@ -4,13 +4,12 @@ The others then wait for its messages: in forward, in backward, in recomputation
 partitions in threads that Python cannot interrupt.
 """
 
-import subprocess
-import sys
 import textwrap
 import time
 from itertools import product
 
 import pytest
+from launched import mpiexec
 
 PROGRAM = """
 import itertools, os, signal, sys, torch
@@ -101,13 +100,7 @@ def test_the_job_ends(
         checkpointing=checkpointing,
     )
     began = time.monotonic()
-    ended = subprocess.run(
-        ["mpiexec", "-n", "3", sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ended = mpiexec(3, "-c", program)
     assert ended.returncode != 0
     assert reason in ended.stderr
     if reason:

@@ -1,14 +1,14 @@
 """A rank that hangs ends the job within its patience, in whatever phase of a run."""
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
-import rasterio
+from launched import mpiexec, write_scene
 from stopping_ranks import each_alone
 
 LIMIT_S = 300  # it takes 4
@@ -66,14 +66,8 @@ OF_SEVERAL = [
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An image with labels, and a network that was trained on it."""
     folder = tmp_path_factory.mktemp("files")
-    random = np.random.default_rng(3)
-    grid = {"driver": "GTiff", "height": 64, "width": 61, "crs": "EPSG:32630"}
-    grid |= {"transform": rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)}
-    with rasterio.open(folder / "image.tif", "w", count=2, dtype="uint16", **grid) as file:
-        file.write(random.integers(1, 4000, (2, 64, 61)).astype(np.uint16))
-    for name in ("labels.tif", "classes.tif"):
-        with rasterio.open(folder / name, "w", count=1, dtype="uint8", **grid) as file:
-            file.write(random.integers(0, 3, (1, 64, 61)).astype(np.uint8))
+    write_scene(folder, (64, 61))
+    shutil.copy(folder / "labels.tif", folder / "classes.tif")
     command = [sys.executable, "-m", "tilenet", *train(folder, folder / "run")]
     subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
     return folder
@@ -125,14 +119,9 @@ def test_each_phase_of_a_job_ends(
 def test_a_rank_that_hangs_ends_all(
     files: Path, tmp_path: Path, command: str, function: str, rank: int
 ) -> None:
-    program = [sys.executable, str(Path(__file__).with_name("stopping_ranks.py"))]
-    ended = subprocess.run(
-        ["mpiexec", "-n", "2", *program, function, str(rank), *arguments(command, files, tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    program = str(Path(__file__).with_name("stopping_ranks.py"))
+    given = function, str(rank), *arguments(command, files, tmp_path)
+    ended = mpiexec(2, program, *given, limit_s=LIMIT_S)
     assert ended.returncode not in (0, 75), ended.stderr
     words = re.escape(COMMANDS[command][function])
     mark = re.escape(f"[rank {rank} of 2] tilenet: ")

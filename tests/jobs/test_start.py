@@ -1,18 +1,17 @@
 """A rank whose peers never come to MPI's start says where it waits, and ends the job."""
 
-import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from launched import mpiexec
 
 from tilenet.errors import TilenetError
 from tilenet.parallel.health import watchdog
 from tilenet.parallel.ranks.start import watched_start
 
-LIMIT_S = 120  # it takes 4
 PROGRAM = """
     import os, signal, sys, time
     from unittest.mock import MagicMock
@@ -32,14 +31,7 @@ PROGRAM = """
 
 def ends(fault: str, after: float = 0) -> subprocess.CompletedProcess[str]:
     program = textwrap.dedent(PROGRAM).format(fault=fault, after=after)
-    return subprocess.run(
-        ["mpiexec", "-n", "2", sys.executable, "-c", program],
-        env=os.environ | {"TILENET_START_SECONDS": "5"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    return mpiexec(2, "-c", program, TILENET_START_SECONDS="5")
 
 
 @pytest.mark.parametrize("fault", ["time.sleep(1000)", "os.kill(os.getpid(), signal.SIGSTOP)"])

@@ -7,9 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-import rasterio
+from launched import mpiexec, write_scene
 
 MORE = ["--swap=all", "--swapping.min_mib=0", "--tiles.rows=2", "--tiles.columns=2"]
 
@@ -17,19 +16,12 @@ MORE = ["--swap=all", "--swapping.min_mib=0", "--tiles.rows=2", "--tiles.columns
 @pytest.fixture
 def run_keys(tmp_path: Path) -> list[str]:
     """Arguments of a run on a scene of noise."""
-    rng = np.random.default_rng(5)
-    for name, pixels in (
-        ("image", rng.normal(size=(3, 192, 192)).astype("float32")),
-        ("labels", rng.integers(0, 2, (1, 192, 192)).astype("uint8")),
-    ):
-        profile = {"driver": "GTiff", "count": len(pixels), "height": 192, "width": 192}
-        with rasterio.open(tmp_path / f"{name}.tif", "w", dtype=pixels.dtype, **profile) as file:
-            file.write(pixels)
+    write_scene(tmp_path, (192, 192), bands=3)
     (tmp_path / "swap").mkdir()
     return [
         f"--images={tmp_path}/image.tif",
         f"--labels={tmp_path}/labels.tif",
-        "--classes=2",
+        "--classes=3",
         f"--output={tmp_path}/run",
         "--network.poolings=2",
         "--network.base=8",
@@ -48,13 +40,9 @@ runpy.run_module("tilenet", run_name="__main__", alter_sys=True)
 """
 
 
-def command(keys: list[str], *program: str, steps: int = 1000) -> list[str]:
+def failed(keys: list[str], *program: str) -> str:
     run = program or ("-m", "tilenet")
-    return ["mpiexec", "-n", "2", sys.executable, *run, "train", *keys, f"--steps={steps}"]
-
-
-def failed(line: list[str]) -> str:
-    ended = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    ended = mpiexec(2, *run, "train", *keys, "--steps=1000")
     assert ended.returncode != 0
     assert "Traceback" not in ended.stderr
     return ended.stderr
@@ -65,7 +53,7 @@ PIPELINE = ["--partitions=3", "--checkpointing=always", "--micro_batches=2"]
 
 @pytest.mark.parametrize("pipeline", [[], PIPELINE], ids=["layers", "stores"])
 def test_a_full_host(tmp_path: Path, run_keys: list[str], pipeline: list[str]) -> None:
-    said = failed(command([*run_keys, *pipeline, "--swapping.host_gib=0.001"]))
+    said = failed([*run_keys, *pipeline, "--swapping.host_gib=0.001"])
     assert "tilenet: tensors that are swapped out must fit the host's share (needed: " in said
     assert "limit: 1.0 MiB); raise that limit (host_limit_bytes, of runs swapping.host_gib)" in said
     assert os.listdir(tmp_path / "swap") == []
@@ -73,14 +61,14 @@ def test_a_full_host(tmp_path: Path, run_keys: list[str], pipeline: list[str]) -
 
 @pytest.mark.parametrize("pipeline", [[], PIPELINE], ids=["layers", "stores"])
 def test_a_full_disk(tmp_path: Path, run_keys: list[str], pipeline: list[str]) -> None:
-    said = failed(command([*run_keys, *pipeline], "-c", LIMITED))
+    said = failed([*run_keys, *pipeline], "-c", LIMITED)
     assert f"must fit the disk ({tmp_path}/swap: no room for " in said
     assert "choose a larger one (swap_dir, of runs swapping.folder)" in said
     assert os.listdir(tmp_path / "swap") == []
 
 
 def test_a_folder_that_is_none(tmp_path: Path, run_keys: list[str]) -> None:
-    said = failed(command([*run_keys, f"--swapping.folder={tmp_path}/none"]))
+    said = failed([*run_keys, f"--swapping.folder={tmp_path}/none"])
     wanted = (
         f"tilenet: tensors are swapped to a file, so its folder must be writable ({tmp_path}/none"
     )
@@ -88,14 +76,15 @@ def test_a_folder_that_is_none(tmp_path: Path, run_keys: list[str]) -> None:
 
 
 def test_a_limit_that_nothing_keeps(run_keys: list[str]) -> None:
-    said = failed(command([*run_keys, "--swap=auto", "--swapping.device_gib=0.0001"]))
+    said = failed([*run_keys, "--swap=auto", "--swapping.device_gib=0.0001"])
     assert said.count("tilenet: a step must fit its devices, and swapping does not make it") == 1
     assert "there is: 0.10 MiB); use smaller tiles, more partitions" in said
 
 
 def test_a_killed_run_leaves_no_file(tmp_path: Path, run_keys: list[str]) -> None:
+    words = [sys.executable, "-m", "tilenet", "train", *run_keys, "--steps=100000"]
     job = subprocess.Popen(
-        command(run_keys, steps=100_000), stderr=subprocess.DEVNULL, start_new_session=True
+        ["mpiexec", "-n", "2", *words], stderr=subprocess.DEVNULL, start_new_session=True
     )
     history = tmp_path / "run" / "history.csv"
     end = time.monotonic() + 60

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launched import mpiexec
 
 STEPS, RANKS = 25, 2
 LIMIT_S = 120  # matters only on failure
@@ -100,13 +101,7 @@ def test_a_second_map_is_refused_while_the_first_is_written(job: list[str], tmp_
     words = ["predict", str(tmp_path / "run"), str(tmp_path / "image.tif")]
     words += [str(tmp_path / "map.tif"), "--tile", "8"]
     with suspended(words, tmp_path / ".map.tif.lock.part"):
-        second = subprocess.run(
-            command(*words, "--overwrite"),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        second = mpiexec(RANKS, "-m", "tilenet", *words, "--overwrite")
         assert second.returncode == 1
         assert re.search(r"^tilenet: one job at a time writes the map .*map.tif", second.stderr)
     assert (tmp_path / "map.tif").exists()

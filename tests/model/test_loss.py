@@ -1,4 +1,4 @@
-"""The loss is a sum over pixels and a sum of weights, against loops in numpy."""
+"""The loss is a sum over pixels and a sum of weights, against numpy."""
 
 import math
 
@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tilenet.model.loss import (
-    SMOOTHING,
-    cross_entropy,
-    dice,
-    dice_sums,
-    focal,
-    pixel_weight,
-)
+from tilenet.model.loss import SMOOTHING, cross_entropy, dice, dice_sums, focal, pixel_weight
 
 CLASSES, IGNORE = 5, 255
 
@@ -29,19 +22,11 @@ def sample(
     return logits, labels
 
 
-def by_hand(
-    logits: np.ndarray, labels: np.ndarray, weights: np.ndarray, ignore: int = IGNORE
-) -> tuple[float, float]:
-    terms, counted = [], []
-    for image, row, col in np.ndindex(labels.shape):
-        label = labels[image, row, col]
-        if label != ignore:
-            pixel = logits[image, :, row, col]
-            top = pixel.max()
-            log_sum = top + math.log(math.fsum(math.exp(x - top) for x in pixel))
-            terms.append(weights[label] * (log_sum - pixel[label]))
-            counted.append(weights[label])
-    return math.fsum(terms), math.fsum(counted)
+def counted_pixels(
+    logits: np.ndarray, labels: np.ndarray, ignore: int = IGNORE
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits (N, K) and labels (N,) of the pixels that count."""
+    return np.moveaxis(logits, 1, -1)[labels != ignore], labels[labels != ignore]
 
 
 @pytest.mark.parametrize("weights", [None, [0.1, 3.0, 0.0, 1.7, 1e-3]])
@@ -54,11 +39,14 @@ def test_loss_and_weight_are_sums_over_the_pixels_that_count(
     class_weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
     loss = cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels), ignore, class_weights)
     weight = pixel_weight(torch.from_numpy(labels), ignore, class_weights)
-    wanted = by_hand(logits, labels, np.array(weights or [1.0] * CLASSES), ignore)
+    pixels, labels = counted_pixels(logits, labels, ignore)
+    each = np.array(weights or [1.0] * CLASSES)[labels]
+    sums = np.exp(pixels - pixels.max(1, keepdims=True)).sum(1)
+    terms = np.log(sums) + pixels.max(1) - np.take_along_axis(pixels, labels[:, None], 1)[:, 0]
     assert loss.dtype == torch.float64
-    assert loss.item() == pytest.approx(wanted[0], rel=1e-14)
+    assert loss.item() == pytest.approx(math.fsum(each * terms), rel=1e-14)
     assert isinstance(weight, float)
-    assert weight == pytest.approx(wanted[1], rel=1e-14)
+    assert weight == pytest.approx(math.fsum(each), rel=1e-14)
 
 
 def test_the_gradient_is_softmax_minus_one_hot() -> None:
@@ -67,26 +55,24 @@ def test_the_gradient_is_softmax_minus_one_hot() -> None:
     leaf = torch.from_numpy(logits).requires_grad_()
     loss = cross_entropy(leaf, torch.from_numpy(labels), IGNORE, torch.from_numpy(weights))
     loss.backward()
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    wanted = powers / powers.sum(axis=1, keepdims=True)
-    for image, row, col in np.ndindex(labels.shape):
-        label = labels[image, row, col]
-        wanted[image, min(label, CLASSES - 1), row, col] -= 1
-        wanted[image, :, row, col] *= 0 if label == IGNORE else weights[label]
+    pixels, counted = counted_pixels(logits, labels)
+    powers = np.exp(pixels - pixels.max(1, keepdims=True))
+    wanted = powers / powers.sum(1, keepdims=True) - np.eye(CLASSES)[counted]
     assert leaf.grad is not None
-    assert leaf.grad.numpy() == pytest.approx(wanted, abs=1e-14)
+    found, _ = counted_pixels(leaf.grad.numpy(), labels)
+    assert found == pytest.approx(wanted * weights[counted][:, None], abs=1e-14)
+    assert not np.moveaxis(leaf.grad.numpy(), 1, -1)[labels == IGNORE].any()
 
 
 def test_the_sums_of_parts_are_the_sum_of_the_whole() -> None:
     logits, labels = (torch.from_numpy(x) for x in sample(shape=(1, 12, 13)))
-    whole = cross_entropy(logits, labels, IGNORE)
-    parts = [
-        cross_entropy(logits[:, :, rows], labels[:, rows], IGNORE)
-        for rows in (slice(0, 5), slice(5, 6), slice(6, 12))
-    ]
-    assert sum(part.item() for part in parts) == pytest.approx(whole.item(), rel=1e-14)
-    rows = slice(0, 5), slice(5, 12)
-    assert sum(pixel_weight(labels[:, r], IGNORE) for r in rows) == pixel_weight(labels, IGNORE)
+    places = slice(0, 5), slice(5, 6), slice(6, 12)
+    for of in (cross_entropy, dice_sums):
+        whole = of(logits, labels, IGNORE).numpy()
+        parts = [of(logits[:, :, rows], labels[:, rows], IGNORE).numpy() for rows in places]
+        assert sum(parts) == pytest.approx(whole, rel=1e-14)
+    weight = sum(pixel_weight(labels[:, rows], IGNORE) for rows in places)
+    assert weight == pixel_weight(labels, IGNORE)
 
 
 def test_float32_losses_are_summed_in_float64() -> None:
@@ -118,43 +104,30 @@ def test_a_tile_without_labels_adds_nothing_and_has_a_gradient() -> None:
     assert not leaf.grad.any()
 
 
-def sums_by_hand(logits: np.ndarray, labels: np.ndarray, ignore: int) -> np.ndarray:
-    terms: list[list[list[float]]] = [[[] for _ in range(CLASSES)] for _ in range(3)]
-    for image, row, col in np.ndindex(labels.shape):
-        label = labels[image, row, col]
-        if label == ignore:
-            continue
-        powers = [
-            math.exp(x - logits[image, :, row, col].max()) for x in logits[image, :, row, col]
-        ]
-        for k in range(CLASSES):
-            p, t = powers[k] / math.fsum(powers), float(k == label)
-            for part, value in zip(terms, (p * t, p, t), strict=True):
-                part[k].append(value)
-    return np.array([[math.fsum(values) for values in part] for part in terms])
-
-
-def dice_by_hand(logits: np.ndarray, labels: np.ndarray, ignore: int) -> float:
-    both, found, truth = sums_by_hand(logits, labels, ignore)
-    scores = [
-        (2 * b + SMOOTHING) / (f + t + SMOOTHING)
-        for b, f, t in zip(both, found, truth, strict=True)
-    ]
-    return 1 - math.fsum(scores) / CLASSES
+def plain_dice(
+    logits: np.ndarray, labels: np.ndarray, ignore: int = IGNORE
+) -> tuple[np.ndarray, float]:
+    """Sums over pixels of both, found and truth by class (3, K), and the loss."""
+    pixels, labels = counted_pixels(logits, labels, ignore)
+    powers = np.exp(pixels - pixels.max(1, keepdims=True))
+    found, truth = powers / powers.sum(1, keepdims=True), np.eye(CLASSES)[labels]
+    sums = np.array([part.sum(0) for part in (found * truth, found, truth)])
+    scores = (2 * sums[0] + SMOOTHING) / (sums[1] + sums[2] + SMOOTHING)
+    return sums, 1 - scores.mean()
 
 
 @pytest.mark.parametrize("ignore", [IGNORE, -1, 3])
 @pytest.mark.parametrize("absent", [(), (0,), (1, 4)])
-def test_dice_against_loops(ignore: int, absent: tuple[int, ...]) -> None:
+def test_dice_of_one_image(ignore: int, absent: tuple[int, ...]) -> None:
     logits, labels = sample(shape=(1, 7, 11))
     for label in absent:
         labels[labels == label] = 2
     labels[labels == IGNORE] = ignore
     sums = dice_sums(torch.from_numpy(logits), torch.from_numpy(labels), ignore)
     assert (sums.dtype, sums.shape) == (torch.float64, (3, CLASSES))
-    assert sums.numpy() == pytest.approx(sums_by_hand(logits, labels, ignore), rel=1e-14)
+    wanted_sums, wanted = plain_dice(logits, labels, ignore)
+    assert sums.numpy() == pytest.approx(wanted_sums, rel=1e-14)
     assert not sums[2, list(absent)].any()
-    wanted = dice_by_hand(logits, labels, ignore)
     assert 0.05 < wanted < 0.95
     assert dice(sums).item() == pytest.approx(wanted, rel=1e-14)
 
@@ -166,15 +139,8 @@ def test_dice_of_several_images_is_one_value_each() -> None:
         for i in range(3)
     ]
     found = dice(torch.stack(each))
-    wanted = [dice_by_hand(logits[i : i + 1], labels[i : i + 1], IGNORE) for i in range(3)]
+    wanted = [plain_dice(logits[i : i + 1], labels[i : i + 1])[1] for i in range(3)]
     assert found.tolist() == pytest.approx(wanted, rel=1e-14)
-
-
-def test_dice_sums_of_parts_are_those_of_the_whole() -> None:
-    logits, labels = (torch.from_numpy(x) for x in sample(shape=(1, 12, 13)))
-    parts = [dice_sums(logits[:, :, r], labels[:, r], IGNORE) for r in (slice(0, 5), slice(5, 12))]
-    whole = dice_sums(logits, labels, IGNORE)
-    assert sum(parts).numpy() == pytest.approx(whole.numpy(), rel=1e-14)  # type: ignore[union-attr]
 
 
 def test_dice_float32_is_summed_in_float64() -> None:
@@ -215,13 +181,12 @@ def test_focal_is_a_sum_over_the_pixels_that_count(
     gamma: float, weights: list[float] | None
 ) -> None:
     logits, labels = sample()
-    each = np.array(weights or [1.0] * CLASSES)
-    terms = []
-    for image, row, col in zip(*np.nonzero(labels != IGNORE), strict=True):
-        pixel, label = logits[image, :, row, col], labels[image, row, col]
-        others = math.fsum(math.exp(x - pixel[label]) for i, x in enumerate(pixel) if i != label)
-        # p is 1 / (1 + others), without cancellation where it is nearly 1
-        terms.append(each[label] * (others / (1 + others)) ** gamma * math.log1p(others))
+    pixels, counted = counted_pixels(logits, labels)
+    powers = np.exp(pixels - np.take_along_axis(pixels, counted[:, None], 1))
+    # p is 1 / (1 + others), without cancellation where it is nearly 1
+    others = np.where(np.eye(CLASSES)[counted], 0, powers).sum(1)
+    each = np.array(weights or [1.0] * CLASSES)[counted]
+    terms = each * (others / (1 + others)) ** gamma * np.log1p(others)
     class_weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
     leaf = torch.from_numpy(logits).requires_grad_()
     found = focal(leaf, torch.from_numpy(labels), IGNORE, gamma, class_weights)

@@ -21,12 +21,7 @@ import torch
 from numpy.typing import NDArray
 from rasterio.enums import ColorInterp
 from rasterio.errors import NotGeoreferencedWarning
-from rebuild import (
-    Checkpoint,
-    Image,
-    load,
-    whole_image,
-)
+from rebuild import Checkpoint, Image, load, whole_image
 from torch import Tensor
 
 MAP_TOLERANCE = 1e-12  # of the largest logit, or of 1

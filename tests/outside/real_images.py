@@ -211,3 +211,34 @@ def plain_losses(
         for (name, tensor), gradient in zip(before.items(), gradients, strict=True)
     }
     return [float(loss.detach()), float(loss_of(first.tensors | after))]
+
+
+def check_losses(data: Path, name: str, start: Path, run: Path) -> None:
+    """The two losses of a run are those of plain torch on the whole image."""
+    case = CASES[name]
+    image, grid = read_image(data, case.files, case.bands, case.factor)
+    labels = read_labels(data, case, grid)
+    assert len(np.unique(labels[image.valid])) >= 2
+    wanted = plain_losses(read_checkpoint(start), image, labels, balanced=case.balanced)
+    assert abs(wanted[0] - wanted[1]) > 1e-4, "a step must matter"
+    assert np.abs(np.subtract(read_losses(run), wanted)).max() <= 1e-12
+
+
+def check_logits(data: Path, name: str, run: Path, path: Path) -> None:
+    """A map of logits is the network's on the whole image, and lies where that does."""
+    case = CASES[name]
+    image, grid = read_image(data, case.files, case.bands, case.factor)
+    wanted = logits_of(run, image)
+    with rasterio.open(path) as file, rasterio.open(data / case.files[0]) as source:
+        found = file.read()
+        assert (file.dtypes[0], file.shape) == ("float64", grid.size)
+        assert (file.transform, file.crs) == (grid.transform, source.crs)
+    assert np.array_equal(np.isnan(found), np.broadcast_to(~image.valid, found.shape))
+    apart = np.abs(found - wanted)[:, image.valid]
+    assert apart.max() <= 1e-12 * max(1.0, float(np.abs(wanted).max()))
+
+
+def logits_of(run: Path, image: Image) -> NDArray[np.float64]:
+    """Of the whole image by the network that a run left, (K, H, W)."""
+    with torch.inference_mode():
+        return whole_image(read_checkpoint(run / "last"), image).numpy()

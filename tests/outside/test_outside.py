@@ -86,6 +86,14 @@ def check(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
+def check_equal(*arguments: str | Path) -> str:
+    """What the checker says where it finds no difference."""
+    found = check(*arguments)
+    print(found.stdout)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
 def write_scene(folder: Path) -> None:
     """Random pixels with two holes of nodata, random labels, a tenth of them and a corner 255."""
     rng = np.random.default_rng(7)
@@ -136,35 +144,22 @@ def test_maps_are_the_whole_image_s_logits_on_any_number_of_ranks(run: Run) -> N
     with rasterio.open(maps[0]) as file:
         spread = np.nanstd(file.read(), axis=(1, 2))
     assert spread.min() > 0.05, "a network that gives the same everywhere proves nothing"
-    found = check("map", run.first, run.image, *maps)
-    print(found.stdout)
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stdout.count(": equal\n") == len(maps)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_step_is_the_whole_image_s_gradient_on_any_number_of_ranks(run: Run, ranks: int) -> None:
-    found = check("step", run.first, run.step(ranks), run.image, run.labels)
-    print(found.stdout)
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stdout.count(": equal\n") == 2, "statistics and gradient"
+    said = check_equal("map", run.first, run.image, *maps)
+    assert said.count(": equal\n") == len(maps)
 
 
 @pytest.mark.parametrize(
     ("ranks", "pipeline"),
     [
+        *((ranks, "") for ranks in (1, 2, 4)),
         (1, "--partitions 2 --micro_batches 5 --checkpointing always"),
         (2, "--partitions 3 --micro_batches 4 --checkpointing except_last"),
         (4, "--partitions 4 --micro_batches 2 --checkpointing never"),
     ],
 )
-def test_a_pipelined_step_is_the_whole_image_s_gradient(
-    run: Run, ranks: int, pipeline: str
-) -> None:
-    found = check("step", run.first, run.step(ranks, pipeline), run.image, run.labels)
-    print(found.stdout)
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stdout.count(": equal\n") == 2, "statistics and gradient"
+def test_a_step_is_the_whole_image_s_gradient(run: Run, ranks: int, pipeline: str) -> None:
+    said = check_equal("step", run.first, run.step(ranks, pipeline), run.image, run.labels)
+    assert said.count(": equal\n") == 2, "statistics and gradient"
 
 
 @pytest.mark.parametrize(
@@ -182,9 +177,7 @@ def test_a_step_of_ranks_that_exchange_is_the_whole_image_s_gradient(
     run = begin(tmp_path, f"--network.poolings 2 --network.norm {norm} --network.groups 2", tilenet)
     run.train(1, 0, "w0")
     second = run.train(ranks, 1, "w1", *SGD, "--halo_mode", mode)
-    found = check("step", run.first, second, run.image, run.labels)
-    print(found.stdout)
-    assert found.returncode == 0, found.stdout + found.stderr
+    check_equal("step", run.first, second, run.image, run.labels)
     if norm != "none":
         tiled = run.train(ranks, 1, "tile", *SGD, "--network.norm_scope", "tile")
         assert check("step", run.first, tiled, run.image, run.labels).returncode == 1
@@ -192,9 +185,7 @@ def test_a_step_of_ranks_that_exchange_is_the_whole_image_s_gradient(
     out = str(tmp_path / "map.tif")
     given = ("--output", "logits", "--device", "cpu")
     tilenet(ranks, "predict", str(second), run.image, out, *given)
-    found = check("map", second, run.image, out, run.predict(ranks, second))
-    print(found.stdout)
-    assert found.returncode == 0, found.stdout + found.stderr
+    check_equal("map", second, run.image, out, run.predict(ranks, second))
 
 
 def test_class_weights_divide_by_their_sum_over_pixels(tmp_path: Path, tilenet: Tilenet) -> None:
@@ -203,8 +194,7 @@ def test_class_weights_divide_by_their_sum_over_pixels(tmp_path: Path, tilenet: 
     run.train(1, 0, "w0")
     second = run.train(2, 1, "w1", *options)
     step = ("step", run.first, second, run.image, run.labels, "--seed", "3")
-    found = check(*step, "--class-weights", "1", "0.25", "7")
-    assert found.returncode == 0, found.stdout + found.stderr
+    check_equal(*step, "--class-weights", "1", "0.25", "7")
     assert check(*step).returncode == 1
 
 
@@ -212,14 +202,12 @@ def test_a_black_collar_is_left_out_and_a_lake_is_not(tmp_path: Path, tilenet: T
     run = begin(tmp_path, "--network.poolings 1 --network.convolutions 1 --nodata collar", tilenet)
     run.train(1, 0, "w0")
     second = run.train(2, 1, "w1", *SGD, *FINE)
-    found = check("step", run.first, second, run.image, run.labels)
-    assert found.returncode == 0, found.stdout + found.stderr
+    check_equal("step", run.first, second, run.image, run.labels)
     with rasterio.open(made := run.predict(2, second)) as file:
         nothing = np.isnan(file.read(1))
     assert nothing[150:, 200:].all()
     assert nothing.sum() == 7 * 11, "the hole inside is data"
-    found = check("map", second, run.image, made)
-    assert found.returncode == 0, found.stdout + found.stderr
+    check_equal("map", second, run.image, made)
 
 
 def test_maps_with_batch_norm_use_running_statistics(tmp_path: Path, tilenet: Tilenet) -> None:
@@ -231,8 +219,7 @@ def test_maps_with_batch_norm_use_running_statistics(tmp_path: Path, tilenet: Ti
     running = [tensor for name, tensor in tensors.items() if name.endswith(".running_mean")]
     assert running
     assert all(bool((mean != 0).any()) for mean in running)  # a channel may be dropped each time
-    found = check("map", trained, run.image, run.predict(2, trained))
-    assert found.returncode == 0, found.stdout + found.stderr
+    check_equal("map", trained, run.image, run.predict(2, trained))
 
 
 def test_a_weight_off_by_a_millionth_is_found_in_the_map(run: Run) -> None:

@@ -1,10 +1,18 @@
 """Small random questions for the planner: devices so small that memory decides."""
 
+from itertools import combinations, pairwise
+
 import numpy as np
 
 from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.machines import Machine
 from tilenet.planning.plan import Question
+
+
+def every_balance(num_layers: int, num_partitions: int) -> list[tuple[int, ...]]:
+    """All ways to cut so many layers."""
+    inner = combinations(range(1, num_layers), num_partitions - 1)
+    return [tuple(b - a for a, b in pairwise((0, *cuts, num_layers))) for cuts in inner]
 
 
 def small_machine(devices: int, memory_bytes: int) -> Machine:

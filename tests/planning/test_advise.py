@@ -12,6 +12,7 @@ from tilenet.planning.advise import why_nothing_fits
 from tilenet.planning.plan import Question
 from tilenet.planning.search import Search
 
+pytestmark = pytest.mark.usefixtures("fewer_layouts")
 ASKED = Question(
     UNetOptions(poolings=2, convolutions=1, base=4), 5, (150, 100), small_machine(4, 2**20)
 )

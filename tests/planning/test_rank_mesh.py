@@ -65,11 +65,7 @@ OPEN = st.one_of(st.none(), st.integers(1, 8))
 
 @given(st.integers(1, 24), st.integers(1, 6), OPEN, OPEN, OPEN)
 def test_what_is_given_is_kept_or_refused_where_no_mesh_has_it(
-    num_ranks: int,
-    num_images: int,
-    replicas: int | None,
-    rows: int | None,
-    columns: int | None,
+    num_ranks: int, num_images: int, replicas: int | None, rows: int | None, columns: int | None
 ) -> None:
     asked = (replicas, rows, columns)
     possible = [

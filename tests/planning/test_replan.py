@@ -23,6 +23,7 @@ def again(plan: Plan, folder: Path, nodes: int) -> Plan:
     return Search(question_again(folder / "plan.json", nodes)).best(1)[0]
 
 
+@pytest.mark.usefixtures("fewer_layouts")
 def test_the_same_nodes_give_the_same_plan(tmp_path: Path) -> None:
     made = 0
     for seed in range(12):

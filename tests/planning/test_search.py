@@ -2,29 +2,23 @@
 
 from dataclasses import replace
 from functools import cache
-from itertools import combinations, pairwise
 from math import inf
 
 import numpy as np
 import pytest
-from questions import small_machine, small_question
+from questions import every_balance, small_machine, small_question
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import PRESETS, UNetOptions
 from tilenet.planning.machines import machine
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.mesh import MeshShape, tiles_of
-from tilenet.planning.plan import Layout, Plan, Question
+from tilenet.planning.plan import Plan, Question
 from tilenet.planning.search import Search
 
+pytestmark = pytest.mark.usefixtures("fewer_layouts")
+
 SEEDS = range(14)
-
-
-@pytest.fixture(autouse=True)
-def fewer_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that all of them can be tried."""
-    monkeypatch.setattr("tilenet.planning.search.FACTORS", (1, 2, 4))
-    monkeypatch.setattr("tilenet.planning.search.MICRO_BATCHES", (1, 2, 5))
 
 
 @cache
@@ -35,12 +29,6 @@ def searched(seed: int) -> Search:
 def every_plan(search: Search) -> list[Plan]:
     plans = [search.plan(layout) for layout in search.layouts()]
     return sorted((plan for plan in plans if plan is not None), key=lambda plan: plan.step_s)
-
-
-def every_balance(search: Search, layout: Layout) -> list[tuple[int, ...]]:
-    count = len(search.estimator.layers)
-    inner = combinations(range(1, count), layout.partitions - 1)
-    return [tuple(b - a for a, b in pairwise((0, *cuts, count))) for cuts in inner]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -69,7 +57,7 @@ def test_no_balance_of_any_layout_beats_the_bounds(seed: int) -> None:
         endless = search.bounds.seconds(layout)
         fitting = search.bounds.seconds_that_fit(layout)
         assert endless <= fitting
-        balances = every_balance(search, layout)
+        balances = every_balance(len(search.estimator.layers), layout.partitions)
         chosen = rng.choice(len(balances), min(len(balances), 4), replace=False)
         for balance in [*(balances[n] for n in chosen), *search._balances(layout)]:
             step_s = search.estimator.step_s(layout, balance)[0]
@@ -101,7 +89,7 @@ def test_the_balance_of_a_layout_is_hardly_slower_than_the_best_of_all(seed: int
         plan = search.plan(layout)
         steps = [
             search.estimator.step_s(layout, balance)[0]
-            for balance in every_balance(search, layout)
+            for balance in every_balance(len(search.estimator.layers), layout.partitions)
             if search.estimator.num_bytes(layout, balance) <= search.question.limit_bytes
         ]
         if plan is not None:
@@ -157,10 +145,7 @@ def test_rivals_differ_in_what_a_reader_sees(seed: int) -> None:
 
 
 ROOMY = Question(
-    UNetOptions(poolings=2, convolutions=1, base=4),
-    5,
-    (300, 200),
-    small_machine(4, 2**26),
+    UNetOptions(poolings=2, convolutions=1, base=4), 5, (300, 200), small_machine(4, 2**26)
 )
 
 

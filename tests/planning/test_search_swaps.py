@@ -13,10 +13,7 @@ SEEDS = range(10, 24)
 
 
 @pytest.fixture(autouse=True)
-def fewer_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that all of them can be tried; tensors of these questions are small."""
-    monkeypatch.setattr("tilenet.planning.search.FACTORS", (1, 2, 4))
-    monkeypatch.setattr("tilenet.planning.search.MICRO_BATCHES", (1, 2, 5))
+def small_tensors(fewer_layouts: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilenet.planning.estimate.MIN_BYTES", 0)
 
 

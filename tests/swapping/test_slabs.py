@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tilenet.errors import TilenetError
-from tilenet.parallel.swap.host_pool import FileSlabs, Part
+from tilenet.parallel.swap.host_pool import FileSlabs, SlabPart
 
 KIB = 1024
 
@@ -31,9 +31,9 @@ def test_the_first_part_that_fits_is_taken(tmp_path: Path) -> None:
     assert pool.used_bytes == 512 + 3072 + 512 + 9216 + 512
     pool.give_back(parts[1])
     pool.give_back(parts[3])
-    assert pool.take(2000) == Part(0, 512, 2048)
-    assert pool.take(1024) == Part(0, 2560, 1024)
-    assert pool.take(1024) == Part(0, 4096, 1024)
+    assert pool.take(2000) == SlabPart(0, 512, 2048)
+    assert pool.take(1024) == SlabPart(0, 2560, 1024)
+    assert pool.take(1024) == SlabPart(0, 4096, 1024)
     assert pool.total_bytes == 64 * KIB
 
 
@@ -46,7 +46,7 @@ def test_neighbours_that_are_free_become_one(tmp_path: Path, order: tuple[int, .
     rest = pool.take(4 * KIB)
     for number in order:
         pool.give_back(parts[number])
-    assert pool.take(60 * KIB) == Part(0, 0, 60 * KIB)
+    assert pool.take(60 * KIB) == SlabPart(0, 0, 60 * KIB)
     assert pool.total_bytes == 64 * KIB
     assert rest.start == 60 * KIB
 
@@ -63,7 +63,7 @@ def test_parts_of_two_slabs_stay_two(tmp_path: Path) -> None:
 def test_parts_of_two_slabs_are_no_neighbours(tmp_path: Path) -> None:
     pool = slabs(tmp_path)
     first, _, _, last = [pool.take(size * KIB) for size in (20, 44, 20, 44)]
-    assert (first, last) == (Part(0, 0, 20 * KIB), Part(1, 20 * KIB, 44 * KIB))
+    assert (first, last) == (SlabPart(0, 0, 20 * KIB), SlabPart(1, 20 * KIB, 44 * KIB))
     pool.give_back(first)
     pool.give_back(last)
     assert pool.take(50 * KIB).slab == 2
@@ -72,7 +72,7 @@ def test_parts_of_two_slabs_are_no_neighbours(tmp_path: Path) -> None:
 def test_parts_never_share_a_byte(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     pool = slabs(tmp_path)
-    held: list[tuple[Part, int, int]] = []
+    held: list[tuple[SlabPart, int, int]] = []
     for turn in range(600):
         if held and rng.random() < 0.48:
             part, size, value = held.pop(int(rng.integers(len(held))))

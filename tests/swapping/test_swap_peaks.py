@@ -19,9 +19,9 @@ from tilenet.parallel.swap.swapper import Swapper
 from tilenet.planning.memory.dry_run import measured_run
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
-from tilenet.planning.swap.fill import cells_of
+from tilenet.planning.swap.choose import predict
+from tilenet.planning.swap.groups import layer_groups
 from tilenet.planning.swap.plan import PartitionSwaps, Speeds, SwapPlan, plan_swaps, swap_everything
-from tilenet.planning.swap.policy import predict
 
 CPU = torch.device("cpu")
 
@@ -33,12 +33,12 @@ def measured(case: dict[str, Any], plan: SwapPlan, folder: Path) -> tuple[tuple[
 
     @contextmanager
     def context(pipe: Any) -> Any:
-        with acting([cell for part in pipe.partitions for cell in part], actions, swapper):
+        with acting([module for part in pipe.partitions for module in part], actions, swapper):
             yield
 
     stores = [HostStore(swapper.copies, CPU) for _ in case["balance"]] if plan.stored else None
-    cells = [[size for size, _ in part.modules] for part in plan.partitions]
-    found = measured_run(**case, stores=stores, cells=cells, acting=context)
+    groups = [[size for size, _ in part.modules] for part in plan.partitions]
+    found = measured_run(**case, stores=stores, groups=groups, acting=context)
     assert swapper.statistics.host_bytes == 0
     swapper.close()
     return found.partitions, swapper.statistics.out_bytes
@@ -74,7 +74,7 @@ def test_a_store_moves_the_bytes_that_were_planned(tmp_path: Path, seed: int) ->
     assert all(part.forward_s == part.backward_s == 0 for part in fast.partitions)
 
 
-def test_seconds_are_those_that_the_policy_simulates() -> None:
+def test_seconds_are_those_that_the_planner_simulates() -> None:
     draw = random.Random(7)
     slower = 0
     for _ in range(6):
@@ -87,17 +87,17 @@ def test_seconds_are_those_that_the_policy_simulates() -> None:
         if plan is None:
             continue
         (part,) = plan.partitions
-        cells = cells_of(costs, known.times, 0, len(layers), 0)
-        kept = predict(cells, ["keep"] * len(cells), 1e8, many)
+        groups = layer_groups(costs, known.times, 0, len(layers), 0)
+        kept = predict(groups, ["keep"] * len(groups), 1e8, many)
         room = limit - (plain.total - kept.peak_bytes)
-        wanted = predict(cells, part.actions, 1e8, many, room).seconds
+        wanted = predict(groups, part.actions, 1e8, many, room).seconds
         alone = sum(time.forward_s + time.backward_s for time in known.times)
         assert many * (alone + part.backward_s) == pytest.approx(wanted, rel=1e-12)
         slower += part.backward_s > 0
     assert slower >= 3
 
 
-def test_only_cells_that_are_computed_again_are_one_module() -> None:
+def test_only_groups_that_are_computed_again_are_one_module() -> None:
     part = PartitionSwaps((3, 2, 1, 2, 4), ("swap", "checkpoint", "keep", "both", "keep"), 0)
     assert [size for size, _ in part.modules] == [1, 1, 1, 2, 1, 2, 1, 1, 1, 1]
     assert [action for _, action in part.modules] == [
@@ -136,7 +136,7 @@ def test_steps_stay_within_their_limits(tmp_path: Path, mode: Any) -> None:
         assert not plan.idle
         fitting += 1
         peaks, moved = measured(case, plan, tmp_path)
-        # Of a cell that swaps next to one that keeps, what both have saved may go too, in vain.
+        # Of a group that swaps next to one that keeps, what both have saved may go too, in vain.
         swapping = any("swap" in part.actions for part in plan.partitions)
         assert moved >= plan.swapped_bytes if swapping else moved == plan.swapped_bytes
         for part, peak in zip(plan.partitions, peaks, strict=True):

@@ -78,7 +78,9 @@ def _rehearsed(plan: Plan) -> Plan:
             "ranks); leave it out"
         )
     if plan.swaps is not None and any(part.acts for part in plan.swaps.partitions):
-        raise UsageError("--dry-run has no cells that swap or are computed again; leave it out")
+        raise UsageError(
+            "--dry-run has no layer groups that swap or are computed again; leave it out"
+        )
     found = dry_run(
         unet_layers(asked.options),
         plan.tile_read_px,

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchgpipe import is_recomputing
 
+from tilenet.model.gpipe import is_recomputing
 from tilenet.model.skips import origin_under_way
 from tilenet.random_keys import uniform
 

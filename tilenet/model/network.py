@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torchgpipe.skip import Namespace
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import (
@@ -25,6 +24,7 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
+from tilenet.model.gpipe import Namespace
 from tilenet.model.modules import BatchNorm, BlockMaxPool, ChannelDropout, MaskKey
 from tilenet.model.skips import pop_layer, stash_layer
 from tilenet.random_keys import key

@@ -10,11 +10,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchgpipe.skip import Namespace, pop, skippable, stash
-from torchgpipe.skip.layout import SkipLayout
-from torchgpipe.skip.tracker import SkipTrackerThroughPotals, current_skip_tracker
 
 from tilenet.geometry.tiles import Tiling
+from tilenet.model.gpipe import (
+    Namespace,
+    SkipLayout,
+    SkipTrackerThroughPotals,
+    current_skip_tracker,
+    pop,
+    skippable,
+    stash,
+)
 
 __all__ = ["Origin", "OriginTracker", "origin_under_way", "pop_layer", "stash_layer"]
 

@@ -94,7 +94,7 @@ class Layout:
         partitions: Devices per rank.
         micro_batches: Tiles of a rank in the pipeline at once.
         checkpointing: Which micro-batches are computed again in backward.
-        swap: Whether tensors go to the host, or cells are computed again.
+        swap: Whether tensors go to the host, or layer groups are computed again.
     """
 
     grid: tuple[int, int]

@@ -94,7 +94,7 @@ class RunNetwork:
             record.precision,
             inline=len(devices.partitions) == 1,
             stores=None if self._swaps is None else self._swaps.stores,
-            cells=None if self._swaps is None else self._swaps.cells,
+            groups=None if self._swaps is None else self._swaps.group_sizes,
         )
 
     @property

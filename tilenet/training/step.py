@@ -28,7 +28,7 @@ from tilenet.parallel.sums.values import RunningStatistics, global_sum
 from tilenet.parallel.swap.statistics import SwapCounts, SwapStatistics
 from tilenet.planning.learning_rate import LearningRate
 from tilenet.storage.checkpoints import kept_checkpoint
-from tilenet.training.images.workload import Part
+from tilenet.training.images.workload import ReadTile
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -147,7 +147,7 @@ class Step:
     def take(
         self,
         step: int,
-        reads: Iterator[list[Part]],
+        reads: Iterator[list[ReadTile]],
         num_reads: int,
         images: Sequence[int],
         stop: Callable[[], bool],
@@ -202,7 +202,7 @@ class Step:
         )
 
     def _add_up(
-        self, reads: Iterator[list[Part]], num_reads: int, images: Sequence[int]
+        self, reads: Iterator[list[ReadTile]], num_reads: int, images: Sequence[int]
     ) -> tuple[float, float]:
         """Add this rank's gradients; return its summed loss and the sum's weight."""
         self._read_seconds, loss, weight = 0.0, 0.0, 0.0
@@ -221,7 +221,7 @@ class Step:
         return loss, weight
 
     def _forward_backward(
-        self, batch: list[list[Part]], images: Sequence[int]
+        self, batch: list[list[ReadTile]], images: Sequence[int]
     ) -> tuple[float, float]:
         """Add the gradient of a mini-batch's summed loss; return the sum and its weight."""
         outputs = self._forward(batch) if batch else []
@@ -249,7 +249,7 @@ class Step:
         (total * self.update.scale.value).backward()  # type: ignore[no-untyped-call]
         return float(total.detach()), weights
 
-    def _forward(self, batch: list[list[Part]]) -> list[Tensor]:
+    def _forward(self, batch: list[list[ReadTile]]) -> list[Tensor]:
         """Logits of each micro-batch."""
         origins = [
             Origin(

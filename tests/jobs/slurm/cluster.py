@@ -76,10 +76,7 @@ class Cluster:
         )
 
     def answer(
-        self,
-        *command: str | Path,
-        cwd: Path | None = None,
-        variables: dict[str, str] | None = None,
+        self, *command: str | Path, cwd: Path | None = None, variables: dict[str, str] | None = None
     ) -> str:
         """What a command prints that succeeds."""
         done = self.run(*command, cwd=cwd, variables=variables)

@@ -1,12 +1,7 @@
 """The tracker of live storages, on tensors whose lives are known."""
 
-import gc
-import random
-
-import pytest
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor
 
 from tilenet.planning.memory.live import LiveBytes
 
@@ -69,42 +64,3 @@ def test_bytes_go_to_their_owners() -> None:
     assert live.peak_of == {1: 0, 2: 800}
     assert live.peak == 800
     assert z.shape == (100,)
-
-
-def run(seed: int, precision: torch.dtype) -> tuple[int, int]:
-    """Peak and rest of a random network's training step."""
-    draw = random.Random(seed)
-    width, size = draw.randint(1, 6), draw.randint(9, 31)
-    norms = [nn.InstanceNorm2d(width), nn.BatchNorm2d(width), nn.Identity()]
-    layers = [
-        nn.Conv2d(3, width, 3),
-        draw.choice(norms),
-        nn.LeakyReLU(inplace=draw.random() < 0.5),
-        nn.MaxPool2d(2),
-        nn.ConvTranspose2d(width, width, 2, 2),
-        nn.Upsample(scale_factor=2, mode=draw.choice(["nearest", "bilinear"])),
-        nn.Conv2d(width, 2, 1),
-    ]
-    net = nn.Sequential(*layers)
-    with LiveBytes() as live:
-        x = torch.randn(draw.randint(1, 3), 3, size, size + 5)
-        mask = torch.tensor([draw.random() for _ in range(size)])
-        with torch.autocast("cpu", precision, enabled=precision != torch.float32):
-            loss = net(x).float().square().sum() * mask.sum()
-        loss.backward()
-        del loss, x, mask
-        for parameter in net.parameters():
-            parameter.grad = None
-        gc.collect()
-    return live.peak, live.current
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("seed", range(6))
-def test_fake_tensors_live_as_long_as_real_ones(seed: int, precision: torch.dtype) -> None:
-    real = run(seed, precision)
-    with FakeTensorMode():
-        fake = run(seed, precision)
-    assert fake == real
-    assert real[0] > 0
-    assert real[1] == 0

@@ -3,20 +3,19 @@
 import random
 import time
 from dataclasses import replace
-from itertools import accumulate, pairwise, product
-from typing import Any, Literal
+from itertools import accumulate, product
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from networks import random_balance, random_options
 
 from tilenet.geometry.layers import Activation, Pop, Stash
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.planning.memory.layer import LayerBytes, layer_bytes
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.partition import block_bytes, inference_bytes, partition_bytes
 
 SMALL = UNetOptions(poolings=2, base=4, bands=3, classes=5)
@@ -28,32 +27,13 @@ WAYS = [
 NAMES = ["-".join(str(part) for part in shape) for shape in SHAPES]
 
 
-class Alive(TorchDispatchMode):
-    """Counts the bytes of the storages that operations made and that still live, at most."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[StorageWeakRef, int] = {}
-        self.most = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> torch.Tensor:
-        out = func(*args, **(kwargs or {}))
-        storages = [x.untyped_storage() for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
-        self.found.update({StorageWeakRef(storage): storage.nbytes() for storage in storages})
-        self.found = {ref: size for ref, size in self.found.items() if not ref.expired()}
-        self.most = max(self.most, sum(self.found.values()))
-        return out
-
-
 def most_bytes_alive(options: UNetOptions, height: int, width: int) -> int:
     """Of the maps that the layers make; the image is its caller's."""
     network = build_network(unet_layers(options), dtype=torch.float64).eval()
     image = torch.randn(1, options.bands, height, width, dtype=torch.float64)
-    with torch.inference_mode(), Alive() as alive:
+    with torch.inference_mode(), LiveBytes() as live:
         network(image)
-    return alive.most
+    return live.peak
 
 
 @pytest.mark.parametrize("options", WAYS, ids=NAMES)
@@ -83,33 +63,17 @@ def test_many_bands_count_where_they_are_the_largest_map() -> None:
     assert inference_bytes(layers, 40, 48, 8) == 8 * (64 + 2) * 40 * 48
 
 
-def random_case(seed: int) -> tuple[tuple[LayerBytes, ...], list[int], int, str]:
-    """Costs of a network, a balance, a number of micro-batches, an optimizer."""
-    draw = random.Random(seed)
-    options = UNetOptions(
-        poolings=draw.randint(1, 3),
-        convolutions=draw.randint(1, 2),
-        base=draw.choice([2, 4, 6]),
-        classes=draw.randint(1, 6),
-        upsampling=draw.choice(["nearest", "bilinear", "transposed"]),
-        norm=draw.choice(["none", "instance", "group", "batch"]),
-        dropout=draw.choice([0, 0.2]),
-    )
-    layers = unet_layers(options)
-    precision = draw.choice(["float32", "bfloat16", "float64"])
-    costs = layer_bytes(layers, draw.randint(33, 70), draw.randint(33, 70), precision)
-    cuts = sorted(draw.sample(range(1, len(layers)), draw.randint(0, 4)))
-    edges = [0, *cuts, len(layers)]
-    balance = [stop - start for start, stop in pairwise(edges)]
-    return costs, balance, draw.randint(1, 9), draw.choice(["adamw", "sgd", "sgd-momentum"])
-
-
 @pytest.mark.parametrize("checkpointing", ["always", "except_last", "never"])
 @pytest.mark.parametrize("seed", range(12))
 def test_blocks_are_the_partitions_that_could_be(
     seed: int, checkpointing: Literal["always", "except_last", "never"]
 ) -> None:
-    costs, balance, many, optimizer = random_case(seed)
+    draw = random.Random(seed)
+    layers = unet_layers(random_options(draw, classes=draw.randint(1, 6)))
+    precision = draw.choice(["float32", "bfloat16", "float64"])
+    costs = layer_bytes(layers, draw.randint(33, 70), draw.randint(33, 70), precision)
+    balance, many = random_balance(draw, len(layers), 5), draw.randint(1, 9)
+    optimizer = draw.choice(["adamw", "sgd", "sgd-momentum"])
     parts = partition_bytes(costs, balance, many, checkpointing, optimizer)
     blocks = block_bytes(costs, many, checkpointing, optimizer, len(balance))
     edges = [0, *accumulate(balance)]

@@ -1,4 +1,4 @@
-"""Small random chains of cells: maps shrink and grow again as in a U-Net, shared or not."""
+"""Small random chains of layer groups: maps shrink and grow again as in a U-Net, shared or not."""
 
 import random
 from itertools import product
@@ -6,23 +6,24 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.planning.swap.cells import ALL, Cell, options_of
+from tilenet.planning.swap.choose import ACTIONS, options_of
+from tilenet.planning.swap.groups import LayerGroup
 
 
-def random_chain(draw: random.Random, count: int) -> tuple[Cell, ...]:
-    """Cells whose seconds have little to do with their bytes, some of them stashes."""
-    cells: list[Cell] = []
+def random_chain(draw: random.Random, count: int) -> tuple[LayerGroup, ...]:
+    """Groups whose seconds have little to do with their bytes, some of them stashes."""
+    groups: list[LayerGroup] = []
     widest = draw.choice([64_000, 100_000, 250_000])
     for index in range(count):
         level = min(index, count - 1 - index)
         size = int(widest * draw.uniform(0.7, 1.3) / 2**level)
         given = int(size * draw.choice([0.5, 1, 2])) if index else 0
         is_stash = 0 < index < count - 1 and draw.random() < 0.2
-        shares = index > 0 and draw.random() < 0.7 and cells[-1].swapped_bytes >= given
+        shares = index > 0 and draw.random() < 0.7 and groups[-1].swapped_bytes >= given
         saved = 0 if is_stash else int(size * draw.uniform(1, 3))
         forward_s = 0.0 if is_stash else draw.uniform(2e-9, 2e-8) * size
-        cells.append(
-            Cell(
+        groups.append(
+            LayerGroup(
                 forward_s=forward_s,
                 backward_s=forward_s * draw.uniform(1.5, 2.5),
                 input_bytes=given,
@@ -35,18 +36,18 @@ def random_chain(draw: random.Random, count: int) -> tuple[Cell, ...]:
                 input_from=int(shares),
                 needs_input=draw.random() < 0.7,
                 may_swap_input=draw.random() < 0.9,
-                held_cells=draw.randint(1, count - 1 - index) if is_stash else 0,
+                held_groups=draw.randint(1, count - 1 - index) if is_stash else 0,
             )
         )
-    return tuple(cells)
+    return tuple(groups)
 
 
-def random_bandwidth(draw: random.Random, cells: tuple[Cell, ...]) -> float:
+def random_bandwidth(draw: random.Random, groups: tuple[LayerGroup, ...]) -> float:
     """Bytes per second with which copying all takes a tenth to ten times as long as computing."""
-    seconds = sum(cell.forward_s + cell.backward_s for cell in cells)
-    return sum(cell.saved_bytes for cell in cells) / seconds * 10 ** draw.uniform(-1, 1)
+    seconds = sum(group.forward_s + group.backward_s for group in groups)
+    return sum(group.saved_bytes for group in groups) / seconds * 10 ** draw.uniform(-1, 1)
 
 
-def all_choices(cells: tuple[Cell, ...]) -> NDArray[np.int8]:
-    """Every choice, as places in `ALL`."""
-    return np.array(list(product(*(options_of(cell, ALL) for cell in cells))), np.int8)
+def all_choices(groups: tuple[LayerGroup, ...]) -> NDArray[np.int8]:
+    """Every choice, as indices of actions."""
+    return np.array(list(product(*(options_of(group, ACTIONS) for group in groups))), np.int8)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchgpipe import is_recomputing
 
 from tilenet.geometry.layers import Norm
 from tilenet.geometry.windows import Window
+from tilenet.model.gpipe import is_recomputing
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.health.progress import EXCHANGING
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torchgpipe.microbatch import Batch
-from torchgpipe.skip import Namespace
-from torchgpipe.skip.tracker import SkipTracker, use_skip_tracker
 
 from tilenet.model.choices import AUTOCAST
+from tilenet.model.gpipe import Batch, Namespace, SkipTracker, use_skip_tracker
 from tilenet.model.network import Network
 
 __all__ = ["LayerTime", "measure_layers"]

@@ -23,13 +23,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchgpipe.microbatch import Batch
-from torchgpipe.pipeline import Pipeline, clock_cycles
-from torchgpipe.skip.layout import inspect_skip_layout
-from torchgpipe.stream import new_stream, use_device, use_stream
-from torchgpipe.worker import spawn_workers
 
 from tilenet.model.choices import AUTOCAST, Checkpointing
+from tilenet.model.gpipe import (
+    Batch,
+    Pipeline,
+    clock_cycles,
+    inspect_skip_layout,
+    new_stream,
+    spawn_workers,
+    use_device,
+    use_stream,
+)
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin, OriginTracker
 from tilenet.parallel.pipeline.skip_store import Store, StoringQueue, StoringTracker
@@ -45,7 +50,7 @@ class Partition(nn.Sequential):
         device: They are moved there.
         precision: Precision of the arithmetic: `bfloat16` and `float16` compute under autocast.
         failed: What one of the pipe's partitions raised.
-        cells: Layers per child module; None: one each.
+        groups: Layers per child module; None: one each.
     """
 
     def __init__(
@@ -54,13 +59,13 @@ class Partition(nn.Sequential):
         device: torch.device,
         precision: str,
         failed: list[Exception],
-        cells: Sequence[int] | None = None,
+        groups: Sequence[int] | None = None,
     ) -> None:
         first = layers[0]
         if isinstance(first, nn.LeakyReLU) and first.inplace:
             # Its input is the neighbour's output, which recomputation needs as it was.
             layers = [nn.LeakyReLU(first.negative_slope), *layers[1:]]
-        super().__init__(*_grouped(layers, cells))
+        super().__init__(*_grouped(layers, groups))
         self.to(device)
         self.device = device
         self.dtype = AUTOCAST.get(precision)
@@ -81,10 +86,10 @@ class Partition(nn.Sequential):
         return y
 
 
-def _grouped(layers: Sequence[nn.Module], cells: Sequence[int] | None) -> Iterator[nn.Module]:
-    """The layers, those of a cell in a sequence of their own; a single one stays as it is."""
+def _grouped(layers: Sequence[nn.Module], groups: Sequence[int] | None) -> Iterator[nn.Module]:
+    """The layers, those of a group in a sequence of their own; a single one stays as it is."""
     start = 0
-    for size in cells or [1] * len(layers):
+    for size in groups or [1] * len(layers):
         part = layers[start : start + size]
         yield part[0] if size == 1 else nn.Sequential(*part)
         start += size
@@ -101,7 +106,7 @@ class Pipe:
             backward: `always` all, `except_last` all but the last, `never` none.
         precision: `float64`, `float32`, or `bfloat16` or `float16` under autocast.
         inline: Compute in the caller's thread, for tests, fake tensors and debugging.
-        cells: Layers per cell, of each partition: its children, so that they can be acted upon;
+        groups: Layers per group, of each partition: its children, so that they can be acted upon;
             None: each layer is one.
         stores: One per partition: where skips between partitions and inputs of checkpoints wait;
             None: on the devices.
@@ -117,7 +122,7 @@ class Pipe:
         *,
         inline: bool = False,
         stores: Sequence[Store] | None = None,
-        cells: Sequence[Sequence[int]] | None = None,
+        groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         if sum(balance) != len(network) or min(balance) < 1 or len(balance) != len(devices):
             raise ValueError(
@@ -135,7 +140,7 @@ class Pipe:
                 device,
                 precision,
                 self._failed,
-                None if cells is None else cells[j],
+                None if groups is None else groups[j],
             )
             for j, (size, stop, device) in enumerate(zip(balance, ends, devices, strict=True))
         ]

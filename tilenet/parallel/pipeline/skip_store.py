@@ -19,17 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torchgpipe.checkpoint import is_checkpointing
-from torchgpipe.copy import Copy
-from torchgpipe.dependency import join
-from torchgpipe.microbatch import Batch
-from torchgpipe.phony import get_phony
-from torchgpipe.skip import Namespace
-from torchgpipe.skip.layout import SkipLayout
-from torchgpipe.skip.portal import Portal, PortalCopy
-from torchgpipe.stream import AbstractStream, get_device
-from torchgpipe.worker import Task
 
+from tilenet.model.gpipe import (
+    AbstractStream,
+    Batch,
+    Copy,
+    Namespace,
+    Portal,
+    PortalCopy,
+    SkipLayout,
+    Task,
+    get_device,
+    get_phony,
+    is_checkpointing,
+    join,
+)
 from tilenet.model.skips import Origin, OriginTracker
 from tilenet.parallel.swap.copies import Arrival, HostCopies, HostCopy
 

@@ -53,7 +53,7 @@ class PipeSwaps:
         )
 
     @property
-    def cells(self) -> list[list[int]]:
+    def group_sizes(self) -> list[list[int]]:
         """Layers per group, of each partition."""
         return [[size for size, _ in groups] for groups in self._groups]
 

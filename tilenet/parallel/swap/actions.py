@@ -23,7 +23,7 @@ Action = Literal["keep", "checkpoint", "swap", "both"]
 
 @contextmanager
 def acting(
-    cells: Sequence[nn.Module], actions: Sequence[Action], swapper: Swapper
+    modules: Sequence[nn.Module], actions: Sequence[Action], swapper: Swapper
 ) -> Iterator[None]:
     """Apply an action to each of some modules; outputs and gradients stay the same bits.
 
@@ -31,7 +31,7 @@ def acting(
     outer one does it, and nothing is swapped within one that is computed again.
 
     Args:
-        cells: Any modules, each once.
+        modules: Any modules, each once.
         actions: One per module.
         swapper: Gets what is swapped.
 
@@ -39,10 +39,10 @@ def acting(
         TilenetError: A module is there twice, or an action is none; in forward: a module that is
             computed again writes over its input.
     """
-    if len(cells) != len(actions) or len({id(cell) for cell in cells}) != len(cells):
+    if len(modules) != len(actions) or len({id(module) for module in modules}) != len(modules):
         raise TilenetError(
-            f"each cell gets one action (cells: {len(cells)}, different ones: "
-            f"{len({id(cell) for cell in cells})}, actions: {len(actions)}); name each once"
+            f"each module gets one action (modules: {len(modules)}, different ones: "
+            f"{len({id(module) for module in modules})}, actions: {len(actions)}); name each once"
         )
     unknown = [action for action in actions if action not in get_args(Action)]
     if unknown:
@@ -52,10 +52,10 @@ def acting(
     hooks = SwapInForward(swapper)
     with ExitStack() as stack:
         stack.callback(hooks.leave)
-        for cell, action in zip(cells, actions, strict=True):
+        for module, action in zip(modules, actions, strict=True):
             # The swapper's hooks are around the checkpoint's, which then saves its inputs there.
             if action in ("swap", "both"):
-                stack.enter_context(hooks.around(cell))
+                stack.enter_context(hooks.around(module))
             if action in ("checkpoint", "both"):
-                stack.enter_context(checkpointed(cell))
+                stack.enter_context(checkpointed(module))
         yield

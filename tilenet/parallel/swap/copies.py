@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import TilenetError
-from tilenet.parallel.swap.host_pool import Part, Slabs
+from tilenet.parallel.swap.host_pool import SlabPart, Slabs
 from tilenet.parallel.swap.statistics import SwapStatistics
 
 __all__ = [
@@ -131,7 +131,7 @@ class HostCopy:
     """
 
     num_bytes: int
-    part: Part
+    part: SlabPart
     sent: torch.cuda.Event | None = None
     fetches: list[torch.cuda.Event] = field(default_factory=list)
 
@@ -234,7 +234,7 @@ class HostCopies:
             self.statistics.host_bytes -= copy.part.size
             self._give_back(copy)
 
-    def _take(self, num_bytes: int) -> Part:
+    def _take(self, num_bytes: int) -> SlabPart:
         self._give_back_idle()
         try:
             part = self._slabs.take(num_bytes)

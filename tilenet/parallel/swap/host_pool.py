@@ -18,14 +18,14 @@ from torch import Tensor
 
 from tilenet.errors import TilenetError
 
-__all__ = ["FileSlabs", "Part", "PinnedSlabs", "Slabs", "open_slabs"]
+__all__ = ["FileSlabs", "PinnedSlabs", "SlabPart", "Slabs", "open_slabs"]
 
 MIB = 1 << 20
 ALIGNMENT = 512  # bytes: any dtype may begin there, and devices copy whole lines
 
 
 @dataclass(frozen=True, order=True)
-class Part:
+class SlabPart:
     """A piece of a slab.
 
     Attributes:
@@ -54,11 +54,11 @@ class Slabs(ABC):
     def __init__(self, limit_bytes: int | None = None, slab_bytes: int = 64 * MIB) -> None:
         self._limit_bytes, self._slab_bytes = limit_bytes, slab_bytes
         self._slabs: list[Tensor] = []
-        self._free: list[Part] = []  # in order, none next to the next
+        self._free: list[SlabPart] = []  # in order, none next to the next
         self.used_bytes = 0
         self.total_bytes = 0
 
-    def take(self, num_bytes: int) -> Part:
+    def take(self, num_bytes: int) -> SlabPart:
         """Hand out a part of at least `num_bytes` bytes.
 
         Raises:
@@ -70,9 +70,9 @@ class Slabs(ABC):
             place = self._grow(size)
         free = self._free.pop(place)
         if free.size > size:
-            self._free.insert(place, Part(free.slab, free.start + size, free.size - size))
+            self._free.insert(place, SlabPart(free.slab, free.start + size, free.size - size))
         self.used_bytes += size
-        return Part(free.slab, free.start, size)
+        return SlabPart(free.slab, free.start, size)
 
     def _grow(self, size: int) -> int:
         # In proportion, too: each slab of a file holds a file descriptor, of which there are few.
@@ -89,11 +89,11 @@ class Slabs(ABC):
         size = max(size, room // ALIGNMENT * ALIGNMENT)
         self._slabs.append(self._make(size))
         self.total_bytes += size
-        made = Part(len(self._slabs) - 1, 0, size)
+        made = SlabPart(len(self._slabs) - 1, 0, size)
         insort(self._free, made)
         return self._free.index(made)
 
-    def give_back(self, part: Part) -> None:
+    def give_back(self, part: SlabPart) -> None:
         """Take a part back."""
         insort(self._free, part)
         place = self._free.index(part)
@@ -101,10 +101,10 @@ class Slabs(ABC):
             if 0 <= first < len(self._free) - 1:
                 a, b = self._free[first], self._free[first + 1]
                 if a.slab == b.slab and a.start + a.size == b.start:
-                    self._free[first : first + 2] = [Part(a.slab, a.start, a.size + b.size)]
+                    self._free[first : first + 2] = [SlabPart(a.slab, a.start, a.size + b.size)]
         self.used_bytes -= part.size
 
-    def bytes_of(self, part: Part, num_bytes: int) -> Tensor:
+    def bytes_of(self, part: SlabPart, num_bytes: int) -> Tensor:
         """The part's first bytes, uint8 and on the host."""
         return self._slabs[part.slab][part.start : part.start + num_bytes]
 

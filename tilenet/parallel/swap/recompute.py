@@ -15,7 +15,7 @@ in the second run. The state of torch's random numbers is kept, of the whole pro
 draw from it at the same time disturb one another, as with torch's and torchgpipe's checkpoints.
 Buffers are exchanged while the second run computes: a thread that runs the same module meanwhile
 would find the wrong ones. An exception of torch's ends the second run as soon as all is there, so a
-module that catches every exception (a pipeline's `Partition`) may consist of cells but not be one.
+module that catches every exception (a pipeline's `Partition`) may have such modules but not be one.
 
 The buffers of a module as one forward pass saw them, for the same pass once more.
 """
@@ -32,13 +32,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
-from torchgpipe.checkpoint import enable_recomputing
-from torchgpipe.microbatch import Batch
-from torchgpipe.skip import Namespace
-from torchgpipe.skip.skippable import Skippable
-from torchgpipe.skip.tracker import SkipTracker, current_skip_tracker, use_skip_tracker
 
 from tilenet.errors import TilenetError
+from tilenet.model.gpipe import (
+    Batch,
+    Namespace,
+    Skippable,
+    SkipTracker,
+    current_skip_tracker,
+    enable_recomputing,
+    use_skip_tracker,
+)
 from tilenet.model.modules import ChannelDropout, MaskKey
 from tilenet.model.skips import OriginTracker, origin_under_way
 from tilenet.parallel.swap.saved import Watch
@@ -93,7 +97,7 @@ Skip = tuple[Namespace, str]
 
 
 @contextmanager
-def checkpointed(cell: nn.Module) -> Iterator[None]:
+def checkpointed(module: nn.Module) -> Iterator[None]:
     """Let a module's forward run under a checkpoint; backward may run behind the context.
 
     Its name, its weights' names and its hooks stay what they are; hooks run once per call.
@@ -101,26 +105,26 @@ def checkpointed(cell: nn.Module) -> Iterator[None]:
     Raises:
         TilenetError: In forward: it writes over its input.
     """
-    ours = _CheckpointedForward(cell, cell.__dict__.get("forward"), _Context())
-    cell.__dict__["forward"] = ours  # an attribute of the object: its class is anybody's
+    ours = _CheckpointedForward(module, module.__dict__.get("forward"), _Context())
+    module.__dict__["forward"] = ours  # an attribute of the object: its class is anybody's
     try:
         yield
     finally:
         ours.context.open = False
         if ours.before is None:
-            del cell.__dict__["forward"]
+            del module.__dict__["forward"]
         else:
-            cell.__dict__["forward"] = ours.before
+            module.__dict__["forward"] = ours.before
 
 
-def skips_from_outside(cell: nn.Module) -> list[Skip]:
+def skips_from_outside(module: nn.Module) -> list[Skip]:
     """Skips that a module pops and does not stash itself."""
-    stashed, popped = _skips(cell)
+    stashed, popped = _skips(module)
     return [skip for skip in popped if skip not in stashed]
 
 
-def _skips(cell: nn.Module) -> tuple[list[Skip], list[Skip]]:
-    layers = [module for module in cell.modules() if isinstance(module, Skippable)]
+def _skips(module: nn.Module) -> tuple[list[Skip], list[Skip]]:
+    layers = [layer for layer in module.modules() if isinstance(layer, Skippable)]
     stashed = [skip for layer in layers for skip in layer.stashable()]
     return stashed, [skip for layer in layers for skip in layer.poppable()]
 
@@ -142,41 +146,41 @@ class _CheckpointedForward:
     """
 
     def __init__(
-        self, cell: nn.Module, before: Callable[..., Any] | None, context: _Context
+        self, module: nn.Module, before: Callable[..., Any] | None, context: _Context
     ) -> None:
-        self._cell, self.before, self.context = cell, before, context
+        self._module, self.before, self.context = module, before, context
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_CheckpointedForward":
         # The copy computes with its own weights.
-        cell, before = copy.deepcopy((self._cell, self.before), memo)
-        return _CheckpointedForward(cell, before, self.context)
+        module, before = copy.deepcopy((self._module, self.before), memo)
+        return _CheckpointedForward(module, before, self.context)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        plain = self.before or type(self._cell).forward.__get__(self._cell)
+        plain = self.before or type(self._module).forward.__get__(self._module)
         # Without gradients nothing is kept, and torchgpipe counts how often skips are used.
         if not self.context.open or not torch.is_grad_enabled():
             return plain(*args, **kwargs)
-        args, popped = _popped(self._cell, args)
+        args, popped = _popped(self._module, args)
         leaves, spec = tree_flatten((args, kwargs, list(popped.values())))
         tensors = [x for x in leaves if isinstance(x, Tensor) and not x.is_inference()]
         versions = [x._version for x in tensors]
-        run = _Run(self._cell, plain, spec, list(popped))
+        run = _Run(self._module, plain, spec, list(popped))
         made = checkpoint(run, *leaves, use_reentrant=False)
         if versions != [x._version for x in tensors]:
             raise TilenetError(
-                "a cell that is computed again may not write over its input, as activations in "
-                f"place do (cell: {type(self._cell).__name__}, inputs: "
+                "a module that is computed again may not write over its input, as activations in "
+                f"place do (module: {type(self._module).__name__}, inputs: "
                 f"{[tuple(x.shape) for x in tensors]}); let it begin with another layer, or choose "
                 "keep or swap for it"
             )
         return made
 
 
-def _popped(cell: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[Skip, Any]]:
+def _popped(module: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[Skip, Any]]:
     """The skips that a module will pop, and its arguments, tied to them."""
     found: dict[Skip, Any] = {}
     tracker = current_skip_tracker()
-    for skip in skips_from_outside(cell):
+    for skip in skips_from_outside(module):
         # Where a skip came from another device, backward must send its gradient there before it
         # goes on with this one's: torchgpipe ties it to the input.
         batch = Batch(args[0])
@@ -198,13 +202,13 @@ class _Run:
     """
 
     def __init__(
-        self, cell: nn.Module, forward: Callable[..., Any], spec: TreeSpec, popped: list[Skip]
+        self, module: nn.Module, forward: Callable[..., Any], spec: TreeSpec, popped: list[Skip]
     ) -> None:
-        self._cell, self._forward, self._spec, self._popped = cell, forward, spec, popped
+        self._module, self._forward, self._spec, self._popped = module, forward, spec, popped
         self._origin = origin_under_way()
         self._first = True
-        self._buffers = SeenBuffers(cell)
-        drops = (one for one in cell.modules() if isinstance(one, ChannelDropout))
+        self._buffers = SeenBuffers(module)
+        drops = (one for one in module.modules() if isinstance(one, ChannelDropout))
         keys = {id(one.mask_key): one.mask_key for one in drops}
         # In a pipeline the origin has the images, and threads share the key.
         self._keys = [] if self._origin else [(key, replace(key)) for key in keys.values()]
@@ -214,12 +218,12 @@ class _Run:
         popped = dict(zip(self._popped, skips, strict=True))
         if self._first:
             self._first = False
-            tracker = _CellSkips(self._origin, popped, current_skip_tracker(), self._cell)
+            tracker = _ModuleSkips(self._origin, popped, current_skip_tracker(), self._module)
             with use_skip_tracker(tracker), _watched():
                 made = self._forward(*args, **kwargs)
             self._buffers.forget_unchanged()
             return made
-        tracker = _CellSkips(self._origin, popped)
+        tracker = _ModuleSkips(self._origin, popped)
         seen = self._buffers.as_seen(), _set(self._keys)
         with use_skip_tracker(tracker), enable_recomputing(), seen[0], seen[1]:
             return self._forward(*args, **kwargs)
@@ -238,13 +242,13 @@ def _set(keys: list[tuple[MaskKey, MaskKey]]) -> Iterator[None]:
             vars(key).update(vars(before))
 
 
-class _CellSkips(OriginTracker):
+class _ModuleSkips(OriginTracker):
     """Skips of one run of a module.
 
     Args:
         popped: From outside.
         outside: Gets those that the module stashes for others; None: they are thrown away.
-        cell: The module; None: what it stashes is thrown away.
+        module: The module; None: what it stashes is thrown away.
     """
 
     def __init__(
@@ -252,13 +256,13 @@ class _CellSkips(OriginTracker):
         origin: Any,
         popped: Mapping[Skip, Any],
         outside: SkipTracker | None = None,
-        cell: nn.Module | None = None,
+        module: nn.Module | None = None,
     ) -> None:
         SkipTracker.__init__(self)
         self.origin = origin
         self.tensors.update(popped)
         self._outside = outside
-        stashed, wanted = _skips(cell) if cell is not None else ([], [])
+        stashed, wanted = _skips(module) if module is not None else ([], [])
         self._inside = set(stashed) & set(wanted)
 
     def save(self, batch: Batch, ns: Namespace, name: str, tensor: Tensor | None) -> None:

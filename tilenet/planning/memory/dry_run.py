@@ -18,15 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torchgpipe import phony
-from torchgpipe.copy import Copy
-from torchgpipe.skip import Namespace
-from torchgpipe.skip.tracker import SkipTrackerThroughPotals
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Layer
 from tilenet.model.choices import Checkpointing, parameter_dtype
+from tilenet.model.gpipe import Namespace, copies_made_by, new_phonies
 from tilenet.model.modules import MaskKey
 from tilenet.model.network import Network, build_layer, build_network
 from tilenet.model.skips import Origin
@@ -45,7 +42,6 @@ class Charges:
     def __init__(self, live: LiveBytes) -> None:
         self.live = live
         self._copy_to: int | None = None
-        self._skip: tuple[int, int] | None = None  # where it comes from, and goes
 
     def of(self, func: Any, given: list[Tensor]) -> int:
         if self._copy_to is not None:
@@ -62,40 +58,8 @@ class Charges:
 
         return note
 
-    @contextmanager
-    def copies(self, one_device: bool) -> Iterator[None]:
-        """Copy between partitions, as torchgpipe does between devices."""
-        before = Copy.forward, Copy.backward, SkipTrackerThroughPotals.copy
-        # torchgpipe keeps its empty tensors forever: fake ones must not meet real ones.
-        phonies = dict(phony._phonies)
-        phony._phonies.clear()
-
-        def forward(ctx: Any, before: Any, behind: Any, *given: Tensor) -> tuple[Tensor, ...]:
-            ctx.prev_stream, ctx.next_stream = before, behind
-            source = (self.live.owner_of(given[0]) or 0) if given else 0
-            ctx.source, target = self._skip or (source, source + 1)
-            return tuple(self._copy(x, target) for x in given)
-
-        def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-            return (None, None, *(self._copy(x, ctx.source) for x in given))
-
-        def copy_skip(tracker: Any, batch: Any, prev: Any, behind: Any, ns: Any, name: str) -> None:
-            self._skip = tracker.skip_layout.by_ns_name[ns, name]
-            before[2](tracker, batch, prev, behind, ns, name)
-            self._skip = None
-
-        if not one_device:
-            Copy.forward, Copy.backward = staticmethod(forward), staticmethod(backward)
-            SkipTrackerThroughPotals.copy = copy_skip
-        try:
-            yield
-        finally:
-            Copy.forward, Copy.backward = staticmethod(before[0]), staticmethod(before[1])
-            SkipTrackerThroughPotals.copy = before[2]
-            phony._phonies.clear()
-            phony._phonies.update(phonies)
-
-    def _copy(self, x: Tensor, target: int) -> Tensor:
+    def copy(self, x: Tensor, target: int) -> Tensor:
+        """A copy of a tensor for a partition."""
         with self.on(target):
             return torch.empty(x.shape, dtype=x.dtype).copy_(x.detach())
 
@@ -198,7 +162,7 @@ def dry_run(
         cut: Cells of the logits that are cut off on each side, since other tiles own them.
         one_device: All partitions lie on one device: nothing is copied between them.
         stored: Skips between partitions and inputs of checkpoints wait on the host.
-        scratch: Bytes that an operation takes inside, as bench/swapping/measure.py measures them;
+        scratch: Bytes that an operation takes inside, as bench/swapping/scratch.py measures them;
             None: only tensors count, which makes the prediction exact for them.
 
     Raises:
@@ -237,7 +201,7 @@ def measured_run(
     cut: int = 0,
     one_device: bool = False,
     stores: Sequence[Store] | None = None,
-    cells: Sequence[Sequence[int]] | None = None,
+    groups: Sequence[Sequence[int]] | None = None,
     acting: Callable[[Pipe], AbstractContextManager[None]] | None = None,
     count: bool = True,
 ) -> StepBytes:
@@ -245,14 +209,14 @@ def measured_run(
 
     Args:
         stores: Where skips between partitions and inputs of checkpoints wait.
-        cells: Layers per cell, of each partition.
-        acting: Entered with the pipe around the step, to let its cells swap.
+        groups: Layers per group, of each partition.
+        acting: Entered with the pipe around the step, to let its groups swap.
         count: Without, nothing is counted, so that a profiler sees the bare step.
     """
     dtype = parameter_dtype(precision)
     network = build_network(layers, dtype=dtype)
     devices = [CPU] * len(balance)
-    pipe = Pipe(network, balance, devices, checkpointing, precision, inline=True, cells=cells)
+    pipe = Pipe(network, balance, devices, checkpointing, precision, inline=True, groups=groups)
     live = LiveBytes() if count else None
     with nullcontext() if acting is None else acting(pipe):
         return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live, stores)
@@ -304,7 +268,8 @@ def _step(
         for number, partition in enumerate(pipe.partitions):
             partition.register_forward_pre_hook(owners.enter(number))
         live.reset_peaks()
-        with owners.copies(one_device):
+        copies = copies_made_by(owners.copy, live.owner_of)
+        with new_phonies(), nullcontext() if one_device else copies:
             _forward_backward(pipe, images, labels, cut)
         update()
     return StepBytes(live.peak, tuple(live.peak_of[j] for j in range(len(pipe.partitions))))

@@ -24,14 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torchgpipe.skip import Namespace
-from torchgpipe.skip.tracker import SkipTracker, use_skip_tracker
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Activation, Conv, Layer, Pool, Pop, Stash, Upsample
 from tilenet.geometry.ownership import takes_copy
 from tilenet.model.choices import AUTOCAST, HaloMode, parameter_dtype
+from tilenet.model.gpipe import Namespace, use_own_skips
 from tilenet.model.modules import MaskKey
 from tilenet.model.network import build_layer
 from tilenet.model.skips import stash_layer
@@ -219,8 +218,7 @@ def _run(
         x = _Source.apply(root, notes, "gx") if case.wants_gradient else root.detach().clone()  # type: ignore[no-untyped-call]
         if case.viewed:
             x = x.view(case.shape)
-        # A tracker of its own: the thread's would keep what is stashed forever.
-        with use_skip_tracker(SkipTracker()):
+        with use_own_skips():
             if case.skip is not None:
                 skip = _Source.apply(other, notes, "gs")  # type: ignore[no-untyped-call]
                 stash_layer(namespaces[""])(skip)

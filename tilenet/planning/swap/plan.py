@@ -1,8 +1,8 @@
 """What each partition of a pipeline does so that a step fits its devices, and what that costs.
 
 Where activations are computed again, what lives long are inputs and skips, which then wait on the
-host (`pipeline.skip_store`); of the one micro-batch under way, cells may be computed again once
-more. Where they are kept, each cell keeps, swaps or is computed again (`policy.py`).
+host (`pipeline.skip_store`); of the one micro-batch under way, layer groups may be computed again
+once more. Where they are kept, each group keeps, swaps or is computed again (`choose.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,14 +11,11 @@ from itertools import accumulate, pairwise
 
 from tilenet.model.choices import Checkpointing
 from tilenet.parallel.pipeline.layer_times import LayerTime
+from tilenet.parallel.swap.actions import Action
 from tilenet.planning.memory.layer import LayerBytes
-from tilenet.planning.memory.partition import (
-    PartitionBytes,
-    find_skips,
-    partition_bytes,
-)
-from tilenet.planning.swap.fill import cell_sizes, cells_of
-from tilenet.planning.swap.policy import ALL, Action, Choice, choose, predict
+from tilenet.planning.memory.partition import find_skips, partition_bytes
+from tilenet.planning.swap.choose import ACTIONS, choose, predict
+from tilenet.planning.swap.groups import group_sizes, layer_groups
 
 __all__ = ["MIN_BYTES", "PartitionSwaps", "Speeds", "SwapPlan", "plan_swaps", "swap_everything"]
 
@@ -36,7 +33,7 @@ class Speeds:
 
     Attributes:
         times: Seconds of all layers, for one micro-batch.
-        bandwidth: Between a device and where its tensors go, bytes/s in each direction.
+        bandwidth: Bytes/s between a device and where its tensors go, in each direction.
         min_bytes: Smaller tensors stay: a copy takes a while however short it is.
     """
 
@@ -47,18 +44,18 @@ class Speeds:
 
 @dataclass(frozen=True)
 class PartitionSwaps:
-    """One partition's.
+    """What one partition does.
 
     Attributes:
-        cells: Layers per cell.
-        actions: One per cell.
+        groups: Number of layers of each group.
+        actions: One per group.
         device_bytes: Predicted peak.
-        swapped_bytes: Bytes that leave its device in a mini-batch.
+        swapped_bytes: Bytes that leave the device in a mini-batch.
         forward_s: Seconds that a micro-batch's forward takes longer.
         backward_s: Seconds that a micro-batch's backward takes longer.
     """
 
-    cells: tuple[int, ...]
+    groups: tuple[int, ...]
     actions: tuple[Action, ...]
     device_bytes: int
     swapped_bytes: int = 0
@@ -67,20 +64,20 @@ class PartitionSwaps:
 
     @property
     def modules(self) -> tuple[tuple[int, Action], ...]:
-        """Layers and action of each of the partition's modules.
+        """Number of layers and action of each of the partition's modules.
 
-        A cell that is computed again is one; of the others each layer is, so that its input goes as
-        soon as the next layer has it.
+        A group that is computed again is one; of the others each layer is, so that its input goes
+        as soon as the next layer has it.
         """
         found: list[tuple[int, Action]] = []
-        for size, action in zip(self.cells, self.actions, strict=True):
+        for size, action in zip(self.groups, self.actions, strict=True):
             one = action in ("checkpoint", "both")
             found.extend([(size, action)] if one else [(1, action)] * size)
         return tuple(found)
 
     @property
     def acts(self) -> bool:
-        """Whether any cell does not just keep."""
+        """Whether any group does not just keep."""
         return any(action != "keep" for action in self.actions)
 
 
@@ -91,7 +88,7 @@ class SwapPlan:
     Attributes:
         stored: Whether skips between partitions and inputs of checkpoints wait on the host.
         partitions: One each.
-        largest_bytes: Bytes of the largest of the network's maps.
+        largest_bytes: Largest map of the network.
         without_bytes: Predicted peak of each partition without all this.
     """
 
@@ -107,16 +104,16 @@ class SwapPlan:
 
     @property
     def swapped_bytes(self) -> int:
-        """That leave all devices in a mini-batch, and lie on the host at the most."""
+        """Bytes that leave all devices in a mini-batch, and lie on the host at the most."""
         return sum(part.swapped_bytes for part in self.partitions)
 
     def __str__(self) -> str:
-        """`inputs and skips on the host, 3 of 8 cells computed again`."""
+        """`inputs and skips on the host, 3 of 8 layer groups computed again`."""
         actions = [action for part in self.partitions for action in part.actions]
         parts = ["inputs and skips on the host"] * self.stored
         for action, what in SAID.items():
             if count := actions.count(action):
-                parts.append(f"{count} of {len(actions)} cells {what}")
+                parts.append(f"{count} of {len(actions)} layer groups {what}")
         return ", ".join(parts) or "nothing: it fits"
 
 
@@ -137,26 +134,29 @@ def plan_swaps(
         speeds: Asked only where not everything fits: to measure them takes a while.
     """
     plain = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer)
-    without = tuple(part.total for part in plain)
-    edges = list(pairwise([0, *accumulate(balance)]))
-    if all(part.total <= limit for part, limit in zip(plain, limits, strict=True)):
-        parts = (_kept(costs, *edge, part) for edge, part in zip(edges, plain, strict=True))
-        return SwapPlan(False, tuple(parts), _largest(costs), without)
-    again = checkpointing != "never"
-    sizes = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer, stored=again)
+    without = [part.total for part in plain]
+    blocks = list(pairwise(accumulate(balance, initial=0)))
+    if all(size <= limit for size, limit in zip(without, limits, strict=True)):
+        parts = [_kept(costs, *block) for block in zip(blocks, without, strict=True)]
+        return _plan(costs, False, parts, without)
+    stored = checkpointing != "never"
+    sizes = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer, stored=stored)
     known = speeds()
-    found = {}
+    found: dict[int, PartitionSwaps] = {}
     # The fullest first: if it cannot be made to fit, the others need not be looked at.
     for place in sorted(range(len(sizes)), key=lambda j: sizes[j].total / limits[j], reverse=True):
-        edge, size = edges[place], sizes[place]
-        part: PartitionSwaps | None = _kept(costs, *edge, size)
-        if size.total > limits[place]:
-            part = _chosen(costs, known, *edge, size, again, micro_batches, limits[place])
+        block, size, limit = blocks[place], sizes[place].total, limits[place]
+        # Of a micro-batch that is computed again nothing lives long enough to be swapped.
+        asked = (1, ("checkpoint",)) if stored else (micro_batches, ACTIONS)
+        part = (
+            _kept(costs, block, size)
+            if size <= limit
+            else _acting(costs, known, block, size, limit, *asked)
+        )
         if part is None:
             return None
-        found[place] = _with_store(costs, known, edge, part, micro_batches) if again else part
-    parts = (found[place] for place in range(len(sizes)))
-    return SwapPlan(again, tuple(parts), _largest(costs), without)
+        found[place] = _storing(costs, known, block, part, micro_batches) if stored else part
+    return _plan(costs, stored, [found[place] for place in range(len(sizes))], without)
 
 
 def swap_everything(
@@ -168,104 +168,94 @@ def swap_everything(
     speeds: Speeds,
 ) -> SwapPlan:
     """All that is large enough goes, whether it must or not."""
-    again = checkpointing != "never"
-    sizes, plain = (
-        partition_bytes(costs, balance, micro_batches, checkpointing, optimizer, stored=waits)
-        for waits in (again, False)
-    )
-    without = tuple(part.total for part in plain)
-    found = []
-    for edge, size in zip(pairwise([0, *accumulate(balance)]), sizes, strict=True):
-        if again:
-            part = _with_store(costs, speeds, edge, _kept(costs, *edge, size), micro_batches)
+    plain = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer)
+    stored = checkpointing != "never"
+    sizes = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer, stored=stored)
+    parts = []
+    for block, size in zip(pairwise(accumulate(balance, initial=0)), sizes, strict=True):
+        if stored:
+            kept = _kept(costs, block, size.total)
+            parts.append(_storing(costs, speeds, block, kept, micro_batches))
         else:
-            cells = cells_of(costs, speeds.times, *edge, speeds.min_bytes)
-            actions: list[Action] = ["keep", "swap"]
-            kept, every = (
-                predict(cells, [action] * len(cells), speeds.bandwidth, micro_batches)
-                for action in actions
-            )
-            part = _acting(costs, edge, size.total - kept.peak_bytes, kept, every, micro_batches)
-        found.append(part)
-    return SwapPlan(again, tuple(found), _largest(costs), without)
+            part = _acting(costs, speeds, block, size.total, None, micro_batches)
+            assert part is not None, "there is no limit"
+            parts.append(part)
+    return _plan(costs, stored, parts, [part.total for part in plain])
 
 
-def _largest(costs: Sequence[LayerBytes]) -> int:
-    return max(cost.output for cost in costs)
-
-
-def _kept(
-    costs: Sequence[LayerBytes], start: int, stop: int, size: PartitionBytes
-) -> PartitionSwaps:
-    cells = cell_sizes([cost.layer for cost in costs[start:stop]])
-    actions: list[Action] = ["keep"] * len(cells)
-    return PartitionSwaps(cells, tuple(actions), size.total)
-
-
-def _chosen(
+def _plan(
     costs: Sequence[LayerBytes],
-    speeds: Speeds,
-    start: int,
-    stop: int,
-    size: PartitionBytes,
-    again: bool,
-    micro_batches: int,
-    limit: float,
-) -> PartitionSwaps | None:
-    """The actions of one partition whose peak is too high."""
-    cells = cells_of(costs, speeds.times, start, stop, speeds.min_bytes)
-    many = 1 if again else micro_batches
-    kept = predict(cells, ["keep"] * len(cells), speeds.bandwidth, many)
-    # Besides what cells hold there are terms that no action changes.
-    rest = size.total - kept.peak_bytes
-    # Of a micro-batch that is computed again nothing lives long enough to be swapped.
-    allowed: Sequence[Action] = ("keep", "checkpoint") if again else ALL
-    choice: Choice | None = choose(cells, limit - rest, speeds.bandwidth, many, allowed)
-    if choice is None:
-        return None
-    return _acting(costs, (start, stop), rest, kept, choice, many)
+    stored: bool,
+    parts: Sequence[PartitionSwaps],
+    without: Sequence[int],
+) -> SwapPlan:
+    return SwapPlan(stored, tuple(parts), max(cost.output for cost in costs), tuple(without))
+
+
+def _kept(costs: Sequence[LayerBytes], block: tuple[int, int], size: int) -> PartitionSwaps:
+    groups = group_sizes([cost.layer for cost in costs[slice(*block)]])
+    actions: list[Action] = ["keep"] * len(groups)
+    return PartitionSwaps(groups, tuple(actions), size)
 
 
 def _acting(
     costs: Sequence[LayerBytes],
-    edge: tuple[int, int],
-    rest: int,
-    kept: Choice,
-    choice: Choice,
+    speeds: Speeds,
+    block: tuple[int, int],
+    size: int,
+    limit: float | None,
     micro_batches: int,
-) -> PartitionSwaps:
-    """A partition that does as chosen, besides what no action changes."""
-    return PartitionSwaps(
-        cells=cell_sizes([cost.layer for cost in costs[slice(*edge)]]),
+    allowed: Sequence[Action] = ACTIONS,
+) -> PartitionSwaps | None:
+    """A partition that keeps a limit; None: it cannot.
+
+    Args:
+        size: Bytes that it needs when all groups keep.
+        limit: Bytes; None: all groups swap.
+        micro_batches: Number of these that are kept at a time.
+        allowed: Actions besides keep.
+    """
+    groups = layer_groups(costs, speeds.times, *block, speeds.min_bytes)
+    step = speeds.bandwidth, micro_batches
+    kept = predict(groups, ["keep"] * len(groups), *step)
+    # Besides what groups hold there are terms that no action changes.
+    rest = size - kept.peak_bytes
+    choice = (
+        predict(groups, ["swap"] * len(groups), *step)
+        if limit is None
+        else choose(groups, limit - rest, *step, allowed)
+    )
+    if choice is None:
+        return None
+    return replace(
+        _kept(costs, block, rest + choice.peak_bytes),
         actions=choice.actions,
-        device_bytes=rest + choice.peak_bytes,
         swapped_bytes=choice.swapped_bytes,
         backward_s=max(0.0, choice.seconds - kept.seconds) / micro_batches,
     )
 
 
-def _with_store(
+def _storing(
     costs: Sequence[LayerBytes],
     speeds: Speeds,
-    edge: tuple[int, int],
+    block: tuple[int, int],
     part: PartitionSwaps,
     micro_batches: int,
 ) -> PartitionSwaps:
     """The partition, with what its store moves."""
-    start, stop = edge
+    start, stop = block
     arrives = costs[start].input if start else 0
     skips = find_skips(costs)
     leaving = sum(s.map_bytes for s in skips if start <= s.stash < stop <= s.pop)
     coming = sum(s.map_bytes for s in skips if s.stash < start <= s.pop < stop)
-    times = speeds.times[start:stop]
-    forward_s = sum(time.forward_s for time in times)
-    backward_s = forward_s + sum(time.backward_s for time in times)
+    forward_s = sum(time.forward_s for time in speeds.times[start:stop])
+    backward_s = forward_s + sum(time.backward_s for time in speeds.times[start:stop])
     # Each way has a lane of its own, and waits for the other only where it is the slower one.
-    forward_way_s = max(arrives + leaving, coming) / speeds.bandwidth
-    backward_way_s = (arrives + coming) / speeds.bandwidth
+    late_s = max(arrives + leaving, coming) / speeds.bandwidth - forward_s
+    late_back_s = (arrives + coming) / speeds.bandwidth - backward_s
     return replace(
         part,
         swapped_bytes=micro_batches * (arrives + leaving),
-        forward_s=part.forward_s + max(0.0, forward_way_s - forward_s),
-        backward_s=part.backward_s + max(0.0, backward_way_s - backward_s),
+        forward_s=max(0.0, late_s),
+        backward_s=part.backward_s + max(0.0, late_back_s),
     )

@@ -31,7 +31,7 @@ from tilenet.training.images.open import RunImages
 from tilenet.training.setup import RunPlan
 from tilenet.training.swap import Load
 
-__all__ = ["Part", "RankWork", "RunData", "TileReader", "Work", "read_turned"]
+__all__ = ["RankWork", "ReadTile", "RunData", "TileReader", "Work", "read_turned"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Part:
+class ReadTile:
     """A tile that was read, a sample of a micro-batch."""
 
     work: Work
@@ -97,7 +97,7 @@ class RankWork:
 
     def reads(
         self, reader: "TileReader", first: int, last: int, ahead: int
-    ) -> ReadAhead[tuple[int, list[Work]], list["Part"]]:
+    ) -> ReadAhead[tuple[int, list[Work]], list["ReadTile"]]:
         """This rank's micro-batches of the steps from `first` to `last`, one after another.
 
         Args:
@@ -176,7 +176,7 @@ class TileReader:
         self.keep_unlabelled = keep_unlabelled
         self.dtype = parameter_dtype(record.precision)
 
-    def read(self, stack: tuple[int, Sequence[Work]]) -> list[Part]:
+    def read(self, stack: tuple[int, Sequence[Work]]) -> list[ReadTile]:
         """Pixels and labels of a step's micro-batch; nothing where no own pixel is labelled.
 
         Args:
@@ -188,7 +188,7 @@ class TileReader:
         step, work = stack
         return [part for one in work if (part := self._read_tile(step, one)) is not None]
 
-    def _read_tile(self, step: int, work: Work) -> Part | None:
+    def _read_tile(self, step: int, work: Work) -> ReadTile | None:
         sample, tile = work.sample, work.tile
         files = self.images[sample.image], self.labels[sample.image]
         pixels, labels = read_turned(*files, tile, sample.region, sample.symmetry)
@@ -199,7 +199,7 @@ class TileReader:
         image = standardise(pixels.values, pixels.valid, mean, std, self.dtype)
         key = self.seed, step, sample.number
         self.radiometry.alter(image, pixels.valid, tile.read, sample.size, *key)
-        return Part(work, image, torch.from_numpy(labels)[None])
+        return ReadTile(work, image, torch.from_numpy(labels)[None])
 
 
 def read_turned(

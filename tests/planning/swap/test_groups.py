@@ -1,4 +1,4 @@
-"""Cells of real layers: against the planner's formula, and against steps on fake tensors."""
+"""Groups of real layers: against the planner's formula, and against steps on fake tensors."""
 
 import random
 import weakref
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_layer import Head
+from networks import Head, random_balance, random_options
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
@@ -20,31 +20,18 @@ from tilenet.geometry.layers import Activation, Conv, Layer, Norm, Pool, Pop, St
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.parallel.pipeline.layer_times import LayerTime
+from tilenet.parallel.swap.actions import Action
 from tilenet.planning.memory.layer import cast_parameters, layer_bytes, parameter_dtype
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.partition import partition_bytes
-from tilenet.planning.swap.cells import ALL, options_of
-from tilenet.planning.swap.fill import cell_sizes, cells_of
-from tilenet.planning.swap.policy import Action, predict
+from tilenet.planning.swap.choose import ACTIONS, options_of, predict
+from tilenet.planning.swap.groups import group_sizes, layer_groups
 
 PRECISIONS = ["float32", "float64", "bfloat16"]
 
 
 def random_network(draw: random.Random) -> tuple[Layer, ...]:
-    return unet_layers(
-        UNetOptions(
-            poolings=draw.randint(1, 3),
-            convolutions=draw.randint(1, 3),
-            base=draw.choice([2, 4, 6]),
-            bands=draw.randint(1, 5),
-            classes=draw.randint(1, 6),
-            upsampling=draw.choice(["nearest", "bilinear", "transposed"]),
-            norm=draw.choice(["none", "instance", "group", "batch"]),
-            norm_scope="tile",
-            groups=2,
-            dropout=draw.choice([0, 0.2]),
-        )
-    )
+    return unet_layers(random_options(draw, classes=draw.randint(1, 6), groups=2))
 
 
 def times_of(layers: Sequence[Layer]) -> list[LayerTime]:
@@ -52,54 +39,55 @@ def times_of(layers: Sequence[Layer]) -> list[LayerTime]:
 
 
 def random_actions(
-    draw: random.Random, cells: Sequence[Any], some: Sequence[Action]
+    draw: random.Random, groups: Sequence[Any], some: Sequence[Action]
 ) -> list[Action]:
-    return [ALL[draw.choice(options_of(cell, some))] for cell in cells]
+    return [ACTIONS[draw.choice(options_of(group, some))] for group in groups]
 
 
-def test_a_cell_is_a_convolution_with_what_follows() -> None:
+def test_a_group_is_a_convolution_with_what_follows() -> None:
     layers = unet_layers(UNetOptions(poolings=1, convolutions=1, base=2, norm="batch", dropout=0.1))
     convolution = 4  # with dropout, norm and activation
     # stash, pool; convolution; upsample, pop; convolution; head
-    assert cell_sizes(layers) == (convolution, 1, 1, convolution, 1, 1, convolution, 1)
+    assert group_sizes(layers) == (convolution, 1, 1, convolution, 1, 1, convolution, 1)
     begins = Conv | Pool | Upsample | Stash | Pop
-    for edge in accumulate(cell_sizes(layers)[:-1]):
+    for edge in accumulate(group_sizes(layers)[:-1]):
         assert isinstance(layers[edge], begins)
     # A partition may begin anywhere.
-    assert cell_sizes(layers[2:7]) == (2, 1, 1, 1)
-    assert cell_sizes([Stash(2, 2), Norm(2, 2), Activation(2, 2)]) == (1, 2)
+    assert group_sizes(layers[2:7]) == (2, 1, 1, 1)
+    assert group_sizes([Stash(2, 2), Norm(2, 2), Activation(2, 2)]) == (1, 2)
 
 
 def test_seconds_and_saved_bytes_are_the_layers() -> None:
     layers = unet_layers(PRESETS["small"])
     costs = layer_bytes(layers, 96, 64)
-    cells = cells_of(costs, times_of(layers), 5, 60, 1)
-    assert sum(cell.forward_s for cell in cells) == sum(3 + 7 * place for place in range(5, 60))
-    assert sum(cell.backward_s for cell in cells) == sum(5 + 11 * place for place in range(5, 60))
-    assert len(cells) == len(cell_sizes(layers[5:60]))
-    for cell in cells:
-        assert cell.swapped_bytes == cell.saved_bytes
+    groups = layer_groups(costs, times_of(layers), 5, 60, 1)
+    assert sum(group.forward_s for group in groups) == sum(3 + 7 * place for place in range(5, 60))
+    assert sum(group.backward_s for group in groups) == sum(
+        5 + 11 * place for place in range(5, 60)
+    )
+    assert len(groups) == len(group_sizes(layers[5:60]))
+    for group in groups:
+        assert group.swapped_bytes == group.saved_bytes
     most = max(cost.output for cost in costs[5:60])
-    few = cells_of(costs, times_of(layers), 5, 60, most)
+    few = layer_groups(costs, times_of(layers), 5, 60, most)
     # Maps of the largest level only; not the statistics, masks and indices.
-    assert 0 < sum(cell.swapped_bytes for cell in few) < sum(cell.saved_bytes for cell in few)
-    assert all(cell.swapped_bytes % most == 0 for cell in few)
-    assert not any(c.swapped_bytes for c in cells_of(costs, times_of(layers), 5, 60, most + 1))
+    assert 0 < sum(group.swapped_bytes for group in few) < sum(group.saved_bytes for group in few)
+    assert all(group.swapped_bytes % most == 0 for group in few)
+    assert not any(c.swapped_bytes for c in layer_groups(costs, times_of(layers), 5, 60, most + 1))
 
 
 @pytest.mark.parametrize("seed", range(24))
 def test_all_kept_needs_the_activations_of_the_formula(seed: int) -> None:
     draw = random.Random(seed)
     layers = random_network(draw)
-    cuts = sorted(draw.sample(range(1, len(layers)), draw.randint(0, 4)))
-    edges = [0, *cuts, len(layers)]
+    balance = random_balance(draw, len(layers), 5)
+    edges = list(accumulate(balance, initial=0))
     size, many = (draw.randint(33, 70), draw.randint(33, 70)), draw.randint(2, 5)
     costs = layer_bytes(layers, *size, PRECISIONS[seed % 3])
-    balance = [stop - start for start, stop in pairwise(edges)]
     parts = partition_bytes(costs, balance, many, "never")
     for (start, stop), part in zip(pairwise(edges), parts, strict=True):
-        cells = cells_of(costs, times_of(layers), start, stop, 1000)
-        found = predict(cells, ["keep"] * len(cells), 1e9, many)
+        groups = layer_groups(costs, times_of(layers), start, stop, 1000)
+        found = predict(groups, ["keep"] * len(groups), 1e9, many)
         assert found.peak_bytes == part.activations
 
 
@@ -107,17 +95,17 @@ def test_stashes_pops_and_activations_that_overwrite_anothers_map_are_not_comput
     layers = unet_layers(UNetOptions(poolings=2, base=4, norm="instance"))
     costs = layer_bytes(layers, 48, 64)
     place = 0
-    for size, cell in zip(
-        cell_sizes(layers), cells_of(costs, times_of(layers), 0, len(layers), 1), strict=True
+    for size, group in zip(
+        group_sizes(layers), layer_groups(costs, times_of(layers), 0, len(layers), 1), strict=True
     ):
-        assert cell.may_checkpoint != isinstance(layers[place], Stash | Pop)
+        assert group.may_checkpoint != isinstance(layers[place], Stash | Pop)
         place += size
     with_pop = (Stash(4, 4, name="a"), Activation(4, 4), Conv(4, 4), Pop(4, 8, name="a"))
-    overwrites = cells_of(layer_bytes(with_pop, 20, 20), times_of(with_pop), 0, 4, 1)
-    assert [cell.may_checkpoint for cell in overwrites] == [False, False, True, False]
+    overwrites = layer_groups(layer_bytes(with_pop, 20, 20), times_of(with_pop), 0, 4, 1)
+    assert [group.may_checkpoint for group in overwrites] == [False, False, True, False]
     # As a partition's first layer it writes elsewhere.
     first = next(n for n, layer in enumerate(layers) if isinstance(layer, Activation))
-    assert cells_of(costs, times_of(layers), first, first + 5, 1)[0].may_checkpoint
+    assert layer_groups(costs, times_of(layers), first, first + 5, 1)[0].may_checkpoint
 
 
 class Gone:
@@ -151,10 +139,10 @@ def step_bytes(
     many: int,
     min_bytes: int,
 ) -> int:
-    """Peak of a step with each cell as it was chosen; without images, weights, their gradients."""
+    """Peak of a step with each group as it was chosen; without images, weights, their gradients."""
     dtype = parameter_dtype(precision)
     mixed = {"bfloat16": torch.bfloat16}.get(precision)
-    edges = accumulate(cell_sizes(layers), initial=0)
+    edges = accumulate(group_sizes(layers), initial=0)
     with FakeTensorMode():
         network = build_network(layers)
         cast_parameters(network, dtype)
@@ -173,12 +161,9 @@ def step_bytes(
                 with torch.autocast("cpu", mixed, enabled=mixed is not None):
                     for part, action in zip(parts, actions, strict=True):
                         again = action in ("checkpoint", "both")
-                        with saved_tensors_hooks(
-                            *(
-                                (gone.pack, gone.unpack)
-                                if action in ("swap", "both")
-                                else (id_, id_)
-                            )
+                        swaps = action in ("swap", "both")
+                        with (
+                            saved_tensors_hooks(gone.pack, gone.unpack) if swaps else nullcontext()
                         ):
                             x = checkpoint(part, x, use_reentrant=False) if again else part(x)
                 losses.append(Head.apply(x))
@@ -189,12 +174,8 @@ def step_bytes(
     return live.peak - 4 * many - 4  # the losses, and the gradient of one
 
 
-def id_(x: Any) -> Any:
-    return x
-
-
 @pytest.mark.parametrize(
-    "some", [("checkpoint",), ("swap",), ALL], ids=["checkpoint", "swap", "all"]
+    "some", [("checkpoint",), ("swap",), ACTIONS], ids=["checkpoint", "swap", "all"]
 )
 @pytest.mark.parametrize("seed", range(12))
 def test_a_predicted_peak_is_that_of_a_step_or_a_little_more(
@@ -205,11 +186,11 @@ def test_a_predicted_peak_is_that_of_a_step_or_a_little_more(
     size, min_bytes = (draw.randint(48, 90), draw.randint(48, 90)), draw.choice([1, 4000])
     precision = PRECISIONS[seed % 3]
     costs = layer_bytes(layers, *size, precision)
-    cells = cells_of(costs, times_of(layers), 0, len(layers), min_bytes)
-    for actions in [random_actions(draw, cells, some) for _ in range(2)]:
-        predicted = predict(cells, actions, 1e30, many, 0).peak_bytes
+    groups = layer_groups(costs, times_of(layers), 0, len(layers), min_bytes)
+    for actions in [random_actions(draw, groups, some) for _ in range(2)]:
+        predicted = predict(groups, actions, 1e30, many, 0).peak_bytes
         needed = step_bytes(layers, size, precision, actions, many, min_bytes)
-        # Autocast holds its copies of weights and images until forward ends, whatever cells do.
+        # Autocast holds its copies of weights and images until forward ends, whatever groups do.
         copies = (sum(cost.parameters for cost in costs) + costs[0].input) // 2
         copies *= precision == "bfloat16"
         assert needed - copies <= predicted <= 1.3 * needed
