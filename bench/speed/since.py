@@ -82,11 +82,14 @@ def take_turn(root: Path, scene: Path, steps: int, side_px: int) -> dict[str, fl
         with (run / "history.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
         found["training, a step"] = median(float(row["seconds"]) for row in rows)
-        began = time.perf_counter()
-        target = str(Path(place) / "map.tif")
-        on_ranks(root, "-m", "tilenet", "predict", str(run), str(scene / "scene.tif"), target)
-        found["mapping, the whole command"] = time.perf_counter() - began
-    printed = on_ranks(root, bench_file(root, "exchange"), "--measure", str(side_px), "3")
+        took = []
+        for number in range(3):  # it is short
+            began = time.perf_counter()
+            target = str(Path(place) / f"map{number}.tif")
+            on_ranks(root, "-m", "tilenet", "predict", str(run), str(scene / "scene.tif"), target)
+            took.append(time.perf_counter() - began)
+        found["mapping, the whole command"] = min(took)
+    printed = on_ranks(root, bench_file(root, "exchange"), "--measure", str(side_px), "5")
     for row in json.loads(printed.splitlines()[-1]):
         if row["way"] == "exchange":
             found[f"a step that exchanges halos, norm {row['norm']}"] = row["seconds"]
