@@ -28,7 +28,7 @@ def test_a_palette_is_said_with_its_colours(
     with rasterio.open(path, "r+") as file:
         file.write_colormap(1, {n: (n * 12, 9, 250, 255) for n in range(1, 20)})
     (found,) = asked(capfd, path)
-    colours = found["bands"][0]["palette"]["colours"]
+    colours = found["bands"][0]["palette"]
     assert colours == {str(n): f"#{n * 12:02x}09fa" for n in range(1, 20)}
     line = line_of(shown(capfd, path)[0], "palette")
     assert "band 1 holds numbers of colours or classes (1 #0c09fa, 2 #1809fa" in line

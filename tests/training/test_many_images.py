@@ -204,7 +204,7 @@ def test_images_that_do_not_go_together_are_refused(comm: MPI.Intracomm, shared_
                 "labels": [labels[0]] * 2,
                 "validation": KEYS,
             },
-            r"image once \(.*/red\.tif: several",
+            r"image once \(.*/green\.tif: several",
         ),
         (
             {

@@ -1,11 +1,7 @@
-"""`tilenet info`: say what images and their labels are, before anything is trained on them.
-
-What `tilenet info` found, as people read it.
-"""
+"""`tilenet info`: say what images and their labels are, before anything is trained on them."""
 
 import json
 import sys
-from collections.abc import Callable
 from itertools import groupby
 from math import isfinite
 from typing import Any
@@ -25,65 +21,59 @@ MOST_QUANTITIES = 20
 MOST_COLOURS = 12  # of a palette
 MOST_LETTERS = 80  # of a value of a field
 
+Row = tuple[str, str]  # a name, empty below one, and what is said
+
 
 def block_of(found: dict[str, Any]) -> str:
     """One image's facts (of `describe`), a block of lines."""
-    lines = [found["path"]]
-    if "size" in found:
-        lines += _header(found)
-    if "kind" in found.get("labels", {}):
-        lines += _labels(found["labels"])
+    rows = _header(found) if "size" in found else []
+    labels = found.get("labels", {})
+    if "kind" in labels:
+        rows += _labels(labels)
     if "pixels" in found:
-        lines += _pixels(found)
-    if "class_pixels" in found.get("labels", {}):
-        lines += _classes(found["labels"])
-    lines += [_line("note", note) for note in found.get("notes", [])]
-    return "\n".join(map(_printable, lines))
+        rows += _pixels(found["pixels"])
+    if "class_pixels" in labels:
+        rows += _classes(labels)
+    rows += [("note", note) for note in found.get("notes", [])]
+    lines = [found["path"], *(f"  {name:<8} {text}".rstrip() for name, text in rows)]
+    # Without what a terminal would obey: names of bands, layers and fields come from files.
+    return "\n".join(
+        "".join(sign if sign.isprintable() else "\ufffd" for sign in line) for line in lines
+    )
 
 
-def _printable(line: str) -> str:
-    """Without what a terminal would obey: names of bands, layers and fields come from files."""
-    return "".join(sign if sign.isprintable() else "\ufffd" for sign in line)
-
-
-def _line(name: str, text: str) -> str:
-    return f"  {name:<8} {text}"
-
-
-def _header(found: dict[str, Any]) -> list[str]:
-    rows, cols = found["size"]
-    size = f"{rows:,} × {cols:,} px (rows × columns)"
+def _header(found: dict[str, Any]) -> list[Row]:
+    file = found["driver"]
+    if found["num_bytes"] is not None:
+        file += f", {_bytes(found['num_bytes'])}"
+    if found["compression"] is not None:
+        file += f", {found['compression'] or 'not compressed'}"
+    rows = [("file", f"{file}; {_blocks(found)}")]
+    if found["array"] is not None:
+        rows.append(("array", f"{found['array']} is read"))
+    if others := found["others"]:
+        shown = _some(others, MOST_OTHERS)
+        rows.append(("rasters", f"1 of {len(others) + 1:,} in the file is read; also: {shown}"))
+    size = "{:,} × {:,} px (rows × columns)".format(*found["size"])
     if found["read_size"] != found["size"]:
         size += ", read as {:,} × {:,}".format(*found["read_size"])
-    on_disk = "" if found["num_bytes"] is None else f", {_bytes(found['num_bytes'])}"
-    packed = {None: "", "": ", not compressed"}.get(
-        found["compression"], f", {found['compression']}"
-    )
-    return [
-        _line("file", f"{found['driver']}{on_disk}{packed}; {_blocks(found)}"),
-        *_contents(found),
-        _line("size", size),
-        _line("bands", _bands(found["bands"])),
-        *_quantities(found["bands"]),
-        *_palettes(found["bands"]),
-        _line("grid", _grid(found)),
-        *_places(found["places"]),
-        _line("data", found["data"]),
-    ]
+    rows += [("size", size), ("bands", _bands(found["bands"]))]
+    if values := _quantities(found["bands"]):
+        shown = _some(values, MOST_QUANTITIES, "; ")
+        rows.append(("value", f"{shown} (tilenet reads the numbers as they are stored)"))
+    palettes = [band for band in found["bands"] if band["palette"] is not None]
+    rows += [("palette", _palette(band)) for band in palettes[:MOST_OTHERS]]
+    rows.append(("grid", _grid(found)))
+    places = found["places"]
+    gcps = f"{places['gcps']:,} ground control points ({places['gcps_crs'] or 'no CRS'})"
+    unused = [gcps] * bool(places["gcps"]) + ["RPCs"] * places["rpcs"]
+    if unused := [*unused, *["arrays of coordinates"] * places["geolocation"]]:
+        rows.append(("", f"{' and '.join(unused)} in the file, not used"))
+    return [*rows, ("data", found["data"])]
 
 
-def _contents(found: dict[str, Any]) -> list[str]:
-    """Which of several arrays or rasters of a file is read."""
-    lines = []
-    if found["array"] is not None:
-        lines.append(_line("array", f"{found['array']} is read"))
-    others = found["others"]
-    if others:
-        shown = ", ".join(others[:MOST_OTHERS]) + " …" * (len(others) > MOST_OTHERS)
-        lines.append(
-            _line("rasters", f"1 of {len(others) + 1:,} in the file is read; also: {shown}")
-        )
-    return lines
+def _some(texts: list[str], most: int, comma: str = ", ") -> str:
+    return comma.join(texts[:most]) + " …" * (len(texts) > most)
 
 
 def _blocks(found: dict[str, Any]) -> str:
@@ -91,84 +81,52 @@ def _blocks(found: dict[str, Any]) -> str:
     text = "{} of {:,} × {:,} px".format("strips" if strips else "tiles", *found["block"])
     if not found["suits_windows"]:
         return f"{text} do not suit window reads"
-    return (
-        f"{text}, of a file so small that it does not matter"
-        if strips
-        else f"{text} suit window reads"
-    )
+    if strips:
+        return f"{text}, of a file so small that it does not matter"
+    return f"{text} suit window reads"
 
 
 def _bands(bands: list[dict[str, Any]]) -> str:
-    """`1 red, 2 green (uint8)`; those of one dtype together, those that are not read said."""
-    parts: list[str] = []
-    for first, last in _alike(
-        bands, lambda band: (band["dtype"], band["read"], bool(band["name"]))
-    ):
-        if bands[first]["name"]:
-            texts = [f"{band['number']} {band['name']}" for band in bands[first : last + 1]]
-        else:
-            texts = [_numbers(bands[first]["number"], bands[last]["number"])]
-        texts = texts if bands[first]["read"] else [f"{text} (not read)" for text in texts]
-        ends = last + 1 == len(bands) or bands[last + 1]["dtype"] != bands[first]["dtype"]
-        parts += [*texts[:-1], f"{texts[-1]}: {bands[first]['dtype']}" if ends else texts[-1]]
-    return ", ".join(parts)
+    """`1 red, 2 green: uint8`; those of one dtype together, those that are not read said."""
+    groups = []
+    for dtype, alike in groupby(bands, lambda band: band["dtype"]):
+        texts: list[str] = []
+        for (read, named), run in groupby(alike, lambda band: (band["read"], bool(band["name"]))):
+            some = list(run)
+            names = [f"{band['number']} {band['name']}" for band in some]
+            texts += [
+                text + " (not read)" * (not read) for text in (names if named else [_numbers(some)])
+            ]
+        groups.append(f"{', '.join(texts)}: {dtype}")
+    return ", ".join(groups)
 
 
-def _alike(
-    bands: list[dict[str, Any]], facts: Callable[[dict[str, Any]], Any]
-) -> list[tuple[int, int]]:
-    """First and last places of neighbouring bands of the same facts."""
-    runs = [list(run) for _, run in groupby(range(len(bands)), lambda place: facts(bands[place]))]
-    return [(run[0], run[-1]) for run in runs]
-
-
-def _numbers(first: int, last: int) -> str:
+def _numbers(bands: list[dict[str, Any]]) -> str:
+    first, last = bands[0]["number"], bands[-1]["number"]
     return ", ".join(map(str, range(first, last + 1))) if last - first < 4 else f"{first}–{last}"
 
 
 def _quantities(bands: list[dict[str, Any]]) -> list[str]:
     """What physical quantity the numbers of bands stand for, where the file says so."""
     parts = []
-    for first, last in _alike(bands, lambda band: [band[n] for n in ("scale", "offset", "unit")]):
-        scale, offset, unit = (bands[first][name] for name in ("scale", "offset", "unit"))
+    facts = groupby(bands, lambda band: (band["scale"], band["offset"], band["unit"]))
+    for (scale, offset, unit), alike in facts:
         if (scale, offset, unit) == (1, 0, None):
             continue
         text = "number" + (f" × {scale:.9g}" if scale != 1 else "")
         text += f" {'−' if offset < 0 else '+'} {abs(offset):.9g}" if offset else ""
-        text += f" {unit}" if unit else ""
-        parts.append(f"{_numbers(bands[first]['number'], bands[last]['number'])}: {text}")
-    if not parts:
-        return []
-    shown = "; ".join(parts[:MOST_QUANTITIES]) + " …" * (len(parts) > MOST_QUANTITIES)
-    return [_line("value", f"{shown} (tilenet reads the numbers as they are stored)")]
+        parts.append(f"{_numbers(list(alike))}: {text}{f' {unit}' if unit else ''}")
+    return parts
 
 
-def _palettes(bands: list[dict[str, Any]]) -> list[str]:
-    lines: list[str] = []
-    for band in bands:
-        if band["palette"] is None or len(lines) == MOST_OTHERS:
-            continue
-        colours = band["palette"]["colours"]
-        shown = ", ".join(
-            f"{number} {colour}" for number, colour in list(colours.items())[:MOST_COLOURS]
-        )
-        more = len(colours) - MOST_COLOURS
-        shown += f" and {more} more" if more > 0 else ""
-        text = (
-            f"band {band['number']} holds numbers of colours or classes ({shown or 'all black'}), "
-            "read as these numbers"
-        )
-        lines.append(_line("palette", text))
-    return lines
-
-
-def _places(places: dict[str, Any]) -> list[str]:
-    parts = []
-    if places["gcps"]:
-        crs = places["gcps_crs"] or "no CRS"
-        parts.append(f"{places['gcps']:,} ground control points ({crs})")
-    parts += ["RPCs"] * places["rpcs"] + ["arrays of coordinates"] * places["geolocation"]
-    return [_line("", f"{' and '.join(parts)} in the file, not used")] if parts else []
+def _palette(band: dict[str, Any]) -> str:
+    colours = [f"{number} {colour}" for number, colour in band["palette"].items()]
+    more = len(colours) - MOST_COLOURS
+    shown = ", ".join(colours[:MOST_COLOURS]) + (f" and {more} more" if more > 0 else "")
+    return (
+        f"band {band['number']} holds numbers of colours or classes ({shown or 'all black'}), "
+        "read as these numbers"
+    )
 
 
 def _grid(found: dict[str, Any]) -> str:
@@ -187,72 +145,54 @@ def _grid(found: dict[str, Any]) -> str:
     return text + (", mirrored" if found["mirrored"] else "")
 
 
-def _labels(labels: dict[str, Any]) -> list[str]:
-    crs = labels["crs"] or "no CRS"
-    lines = [
-        _line("labels", f"{labels['path']}: {labels['kind']}, {crs}"),
-        _line("", labels["grid"]),
+def _labels(labels: dict[str, Any]) -> list[Row]:
+    rows = [
+        ("labels", f"{labels['path']}: {labels['kind']}, {labels['crs'] or 'no CRS'}"),
+        ("", labels["grid"]),
     ]
     if labels["bounds"] is not None:
-        left, bottom, right, top = labels["bounds"]
         about = "" if labels["exact"] else "about "
-        lines.append(
-            _line(
-                "",
-                f"{about}x {left:.9g} to {right:.9g}, y {bottom:.9g} to {top:.9g} in the image's "
-                "CRS",
-            )
-        )
-        lines.append(
-            _line("", f"this rectangle covers {about}{labels['share']:.1%} of the image's")
-        )
+        share = f"this rectangle covers {about}{labels['share']:.1%} of the image's"
         if labels["share_inside"] is not None:
-            lines[-1] += f"; {about}{labels['share_inside']:.1%} of it lies on the image"
+            share += f"; {about}{labels['share_inside']:.1%} of it lies on the image"
+        rows += [("", f"{about}{labels['bounds']} in the image's CRS"), ("", share)]
     if labels["names"]:
         names = [f"{label} {name}" for label, name in labels["names"].items()]
-        shown = ", ".join(names[:MOST_COLOURS]) + " …" * (len(names) > MOST_COLOURS)
-        lines.append(_line("", f"classes are named: {shown}"))
-    if labels["values"] is not None:
-        lines += _values(labels["values"])
-    return lines
+        rows.append(("", f"classes are named: {_some(names, MOST_COLOURS)}"))
+    return rows + ([] if labels["values"] is None else _values(labels["values"]))
 
 
-def _values(values: dict[str, Any]) -> list[str]:
+def _values(values: dict[str, Any]) -> list[Row]:
     """Values of the field, and the mapping that a run file needs."""
-    number, shown = values["distinct"], len(values["counts"])
-    features = values["features"]
+    number, shown, features = values["distinct"], len(values["counts"]), values["features"]
     counted = (
         f"{number:,} value{'s' * (number != 1)} in {features:,} polygon{'s' * (features != 1)}"
     )
     if shown < number:
         counted += f", the {shown} most frequent of them:"
-    rows = [
-        [f"{count:,}", _class(text, values), _cut(shown_value(text))]
+    classes = values["classes"]
+    names = {text: "null" if label is None else str(label) for text, label in classes.items()}
+    names |= dict.fromkeys(values["missing"], "not given")
+    table = [
+        [f"{count:,}", names[text], _cut(shown_value(text))]
         for text, count in values["counts"].items()
     ]
+    rows = [("field", f"{values['field']}: {counted}")]
+    rows += _table(["polygons", "class", "value"], table, left=1)
     # In the order of the classes, what does not count last.
-    short = [pair for pair in values["classes"].items() if _cut(pair[0]) == pair[0]]
-    classes = sorted(short, key=lambda pair: (pair[1] is None, pair[1] or 0))
-    pairs = ", ".join(f"{_key(text)}: {flow_text(label)}" for text, label in classes)
-    lines = [_line("field", f"{values['field']}: {counted}")]
-    lines += _table(["polygons", "class", "value"], rows, left=1)
-    if pairs:
+    short = [pair for pair in classes.items() if _cut(pair[0]) == pair[0]]
+    short.sort(key=lambda pair: (pair[1] is None, pair[1] or 0))
+    if short:
+        pairs = ", ".join(f"{_key(text)}: {flow_text(label)}" for text, label in short)
         told = "for the run file (0 is what lies in no polygon, null does not count):"
         keys = f"vectors: {{field: {flow_text(values['field'])}, classes: {{{pairs}}}}}"
-        lines += [_line("", told), _line("", keys)]
-    return lines
+        rows += [("", told), ("", keys)]
+    return rows
 
 
 def _cut(text: str) -> str:
     """The beginning of what is too long to be the name of a class."""
     return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"
-
-
-def _class(text: str, values: dict[str, Any]) -> str:
-    if text in values["missing"]:
-        return "not given"
-    label = values["classes"][text]
-    return "null" if label is None else str(label)
 
 
 def _key(text: str) -> str:
@@ -261,62 +201,54 @@ def _key(text: str) -> str:
     return text if plain else flow_text(text)
 
 
-def _pixels(found: dict[str, Any]) -> list[str]:
-    pixels = found["pixels"]
-    share = pixels["share_without_data"]
+def _pixels(pixels: dict[str, Any]) -> list[Row]:
     percents = list(pixels["bands"][0]["percentiles"])
     heads = ["band", "mean", "std", "min", *(f"{percent} %" for percent in percents), "max"]
-    rows = [
-        [
-            str(band["band"]),
-            *(f"{band[name]:.6g}" for name in ("mean", "std", "minimum")),
-            *(f"{value:.6g}" for value in band["percentiles"].values()),
-            f"{band['maximum']:.6g}",
-        ]
+    table = [
+        [str(band["band"])]
+        + [f"{band[name]:.6g}" for name in ("mean", "std", "minimum")]
+        + [f"{value:.6g}" for value in (*band["percentiles"].values(), band["maximum"])]
         for band in pixels["bands"]
     ]
-    number = pixels["num_pixels"]
+    number, share = pixels["num_pixels"], pixels["share_without_data"]
     without = (
         f"{number - pixels['num_valid']:,} of {number:,} pixels ({share:.2%}) are without data"
     )
-    return [_line("pixels", without), *_table(heads, rows)]
+    return [("pixels", without), *_table(heads, table)]
 
 
-def _classes(labels: dict[str, Any]) -> list[str]:
+def _classes(labels: dict[str, Any]) -> list[Row]:
     total = sum(labels["class_pixels"])
     pairs = zip(labels["class_pixels"], labels["class_weights"], strict=True)
-    rows = [
+    table = [
         [str(label), f"{pixels:,}", f"{pixels / total:.2%}", f"{weight:.6g}"]
         for label, (pixels, weight) in enumerate(pairs)
         if pixels
     ]
     return [
-        _line("classes", f"{labels['share_labelled']:.2%} of the pixels with data are labelled"),
-        *_table(["class", "pixels", "share", "balanced weight"], rows),
+        ("classes", f"{labels['share_labelled']:.2%} of the pixels with data are labelled"),
+        *_table(["class", "pixels", "share", "balanced weight"], table),
     ]
 
 
-def _table(heads: list[str], rows: list[list[str]], left: int = 0) -> list[str]:
+def _table(heads: list[str], rows: list[list[str]], left: int = 0) -> list[Row]:
     """Columns, of which the last `left` begin below each other."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     signs = [">"] * (len(heads) - left) + ["<"] * left
-    columns = list(zip(signs, widths, strict=True))
     return [
-        _line(
+        (
             "",
-            "  ".join(
-                f"{cell:{sign}{width}}" for cell, (sign, width) in zip(row, columns, strict=True)
-            ),
-        ).rstrip()
+            "  ".join(f"{c:{sign}{w}}" for c, sign, w in zip(row, signs, widths, strict=True)),
+        )
         for row in [heads, *rows]
     ]
 
 
-def _bytes(number: int) -> str:
+def _bytes(number: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
             return f"{number:.4g} {unit}"
-        number = number / 1024  # type: ignore[assignment]
+        number /= 1024
     return f"{number:,.2f} GiB"
 
 

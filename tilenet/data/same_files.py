@@ -8,7 +8,6 @@ Check that all ranks see the same files: each node may have its own copy, or an 
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,27 +32,20 @@ class SampleFile:
         path: As given; not a part of the hash.
         split: `train` or `validation`.
         role: `image` or `labels`.
-        bytes: Bytes of each file of a stack; None: no file of the file system, such as /vsicurl/.
-        facts: What GDAL says of it.
+        shown: Bytes of each file of a stack, `?` for one elsewhere, such as /vsicurl/; and what
+            GDAL says of it.
     """
 
     path: str
     split: str
     role: str
-    bytes: tuple[int | None, ...]
-    facts: str
+    shown: str
 
     @property
     def text(self) -> str:
         """What must be the same everywhere, without the folder."""
         names = "+".join(os.path.basename(part) for part in stacked_paths(self.path))
         return f"{self.split} {self.role} {names}: {self.shown}"
-
-    @property
-    def shown(self) -> str:
-        """Sizes and facts, for people too."""
-        sizes = "+".join("?" if size is None else str(size) for size in self.bytes)
-        return f"{sizes} bytes" + f", {self.facts}" * bool(self.facts)
 
 
 def sample_files(
@@ -62,9 +54,15 @@ def sample_files(
     """The files of open images and labels, in order."""
     found = []
     for image, part in zip(images, labels, strict=True):
-        found.append(SampleFile(image.path, split, "image", _bytes(image.path), image.facts))
-        found.append(SampleFile(part.path, split, "labels", _bytes(part.path), part.facts))
+        found.append(SampleFile(image.path, split, "image", _shown(image)))
+        found.append(SampleFile(part.path, split, "labels", _shown(part)))
     return found
+
+
+def _shown(file: Raster | LabelSource) -> str:
+    parts = stacked_paths(file.path)
+    sizes = [str(os.path.getsize(part)) if os.path.exists(part) else "?" for part in parts]
+    return f"{'+'.join(sizes)} bytes" + f", {file.facts}" * bool(file.facts)
 
 
 def hash_of(files: Sequence[SampleFile]) -> str:
@@ -89,43 +87,20 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
     for file in files:
         if file.role != "image":
             continue
-        for part in _real_paths(file.path):
-            before = split_of.setdefault(part, file.split)
-            if before != file.split:
+        # The files of an image, each once, whatever links lead there.
+        for part in dict.fromkeys(map(os.path.realpath, stacked_paths(file.path))):
+            before = split_of.setdefault(part, "")
+            if before not in ("", file.split):
                 raise TilenetError(
                     f"an image is for training or for validation, not both ({file.path}), since "
                     "its score would be that of what is known by heart; take it out of one of them"
                 )
+            if once and before == "train":
+                raise TilenetError(
+                    f"where blocks are held out, images stands for each image once ({part}: "
+                    "several times); list it once, or leave validation.share out"
+                )
             split_of[part] = file.split
-    if once:
-        paths = [
-            part
-            for file in files
-            if file.role == "image" and file.split == "train"
-            for part in _real_paths(file.path)
-        ]
-        twice = next((path for path, count in Counter(paths).items() if count > 1), None)
-        if twice is not None:
-            raise TilenetError(
-                f"where blocks are held out, images stands for each image once ({twice}: several "
-                "times); list it once, or leave validation.share out"
-            )
-
-
-def _real_paths(path: str) -> tuple[str, ...]:
-    """The files of an image, each once, whatever links lead there."""
-    return tuple(dict.fromkeys(os.path.realpath(part) for part in stacked_paths(path)))
-
-
-def _bytes(path: str) -> tuple[int | None, ...]:
-    return tuple(_size(part) for part in stacked_paths(path))
-
-
-def _size(path: str) -> int | None:
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return None
 
 
 def check_same_files(files: Sequence[SampleFile], comm: "MPI.Intracomm") -> str:

@@ -6,8 +6,9 @@ it depends on, and a digest of what it holds: what does not fit or is not whole 
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,9 @@ class Survey:
     classes_in_cells: tuple[NDArray[np.uint8], ...]
 
 
+PER_BAND_OR_CLASS = tuple(field.name for field in fields(Survey))[1:-1]
+
+
 def save_survey(found: Survey, path: Path, key: str) -> None:
     """Keep a survey.
 
@@ -58,15 +62,8 @@ def save_survey(found: Survey, path: Path, key: str) -> None:
     Raises:
         TilenetError: It cannot be written.
     """
-    arrays = {
-        "num_valid": np.array([found.num_valid], np.int64),
-        "mean": np.array(found.mean),
-        "std": np.array(found.std),
-        "minimum": np.array(found.minimum),
-        "maximum": np.array(found.maximum),
-        "percentiles": np.array(found.percentiles),
-        "class_pixels": np.array(found.class_pixels, np.int64),
-    }
+    arrays = {name: np.array(getattr(found, name)) for name in PER_BAND_OR_CLASS}
+    arrays["num_valid"] = np.array([found.num_valid])
     for number, planes in enumerate(found.classes_in_cells):
         arrays[f"classes_in_cells.{number}"] = np.ascontiguousarray(planes)
     part = path.with_name(f"{path.name}.part")
@@ -104,17 +101,14 @@ def load_survey(path: Path, key: str) -> Survey | None:
         return None
     if not all(np.isfinite(arrays[name]).all() for name in ("mean", "std")):
         return None  # older versions kept them; a new survey says what is wrong
-    planes = [arrays[f"classes_in_cells.{number}"] for number in range(len(arrays) - 7)]
-    return Survey(
-        num_valid=int(arrays["num_valid"][0]),
-        mean=tuple(arrays["mean"].tolist()),
-        std=tuple(arrays["std"].tolist()),
-        minimum=tuple(arrays["minimum"].tolist()),
-        maximum=tuple(arrays["maximum"].tolist()),
-        percentiles=tuple(tuple(row) for row in arrays["percentiles"].tolist()),
-        class_pixels=tuple(arrays["class_pixels"].tolist()),
-        classes_in_cells=tuple(planes),
-    )
+    num_valid = int(arrays.pop("num_valid")[0])
+    values = {name: _tuples(arrays.pop(name).tolist()) for name in PER_BAND_OR_CLASS}
+    planes = tuple(arrays[f"classes_in_cells.{number}"] for number in range(len(arrays)))
+    return Survey(num_valid, **values, classes_in_cells=planes)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _digest(arrays: dict[str, NDArray[np.generic]]) -> str:

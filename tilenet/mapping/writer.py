@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Sequence
+from colorsys import hsv_to_rgb
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -425,17 +426,7 @@ def class_colours(classes: int) -> list[tuple[int, int, int, int]]:
     """
     colours = []
     for index in range(classes):
-        hue = (index * 0.618034 + 0.13) % 1 * 6
-        value = 0.9 if index % 2 == 0 else 0.65
-        fraction = 1 - abs(hue % 2 - 1)
-        red, green, blue = [
-            (1, fraction, 0),
-            (fraction, 1, 0),
-            (0, 1, fraction),
-            (0, fraction, 1),
-            (fraction, 0, 1),
-            (1, 0, fraction),
-        ][int(hue)]
-        light = [round(255 * value * (0.25 + 0.75 * part)) for part in (red, green, blue)]
-        colours.append((light[0], light[1], light[2], 255))
+        hue, value = (index * 0.618034 + 0.13) % 1, 0.9 if index % 2 == 0 else 0.65
+        red, green, blue = (round(255 * part) for part in hsv_to_rgb(hue, 0.75, value))
+        colours.append((red, green, blue, 255))
     return colours

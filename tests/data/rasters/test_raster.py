@@ -131,7 +131,7 @@ def test_bands_are_read_in_the_order_that_is_asked_for(
     values = pixels_of("uint16", bands=4)
     with Raster(write_raster("a.tif", values), bands) as raster:
         assert raster.bands == bands
-        assert raster.num_bands_in_file == 4
+        assert raster.stack.count == 4
         found = raster.read(raster.whole).values
     assert np.array_equal(found, values[[band - 1 for band in bands]])
 

@@ -44,7 +44,7 @@ def test_bands_of_stacked_files_are_counted_through(write_raster: Write) -> None
     for bands in (None, (4, 2, 2), (3,)):
         with Raster("+".join(parts), bands) as stack, Raster(whole, bands) as one:
             assert stack.bands == one.bands
-            assert stack.num_bands_in_file == 4
+            assert stack.stack.count == 4
             assert (stack.crs, stack.transform, stack.size) == (one.crs, one.transform, one.size)
             for window in (Window(3, 5, 9, 11), Window(-7, 30, 50, 40), stack.whole):
                 found, wanted = stack.read(window), one.read(window)

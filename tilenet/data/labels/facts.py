@@ -4,8 +4,7 @@ The values of a field of polygons, how often they occur, and a class for each.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilenet.data.labels.raster import Labels
 from tilenet.data.labels.source import LabelSource
@@ -13,54 +12,36 @@ from tilenet.data.labels.vector_keys import VectorKeys, is_whole, text_of
 from tilenet.data.rasters.extent import Bounds, bounds_in, bounds_of, crs_name
 from tilenet.data.rasters.metadata import class_names
 from tilenet.data.rasters.raster import Raster
-from tilenet.geometry.windows import Window
 
 if TYPE_CHECKING:
     from rasterio.crs import CRS
 
-__all__ = ["FieldValues", "LabelFacts", "field_values", "label_facts", "proposed_classes"]
+__all__ = ["label_facts", "proposed_classes"]
 
 MOST_SHOWN = 50
+MOST_FIELDS = 10  # that are named
 MOST_AS_THEY_ARE = 254  # larger whole numbers are codes or years rather than classes
 NO_VALUE = ("null", "")
 
 
-@dataclass(frozen=True)
-class FieldValues:
-    """Values of a field in a whole layer.
+def _field_values(counts: Mapping[str, int], keys: VectorKeys, ignore_index: int) -> dict[str, Any]:
+    """Values of `keys.field` in a whole layer, and their classes; `missing` lack a class there.
 
-    Attributes:
-        field: Its name.
-        features: Number of features of the layer.
-        distinct: Number of different values.
-        counts: Number of features of each of the most frequent values.
-        classes: Their classes: what the options say, else a proposal; None: it does not count.
-        missing: Those of them for which the options name no class, where they name some.
+    Args:
+        counts: Features of each value, of which the most frequent are listed.
     """
-
-    field: str
-    features: int
-    distinct: int
-    counts: dict[str, int]
-    classes: dict[str, int | None]
-    missing: tuple[str, ...]
-
-
-def field_values(counts: Mapping[str, int], keys: VectorKeys, ignore_index: int) -> FieldValues:
-    """Sum up the counts of all values of `keys.field`."""
-    assert keys.field is not None
     order = sorted(counts, key=lambda text: (-counts[text], text))
     given = {text_of(value): label for value, label in (keys.classes or {}).items()}
     proposed = proposed_classes(order, given, ignore_index)
     shown = order[:MOST_SHOWN]
-    return FieldValues(
-        field=keys.field,
-        features=sum(counts.values()),
-        distinct=len(order),
-        counts={text: counts[text] for text in shown},
-        classes={text: proposed[text] for text in shown},
-        missing=tuple(text for text in shown if keys.classes is not None and text not in given),
-    )
+    return {
+        "field": keys.field,
+        "features": sum(counts.values()),
+        "distinct": len(order),
+        "counts": {text: counts[text] for text in shown},
+        "classes": {text: proposed[text] for text in shown},
+        "missing": [text for text in shown if keys.classes is not None and text not in given],
+    }
 
 
 def proposed_classes(
@@ -87,64 +68,38 @@ def proposed_classes(
     return {text: given.get(text, found.get(text)) for text in values}
 
 
-MOST_FIELDS = 10  # that are named
-
-
-@dataclass(frozen=True)
-class LabelFacts:
-    """Labels, in words.
-
-    Attributes:
-        kind: Pixels or polygons, and how many.
-        crs: Its name; None: there is none.
-        grid: How they get to the image's pixels.
-        bounds: Where they lie, in the image's CRS; None: unknown, or taken to be the image's.
-        exact: Whether these are the labels' own bounds, not a little wider ones from another CRS.
-        share: Share of the image's rectangle that lies within these.
-        share_inside: Share of the labels' rectangle that lies within the image's.
-        names: Names of classes, where a raster gives them.
-        values: Those of the field that holds the classes of polygons.
-    """
-
-    kind: str
-    crs: str | None
-    grid: str
-    bounds: Bounds | None
-    exact: bool
-    share: float | None
-    share_inside: float | None
-    names: dict[int, str] = field(default_factory=dict)
-    values: FieldValues | None = None
-
-
-def label_facts(labels: LabelSource, image: Raster) -> LabelFacts:
-    """Say what open labels are."""
+def label_facts(labels: LabelSource, image: Raster) -> dict[str, Any]:
+    """What open labels are, and where they lie, by names for `tilenet info --json`."""
     if isinstance(labels, Labels):
         raster = labels.raster
         rows, cols = raster.size
-        kind = f"raster of {rows:,} × {cols:,} px, {raster.dtype}"
         placed = raster.crs is not None and image.crs is not None
-        there = bounds_of(raster.transform, Window(0, 0, rows, cols)) if placed else None
-        facts = _lying(kind, raster.crs, _grid(labels, image), there, image)
-        return replace(facts, names=class_names(raster.dataset))
+        there = bounds_of(raster.transform, raster.whole) if placed else None
+        return {
+            "kind": f"raster of {rows:,} × {cols:,} px, {raster.dtype}",
+            "grid": _grid(labels, image),
+            **_lying(raster.crs, there, image),
+            "names": class_names(raster.dataset),
+            "values": None,
+        }
     # Not at the top: see `label_files`.
     from tilenet.data.labels.polygons import VectorLabels
 
     assert isinstance(labels, VectorLabels)
     layer, keys = labels.layer, labels.keys
-    number = f"{layer.num_features:,} polygons" if layer.num_features >= 0 else "polygons"
-    if layer.num_features == 1:
-        number = "1 polygon"
+    number = f"{layer.num_features:,} " * (layer.num_features >= 0)
     shown = ", ".join(layer.fields[:MOST_FIELDS])
     more = f" and {len(layer.fields) - MOST_FIELDS} more" * (len(layer.fields) > MOST_FIELDS)
-    kind = f"{number} of layer {layer.name}" + (f" (fields: {shown}{more})" if shown else "")
     chosen = f"class {keys.burn}" if keys.field is None else f"classes from field {keys.field}"
-    grid = f"burned on the image's grid as {chosen}"
-    facts = _lying(kind, layer.crs, grid, layer.bounds, image)
-    if keys.field is None:
-        return facts
-    counts = layer.value_counts()
-    return replace(facts, values=field_values(counts, keys, labels.ignore_index))
+    counts = None if keys.field is None else layer.value_counts()
+    return {
+        "kind": f"{number}polygon{'s' * (layer.num_features != 1)} of layer {layer.name}"
+        + f" (fields: {shown}{more})" * bool(shown),
+        "grid": f"burned on the image's grid as {chosen}",
+        **_lying(layer.crs, layer.bounds, image),
+        "names": {},
+        "values": None if counts is None else _field_values(counts, keys, labels.ignore_index),
+    }
 
 
 def _grid(labels: Labels, image: Raster) -> str:
@@ -158,9 +113,12 @@ def _grid(labels: Labels, image: Raster) -> str:
     return where if labels.factor == 1 else f"{where}; {finer}"
 
 
-def _lying(
-    kind: str, crs: "CRS | None", grid: str, there: Bounds | None, image: Raster
-) -> LabelFacts:
+def _lying(crs: "CRS | None", there: Bounds | None, image: Raster) -> dict[str, Any]:
+    """Bounds in the image's CRS, None where unknown or taken to be the image's, and shares.
+
+    `share` is that of the image's rectangle which lies within these bounds, `share_inside` that of
+    the bounds' rectangle within the image's. They are `exact` where no other CRS widens them.
+    """
     own = bounds_of(image.transform, image.whole)
     # An empty layer lies nowhere.
     moved = bounds_in(there, crs, image.crs) if there and there.finite else None
@@ -171,8 +129,13 @@ def _lying(
         common = max(width, 0.0) * max(height, 0.0)
         share = common / _area(own)
         inside = common / _area(moved) if _area(moved) else None
-    name = crs_name(crs) if crs else None
-    return LabelFacts(kind, name, grid, moved, moved == there, share, inside)
+    return {
+        "crs": crs_name(crs) if crs else None,
+        "bounds": moved,
+        "exact": moved == there,
+        "share": share,
+        "share_inside": inside,
+    }
 
 
 def _area(bounds: Bounds) -> float:

@@ -170,9 +170,9 @@ class Labels(LabelSource):
 
     def _check_pixels(self) -> None:
         labels = self._raster
-        if labels.num_bands_in_file != 1 or not np.issubdtype(labels.dtype, np.integer):
+        if labels.stack.count != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise TilenetError(
-                f"labels must be one band of whole numbers ({self.path}: {labels.num_bands_in_file}"
+                f"labels must be one band of whole numbers ({self.path}: {labels.stack.count}"
                 f" bands of {labels.dtype}); write the classes to such a file"
             )
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.windows import Window
+from tilenet.geometry.tiles import within
+from tilenet.geometry.windows import Window, overlap
 from tilenet.storage.atomic import read_plain
 
 __all__ = ["BLOCK_PX", "BlockCache", "Kind", "StagedBlocks", "StagingFolder"]
@@ -171,11 +173,6 @@ class Kind:
     dtype: np.dtype[Any]
     stored: np.dtype[Any]
 
-    @property
-    def num_planes(self) -> int:
-        """How many there are."""
-        return int(np.prod(self.planes, dtype=np.int64))
-
 
 class StagedBlocks:
     """The blocks of an image, or of its labels.
@@ -217,10 +214,11 @@ class StagedBlocks:
                 wanted = [col for _, col in run]
                 place = self._place(row, wanted[0], len(wanted))
                 found = source(place)
-                rows, columns = _overlap(window, place)
-                of_rows, of_columns = _overlap(place, window)
+                part = overlap(window, place)
+                assert part is not None
+                into, of = (..., *within(part, window)), (..., *within(part, place))
                 for array, given in zip(arrays, found, strict=True):
-                    array[..., rows, columns] = given[..., of_rows, of_columns]
+                    array[into] = given[of]
                 for col in wanted:
                     self._store(row, col, place, found)
         return arrays
@@ -237,51 +235,35 @@ class StagedBlocks:
     def _load(self, row: int, col: int, window: Window, arrays: Arrays) -> bool:
         """Fill in what a block holds of a window; False: it is not there, or not whole."""
         block = self._place(row, col, 1)
-        area = block.height * block.width
-        whole = sum(kind.num_planes * kind.stored.itemsize for kind in self._kinds) * area
-        (rows, cols), (into_rows, into_cols) = _overlap(block, window), _overlap(window, block)
+        part = overlap(block, window)
+        assert part is not None
+        of, into = (..., *within(part, block)), (..., *within(part, window))
+        shapes = [(*kind.planes, block.height, block.width) for kind in self._kinds]
+        sizes = [prod(s) * k.stored.itemsize for s, k in zip(shapes, self._kinds, strict=True)]
         try:
-            with (self._folder.path / self._name(row, col)).open("rb", buffering=0) as file:
-                if os.fstat(file.fileno()).st_size != whole:
-                    return False
-                start = 0
-                for kind, array in zip(self._kinds, arrays, strict=True):
-                    planes = array.reshape(-1, *array.shape[-2:])
-                    lines = np.empty((rows.stop - rows.start, block.width), kind.stored)
-                    for plane in planes:
-                        file.seek(start + rows.start * block.width * kind.stored.itemsize)
-                        if file.readinto(lines.data.cast("B")) != lines.nbytes:
-                            return False
-                        plane[into_rows, into_cols] = lines[:, cols]
-                        start += area * kind.stored.itemsize
+            stored = np.fromfile(self._folder.path / self._name(row, col), np.uint8)
         except OSError:
             return False
+        if len(stored) != sum(sizes):
+            return False
+        ends = np.cumsum(sizes)[:-1]
+        for flat, shape, kind, array in zip(
+            np.split(stored, ends), shapes, self._kinds, arrays, strict=True
+        ):
+            array[into] = flat.view(kind.stored).reshape(shape)[of]
         return True
 
     def _store(self, row: int, col: int, place: Window, found: Arrays) -> None:
         """Write a block of those that were read together."""
-        rows, cols = _overlap(place, self._place(row, col, 1))
+        of = (..., *within(self._place(row, col, 1), place))
         arrays = []
         for kind, array in zip(self._kinds, found, strict=True):
-            part = array[..., rows, cols]
+            part = array[of]
             stored = np.ascontiguousarray(part, kind.stored)
             if kind.stored != kind.dtype and not np.array_equal(stored, part):
                 return
             arrays.append(stored)
         self._folder.write(self._name(row, col), arrays)
-
-
-def _overlap(of: Window, other: Window) -> tuple[slice, slice]:
-    """Rows and columns of a window that another has too, counted in the first."""
-    return (
-        _common(of.row, of.height, other.row, other.height),
-        _common(of.col, of.width, other.col, other.width),
-    )
-
-
-def _common(first: int, count: int, other: int, other_count: int) -> slice:
-    start, stop = max(first, other), min(first + count, other + other_count)
-    return slice(start - first, stop - first)
 
 
 class BlockCache:

@@ -20,7 +20,7 @@ from rasterio.errors import NotGeoreferencedWarning, RasterioError
 from tilenet.data.rasters.remedies import CHECK, SET_TRANSFORM, SOME_BANDS, TILED
 from tilenet.data.rasters.special_files import local_paths, refuse_special_files
 from tilenet.errors import TilenetError
-from tilenet.storage.atomic import check_name, refuse_special
+from tilenet.storage.atomic import check_name
 
 __all__ = [
     "GDAL_ERRORS",
@@ -154,17 +154,16 @@ def why_no_raster(path: str) -> str | None:
     Raises:
         TilenetError: It would wait for what it opens with it.
     """
-    check_name("a raster", path)
-    refuse_special_files(path)
     try:
-        with quiet():
-            rasterio.open(path).close()
-    except GDAL_ERRORS as error:
-        return reason(error)
+        opened(path).close()
+    except TilenetError as error:
+        if isinstance(error.__cause__, GDAL_ERRORS):
+            return reason(error.__cause__)
+        raise
     return None
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """GDAL's own words: rasterio keeps them in the cause."""
     return " ".join(str(error.__cause__ or error).split())
 
@@ -193,13 +192,9 @@ def check_header(dataset: Any) -> None:
     Raises:
         TilenetError: It holds other rasters and no pixels, a block takes more memory than a rank
             may give to it, a coordinate is no number, or there are too many bands.
-        OSError: A virtual raster names a pipe or a device.
     """
     if not dataset.count:
         raise _no_pixels(dataset)
-    if dataset.driver == "VRT":
-        for source in dataset.files:
-            refuse_special(source)
     if dataset.count > MOST_BANDS:
         raise TilenetError(
             f"a raster has at most {MOST_BANDS} bands ({dataset.name}: {dataset.count}); write "

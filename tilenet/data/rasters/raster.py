@@ -190,11 +190,6 @@ class Raster:
         return {colour: band for colour, band in named if colour}
 
     @property
-    def num_bands_in_file(self) -> int:
-        """Bands of the file, alpha included."""
-        return int(self._files.count)
-
-    @property
     def size_in_file(self) -> tuple[int, int]:
         """Height and width of the file's own pixels."""
         return int(self._files.height), int(self._files.width)
@@ -204,7 +199,7 @@ class Raster:
         """What GDAL says of the file: size, bands, dtype."""
         height, width = self.file_size
         dtypes = "/".join(dict.fromkeys(self._files.dtypes))
-        return f"{height} × {width} px, {self.num_bands_in_file} × {dtypes}"
+        return f"{height} × {width} px, {self._files.count} × {dtypes}"
 
     def coarser(self, factor: int) -> Affine:
         """From columns and rows of pixels `factor` times coarser than the file's to coordinates."""
@@ -298,17 +293,7 @@ class Raster:
         values = np.empty((len(self.bands), *size), parts[0][2].dtype)
         for rows, cols, read in parts:
             values[:, rows, cols] = read
-        if self.nodata is None:
-            valid = self._files.mask(self.bands, values, fine, size)
-        elif self.nodata == "collar":
-            valid = np.asarray(values.any(axis=0))
-        elif isinstance(self.nodata, str):
-            valid = np.ones(size, np.bool_)
-        else:
-            valid = self._files.differs(self.bands, values, self.nodata)
-        if np.issubdtype(values.dtype, np.floating):
-            valid &= np.isfinite(values).all(axis=0)
-        return Pixels(values, valid)
+        return Pixels(values, self._valid(values, fine, size))
 
     def fine(self, window: Window, factor: int) -> Window:
         """The file's pixels under a window of pixels that are `factor` times coarser."""
@@ -318,17 +303,25 @@ class Raster:
 
     def _read_file(self, window: Window) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         values = self._files.read(self.bands, window)
+        return values, self._valid(values, window)
+
+    def _valid(
+        self, values: NDArray[Any], window: Window, size: tuple[int, int] | None = None
+    ) -> NDArray[np.bool_]:
+        """Where values (C, H, W) of the file's window, or samples of it, are data, (H, W)."""
+        valid: NDArray[np.bool_]
         if self.nodata is None:
-            valid = self._files.mask(self.bands, values, window)
-        elif self.nodata == "collar":
-            valid = ~self.collar.inside(window)
-        elif isinstance(self.nodata, str):
+            valid = self._files.mask(self.bands, values, window, size)
+        elif self.nodata == "none":
             valid = np.ones(values.shape[1:], np.bool_)
+        elif self.nodata == "collar":
+            valid = ~self.collar.inside(window) if size is None else (values != 0).any(axis=0)
         else:
+            assert not isinstance(self.nodata, str)
             valid = self._files.differs(self.bands, values, self.nodata)
         if np.issubdtype(values.dtype, np.floating):
             valid &= np.isfinite(values).all(axis=0)
-        return values, valid
+        return valid
 
     @property
     def collar(self) -> Collar:
