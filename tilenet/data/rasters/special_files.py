@@ -78,7 +78,7 @@ MOST_LOOKED_INTO = 4096  # files of one name
 MOST_IN_FOLDER = 20_000  # entries of a folder that is a raster or vector itself
 
 
-def refuse_special_files(name: str) -> None:
+def refuse_special_files(name: str | os.PathLike[str]) -> None:
     """Refuse a name for GDAL that leads it to a pipe or a device; nothing that may be is opened.
 
     Not seen are names that archives hold, and those in formats other than XML and JSON.
@@ -86,6 +86,7 @@ def refuse_special_files(name: str) -> None:
     Raises:
         TilenetError: With the first that was found.
     """
+    name = os.fspath(name)
     waiting, seen = _led_to(name), set()
     while waiting:
         path = waiting.pop()
