@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from mpi4py import MPI
 from torch import Tensor, nn
 
-from tilenet.geometry.layers import Activation, Conv, Dropout, Layer, Pool, Pop, Stash, Upsample
+from tilenet.geometry.layers import Activation, Conv, Dropout, Join, Layer, Pool, Stash, Upsample
 from tilenet.parallel.ranks.devices import keep_freed_buffers
 from tilenet.storage.checkpoints import load_json
 from tilenet.storage.network_json import NetworkRecord
@@ -41,8 +41,8 @@ class Bare(nn.Module):
         for layer, module in zip(self.layers, self.made, strict=True):
             if isinstance(layer, Stash):
                 stashed[layer.name] = x
-            elif isinstance(layer, Pop):
-                x = torch.cat((x, stashed.pop(layer.name)), dim=1)
+            elif isinstance(layer, Join):
+                x = torch.cat((x, *(stashed.pop(name) for name in layer.kept)), dim=1)
             else:
                 x = module(x)
         return x
@@ -63,7 +63,7 @@ def _module(layer: Layer) -> nn.Module:
             return nn.Dropout2d(layer.probability)
         case Activation():
             return nn.LeakyReLU(layer.slope, inplace=True)
-        case Stash() | Pop():
+        case Stash() | Join():
             return nn.Identity()
         case _:
             raise SystemExit(f"no bare module for a layer of kind {layer.kind}")

@@ -3,21 +3,18 @@
 Counted by torch's FlopCounterMode, forward and backward, on tensors without memory.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
-from torchgpipe.skip import Namespace
 
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Layer, Norm
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
 from tilenet.geometry.unet import PRESETS, unet_layers
-from tilenet.model.modules import MaskKey
+from tilenet.model.dropout import MaskKey
 from tilenet.model.network import Network, build_layer
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.network import spatial_network
@@ -91,8 +88,7 @@ def _operations(
     """Of a step's forward and backward: plainly on so many pixels, or as a rank of a grid."""
     with META:  # parameters that are fake cannot be moved as a pipe moves them
         mask_key = MaskKey()
-        namespaces: dict[str, Any] = defaultdict(Namespace)
-        modules = [build_layer(layer, i, mask_key, namespaces) for i, layer in enumerate(layers)]
+        modules = [build_layer(layer, i, mask_key) for i, layer in enumerate(layers)]
         network = Network(modules, mask_key)
     balance, origin = [len(layers)], Origin((0,))
     if tiling is not None:

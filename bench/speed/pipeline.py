@@ -18,7 +18,7 @@ from typing import Any
 from bench.report import Claim, at_least, report
 from bench.scale.rivals import PAPER
 from tilenet.geometry.halo import map_shapes
-from tilenet.geometry.layers import Layer, Pop, Stash
+from tilenet.geometry.layers import Layer, Stash
 from tilenet.geometry.unet import PRESETS, unet_layers
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import block_seconds, least_time
@@ -51,8 +51,8 @@ def boundary_s(
     for first, stop in list(pairwise(cuts))[1:]:
         elements = shapes[first].num_elements
         for layer in layers[first:stop]:
-            if isinstance(layer, Pop) and stashed[layer.name] < first:
-                elements += shapes[stashed[layer.name]].num_elements
+            outside = (stashed[name] for name in layer.names if stashed[name] < first)
+            elements += sum(shapes[at].num_elements for at in outside)
         moved_s.append(facts.transfer_s(elements * ITEM_BYTES[PRECISION]))
     return tuple(moved_s)
 

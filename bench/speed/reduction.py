@@ -19,7 +19,6 @@ import argparse
 import json
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -146,19 +145,18 @@ def measure(name: str, way: str, turns: int) -> None:
     import torch
     from mpi4py import MPI
     from torch import distributed
-    from torchgpipe.skip import Namespace
 
     from tilenet.geometry.unet import PRESETS, unet_layers
-    from tilenet.model.modules import MaskKey
+    from tilenet.model.dropout import MaskKey
     from tilenet.model.network import build_layer
 
     comm = MPI.COMM_WORLD
     if way == "ddp":
         join_gloo(comm)
     layers = unet_layers(PRESETS[NETWORKS[name]])
-    mask_key, names = MaskKey(), defaultdict[str, Namespace](Namespace)
+    mask_key = MaskKey()
     with torch.device("meta"):  # for their shapes
-        modules = [build_layer(layer, i, mask_key, names) for i, layer in enumerate(layers)]
+        modules = [build_layer(layer, i, mask_key) for i, layer in enumerate(layers)]
     shapes = [tuple(one.shape) for module in modules for one in module.parameters()]
     step = step_of(way, parameters_only(shapes), comm)
     seconds = [step() for _ in range(turns + 1)][1:]

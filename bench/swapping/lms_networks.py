@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tilenet.geometry.layers import Conv, Pool, Pop, Stash, Upsample
+from tilenet.geometry.layers import Conv, Join, Pool, Stash, Upsample
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
 
@@ -226,7 +226,7 @@ class OurUNet(CellNetwork):
         group: list[nn.Module] = []
         for layer, module in zip(layers, build_network(layers), strict=True):
             # What is stashed or handed on stays out of recomputation.
-            alone = isinstance(layer, Pool | Stash | Pop | Upsample)
+            alone = isinstance(layer, Pool | Stash | Join | Upsample)
             if group and (alone or isinstance(layer, Conv)):
                 self.group(*group)
                 group = []

@@ -19,7 +19,7 @@ from tilenet.geometry.halo import (
     norm_context,
     output_size,
 )
-from tilenet.geometry.layers import Conv, Layer, Norm, Pool, Pop, Stash, TransposedConv, Upsample
+from tilenet.geometry.layers import Conv, Join, Layer, Norm, Pool, Stash, TransposedConv, Upsample
 from tilenet.geometry.unet import UNetOptions, unet_layers
 
 PADDINGS, UPSAMPLINGS = ("same", "valid"), ("nearest", "bilinear", "transposed")
@@ -235,7 +235,7 @@ OTHER_STACKS = {
         Pool(1, 1, 3, 2, 1),
         Conv(1, 1, 3, padding=1),
         TransposedConv(1, 1, 3, 2, 1, 1),
-        Pop(1, 2, "a"),
+        Join(1, 2, ("a",)),
         Conv(2, 1, 3, padding=1),
     ),
     "strided convolutions, transposed k4": (
@@ -244,9 +244,9 @@ OTHER_STACKS = {
         Stash(2, 2, "b"),
         Conv(2, 2, 4, 2, padding=1),
         TransposedConv(2, 2, 4, 2, 1),
-        Pop(2, 4, "b"),
+        Join(2, 4, ("b",)),
         TransposedConv(4, 1, 4, 2, 1),
-        Pop(1, 2, "a"),
+        Join(1, 2, ("a",)),
     ),
     "average pooling by 3, bilinear by 3": (
         Conv(1, 2, 3, padding=1),
@@ -258,7 +258,7 @@ OTHER_STACKS = {
         Stash(1, 1, "a"),
         Conv(1, 1, 1, 3),
         TransposedConv(1, 1, 3, 3, 1, 2),
-        Pop(1, 2, "a"),
+        Join(1, 2, ("a",)),
     ),
 }
 
@@ -295,13 +295,17 @@ def test_the_alignment_is_a_multiple_of_every_stride() -> None:
         ((Pool(1, 1), Conv(1, 1, padding=1)), r"one cell per input pixel \(stride: 2"),
         ((Conv(1, 1, 4, padding=1),), r"stride: 1, first cell at pixel 1/2"),
         ((Upsample(1, 1),), r"stride: 1/2"),
-        ((Stash(1, 1, "s"), Pool(1, 1), Pop(1, 2, "s"), Upsample(2, 2)), r"s: strides 1 and 2"),
+        ((Stash(1, 1, "s"), Pool(1, 1), Join(1, 2, ("s",)), Upsample(2, 2)), r"s: strides 1 and 2"),
+        (
+            (Stash(1, 1, "s"), Conv(1, 1, 4, padding=1), Join(1, 2, ("s",)), Conv(2, 1, 2)),
+            r"s: strides 1 and 1, shift -?1/2 cells",
+        ),
         (
             (
                 *(Stash(1, 1, "s"), Pool(1, 1), TransposedConv(1, 1, 3, 2, 1, 1)),
-                *(Pop(1, 2, "s"), Conv(2, 1, 2)),
+                *(Join(1, 2, ("s",)), Conv(2, 1, 2)),
             ),
-            r"s: strides 1 and 1, shift 1/2 cells",
+            r"stride: 1, first cell at pixel 1/2",
         ),
     ],
 )

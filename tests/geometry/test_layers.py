@@ -9,21 +9,23 @@ from hypothesis import strategies as st
 from probe import looks_at, positive_network
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.layer_json import KINDS, layer_from_json, layer_to_json
 from tilenet.geometry.layers import (
-    KINDS,
     Activation,
+    ChannelNorm,
     Conv,
     Dropout,
+    Expand,
+    GlobalPool,
     Grid,
+    Join,
     Layer,
     Norm,
     Pool,
-    Pop,
+    Scale,
     Stash,
     TransposedConv,
     Upsample,
-    layer_from_json,
-    layer_to_json,
 )
 
 
@@ -111,39 +113,53 @@ def test_needs_is_as_far_as_gradients_reach(layer: Layer, place: int, more: int)
     assert found == ((start, end) if start <= end else None)
 
 
+def middle(grid: Grid, cell: Fraction) -> Fraction:
+    """Middle of the pixels that a cell stands for; that of the first pixel is 0."""
+    return grid.origin + grid.stride * cell + (grid.stride - 1) / 2
+
+
 @given(SHRINKING)
-@settings(max_examples=100)
-def test_the_grid_of_a_shrinking_layer_lies_in_the_middle_of_its_windows(layer: Layer) -> None:
+@settings(max_examples=200)
+def test_cells_stand_for_the_pixels_of_their_number_or_for_those_in_the_middle_of_their_windows(
+    layer: Layer,
+) -> None:
     grid = layer.grid(Grid())
+    stride = int(grid.stride)
+    if all(layer.size(stride * cells) == cells for cells in range(4, 9)):
+        assert grid.origin == 0
+        return
     cells = layer.size(61) // 2
     found, _ = looks_at((layer,), 61, [(cells, cells), (cells + 1, cells + 1)])
     for cell, interval in enumerate(found, start=cells):
         assert interval is not None
-        assert grid.center + grid.stride * cell == Fraction(sum(interval), 2)
+        assert middle(grid, Fraction(cell)) == Fraction(sum(interval), 2)
 
 
 @given(GROWING)
-@settings(max_examples=100)
-def test_the_grid_of_a_growing_layer_has_each_cell_in_the_middle_of_what_it_becomes(
-    layer: Layer,
-) -> None:
+@settings(max_examples=200)
+def test_what_a_cell_becomes_stands_for_its_pixels_or_has_it_in_the_middle(layer: Layer) -> None:
     grid, pixels, place = layer.grid(Grid()), 17, 8
+    if layer.size(pixels) * grid.stride == pixels:
+        assert grid.origin == 0
+        return
     cells = list(range(layer.size(pixels)))
     found, _ = looks_at((layer,), pixels, [(cell, cell) for cell in cells], ROUNDING)
     reached = [c for c, i in zip(cells, found, strict=True) if i and i[0] <= place <= i[1]]
-    assert grid.center + grid.stride * Fraction(reached[0] + reached[-1], 2) == place
+    assert middle(grid, Fraction(reached[0] + reached[-1], 2)) == place
 
 
 @given(SPATIAL, st.fractions(1, 64, max_denominator=8), st.fractions(-9, 9, max_denominator=8))
 @settings(max_examples=100)
-def test_grids_compose(layer: Layer, stride: Fraction, center: Fraction) -> None:
-    alone, behind = layer.grid(Grid()), layer.grid(Grid(stride, center))
-    assert behind == Grid(stride * alone.stride, center + stride * alone.center)
+def test_grids_compose(layer: Layer, stride: Fraction, origin: Fraction) -> None:
+    alone, behind = layer.grid(Grid()), layer.grid(Grid(stride, origin))
+    assert behind == Grid(stride * alone.stride, origin + stride * alone.origin)
 
 
 ONE_OF_EACH = [
     Conv(6, 4, 5, 2, 3, 1, bias=True),
     Conv(6, 4),
+    Conv(6, 4, groups=2, extra=1),
+    TransposedConv(6, 4, groups=2),
     TransposedConv(6, 4, 3, 2, 1, 1, bias=True),
     TransposedConv(6, 4),
     Pool(6, 6, 3, 2, 1, "average"),
@@ -151,10 +167,24 @@ ONE_OF_EACH = [
     Norm(6, 6, "instance", "tile"),
     Norm(6, 6, "group", "image", 3, affine=True),
     Norm(6, 6, "batch", affine=True),
+    Norm(6, 6, "batch", "frozen", affine=True, epsilon=1e-3),
+    ChannelNorm(6, 6),
+    ChannelNorm(6, 6, affine=False),
+    Scale(6, 6, 2.0, weight=True),
+    Scale(6, 6, bias=True),
+    Scale(6, 6, weight=True, bias=True, trained=False),
+    Pool(6, 6, 3, 2, extra=1),
+    Upsample(6, 6, 2, "bilinear", corners=True),
+    Activation(6, 6, function="gelu_tanh"),
+    Dropout(6, 6, 0.25, "cells"),
+    GlobalPool(6, 6, 3),
+    Expand(6, 6, "a"),
     Dropout(6, 6, 0.25),
     Activation(6, 6, 0.2),
     Stash(6, 6, "a"),
-    Pop(6, 12, "a", "crop"),
+    Stash(6, 6, "a", sizes=True),
+    Join(6, 12, ("a",), fit="crop"),
+    Join(6, 6, ("a", "b"), "multiply", 1),
 ]
 
 
@@ -169,13 +199,21 @@ def test_a_layer_survives_json(layer: Layer) -> None:
     assert layer_from_json(layer_to_json(layer)) == layer
 
 
+def test_layers_of_older_checkpoints_are_read() -> None:
+    pop = {"kind": "pop", "in_channels": 2, "out_channels": 5, "name": "skip0", "fit": "crop"}
+    assert layer_from_json(pop) == Join(2, 5, ("skip0",), fit="crop")
+    old = {"kind": "norm", "norm": "group", "scope": "image", "groups": 2, "affine": True}
+    channels = {"in_channels": 4, "out_channels": 4}
+    assert layer_from_json(old | channels) == Norm(4, 4, "group", groups=2, affine=True)
+
+
 def test_every_kind_is_tried() -> None:
     assert {type(layer) for layer in ONE_OF_EACH} == set(KINDS.values())
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"kind": "attention"}, {"kind": None}, {"kernel_size": 3}, {"padding": ...}],
+    [{"kind": "attention"}, {"kind": None}, {"kernel_size": 3}, {"in_channels": ...}],
     ids=["unknown kind", "no kind", "unknown field", "missing field"],
 )
 def test_an_entry_that_is_no_layer_is_refused(change: dict[str, object]) -> None:

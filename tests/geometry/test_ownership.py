@@ -4,8 +4,8 @@ All of it against sets of cells: what a rank needs is what `Layer.needs` says of
 whatever of that it does not own comes from the owners, or lies outside of the map.
 """
 
-from fractions import Fraction
 from itertools import pairwise, product
+from math import floor
 from random import Random
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.layers import Conv, Grid, Layer, Pool, Pop, Stash, TransposedConv, Upsample
+from tilenet.geometry.layers import Conv, Grid, Join, Layer, Pool, Stash, TransposedConv, Upsample
 from tilenet.geometry.ownership import (
     AxisShares,
     LayerHalo,
@@ -73,10 +73,10 @@ def test_each_cell_of_each_map_has_one_owner(case: tuple[tuple[Layer, ...], list
         assert (one.cells, one.stride) == (cells, grid.stride)
         cells, grid = layer.size(cells), layer.grid(grid)
         assert (one.out_edges[0], one.out_edges[-1]) == (0, cells)
-        # It is the rank that owns the pixel under the cell's centre, half pixels rounded up.
+        # It is the rank that owns the first pixel that the cell stands for.
         for rank, (first, stop) in enumerate(pairwise(one.out_edges)):
             for cell in range(first, stop):
-                pixel = (grid.center + cell * grid.stride + Fraction(1, 2)).__floor__()
+                pixel = floor(grid.origin + cell * grid.stride)
                 pixel = min(max(pixel, 0), edges_px[-1] - 1)
                 assert edges_px[rank] <= pixel < edges_px[rank + 1]
 
@@ -238,10 +238,10 @@ def test_the_layer_with_the_widest_halo_is_named() -> None:
 
 
 def test_a_skip_is_shared_out_as_the_map_that_it_joins() -> None:
-    skip = Stash(1, 1, name="a"), Conv(1, 1, padding=1), Pop(1, 2, name="a")
+    skip = Stash(1, 1, name="a"), Conv(1, 1, padding=1), Join(1, 2, ("a",))
     shares = axis_shares(skip, 20, [0, 7, 20])
     assert shares[0].edges == shares[2].edges == (0, 7, 20)
-    smaller = Stash(1, 1, name="a"), Conv(1, 1), Pop(1, 2, name="a")
+    smaller = Stash(1, 1, name="a"), Conv(1, 1), Join(1, 2, ("a",))
     with pytest.raises(TilenetError) as caught:
         axis_shares(smaller, 20, [0, 7, 20])
     assert "a skip must be shared out as the map that it joins (a: cells end at" in str(

@@ -4,8 +4,8 @@ import pytest
 from probe import looks_at
 
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.layers import Activation, Conv, Grid, Layer, Pool, Pop, Stash, TransposedConv
-from tilenet.geometry.ownership import own_edges, prefix_halo_px, unpopped
+from tilenet.geometry.layers import Activation, Conv, Grid, Join, Layer, Pool, Stash, TransposedConv
+from tilenet.geometry.ownership import own_edges, prefix_halo_px, unjoined
 from tilenet.geometry.unet import UNetOptions, unet_layers
 
 
@@ -41,7 +41,7 @@ def check(layers: tuple[Layer, ...]) -> None:
         if not isinstance(layer, Activation):  # norms stand before them
             continue
         prefix = tuple(
-            one for i, one in enumerate(layers[:stop]) if i not in unpopped(layers, stop)
+            one for i, one in enumerate(layers[:stop]) if i not in unjoined(layers, stop)
         )
         grid = Grid()
         for one in prefix:
@@ -57,10 +57,10 @@ def check(layers: tuple[Layer, ...]) -> None:
 
 def test_the_whole_network_has_its_own_halo_and_pops_all() -> None:
     layers = unet_layers(UNetOptions(poolings=4, base=2))
-    assert unpopped(layers, len(layers)) == frozenset()
+    assert unjoined(layers, len(layers)) == frozenset()
     assert prefix_halo_px(layers, len(layers)) == context_of(layers).halo_px == 96
     assert prefix_halo_px(layers, 0) == 0
-    deepest = next(i for i, layer in enumerate(layers) if isinstance(layer, Pop))
+    deepest = next(i for i, layer in enumerate(layers) if isinstance(layer, Join))
     stashes = {i for i, layer in enumerate(layers) if isinstance(layer, Stash)}
-    assert unpopped(layers, deepest) == stashes
-    assert unpopped(layers, deepest + 1) == stashes - {max(stashes)}
+    assert unjoined(layers, deepest) == stashes
+    assert unjoined(layers, deepest + 1) == stashes - {max(stashes)}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import epsilon_px
-from tilenet.geometry.layers import Conv, Dropout, Layer, Norm, Pool, Pop, Stash, TransposedConv
+from tilenet.geometry.layers import Conv, Dropout, Join, Layer, Norm, Pool, Stash, TransposedConv
 from tilenet.geometry.unet import PAPER_LEVELS, PRESETS, UNetOptions, unet_layers
 
 
@@ -61,8 +61,8 @@ def test_each_layer_takes_the_channels_that_the_one_before_gives(options: UNetOp
         if isinstance(layer, Stash):
             assert layer.name not in stashed
             stashed[layer.name] = layer.out_channels
-        wide = stashed.pop(layer.name) if isinstance(layer, Pop) else 0
-        if isinstance(layer, Pop):
+        wide = sum(stashed.pop(name) for name in layer.names)
+        if isinstance(layer, Join):
             assert layer.out_channels == channels + wide
         elif not isinstance(layer, Conv):
             assert layer.out_channels == channels
@@ -80,14 +80,14 @@ def test_options_say_what_layers_there_are(options: UNetOptions) -> None:
     assert [c.kernel for c in convolutions] == [options.kernel] * cells + [1]
     padding = options.kernel // 2 if options.padding == "same" else 0
     assert [c.padding for c in convolutions] == [padding] * cells + [0]
-    assert len(of_kind(layers, Pool)) == len(of_kind(layers, Pop)) == options.poolings
+    assert len(of_kind(layers, Pool)) == len(of_kind(layers, Join)) == options.poolings
     assert len(of_kind(layers, Norm)) == (0 if options.norm == "none" else cells)
     assert len(of_kind(layers, Dropout)) == (cells if options.dropout else 0)
     transposed = options.poolings if options.upsampling == "transposed" else 0
     assert len(of_kind(layers, TransposedConv)) == transposed
     bias = options.norm == "none" if options.bias is None else options.bias
     assert {c.bias for c in convolutions} == {bias}
-    assert {pop.fit for pop in of_kind(layers, Pop)} == {
+    assert {pop.fit for pop in of_kind(layers, Join)} == {
         "crop" if options.padding == "valid" else "pad"
     }
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from torchgpipe.skip import Namespace
 from torchgpipe.skip.skippable import verify_skippables
 
-from tilenet.model.skips import pop_layer, stash_layer
+from tilenet.geometry.layers import Join, Stash
+from tilenet.model.skips import join_layer, stash_layer
 
 
 def maps(channels: int, height: int, width: int, seed: int = 1) -> torch.Tensor:
@@ -16,10 +16,17 @@ def maps(channels: int, height: int, width: int, seed: int = 1) -> torch.Tensor:
 
 def join(skip: torch.Tensor, x: torch.Tensor, fit: str) -> torch.Tensor:
     """Stash one map, and pop it onto another."""
-    name = Namespace()
-    assert torch.equal(stash_layer(name)(skip), skip)
-    out: torch.Tensor = pop_layer(name, fit)(x)
+    assert torch.equal(kept("a")(skip), skip)
+    out: torch.Tensor = joined("a", fit)(x)
     return out
+
+
+def kept(name: str) -> nn.Module:
+    return stash_layer(Stash(3, 3, name))
+
+
+def joined(name: str, fit: str = "pad") -> nn.Module:
+    return join_layer(Join(4, 7, (name,), fit=fit))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fit", ["crop", "pad"])
@@ -56,15 +63,14 @@ def test_gradients_go_both_ways() -> None:
 
 
 def test_nested_skips_do_not_mix() -> None:
-    outer, inner = Namespace(), Namespace()
     network = nn.Sequential(
-        stash_layer(outer),
+        kept("outer"),
         nn.MaxPool2d(2),
-        stash_layer(inner),
+        kept("inner"),
         nn.Upsample(scale_factor=1),
-        pop_layer(inner, "pad"),
+        joined("inner"),
         nn.Upsample(scale_factor=2),
-        pop_layer(outer, "pad"),
+        joined("outer"),
     )
     verify_skippables(network)
     x = maps(3, 8, 10)
@@ -76,4 +82,4 @@ def test_nested_skips_do_not_mix() -> None:
 
 def test_torchgpipe_finds_a_skip_that_nobody_pops() -> None:
     with pytest.raises(TypeError, match="no module declared"):
-        verify_skippables(nn.Sequential(stash_layer(Namespace()), pop_layer(Namespace(), "pad")))
+        verify_skippables(nn.Sequential(kept("a"), joined("b")))

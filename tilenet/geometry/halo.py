@@ -22,7 +22,16 @@ from math import lcm
 from typing import Literal
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.layers import Grid, Layer, Norm, Pop, Stash
+from tilenet.geometry.layers import (
+    Expand,
+    GlobalPool,
+    Grid,
+    Join,
+    Layer,
+    Norm,
+    Stash,
+    walk,
+)
 
 __all__ = [
     "Context",
@@ -31,6 +40,7 @@ __all__ = [
     "epsilon_px",
     "fewest_cells",
     "input_interval",
+    "map_grids",
     "map_shapes",
     "norm_context",
     "output_size",
@@ -78,7 +88,7 @@ def epsilon_px(levels: int, convolutions: int, kernel: int = 3) -> int:
 def norm_context(layers: tuple[Layer, ...]) -> NormContext:
     """Over what the network's normalisations take their statistics while training."""
     scopes = {layer.scope for layer in layers if isinstance(layer, Norm)}
-    if not scopes:
+    if not scopes - {"frozen"}:
         return "none"
     return "image" if "image" in scopes else "tile"
 
@@ -87,87 +97,121 @@ def output_size(layers: tuple[Layer, ...], cells: int, *, exact: bool = False) -
     """Output cells for an input of `cells` pixels along an axis.
 
     Args:
-        exact: Refuse sizes where a layer would drop a remainder or cut a skip unevenly.
+        exact: Refuse sizes where a layer would drop a remainder or cut a kept map unevenly.
 
     Returns:
         The number of cells, 0 where a layer has nothing left to work on or `exact` is broken.
     """
-    stashed: dict[str, int] = {}
-    for layer in layers:
-        if exact and not layer.divides(cells):
+
+    def through(layer: Layer, cells: int, kept: tuple[int, ...]) -> int:
+        if cells < 1 or (exact and not layer.divides(cells)):
             return 0
-        cells = layer.size(cells)
-        if isinstance(layer, Stash):
-            stashed[layer.name] = cells
-        elif isinstance(layer, Pop):
-            other = stashed.pop(layer.name)
-            if exact and (other - cells) % 2:
-                return 0
-            cells = other if layer.fit == "pad" else min(cells, other)
-        if cells < 1:
+        if exact and any((other - cells) % 2 for other in kept if isinstance(layer, Join)):
             return 0
-    return cells
+        return max(layer.size(cells, *kept), 0)
+
+    sizes = walk(layers, cells, through)
+    return sizes[-1] if min(sizes) > 0 else 0
 
 
 def fewest_cells(layers: tuple[Layer, ...], height: int, width: int) -> int:
-    """Cells of the smallest map that a normalisation works on; 0 where there is none."""
-    cells: list[int] = []
-    sizes: dict[str, tuple[int, int]] = {}
-    for layer in layers:
-        height, width = layer.size(height), layer.size(width)
-        if isinstance(layer, Stash):
-            sizes[layer.name] = height, width
-        elif isinstance(layer, Pop) and layer.fit == "pad":
-            height, width = sizes[layer.name]
-        elif isinstance(layer, Norm):
-            cells.append(height * width)
+    """Cells of the smallest map that a normalisation takes its statistics of; 0: of none."""
+    shapes = map_shapes(layers, height, width)
+    cells = [
+        shape.rows * shape.cols
+        for layer, shape in zip(layers, shapes, strict=False)
+        if isinstance(layer, Norm) and layer.scope != "frozen"
+    ]
     return min(cells, default=0)
+
+
+Interval = tuple[int, int] | None  # first and last cell; None: no cell
 
 
 def input_interval(layers: tuple[Layer, ...], first: int, last: int) -> tuple[int, int]:
     """First and last input pixel that the output cells `first` to `last` look at.
 
     Pixels and cells are counted from the start of the read window; the answer may lie outside.
+    What a whole map looks at is not counted: it is a sum over all tiles.
     """
-    shifts = _shifts(layers)
-    waiting: dict[str, tuple[int, int]] = {}
-    for layer in reversed(layers):
-        if isinstance(layer, Pop):
-            shift = shifts[layer.name]
-            waiting[layer.name] = first + shift, last + shift
+    interval: Interval = (first, last)
+    waiting: dict[str, Interval] = {}
+    for layer, wholes in zip(reversed(layers), reversed(_shifts(layers)), strict=True):
+        if isinstance(layer, Join | Expand):
+            shifts = iter(wholes)
+            own = next(shifts)
+            for name in layer.names:
+                waiting[name] = _moved(interval, next(shifts))
+            interval = _moved(interval, own)
         elif isinstance(layer, Stash):
-            low, high = waiting.pop(layer.name)
-            first, last = min(first, low), max(last, high)
-        first, last = layer.needs(first, last)
-    return first, last
+            interval = _both(interval, waiting.pop(layer.name))
+        elif isinstance(layer, GlobalPool):
+            interval = None
+        elif interval is not None:
+            interval = layer.needs(*interval)
+    if interval is None:
+        raise TilenetError(
+            "a network must look at the pixels around each pixel (only averages of the whole image "
+            "reach the output); use another network"
+        )
+    return interval
 
 
-def _grids(layers: tuple[Layer, ...]) -> list[Grid]:
-    """Where the cells of each layer's output lie, the input's first."""
-    grids = [Grid()]
-    for layer in layers:
-        grids.append(layer.grid(grids[-1]))
-    return grids
+def _moved(interval: Interval, shift: int | None) -> Interval:
+    if interval is None or shift is None:
+        return None
+    return interval[0] + shift, interval[1] + shift
+
+
+def _both(a: Interval, b: Interval) -> Interval:
+    if a is None or b is None:
+        return a or b
+    return min(a[0], b[0]), max(a[1], b[1])
+
+
+def map_grids(layers: tuple[Layer, ...]) -> list[Grid]:
+    """Where the cells of each layer's output stand, the input's first."""
+    return walk(layers, Grid(), lambda layer, grid, kept: layer.grid(grid, *kept))
+
+
+Shifts = tuple[int | None, ...]
 
 
 @lru_cache(maxsize=16)
-def _shifts(layers: tuple[Layer, ...]) -> dict[str, int]:
-    """By how many cells each popped map lies inside the map stashed under its name."""
-    stashed: dict[str, Grid] = {}
-    shifts: dict[str, int] = {}
-    for layer, grid in zip(layers, _grids(layers), strict=False):
-        if isinstance(layer, Stash):
-            stashed[layer.name] = grid
-        elif isinstance(layer, Pop):
-            skip = stashed[layer.name]
-            shift = (grid.center - skip.center) / skip.stride
-            if grid.stride != skip.stride or shift.denominator != 1:
-                raise TilenetError(
-                    f"a skip must lie on the grid of the map that it joins ({layer.name}: "
-                    f"strides {skip.stride} and {grid.stride}, shift {shift} cells)"
-                )
-            shifts[layer.name] = int(shift)
-    return shifts
+def _shifts(layers: tuple[Layer, ...]) -> tuple[Shifts, ...]:
+    """Of each layer that joins maps, by how many cells its output lies inside each of them.
+
+    First of the layer's input, then of the kept maps; None: the output looks at none of its cells,
+    since the map is whole or not used. Of other layers: nothing.
+    """
+    found: list[Shifts] = []
+
+    def through(layer: Layer, grid: Grid, kept: tuple[Grid, ...]) -> Grid:
+        out = layer.grid(grid, *kept)
+        if isinstance(layer, Expand):
+            found.append((None, None))
+        elif isinstance(layer, Join):
+            used = (None, *kept) if layer.how == "take" else (grid, *kept)
+            names = ("the map before", *layer.names)
+            found.append(tuple(_shift(*one, out) for one in zip(names, used, strict=True)))
+        else:
+            found.append(())
+        return out
+
+    walk(layers, Grid(), through)
+    return tuple(found)
+
+
+def _shift(name: str, grid: Grid | None, out: Grid) -> int | None:
+    if grid is None or grid.whole or out.whole:
+        return None
+    shift = (out.origin - grid.origin) / grid.stride
+    if grid.stride != out.stride or shift.denominator != 1:
+        raise TilenetError(
+            f"a skip must lie on the grid of the map that it joins ({name}: strides {grid.stride} "
+            f"and {out.stride}, shift {shift} cells)"
+        )
+    return int(shift)
 
 
 @lru_cache(maxsize=16)
@@ -177,15 +221,15 @@ def context_of(layers: tuple[Layer, ...]) -> Context:
     Raises:
         TilenetError: The network's output is not on its input's pixel grid.
     """
-    grids = _grids(layers)
-    alignment = lcm(*(grid.stride.numerator for grid in grids))
+    grids = map_grids(layers)
+    alignment = lcm(*(grid.stride.numerator for grid in grids if not grid.whole))
     end = grids[-1]
-    if end.stride != 1 or end.center.denominator != 1:
+    if end.stride != 1 or end.origin.denominator != 1:
         raise TilenetError(
             f"a network must give one cell per input pixel (stride: {end.stride}, first cell at "
-            f"pixel {end.center})"
+            f"pixel {end.origin})"
         )
-    offset = int(end.center)
+    offset = int(end.origin)
     valid = offset > 0
     halo = _valid_halo(layers, alignment, offset) if valid else 0
     inset = halo - offset  # of an own window's first cell in the output, valid networks only
@@ -235,14 +279,11 @@ class MapShape:
 
 def map_shapes(layers: tuple[Layer, ...], height: int, width: int) -> tuple[MapShape, ...]:
     """The network's input, then each layer's output: one more than there are layers."""
-    shapes = [MapShape(layers[0].in_channels, height, width)]
-    stashed: dict[str, MapShape] = {}
-    for layer in layers:
-        before = shapes[-1]
-        rows, cols = layer.size(before.rows), layer.size(before.cols)
-        if isinstance(layer, Stash):
-            stashed[layer.name] = before
-        elif isinstance(layer, Pop) and layer.fit == "pad":
-            rows, cols = stashed[layer.name].rows, stashed[layer.name].cols
-        shapes.append(MapShape(layer.out_channels, rows, cols))
-    return tuple(shapes)
+    start = MapShape(layers[0].in_channels, height, width)
+
+    def through(layer: Layer, before: MapShape, kept: tuple[MapShape, ...]) -> MapShape:
+        rows = layer.size(before.rows, *(one.rows for one in kept))
+        cols = layer.size(before.cols, *(one.cols for one in kept))
+        return MapShape(layer.out_channels, rows, cols)
+
+    return tuple(walk(layers, start, through))

@@ -5,47 +5,67 @@ model and `tilenet.model.network`, which builds the modules, all read the very s
 was computed beforehand is what runs. Rows and columns are treated alike (kernels are square), so
 each method speaks of one axis and counts in *cells*, the pixels of a feature map.
 
-Whether a list of layers is a network at all: what is read from a file may be anything.
+Most layers take the map of the layer before. A `Stash` keeps that map under a name; a `Join` and an
+`Expand` take kept maps too, each of them once.
 
-What is refused here would end in an error of torch, in endless memory, or in a wait without end.
+A `GlobalPool` makes a map of a few cells out of the whole image's, and the layers behind it work on
+these cells, alike on every tile, until a gate or an `Expand` brings them back to the pixels. Such a
+map is called *whole* here: its grid has stride 0.
 """
 
-from dataclasses import Field, asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
-from math import isfinite
-from typing import Any, ClassVar, Literal, get_args
-
-from tilenet.errors import TilenetError
+from math import ceil, floor
+from typing import ClassVar, Literal, TypeVar
 
 __all__ = [
+    "WHOLE",
     "Activation",
+    "ChannelNorm",
     "Conv",
     "Dropout",
+    "Expand",
+    "GlobalPool",
     "Grid",
+    "Join",
     "Layer",
     "Norm",
     "Pool",
-    "Pop",
+    "Scale",
     "Stash",
     "TransposedConv",
     "Upsample",
-    "check_layers",
-    "layer_from_json",
-    "layer_to_json",
+    "in_place",
+    "walk",
 ]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the cells of a feature map lie on the input's pixels.
+    """Where the cells of a feature map stand on the input's pixels.
+
+    Cell i stands for the pixels from `origin + i · stride` on, `stride` of them: cells are placed
+    by their number, not by the middle of what they look at, which may lie between pixels.
 
     Attributes:
-        stride: Distance between neighbouring cells, in input pixels.
-        center: Centre of cell 0, in input pixels (the first input pixel's centre is 0).
+        stride: Distance between neighbouring cells, in input pixels; 0: a whole map.
+        origin: First input pixel of cell 0.
     """
 
     stride: Fraction = Fraction(1)
-    center: Fraction = Fraction(0)
+    origin: Fraction = Fraction(0)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the map is that of a `GlobalPool`, of which all tiles have all cells."""
+        return self.stride == 0
+
+
+WHOLE = Grid(Fraction(0))
+HALF = Fraction(1, 2)
 
 
 @dataclass(frozen=True)
@@ -57,8 +77,13 @@ class Layer:
 
     kind: ClassVar[str] = ""
 
-    def size(self, cells: int) -> int:
-        """Number of cells that come out of `cells` cells."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the kept maps that it takes besides the map of the layer before."""
+        return ()
+
+    def size(self, cells: int, *kept: int) -> int:
+        """Number of cells that come out of `cells` cells, and of those of the kept maps."""
         return cells
 
     def divides(self, cells: int) -> bool:
@@ -72,8 +97,8 @@ class Layer:
         """
         return first, last
 
-    def grid(self, grid: Grid) -> Grid:
-        """Where the output's cells lie, given where the input's lie."""
+    def grid(self, grid: Grid, *kept: Grid) -> Grid:
+        """Where the output's cells stand, given where the input's and those of kept maps do."""
         return grid
 
     @property
@@ -82,45 +107,88 @@ class Layer:
         return 0
 
 
+def walk(
+    layers: tuple[Layer, ...], start: T, through: Callable[[Layer, T, tuple[T, ...]], T]
+) -> list[T]:
+    """Follow something through the layers, forwards: that of the input, then of each output.
+
+    Args:
+        through: What becomes of it in a layer, given that of the layer's input and those of the
+            kept maps that it takes.
+    """
+    found = [start]
+    kept: dict[str, T] = {}
+    for layer in layers:
+        if isinstance(layer, Stash):
+            kept[layer.name] = found[-1]
+        found.append(through(layer, found[-1], tuple(kept.pop(name) for name in layer.names)))
+    return found
+
+
+class _Windowed(Layer):
+    """A layer whose output cell i looks at the window of cells from i · stride − padding on."""
+
+    stride: int
+    padding: int
+    extra: int
+    reach: int
+
+    def size(self, cells: int, *kept: int) -> int:
+        return (cells + self._padded - self.reach - 1) // self.stride + 1
+
+    def divides(self, cells: int) -> bool:
+        return (cells + self._padded - self.reach - 1) % self.stride == 0
+
+    def needs(self, first: int, last: int) -> tuple[int, int]:
+        start = first * self.stride - self.padding
+        return start, last * self.stride - self.padding + self.reach
+
+    def grid(self, grid: Grid, *kept: Grid) -> Grid:
+        shift = Fraction(0)
+        if not 0 <= self._padded - self.reach - 1 + self.stride < self.stride:
+            # The layer gives other than 1 / stride of the cells: windows' middles on blocks' ones.
+            shift = Fraction(self.reach - self.stride + 1, 2) - self.padding
+        return Grid(grid.stride * self.stride, grid.origin + grid.stride * shift)
+
+    @property
+    def _padded(self) -> int:
+        return 2 * self.padding + self.extra
+
+
 @dataclass(frozen=True)
-class Conv(Layer):
-    """Convolution; with `kernel` 1 it is the head that turns channels into classes."""
+class Conv(_Windowed):
+    """Convolution; with `kernel` 1 it is the head that turns channels into classes.
+
+    Attributes:
+        padding: Zeros on each side.
+        groups: Groups of channels that are convolved apart.
+        extra: Further zeros below and on the right.
+    """
 
     kernel: int = 3
     stride: int = 1
     dilation: int = 1
     padding: int = 0
     bias: bool = False
+    groups: int = 1
+    extra: int = 0
 
     kind: ClassVar[str] = "conv"
 
     @property
-    def reach(self) -> int:
+    def reach(self) -> int:  # type: ignore[override]
         """Cells between the first and the last cell of the kernel's window."""
         return self.dilation * (self.kernel - 1)
 
     @property
     def keeps_size(self) -> bool:
         """Whether each output cell stands where an input cell stands."""
-        return self.stride == 1 and self.kernel % 2 == 1 and 2 * self.padding == self.reach
-
-    def size(self, cells: int) -> int:
-        return (cells + 2 * self.padding - self.reach - 1) // self.stride + 1
-
-    def divides(self, cells: int) -> bool:
-        return (cells + 2 * self.padding - self.reach - 1) % self.stride == 0
-
-    def needs(self, first: int, last: int) -> tuple[int, int]:
-        start = first * self.stride - self.padding
-        return start, last * self.stride - self.padding + self.reach
-
-    def grid(self, grid: Grid) -> Grid:
-        shift = Fraction(self.reach, 2) - self.padding
-        return Grid(grid.stride * self.stride, grid.center + grid.stride * shift)
+        same = 2 * self.padding == self.reach and self.extra == 0
+        return self.stride == 1 and self.kernel % 2 == 1 and same
 
     @property
     def num_parameters(self) -> int:
-        weights = self.in_channels * self.out_channels * self.kernel**2
+        weights = self.in_channels * self.out_channels * self.kernel**2 // self.groups
         return weights + (self.out_channels if self.bias else 0)
 
 
@@ -133,10 +201,11 @@ class TransposedConv(Layer):
     padding: int = 0
     output_padding: int = 0
     bias: bool = False
+    groups: int = 1
 
     kind: ClassVar[str] = "transposed"
 
-    def size(self, cells: int) -> int:
+    def size(self, cells: int, *kept: int) -> int:
         return (cells - 1) * self.stride - 2 * self.padding + self.kernel + self.output_padding
 
     def needs(self, first: int, last: int) -> tuple[int, int]:
@@ -144,82 +213,97 @@ class TransposedConv(Layer):
         start = -((self.kernel - 1 - self.padding - first) // self.stride)
         return start, (last + self.padding) // self.stride
 
-    def grid(self, grid: Grid) -> Grid:
+    def grid(self, grid: Grid, *kept: Grid) -> Grid:
         stride = grid.stride / self.stride
-        shift = Fraction(self.kernel - 1, 2) - self.padding
-        return Grid(stride, grid.center - stride * shift)
+        if self.size(1) == self.stride:
+            return Grid(stride, grid.origin)
+        shift = Fraction(self.kernel - self.stride, 2) - self.padding
+        return Grid(stride, grid.origin - stride * shift)
 
     @property
     def num_parameters(self) -> int:
-        weights = self.in_channels * self.out_channels * self.kernel**2
+        weights = self.in_channels * self.out_channels * self.kernel**2 // self.groups
         return weights + (self.out_channels if self.bias else 0)
 
 
 @dataclass(frozen=True)
-class Pool(Layer):
-    """Maximum or average of a window of cells."""
+class Pool(_Windowed):
+    """Maximum or average of a window of cells.
+
+    Attributes:
+        padding: Cells on each side that are no maximum, or count as zeros.
+        extra: Further ones below and on the right, as torch's `ceil_mode` has them.
+    """
 
     kernel: int = 2
     stride: int = 2
     padding: int = 0
     mode: Literal["max", "average"] = "max"
+    extra: int = 0
 
     kind: ClassVar[str] = "pool"
 
     @property
+    def reach(self) -> int:  # type: ignore[override]
+        """Cells between the first and the last cell of the window."""
+        return self.kernel - 1
+
+    @property
     def in_blocks(self) -> bool:
         """Whether it is the maximum of blocks of 2 × 2 cells, which has an operator of its own."""
-        return self.mode == "max" and self.kernel == self.stride == 2 and not self.padding
-
-    def size(self, cells: int) -> int:
-        return (cells + 2 * self.padding - self.kernel) // self.stride + 1
-
-    def divides(self, cells: int) -> bool:
-        return (cells + 2 * self.padding - self.kernel) % self.stride == 0
-
-    def needs(self, first: int, last: int) -> tuple[int, int]:
-        start = first * self.stride - self.padding
-        return start, last * self.stride - self.padding + self.kernel - 1
-
-    def grid(self, grid: Grid) -> Grid:
-        shift = Fraction(self.kernel - 1, 2) - self.padding
-        return Grid(grid.stride * self.stride, grid.center + grid.stride * shift)
+        blocks = self.kernel == self.stride == 2 and self._padded == 0
+        return self.mode == "max" and blocks
 
 
 @dataclass(frozen=True)
 class Upsample(Layer):
-    """Nearest or bilinear enlargement (`align_corners=False`, cells keep their place)."""
+    """Nearest or bilinear enlargement.
+
+    Attributes:
+        corners: Whether the outermost cells' middles stay the outermost (`align_corners=True`),
+            so that places depend on the size of the whole map; else all cells keep their place.
+    """
 
     factor: int = 2
     mode: Literal["nearest", "bilinear"] = "nearest"
+    corners: bool = False
 
     kind: ClassVar[str] = "upsample"
 
-    def size(self, cells: int) -> int:
+    def size(self, cells: int, *kept: int) -> int:
         return cells * self.factor
 
     def needs(self, first: int, last: int) -> tuple[int, int]:
         if self.mode == "nearest":
             return first // self.factor, last // self.factor
         # Output cell o takes from (o + 1/2)/f − 1/2: the cell below that and, unless it falls
-        # exactly on a cell, the one above.
-        low = Fraction(2 * first + 1, 2 * self.factor) - Fraction(1, 2)
-        high = Fraction(2 * last + 1, 2 * self.factor) - Fraction(1, 2)
-        return low.__floor__(), high.__ceil__()
+        # exactly on a cell, the one above. With `corners` that is moved by less than half a cell.
+        moved = HALF if self.corners else 0
+        low = Fraction(2 * first + 1, 2 * self.factor) - HALF - moved
+        high = Fraction(2 * last + 1, 2 * self.factor) - HALF + moved
+        return floor(low), ceil(high)
 
-    def grid(self, grid: Grid) -> Grid:
-        stride = grid.stride / self.factor
-        return Grid(stride, grid.center - stride * Fraction(self.factor - 1, 2))
+    def grid(self, grid: Grid, *kept: Grid) -> Grid:
+        return Grid(grid.stride / self.factor, grid.origin)
 
 
 @dataclass(frozen=True)
 class Norm(Layer):
-    """Normalisation: `scope` says over what its statistics are taken (see `halo.norm_context`)."""
+    """Normalisation over cells.
+
+    Attributes:
+        scope: Over what its statistics are taken (see `halo.norm_context`); `frozen`, of batch norm
+            only: its running statistics, which do not change.
+        epsilon: Added to variances.
+        momentum: Share of a step's statistics in batch norm's running ones.
+    """
 
     norm: Literal["instance", "group", "batch"] = "instance"
-    scope: Literal["image", "tile"] = "image"
+    scope: Literal["image", "tile", "frozen"] = "image"
     groups: int = 1
     affine: bool = False
+    epsilon: float = 1e-5
+    momentum: float = 0.1
 
     kind: ClassVar[str] = "norm"
 
@@ -229,143 +313,167 @@ class Norm(Layer):
 
 
 @dataclass(frozen=True)
+class ChannelNorm(Layer):
+    """Normalisation over the channels of each cell (`LayerNorm` of maps)."""
+
+    affine: bool = True
+    epsilon: float = 1e-5
+
+    kind: ClassVar[str] = "channel_norm"
+
+    @property
+    def num_parameters(self) -> int:
+        return 2 * self.out_channels if self.affine else 0
+
+
+@dataclass(frozen=True)
+class Scale(Layer):
+    """x · factor + offset, and then times a weight and plus a bias of each channel.
+
+    Attributes:
+        weight: Whether there are weights.
+        bias: Whether there are biases.
+        trained: Whether these are; else they are fixed numbers of the network.
+    """
+
+    factor: float = 1.0
+    offset: float = 0.0
+    weight: bool = False
+    bias: bool = False
+    trained: bool = True
+
+    kind: ClassVar[str] = "scale"
+
+    @property
+    def num_parameters(self) -> int:
+        return self.trained * self.out_channels * (self.weight + self.bias)
+
+
+@dataclass(frozen=True)
 class Dropout(Layer):
-    """Dropout of whole channels (`Dropout2d`)."""
+    """Dropout of whole channels (`Dropout2d`), of single cells, or of whole samples (drop path)."""
 
     probability: float = 0.1
+    drops: Literal["channels", "cells", "samples"] = "channels"
 
     kind: ClassVar[str] = "dropout"
 
 
+Function = Literal[
+    "leaky_relu", "relu", "relu6", "elu", "silu", "gelu", "gelu_tanh", "hardswish", "hardsigmoid",
+    "sigmoid", "tanh", "softplus", "mish", "channel_softmax",
+]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Activation(Layer):
-    """Leaky rectifier, computed in place."""
+    """A function of each cell's values; rectifiers are computed in place (`in_place`).
+
+    Attributes:
+        slope: That of the leaky rectifier below 0.
+    """
 
     slope: float = 0.01
+    function: Function = "leaky_relu"
 
     kind: ClassVar[str] = "activation"
 
 
 @dataclass(frozen=True)
 class Stash(Layer):
-    """Keeps the map under a name for the `Pop` of that name."""
+    """Keeps the map under a name for the layer that takes it.
+
+    Attributes:
+        sizes: Whether only the map's height and width are kept.
+    """
 
     name: str = ""
+    sizes: bool = False
 
     kind: ClassVar[str] = "stash"
 
 
 @dataclass(frozen=True)
-class Pop(Layer):
-    """Concatenates the map with a stashed one, which comes second.
+class Join(Layer):
+    """Joins the map with kept ones.
 
-    Where sizes differ, `fit` says what is done: `crop` cuts the stashed map evenly on both sides
-    (valid networks), `pad` adds zeros below and right of the other (odd sizes, approximate).
+    Attributes:
+        kept: Names of the kept maps, in order.
+        how: `concatenate` along the channels; `add`, `multiply`, where a whole map of one cell
+            counts for all cells (a gate); `take` the kept map instead of the map.
+        place: Where the map stands among the kept ones, from 0.
+        fit: Where sizes of two maps that are concatenated differ: `crop` cuts the kept map evenly
+            on both sides (valid networks), `pad` adds zeros below and right of the other (odd
+            sizes, approximate).
     """
 
-    name: str = ""
+    kept: tuple[str, ...] = ()
+    how: Literal["concatenate", "add", "multiply", "take"] = "concatenate"
+    place: int = 0
     fit: Literal["crop", "pad"] = "pad"
 
-    kind: ClassVar[str] = "pop"
+    kind: ClassVar[str] = "join"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.kept
+
+    def size(self, cells: int, *kept: int) -> int:
+        if self.how == "concatenate":
+            return min(cells, *kept) if self.fit == "crop" else kept[0]
+        return kept[0] if self.how == "take" else max(cells, *kept)
+
+    def grid(self, grid: Grid, *kept: Grid) -> Grid:
+        if self.how == "take":
+            return kept[0]
+        return next((one for one in (grid, *kept) if not one.whole), grid)
 
 
-KINDS: dict[str, type[Layer]] = {
-    kind.kind: kind
-    for kind in (Conv, TransposedConv, Pool, Upsample, Norm, Dropout, Activation, Stash, Pop)
-}
+@dataclass(frozen=True)
+class GlobalPool(Layer):
+    """Averages over the whole image, a whole map of `bins` × `bins` cells (adaptive pooling)."""
+
+    bins: int = 1
+
+    kind: ClassVar[str] = "global_pool"
+
+    def size(self, cells: int, *kept: int) -> int:
+        return self.bins
+
+    def grid(self, grid: Grid, *kept: Grid) -> Grid:
+        return WHOLE
 
 
-def layer_to_json(layer: Layer) -> dict[str, Any]:
-    """The layer as a plain dictionary; `kind` names its class."""
-    return {"kind": layer.kind, **asdict(layer)}
+@dataclass(frozen=True)
+class Expand(Layer):
+    """Enlarges a whole map to the size of a map of which a `Stash` keeps the sizes."""
+
+    name: str = ""
+    mode: Literal["nearest", "bilinear"] = "bilinear"
+    corners: bool = False
+
+    kind: ClassVar[str] = "expand"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def size(self, cells: int, *kept: int) -> int:
+        return kept[0]
+
+    def grid(self, grid: Grid, *kept: Grid) -> Grid:
+        return kept[0]
 
 
-def layer_from_json(entry: dict[str, Any]) -> Layer:
-    """The layer that `layer_to_json` wrote.
+def in_place(layers: tuple[Layer, ...], index: int) -> bool:
+    """Whether a layer writes its output over its input.
 
-    Raises:
-        TilenetError: The entry is not a layer that this version knows.
+    A rectifier does, whose backward needs its output only, where nobody else has the input: not the
+    layer before for its own backward, and no stash.
     """
-    kind = KINDS.get(str(entry.get("kind")))
-    values = {key: value for key, value in entry.items() if key != "kind"}
-    if kind is None or set(values) != {field.name for field in fields(kind)}:
-        raise TilenetError(
-            f"a layer must have a known kind and that kind's fields (got {entry}); "
-            f"known kinds: {', '.join(KINDS)}"
-        )
-    return kind(**values)
-
-
-MOST_LAYERS = 10_000
-MOST_CHANNELS = 2**24
-MOST_CELLS = 2**12  # of a kernel, a stride, a padding, a dilation
-
-
-def check_layers(layers: tuple[Layer, ...], bands: int, classes: int) -> None:
-    """Refuse layers that do not follow on one another.
-
-    Raises:
-        TilenetError: There are none or too many; a value has the wrong type or size; a layer takes
-            other channels than the one before gives, or a skip is popped that nobody stashed.
-    """
-    if not 0 < len(layers) <= MOST_LAYERS:
-        raise TilenetError(
-            f"a network has 1 to {MOST_LAYERS} layers (network.json: {len(layers)}); use another "
-            "checkpoint"
-        )
-    skips: dict[str, int] = {}
-    channels = bands
-    for number, layer in enumerate(layers):
-        wrong = next((f.name for f in fields(layer) if not _is_sound(layer, f)), None)
-        if wrong is None and layer.in_channels != channels:
-            wrong = "in_channels"
-        if wrong is None and not _fits(layer, skips):
-            wrong = "out_channels"
-        if wrong is not None:
-            raise TilenetError(
-                f"layers must follow on one another (layer {number} of network.json, {layer.kind}: "
-                f"{wrong} is {getattr(layer, wrong)!r}, it is given {channels} channels); use "
-                "another checkpoint"
-            )
-        if isinstance(layer, Stash):
-            skips[layer.name] = layer.out_channels
-        channels = layer.out_channels
-    if channels != classes or skips:
-        raise TilenetError(
-            f"a network gives one channel per class and pops every skip (network.json: {channels} "
-            f"channels, {classes} classes, skips left: {', '.join(skips) or 'none'}); use another "
-            "checkpoint"
-        )
-
-
-def _is_sound(layer: Layer, part: "Field[Any]") -> bool:
-    """Whether a value has the type and a size of its field."""
-    value, kind = getattr(layer, part.name), part.type
-    if kind is int:
-        most = MOST_CHANNELS if "channels" in part.name or part.name == "groups" else MOST_CELLS
-        return type(value) is int and ("padding" not in part.name) <= value <= most
-    if kind is float:
-        return type(value) in (int, float) and isfinite(value) and abs(value) < 1e6
-    if kind is bool:
-        return type(value) is bool
-    return isinstance(value, str) and (kind is str or value in get_args(kind))
-
-
-def _fits(layer: Layer, skips: dict[str, int]) -> bool:
-    """Whether a layer whose values are sound can be built; takes the skip that it pops."""
-    same = layer.in_channels == layer.out_channels
-    match layer:
-        case Conv() | TransposedConv():
-            padded = isinstance(layer, Conv) or layer.output_padding < layer.stride
-            return padded and layer.num_parameters < 2**50
-        case Pool():
-            return same and 2 * layer.padding <= layer.kernel
-        case Norm():
-            return same and layer.out_channels % layer.groups == 0
-        case Dropout():
-            return same and 0 <= layer.probability < 1
-        case Stash():
-            return same and layer.name not in skips
-        case Pop():
-            return layer.out_channels == layer.in_channels + skips.pop(layer.name, -1)
-    return same
+    layer, before = layers[index], layers[index - 1] if index else None
+    if not isinstance(layer, Activation) or layer.function not in ("leaky_relu", "relu", "relu6"):
+        return False
+    if isinstance(before, Join):
+        return before.how in ("concatenate", "add")
+    return isinstance(before, Conv | TransposedConv | Norm | Dropout)

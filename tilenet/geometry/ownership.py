@@ -1,7 +1,7 @@
 """Which cells of each layer's map a rank owns, needs, takes from others and gives to them.
 
 With `halo_mode: exchange` a rank holds its own window of every feature map and nothing else. A cell
-belongs to the rank that owns the pixels under its centre, so maps of one grid are shared out alike
+belongs to the rank that owns the pixels it stands for, so maps of one grid are shared out alike
 however they came about, and a skip meets its own. What a layer needs follows from what it gives:
 the output is shared out first, and `Layer.needs` says which input cells that takes.
 
@@ -18,8 +18,8 @@ from itertools import pairwise
 from math import ceil
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import context_of, input_interval
-from tilenet.geometry.layers import Conv, Grid, Layer, Pop, Stash
+from tilenet.geometry.halo import context_of, input_interval, map_grids
+from tilenet.geometry.layers import Conv, Grid, Join, Layer, Stash, walk
 from tilenet.geometry.tiles import Span, Tiling
 from tilenet.geometry.windows import Window, overlap
 
@@ -34,12 +34,10 @@ __all__ = [
     "prefix_halo_px",
     "takes_copy",
     "tiling_shares",
-    "unpopped",
+    "unjoined",
 ]
 
 FEWEST_CELLS = 4  # per weight of an input channel, see `takes_copy`
-
-HALF = Fraction(1, 2)
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class AxisShares:
     """A layer's input and output along one axis, shared out over the ranks along it.
 
     Attributes:
-        stride: Distance between neighbouring input cells, in pixels.
+        stride: Distance between neighbouring input cells, in pixels; 0: the input is a whole map.
         cells: Cells of the whole input map.
         edges: Between the ranks' input cells: rank i owns `edges[i]` to `edges[i + 1] − 1`.
         out_edges: Between the ranks' output cells, in the same way.
@@ -91,9 +89,11 @@ class LayerHalo:
 def own_edges(grid: Grid, cells: int, edges_px: Sequence[int]) -> tuple[int, ...]:
     """Edges between ranks on a map of `cells` cells, given those on the image.
 
-    Pixel p's centre is p, so the pixels left of edge e are those whose centres lie below e − 1/2.
+    A whole map, which all ranks have, counts as the first one's.
     """
-    inner = (ceil((edge - HALF - grid.center) / grid.stride) for edge in edges_px[1:-1])
+    if grid.whole:
+        return (0, *(cells for _ in edges_px[1:]))
+    inner = (ceil((edge - grid.origin) / grid.stride) for edge in edges_px[1:-1])
     return (0, *(min(max(edge, 0), cells) for edge in inner), cells)
 
 
@@ -107,27 +107,39 @@ def axis_shares(
         edges_px: Between the ranks' own pixels, 0 and `pixels` included.
 
     Raises:
-        TilenetError: A skip does not lie on the map that it joins.
+        TilenetError: A kept map does not lie on the map that it joins.
     """
-    grid, cells = Grid(), pixels
-    edges = own_edges(grid, cells, edges_px)
-    stashed: dict[str, tuple[int, ...]] = {}
     shares = []
-    for layer in layers:
-        stride = grid.stride
-        grid, size = layer.grid(grid), layer.size(cells)
-        out_edges = own_edges(grid, size, edges_px)
-        if isinstance(layer, Stash):
-            stashed[layer.name] = edges
-        elif isinstance(layer, Pop) and stashed[layer.name] != edges:
-            raise TilenetError(
-                f"a skip must be shared out as the map that it joins ({layer.name}: cells end at "
-                f"{stashed[layer.name]} and {edges}); use halo_mode: overlap"
-            )
-        needs = tuple(_needs(layer, first, stop) for first, stop in pairwise(out_edges))
-        shares.append(AxisShares(stride, cells, edges, out_edges, needs))
-        cells, edges = size, out_edges
+
+    def through(layer: Layer, before: _Map, kept: tuple[_Map, ...]) -> _Map:
+        size = layer.size(before.cells, *(one.cells for one in kept))
+        grid = layer.grid(before.grid, *(one.grid for one in kept))
+        out = _Map(grid, size, own_edges(grid, size, edges_px))
+        if isinstance(layer, Join):
+            joined = (*kept, *([] if layer.how == "take" else [before]))
+            edges = {one.edges for one in joined if not one.grid.whole}
+            if len(edges) > 1:
+                shown = " and ".join(map(str, sorted(edges, reverse=True)))
+                names = ", ".join(layer.names)
+                raise TilenetError(
+                    f"a skip must be shared out as the map that it joins ({names}: cells end at "
+                    f"{shown}); use halo_mode: overlap"
+                )
+        local = not before.grid.whole and not out.grid.whole
+        needs = tuple(_needs(layer, *span) if local else (0, 0) for span in pairwise(out.edges))
+        stride = before.grid.stride
+        shares.append(AxisShares(stride, before.cells, before.edges, out.edges, needs))
+        return out
+
+    walk(layers, _Map(Grid(), pixels, own_edges(Grid(), pixels, edges_px)), through)
     return tuple(shares)
+
+
+@dataclass(frozen=True)
+class _Map:
+    grid: Grid
+    cells: int
+    edges: tuple[int, ...]
 
 
 def tiling_shares(
@@ -145,7 +157,9 @@ def own_cells(rows: AxisShares, cols: AxisShares, tiling: Tiling, number: int) -
     """What a tile owns of a layer's input, from the first cell on that it computes."""
     row, col = divmod(number, tiling.grid[1])
     own, start = _own(rows, cols, row, col), (0, 0)
-    if not tiling.rule.exchanged:  # then it computes a halo too, from where it reads
+    if (
+        not tiling.rule.exchanged and rows.stride
+    ):  # then it computes a halo too, from where it reads
         spans = tiling.rows[row], tiling.cols[col]
         top, left = own.row - spans[0].start / rows.stride, own.col - spans[1].start / cols.stride
         start = int(top), int(left)
@@ -163,7 +177,8 @@ def takes_copy(layer: Conv, cells: int) -> bool:
     Args:
         cells: Cells of all samples of the input.
     """
-    return not layer.keeps_size or cells < FEWEST_CELLS * layer.out_channels * layer.kernel**2
+    weights = layer.out_channels // layer.groups * layer.kernel**2
+    return not layer.keeps_size or cells < FEWEST_CELLS * weights
 
 
 def _needs(layer: Layer, first: int, stop: int) -> tuple[int, int]:
@@ -245,14 +260,14 @@ def _need(rows: AxisShares, cols: AxisShares, row: int, col: int) -> Window:
     return Window(top, left, max(bottom - top, 0), max(right - left, 0))
 
 
-def unpopped(layers: tuple[Layer, ...], stop: int) -> frozenset[int]:
-    """Numbers of the stashes among the first `stop` layers that none of these pops."""
+def unjoined(layers: tuple[Layer, ...], stop: int) -> frozenset[int]:
+    """Numbers of the stashes among the first `stop` layers whose maps none of these takes."""
     waiting: dict[str, int] = {}
     for index, layer in enumerate(layers[:stop]):
         if isinstance(layer, Stash):
             waiting[layer.name] = index
-        elif isinstance(layer, Pop):
-            del waiting[layer.name]
+        for name in layer.names:
+            del waiting[name]
     return frozenset(waiting.values())
 
 
@@ -262,11 +277,9 @@ def prefix_halo_px(layers: tuple[Layer, ...], stop: int) -> int:
     The halo is a multiple of the network's alignment: read windows begin where own windows may.
     """
     unit = context_of(layers).alignment_px
-    useless = unpopped(layers, stop)
+    useless = unjoined(layers, stop)
     prefix = tuple(layer for index, layer in enumerate(layers[:stop]) if index not in useless)
-    grid = Grid()
-    for layer in prefix:
-        grid = layer.grid(grid)
+    grid = map_grids(prefix)[-1]
     # The cells of an own window of one unit, in the middle of three.
     cells = int(3 * unit / grid.stride)
     edges = own_edges(grid, cells, (0, unit, 2 * unit, 3 * unit))

@@ -13,10 +13,10 @@ from tilenet.geometry.layers import (
     Activation,
     Conv,
     Dropout,
+    Join,
     Layer,
     Norm,
     Pool,
-    Pop,
     Stash,
     TransposedConv,
     Upsample,
@@ -152,7 +152,7 @@ def unet_layers(options: UNetOptions) -> tuple[Layer, ...]:
         else:
             layers.append(Upsample(channels, channels, mode=options.upsampling))
         joined = 2 * channels
-        layers.append(Pop(channels, joined, name=f"skip{level}", fit=fit))
+        layers.append(Join(channels, joined, kept=(f"skip{level}",), fit=fit))
         convolve(joined, channels // 2, channels // 2)
         channels //= 2
     layers.append(Conv(channels, options.classes, kernel=1, bias=bias))

@@ -1,29 +1,36 @@
-"""Modules that torch does not have: norms, pooling by 2 × 2, and dropout by key.
+"""Modules that torch does not have: norms, pooling by 2 × 2, paddings, scales.
 
 Pooling takes the maximum over blocks of 2 × 2 cells. Torch's own operator notes where each maximum
 lies, in 8 bytes per output cell, and on a CPU it looks at one cell after another. Blocks that do
 not overlap need neither: maxima of whole rows, then of columns, and in backward the same
 comparisons once more. (Measured on one core, 16 channels of 512² cells, float32: forward 24 ms and
 2.5 ms, both ways 36 ms and 20 ms.)
-
-Masks of dropout are a function of (seed, step, image, layer, channel), never of a rank. torch draws
-masks from a stream that each process walks for itself, so a channel would be kept on one tile of an
-image and dropped on the next. Here all tiles of an image share their masks, however many ranks
-compute them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tilenet.geometry.layers import Activation, Scale
 from tilenet.model.gpipe import is_recomputing
-from tilenet.model.skips import origin_under_way
-from tilenet.random_keys import uniform
 
-__all__ = ["BatchNorm", "BlockMaxPool", "ChannelDropout", "MaskKey", "block_max"]
+__all__ = [
+    "BatchNorm",
+    "BlockMaxPool",
+    "ChannelNormalise",
+    "FrozenBatchNorm",
+    "PaddedConv",
+    "PaddedPool",
+    "ScaleChannels",
+    "activation",
+    "block_max",
+    "out_of_place",
+]
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -116,61 +123,114 @@ def _split(gradient: Tensor, first_wins: Tensor, like: Tensor, dim: int) -> Tens
     return whole
 
 
-@dataclass
-class MaskKey:
-    """What the masks of the forward pass under way depend on; shared by a network's layers.
-
-    Attributes:
-        seed: Seed of the run.
-        step: Step of the run, from 0.
-        images: Number of the image that each sample of the batch belongs to; a pipeline's
-            micro-batches bring their own.
-    """
-
-    seed: int = 0
-    step: int = 0
-    images: tuple[int, ...] = ()
-
-
-class ChannelDropout(nn.Module):
-    """Zeroes whole channels with probability p and divides the others by 1 − p, in training.
-
-    Channel c of image i is kept where the c-th of `keys.uniform(channels, seed, "dropout", step, i,
-    layer)` is at least p. (B, C, H, W) in and out.
-
-    Args:
-        probability: Probability that a channel is dropped.
-        layer: Place of the layer in the network.
-        mask_key: Shared by the network's layers; set before each forward pass.
-    """
-
-    def __init__(self, probability: float, layer: int, mask_key: MaskKey) -> None:
-        super().__init__()
-        self.probability = probability
-        self.layer = layer
-        self.mask_key = mask_key
+class FrozenBatchNorm(nn.BatchNorm2d):
+    """Batch normalisation with its running statistics, in training too, (B, C, H, W) in and out."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.probability == 0:
-            return x
-        return x * self._masks(x.shape[0], x.shape[1]).to(x)
+        mean, variance = self.running_mean, self.running_var
+        return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
 
-    def _masks(self, samples: int, channels: int) -> Tensor:
-        """Masks (B, C, 1, 1), scaled by 1 / (1 − p)."""
-        key = self.mask_key
-        origin = origin_under_way()
-        images = key.images if origin is None else origin.images
-        if len(images) != samples:
-            raise ValueError(
-                f"each sample of the batch needs an image number (batch: {samples}, images: "
-                f"{len(images)}); set mask_key.images before the forward pass"
-            )
-        rows = [
-            uniform(channels, key.seed, "dropout", key.step, image, self.layer) >= self.probability
-            for image in images
-        ]
-        kept = torch.tensor([row.tolist() for row in rows], dtype=torch.float64)
-        return (kept / (1 - self.probability))[:, :, None, None]
 
-    def extra_repr(self) -> str:
-        return f"p={self.probability}, layer={self.layer}"
+class ChannelNormalise(nn.LayerNorm):
+    """Normalisation over the channels of each cell, (B, C, H, W) in and out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ScaleChannels(nn.Module):
+    """`geometry.layers.Scale`, (B, C, H, W) in and out; weights and biases are (C,)."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, layer: Scale) -> None:
+        super().__init__()
+        self.factor, self.offset = layer.factor, layer.offset
+        for name, there in (("weight", layer.weight), ("bias", layer.bias)):
+            values = torch.full((layer.out_channels,), float(name == "weight")) if there else None
+            if layer.trained:
+                self.register_parameter(name, None if values is None else nn.Parameter(values))
+            else:
+                self.register_buffer(name, values)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.factor != 1:
+            x = x * self.factor
+        if self.offset:
+            x = x + self.offset
+        if self.weight is not None:
+            x = x * self.weight[:, None, None]
+        return x if self.bias is None else x + self.bias[:, None, None]
+
+
+class PaddedConv(nn.Conv2d):
+    """A convolution with further zeros below and on the right."""
+
+    extra = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, (0, self.extra, 0, self.extra)))
+
+
+class PaddedPool(nn.Module):
+    """A pool with further cells below and on the right, of −∞ for a maximum, else of 0.
+
+    Args:
+        pool: The pool without them.
+    """
+
+    def __init__(self, pool: nn.MaxPool2d | nn.AvgPool2d, extra: int) -> None:
+        super().__init__()
+        self.pool, self.extra = pool, extra
+
+    def forward(self, x: Tensor) -> Tensor:
+        fill = float("-inf") if isinstance(self.pool, nn.MaxPool2d) else 0.0
+        y: Tensor = self.pool(F.pad(x, (0, self.extra, 0, self.extra), value=fill))
+        return y
+
+
+class ChannelSoftmax(nn.Module):
+    """Softmax over the channels of each cell."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.softmax(1)
+
+
+FUNCTIONS: dict[str, Callable[..., nn.Module]] = {
+    "relu": nn.ReLU,
+    "relu6": nn.ReLU6,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "hardswish": nn.Hardswish,
+    "hardsigmoid": nn.Hardsigmoid,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "softplus": nn.Softplus,
+    "mish": nn.Mish,
+    "channel_softmax": ChannelSoftmax,
+}
+
+
+def activation(layer: Activation, *, in_place: bool) -> nn.Module:
+    """The module of an activation.
+
+    Args:
+        in_place: Whether it may write over its input.
+    """
+    if layer.function == "leaky_relu":
+        return nn.LeakyReLU(layer.slope, inplace=in_place)
+    if layer.function in ("relu", "relu6"):
+        return FUNCTIONS[layer.function](inplace=in_place)
+    return FUNCTIONS[layer.function]()
+
+
+def out_of_place(module: nn.Module) -> nn.Module:
+    """The same module, or for one that writes over its input one that does not."""
+    if not getattr(module, "inplace", False):
+        return module
+    other = copy(module)
+    setattr(other, "inplace", False)  # noqa: B010 (mypy takes attributes of modules for tensors)
+    return other

@@ -5,7 +5,6 @@ walk and checkpoints all count the same layers. It never hears of ranks.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable
 
 import torch
@@ -14,19 +13,33 @@ from torch import Tensor, nn
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import (
     Activation,
+    ChannelNorm,
     Conv,
     Dropout,
+    Expand,
+    GlobalPool,
+    Join,
     Layer,
     Norm,
     Pool,
-    Pop,
+    Scale,
     Stash,
     TransposedConv,
     Upsample,
+    in_place,
 )
-from tilenet.model.gpipe import Namespace
-from tilenet.model.modules import BatchNorm, BlockMaxPool, ChannelDropout, MaskKey
-from tilenet.model.skips import pop_layer, stash_layer
+from tilenet.model.dropout import KeyedDropout, MaskKey
+from tilenet.model.modules import (
+    BatchNorm,
+    BlockMaxPool,
+    ChannelNormalise,
+    FrozenBatchNorm,
+    PaddedConv,
+    PaddedPool,
+    ScaleChannels,
+    activation,
+)
+from tilenet.model.skips import expand_layer, join_layer, stash_layer
 from tilenet.random_keys import key
 
 __all__ = [
@@ -64,10 +77,9 @@ def build_network(
         layer_done: Is called after each layer, and may end the work.
     """
     mask_key = MaskKey(seed=seed)
-    namespaces: dict[str, Namespace] = defaultdict(Namespace)
     modules = []
     for index, layer in enumerate(layers):
-        module = build_layer(layer, index, mask_key, namespaces)
+        module = build_layer(layer, index, mask_key, in_place=in_place(layers, index))
         _draw_weights(module, key(seed, "weights", index))
         modules.append(module.to(device=device, dtype=dtype))
         layer_done()
@@ -81,59 +93,92 @@ def network_to_score(layers: tuple[Layer, ...], network: Network) -> Network:
     parameters being there twice and without its modules hearing of it. Neither reads nor changes
     any random state.
     """
-    namespaces: dict[str, Namespace] = defaultdict(Namespace)
     mask_key = MaskKey(seed=0)  # nothing is dropped
     with torch.device("meta"):  # without memory, and without drawing weights
-        modules = [build_layer(layer, i, mask_key, namespaces) for i, layer in enumerate(layers)]
+        modules = [
+            build_layer(layer, index, mask_key, in_place=in_place(layers, index))
+            for index, layer in enumerate(layers)
+        ]
     plain = Network(modules, mask_key).eval()
     plain.load_state_dict(network.state_dict(keep_vars=True), assign=True)
     return plain
 
 
 def build_layer(
-    layer: Layer, index: int, mask_key: MaskKey, namespaces: dict[str, Namespace]
+    layer: Layer, index: int, mask_key: MaskKey, *, in_place: bool = False
 ) -> nn.Module:
     """The module of the network's layer `index`, with weights that mean nothing yet.
 
     Args:
         mask_key: Shared by the layers of a network.
-        namespaces: A stash and its pop find one another in `namespaces[name]`.
+        in_place: Whether an activation writes over its input (see `geometry.layers.in_place`).
     """
     match layer:
-        case Conv(wide, out, kernel, stride, dilation, padding, bias):
-            return nn.Conv2d(wide, out, kernel, stride, padding, dilation, bias=bias)
-        case TransposedConv(wide, out, kernel, stride, padding, output_padding, bias):
-            return nn.ConvTranspose2d(wide, out, kernel, stride, padding, output_padding, bias=bias)
-        case Pool() if layer.in_blocks:
-            return BlockMaxPool()
-        case Pool(mode="max"):
-            return nn.MaxPool2d(layer.kernel, layer.stride, layer.padding)
+        case Conv():
+            return _conv(layer)
+        case TransposedConv(wide, out, kernel, stride, padding, extra, bias, groups):
+            return nn.ConvTranspose2d(wide, out, kernel, stride, padding, extra, groups, bias)
         case Pool():
-            return nn.AvgPool2d(layer.kernel, layer.stride, layer.padding)
-        case Upsample(mode="nearest"):
-            return nn.Upsample(scale_factor=layer.factor, mode="nearest")
+            return _pool(layer)
         case Upsample():
-            return nn.Upsample(scale_factor=layer.factor, mode="bilinear", align_corners=False)
+            corners = layer.corners if layer.mode == "bilinear" else None
+            return nn.Upsample(scale_factor=layer.factor, mode=layer.mode, align_corners=corners)
         case Norm():
             return _norm(layer)
+        case ChannelNorm():
+            return ChannelNormalise(
+                layer.out_channels, layer.epsilon, elementwise_affine=layer.affine
+            )
+        case Scale():
+            return ScaleChannels(layer)
         case Dropout():
-            return ChannelDropout(layer.probability, index, mask_key)
+            return KeyedDropout(layer, index, mask_key)
         case Activation():
-            # In place saves one of a cell's maps; may not be the first layer of a partition.
-            return nn.LeakyReLU(layer.slope, inplace=True)
+            return activation(layer, in_place=in_place)
+        case GlobalPool():
+            return nn.AdaptiveAvgPool2d(layer.bins)
         case Stash():
-            return stash_layer(namespaces[layer.name])
-        case Pop():
-            return pop_layer(namespaces[layer.name], layer.fit)
+            return stash_layer(layer)
+        case Join():
+            return join_layer(layer)
+        case Expand():
+            return expand_layer(layer)
     raise AssertionError(f"no module for layer {layer}")
 
 
+def _conv(layer: Conv) -> nn.Module:
+    made = PaddedConv if layer.extra else nn.Conv2d
+    module = made(
+        layer.in_channels,
+        layer.out_channels,
+        layer.kernel,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        layer.groups,
+        layer.bias,
+    )
+    if isinstance(module, PaddedConv):
+        module.extra = layer.extra
+    return module
+
+
+def _pool(layer: Pool) -> nn.Module:
+    if layer.in_blocks:
+        return BlockMaxPool()
+    made = nn.MaxPool2d if layer.mode == "max" else nn.AvgPool2d
+    pool = made(layer.kernel, layer.stride, layer.padding)
+    return PaddedPool(pool, layer.extra) if layer.extra else pool
+
+
 def _norm(layer: Norm) -> nn.Module:
+    channels, epsilon = layer.out_channels, layer.epsilon
     if layer.norm == "instance":
-        return nn.InstanceNorm2d(layer.out_channels, affine=layer.affine)
+        return nn.InstanceNorm2d(channels, epsilon, affine=layer.affine)
     if layer.norm == "group":
-        return nn.GroupNorm(layer.groups, layer.out_channels, affine=layer.affine)
-    return BatchNorm(layer.out_channels, affine=layer.affine)
+        return nn.GroupNorm(layer.groups, channels, epsilon, affine=layer.affine)
+    made = FrozenBatchNorm if layer.scope == "frozen" else BatchNorm
+    return made(channels, epsilon, layer.momentum, affine=layer.affine)
 
 
 def _draw_weights(module: nn.Module, seed: int) -> None:
@@ -144,7 +189,7 @@ def _draw_weights(module: nn.Module, seed: int) -> None:
     """
     if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
         weight = module.weight
-        channels = module.in_channels
+        channels = module.in_channels // module.groups
         taps = weight[0, 0].numel()
         if isinstance(module, nn.ConvTranspose2d):
             taps //= module.stride[0] * module.stride[1]  # taps that reach one output cell

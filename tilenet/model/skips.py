@@ -1,19 +1,21 @@
-"""Stash and pop: skips by name, as torchgpipe's pipeline moves them between partitions.
+"""Kept maps: skips by name, as torchgpipe's pipeline moves them between partitions.
 
 Outside of a pipeline the same modules work through torchgpipe's default tracker of the thread.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tilenet.geometry.layers import Expand, Join, Stash
 from tilenet.geometry.tiles import Tiling
+from tilenet.geometry.windows import Window
 from tilenet.model.gpipe import (
-    Namespace,
     SkipLayout,
     SkipTrackerThroughPotals,
     current_skip_tracker,
@@ -21,8 +23,16 @@ from tilenet.model.gpipe import (
     skippable,
     stash,
 )
+from tilenet.model.resample import AxisPlace, resampled
 
-__all__ = ["Origin", "OriginTracker", "origin_under_way", "pop_layer", "stash_layer"]
+__all__ = [
+    "Origin",
+    "OriginTracker",
+    "expand_layer",
+    "join_layer",
+    "origin_under_way",
+    "stash_layer",
+]
 
 
 @dataclass(frozen=True)
@@ -60,49 +70,96 @@ def origin_under_way() -> Origin | None:
     return tracker.origin if isinstance(tracker, OriginTracker) else None
 
 
-class Stash(nn.Module):
-    """Hands on its input and keeps it for the `PopConcat` of the same namespace."""
+class StashMap(nn.Module):
+    """Hands on its input and keeps it, or only its height and width, under a name."""
+
+    def __init__(self, name: str, *, sizes: bool) -> None:
+        super().__init__()
+        self.name, self.sizes = name, sizes
 
     def forward(self, x: Tensor) -> Generator[Any, None, Tensor]:
-        yield stash("skip", x)
+        # No channels: a map of no bytes that knows its size wherever it travels.
+        yield stash(self.name, x.new_empty(len(x), 0, *x.shape[2:]) if self.sizes else x)
         return x
 
 
-class PopConcat(nn.Module):
-    """Concatenates its input with the stashed map along the channels, (B, C, H, W).
+class JoinMaps(nn.Module):
+    """Joins its input with kept maps, (B, C, H, W), as `geometry.layers.Join` says."""
 
-    Args:
-        fit: `crop` cuts the stashed map evenly to the input's size; `pad` adds zeros below and
-            right of the input, as torchgpipe's U-Net does where a pooling dropped a row or column.
-    """
-
-    def __init__(self, fit: str) -> None:
+    def __init__(self, layer: Join) -> None:
         super().__init__()
-        self.fit = fit
+        self.layer = layer
 
     def forward(self, x: Tensor) -> Generator[Any, Tensor, Tensor]:
-        skip = yield pop("skip")
-        rows, cols = skip.shape[2] - x.shape[2], skip.shape[3] - x.shape[3]
-        if self.fit == "crop":
-            top, left = rows // 2, cols // 2
-            skip = skip[:, :, top : top + x.shape[2], left : left + x.shape[3]]
-        elif rows or cols:
-            x = F.pad(x, (0, cols, 0, rows))
-        return torch.cat((x, skip), dim=1)
+        maps: list[Tensor] = []
+        for name in self.layer.kept:
+            kept = yield pop(name)
+            maps.append(kept)
+        match self.layer.how:
+            case "take":
+                return maps[0]
+            case "concatenate":
+                return self._concatenated(x, maps)
+        maps.insert(self.layer.place, x)
+        return reduce(torch.add if self.layer.how == "add" else torch.mul, maps)
+
+    def _concatenated(self, x: Tensor, maps: list[Tensor]) -> Tensor:
+        if self.layer.fit == "crop":
+            maps = [_cropped(one, x) for one in maps]
+        else:
+            rows, cols = maps[0].shape[2] - x.shape[2], maps[0].shape[3] - x.shape[3]
+            x = F.pad(x, (0, cols, 0, rows)) if rows or cols else x
+        maps.insert(self.layer.place, x)
+        return torch.cat(maps, dim=1)
 
 
-# Functions instead of decorators: mypy does not follow decorators that change a class (mypy#3135).
-_SkippableStash: Any = skippable(stash=["skip"])(Stash)
-_SkippablePop: Any = skippable(pop=["skip"])(PopConcat)
+def _cropped(x: Tensor, to: Tensor) -> Tensor:
+    """Cut evenly on both sides to another map's size."""
+    top, left = (x.shape[2] - to.shape[2]) // 2, (x.shape[3] - to.shape[3]) // 2
+    return x[:, :, top : top + to.shape[2], left : left + to.shape[3]]
 
 
-def stash_layer(namespace: Namespace) -> nn.Module:
-    """A stash whose skip only the pop of the same namespace receives."""
-    layer: nn.Module = _SkippableStash().isolate(namespace)
-    return layer
+Place = Callable[[], tuple[Window, tuple[int, int]]]
 
 
-def pop_layer(namespace: Namespace, fit: str) -> nn.Module:
-    """The pop for the stash of the same namespace."""
-    layer: nn.Module = _SkippablePop(fit).isolate(namespace)
-    return layer
+class ExpandMap(nn.Module):
+    """Enlarges a whole map (B, C, bins, bins) to the size that was kept under a name.
+
+    Args:
+        place: The part of the enlarged map that is wanted, and the whole map's size; None: all of
+            it, of the size that was kept.
+    """
+
+    def __init__(self, layer: Expand, place: Place | None = None) -> None:
+        super().__init__()
+        self.layer, self.place = layer, place
+
+    def forward(self, x: Tensor) -> Generator[Any, Tensor, Tensor]:
+        like = yield pop(self.layer.name)
+        height, width = like.shape[2:]
+        out, whole = Window(0, 0, height, width), (height, width)
+        if self.place is not None:
+            out, whole = self.place()
+        rows = AxisPlace(0, x.shape[2], out.row, out.height, whole[0])
+        cols = AxisPlace(0, x.shape[3], out.col, out.width, whole[1])
+        return resampled(x, rows, cols, self.layer.mode, corners=self.layer.corners)
+
+
+# Functions instead of decorators: names are those of the network's maps, and mypy does not follow
+# decorators that change a class (mypy#3135).
+def stash_layer(layer: Stash) -> nn.Module:
+    """A stash whose map the layer that takes this name receives."""
+    module: nn.Module = skippable(stash=[layer.name])(StashMap)(layer.name, sizes=layer.sizes)
+    return module
+
+
+def join_layer(layer: Join) -> nn.Module:
+    """A join that receives the kept maps of its names."""
+    module: nn.Module = skippable(pop=layer.names)(JoinMaps)(layer)
+    return module
+
+
+def expand_layer(layer: Expand, place: Place | None = None) -> nn.Module:
+    """An enlargement to the size that is kept under its name, or of the part that `place` says."""
+    module: nn.Module = skippable(pop=layer.names)(ExpandMap)(layer, place)
+    return module

@@ -13,7 +13,8 @@ from xml.etree import ElementTree
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context, context_of
-from tilenet.geometry.layers import Layer, check_layers, layer_from_json, layer_to_json
+from tilenet.geometry.layer_json import check_layers, layer_from_json, layer_to_json
+from tilenet.geometry.layers import Layer
 from tilenet.storage.atomic import read_plain
 
 __all__ = ["NetworkRecord", "check_class_names", "names_in_map"]

@@ -22,7 +22,7 @@ from tilenet.model.network import build_network
 from tilenet.parallel.exchange.conv import Shape, convolve
 from tilenet.parallel.exchange.halo import Journey, Line, extend, part_of
 from tilenet.parallel.exchange.layers import spatial_layer
-from tilenet.parallel.exchange.norm import EPSILON, Cells, WholeImageNorm
+from tilenet.parallel.exchange.norm import Cells, WholeImageNorm
 from tilenet.parallel.sums.values import global_sum
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4, 6)
@@ -214,7 +214,7 @@ def plain_norm(x: Tensor, layer: Norm, weight: Tensor, bias: Tensor) -> Tensor:
         groups = layer.groups if layer.norm == "group" else channels
         flat = x.reshape(images, groups, -1)
     centred = flat - flat.mean(-1, keepdim=True)
-    normal = centred / (centred.square().mean(-1, keepdim=True) + EPSILON).sqrt()
+    normal = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     if layer.norm == "batch":
         normal = normal.reshape(channels, images, *x.shape[2:]).transpose(0, 1)
     return normal.reshape(x.shape) * weight[:, None, None] + bias[:, None, None]

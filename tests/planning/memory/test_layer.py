@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import map_shapes
-from tilenet.geometry.layers import Activation, Conv, Dropout, Norm, Pool, Pop, Stash
+from tilenet.geometry.layers import Activation, Conv, Dropout, Join, Norm, Pool, Stash
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.planning.memory.layer import (
@@ -99,9 +99,9 @@ def test_each_layer_keeps_what_its_backward_needs() -> None:
             assert 0 < cost.saved <= 8 * layer.out_channels
         else:
             assert cost.saved == 0
-        if isinstance(layer, Pop):
+        if isinstance(layer, Join):
             assert cost.shares_gradient
-            assert cost.skip_gradient == cost.output
+            assert cost.skip_gradients == ((cost.output, 0),)
         if isinstance(layer, Activation):
             assert cost.first is not None
             assert not cost.first.in_place
@@ -183,7 +183,7 @@ def test_the_largest_preset_takes_a_moment_at_any_size(size: int) -> None:
 def test_maps_of_2_to_the_31_elements_are_refused_by_layer() -> None:
     layers = unet_layers(PRESETS["small"])
     assert largest_map(layers, 100, 96) == (99, 128 * 100 * 96)
-    with pytest.raises(TilenetError, match=r"layer \d+, pop: .* use smaller tiles$"):
+    with pytest.raises(TilenetError, match=r"layer \d+, join: .* use smaller tiles$"):
         check_map_sizes(layers, 4096, 4096)
     check_map_sizes(layers, 4095, 4096)
     with pytest.raises(TilenetError, match="or fewer samples per micro-batch"):

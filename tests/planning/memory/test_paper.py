@@ -6,7 +6,7 @@ import pytest
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import map_shapes
-from tilenet.geometry.layers import Conv, Pop
+from tilenet.geometry.layers import Conv, Join
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.memory.paper import level_bytes
 
@@ -45,7 +45,7 @@ def test_the_profile_counts_the_networks_convolutions(seed: int) -> None:
     joined = [
         shape.rows
         for layer, shape in zip(layers, shapes[1:], strict=True)
-        if isinstance(layer, Pop)
+        if isinstance(layer, Join)
     ]
     by_level = [cells[i : i + count] for i in range(0, len(cells), count)]
     inputs = [size, *(maps[-1][0] // 2 for maps in by_level[: options.poolings])]

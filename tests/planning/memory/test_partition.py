@@ -11,7 +11,7 @@ import pytest
 import torch
 from networks import random_balance, random_options
 
-from tilenet.geometry.layers import Activation, Pop, Stash
+from tilenet.geometry.layers import Activation, Stash
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.planning.memory.layer import layer_bytes
@@ -80,7 +80,7 @@ def test_blocks_are_the_partitions_that_could_be(
     for start, stop, part in zip(edges, edges[1:], parts, strict=False):
         block = blocks[start, stop]
         stashes = {c.layer.name for c in costs[start:stop] if isinstance(c.layer, Stash)}
-        pops = {c.layer.name for c in costs[start:stop] if isinstance(c.layer, Pop)}
+        pops = {name for c in costs[start:stop] for name in c.layer.names}
         if stashes <= pops:
             assert block == part.total
         else:

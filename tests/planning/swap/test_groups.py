@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _pop_mode_temporarily
 from torch.utils.checkpoint import checkpoint
 
-from tilenet.geometry.layers import Activation, Conv, Layer, Norm, Pool, Pop, Stash, Upsample
+from tilenet.geometry.layers import Activation, Conv, Join, Layer, Norm, Pool, Stash, Upsample
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.parallel.pipeline.layer_times import LayerTime
@@ -49,7 +49,7 @@ def test_a_group_is_a_convolution_with_what_follows() -> None:
     convolution = 4  # with dropout, norm and activation
     # stash, pool; convolution; upsample, pop; convolution; head
     assert group_sizes(layers) == (convolution, 1, 1, convolution, 1, 1, convolution, 1)
-    begins = Conv | Pool | Upsample | Stash | Pop
+    begins = Conv | Pool | Upsample | Stash | Join
     for edge in accumulate(group_sizes(layers)[:-1]):
         assert isinstance(layers[edge], begins)
     # A partition may begin anywhere.
@@ -98,11 +98,11 @@ def test_stashes_pops_and_activations_that_overwrite_anothers_map_are_not_comput
     for size, group in zip(
         group_sizes(layers), layer_groups(costs, times_of(layers), 0, len(layers), 1), strict=True
     ):
-        assert group.may_checkpoint != isinstance(layers[place], Stash | Pop)
+        assert group.may_checkpoint != isinstance(layers[place], Stash | Join)
         place += size
-    with_pop = (Stash(4, 4, name="a"), Activation(4, 4), Conv(4, 4), Pop(4, 8, name="a"))
-    overwrites = layer_groups(layer_bytes(with_pop, 20, 20), times_of(with_pop), 0, 4, 1)
-    assert [group.may_checkpoint for group in overwrites] == [False, False, True, False]
+    joined = Stash(4, 4, name="a"), Conv(4, 4, padding=1), Join(4, 8, ("a",)), Activation(8, 8)
+    overwrites = layer_groups(layer_bytes(joined, 20, 20), times_of(joined), 0, 4, 1)
+    assert [group.may_checkpoint for group in overwrites] == [False, True, False, False]
     # As a partition's first layer it writes elsewhere.
     first = next(n for n, layer in enumerate(layers) if isinstance(layer, Activation))
     assert layer_groups(costs, times_of(layers), first, first + 5, 1)[0].may_checkpoint

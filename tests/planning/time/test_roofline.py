@@ -11,10 +11,10 @@ from tilenet.geometry.layers import (
     Activation,
     Conv,
     Dropout,
+    Join,
     Layer,
     Norm,
     Pool,
-    Pop,
     Stash,
     TransposedConv,
     Upsample,
@@ -103,7 +103,7 @@ def test_a_memory_bound_convolution_moves_both_maps_and_the_weights(
 
 
 def test_a_concatenation_reads_and_writes_both_halves() -> None:
-    layers = (Conv(3, 5, kernel=1), Stash(5, 5, name="a"), Pop(5, 10, name="a"))
+    layers = (Conv(3, 5, kernel=1), Stash(5, 5, name="a"), Join(5, 10, ("a",)))
     times = roofline(layers, 7, 9, "float32", SLOW_MEMORY)
     assert times[2].forward_s == times[2].backward_s == pytest.approx(2 * 10 * 63 * 4 / 0.5e6)
 

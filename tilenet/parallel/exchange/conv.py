@@ -34,10 +34,12 @@ class Shape:
     Attributes:
         kernel: Its width, odd.
         dilation: Distance between its taps.
+        groups: Groups of channels that are convolved apart.
     """
 
     kernel: int
     dilation: int
+    groups: int = 1
 
     @property
     def half(self) -> int:
@@ -112,7 +114,7 @@ def convolve(
 
     Args:
         x: This rank's own window, (B, C, H, W), at least as wide as the halo.
-        weight: (O, C, kernel, kernel).
+        weight: (O, C / groups, kernel, kernel).
         bias: (O,) or None.
         journey: From whom the halo comes.
 
@@ -136,14 +138,16 @@ class _Convolve(torch.autograd.Function):
     ) -> Tensor:
         halo = journey.halo
         pending = start_halos(x, journey)
-        y = F.conv2d(x, weight, bias, padding=shape.halo, dilation=shape.dilation)
+        y = F.conv2d(
+            x, weight, bias, padding=shape.halo, dilation=shape.dilation, groups=shape.groups
+        )
         taken = list(zip((window for _, window in halo.takes), pending.wait(), strict=True))
         ctx.strips = _strips(halo.own, halo.takes, shape)
         filled = [_fill(strip, taken, x) for strip in ctx.strips]
         for strip, values in zip(ctx.strips, filled, strict=True):
             rows, cols = strip.reach
             taps = strip.lying(strip.weight(weight))
-            more = F.conv2d(strip.lying(values), taps, dilation=shape.dilation)
+            more = F.conv2d(strip.lying(values), taps, dilation=shape.dilation, groups=shape.groups)
             y[:, :, rows, cols] += strip.lying(more)
         ctx.shape, ctx.journey, ctx.has_bias = shape, journey, bias is not None
         ctx.save_for_backward(x, weight, *filled)
@@ -163,7 +167,7 @@ class _Convolve(torch.autograd.Function):
             to_values, to_weight, _ = torch.ops.aten.convolution_backward(
                 strip.lying(gradient[:, :, rows, cols]), strip.lying(values),
                 strip.lying(strip.weight(weight)), None, [1, 1], [0, 0],
-                [shape.dilation] * 2, False, [0, 0], 1, [wants_x, wants_weight, False],
+                [shape.dilation] * 2, False, [0, 0], shape.groups, [wants_x, wants_weight, False],
             )  # fmt: skip
             added.append(strip.lying(to_weight) if wants_weight else to_weight)
             found.append(strip.lying(to_values) if wants_x else to_values)
@@ -172,7 +176,8 @@ class _Convolve(torch.autograd.Function):
             pending = start_gradients(back, x.shape[1], gradient, ctx.journey)
         to_x, to_weight, to_bias = torch.ops.aten.convolution_backward(
             gradient, x, weight, [len(weight)] if ctx.has_bias else None, [1, 1], [shape.halo] * 2,
-            [shape.dilation] * 2, False, [0, 0], 1, [wants_x, wants_weight, ctx.has_bias],
+            [shape.dilation] * 2, False, [0, 0], shape.groups,
+            [wants_x, wants_weight, ctx.has_bias],
         )  # fmt: skip
         if wants_weight:
             for strip, more in zip(strips, added, strict=True):

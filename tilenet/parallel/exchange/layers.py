@@ -25,7 +25,7 @@ from tilenet.parallel.exchange.halo import Journey, Line, extend
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Surroundings", "here", "spatial_layer"]
+__all__ = ["Surroundings", "here", "spatial_layer", "without_border"]
 
 # Tags name a layer and a micro-batch as far as MPI's least number of tags (32 768) goes: messages
 # between two ranks with one tag keep their order anyway.
@@ -67,8 +67,13 @@ class Surroundings:
 
     def norm_comm(self, layer: int, norm: str) -> "MPI.Intracomm | None":
         """The ranks over which a norm sums."""
-        comms = self._step_comms if norm == "batch" else self._image_comms
-        return comms[self._partition(layer)]
+        return (
+            self._step_comms[self._partition(layer)] if norm == "batch" else self.image_comm(layer)
+        )
+
+    def image_comm(self, layer: int) -> "MPI.Intracomm | None":
+        """The ranks that hold the same image."""
+        return self._image_comms[self._partition(layer)]
 
     def shares(self, tiling: Tiling) -> tuple[tuple[AxisShares, ...], ...]:
         """Shares of each layer's maps, along rows and along columns."""
@@ -122,7 +127,7 @@ def spatial_layer(layer: Layer, index: int, module: nn.Module, around: Surroundi
             return SpatialConv(module, index, around, layer)
         case Pool():
             return SpatialPool(module, index, around, layer)
-        case Upsample(mode="bilinear"):
+        case Upsample(mode="bilinear", corners=False):
             return BilinearUpsample(module, index, around, layer)
         case TransposedConv():
             return AnyTransposedConv(module, index, around, layer)
@@ -167,11 +172,11 @@ class SpatialConv(_Spatial):
         journey, layer = self.around.journey(self.index), self.layer
         # Ranks may differ in this: their messages are the same.
         if not takes_copy(layer, x.shape[0] * x.shape[2] * x.shape[3]):
-            shape = Shape(layer.kernel, layer.dilation)
+            shape = Shape(layer.kernel, layer.dilation, layer.groups)
             return convolve(x, self.weight, self.bias, shape, journey)
         extended = extend(x, journey, 0.0)
         return F.conv2d(
-            extended, self.weight, self.bias, stride=layer.stride, dilation=layer.dilation
+            extended, self.weight, self.bias, layer.stride, 0, layer.dilation, layer.groups
         )
 
 
@@ -205,7 +210,7 @@ class BilinearUpsample(_Spatial):
     def forward(self, x: Tensor) -> Tensor:
         # The operator clamps by itself at the map's edge, where nothing is taken, and wrongly at
         # the halo's edge, which is cut off.
-        journey = _without_border(self.around.journey(self.index))
+        journey = without_border(self.around.journey(self.index))
         large = F.interpolate(
             _extended(x, journey, 0.0),
             scale_factor=self.factor,
@@ -227,9 +232,9 @@ class AnyTransposedConv(_Spatial):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        journey = _without_border(self.around.journey(self.index))
+        journey = without_border(self.around.journey(self.index))
         need, out = journey.halo.need, journey.halo.out
-        stride, padding = self.layer.stride, self.layer.padding
+        stride, padding, groups = self.layer.stride, self.layer.padding, self.layer.groups
         top = out.row - (need.row * stride - padding)
         left = out.col - (need.col * stride - padding)
         extended = _extended(x, journey, 0.0)
@@ -238,10 +243,10 @@ class AnyTransposedConv(_Spatial):
             out.height,
             out.width,
         ):
-            return F.conv_transpose2d(extended, self.weight, self.bias, stride)
+            return F.conv_transpose2d(extended, self.weight, self.bias, stride, groups=groups)
         # The whole spread of these cells, then the own cells of it; output_padding lies beyond it,
         # and with a kernel narrower than the stride own cells that nothing spreads to.
-        large = F.conv_transpose2d(extended, self.weight, None, stride)
+        large = F.conv_transpose2d(extended, self.weight, None, stride, groups=groups)
         above, before = max(-top, 0), max(-left, 0)
         below = max(top + out.height - large.shape[2], 0)
         right = max(left + out.width - large.shape[3], 0)
@@ -260,7 +265,8 @@ def _extended(x: Tensor, journey: Journey, fill: float) -> Tensor:
     return extend(x, journey, fill)
 
 
-def _without_border(journey: Journey) -> Journey:
+def without_border(journey: Journey) -> Journey:
+    """The same without what lies outside of the map."""
     return replace(journey, halo=replace(journey.halo, border=(0, 0, 0, 0)))
 
 

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Layer, Norm
-from tilenet.geometry.ownership import own_cells
 from tilenet.model.choices import HaloMode
 from tilenet.model.network import Network
-from tilenet.parallel.exchange.layers import Surroundings, here, spatial_layer
-from tilenet.parallel.exchange.norm import Cells, WholeImageNorm
+from tilenet.parallel.exchange.layers import Surroundings, spatial_layer
+from tilenet.parallel.exchange.norm import WholeImageNorm
+from tilenet.parallel.exchange.placed import cells_at, placed_layer
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -61,24 +62,17 @@ def spatial_network(
         TilenetError: A layer cannot be cut.
     """
     around = Surroundings(layers, balance, image_comm, step_comm, device_mpi=device_mpi)
+    grids = map_grids(layers)
     modules = []
     for index, (layer, module) in enumerate(zip(layers, network, strict=True)):
         if isinstance(layer, Norm):
             if layer.scope == "image":
-                cells = partial(_cells, around, index)
+                cells = partial(cells_at, around, index)
                 comm = around.norm_comm(index, layer.norm)
                 module = WholeImageNorm(module, layer, cells, comm)
-        elif halo_mode == "exchange":
+        elif placed := placed_layer(layer, index, module, around):
+            module = placed
+        elif halo_mode == "exchange" and not grids[index].whole:
             module = spatial_layer(layer, index, module, around)
         modules.append(module)
     return SpatialNetwork(modules, network, around)
-
-
-def _cells(around: Surroundings, layer: int) -> Cells:
-    """Which cells count at a norm, of the micro-batch that this thread computes."""
-    origin = here()
-    assert origin.tiling is not None
-    rows, cols = (axis[layer] for axis in around.shares(origin.tiling))
-    own = [own_cells(rows, cols, origin.tiling, number) for number in origin.tiles]
-    places = {image: place for place, image in enumerate(dict.fromkeys(origin.images))}
-    return Cells(tuple(own), tuple(places[image] for image in origin.images))

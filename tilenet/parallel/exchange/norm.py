@@ -11,6 +11,7 @@ sample variance", 1983, eq. 1.7): E[x²] − E[x]² has no digits left for pixel
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,10 +27,7 @@ from tilenet.parallel.health.progress import EXCHANGING
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Cells", "WholeImageNorm"]
-
-EPSILON = 1e-5  # torch's
-MOMENTUM = 0.1  # torch's
+__all__ = ["Cells", "WholeImageNorm", "add_over"]
 
 
 @dataclass(frozen=True)
@@ -83,34 +81,35 @@ class WholeImageNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.layer.norm == "batch" and not self.training:
-            return F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, eps=EPSILON
-            )
-        call = _Call(self.layer, self.cells(), self._sum, x.device)
+            mean, variance = self.running_mean, self.running_var
+            return F.batch_norm(x, mean, variance, self.weight, self.bias, eps=self.layer.epsilon)
+        call = _Call(self.layer, self.cells(), partial(add_over, self.comm), x.device)
         y: Tensor = _Normalise.apply(x, self.weight, self.bias, call)  # type: ignore[no-untyped-call]
         if self.layer.norm == "batch" and not is_recomputing():
             self._blend(call)
         return y
-
-    def _sum(self, values: Tensor) -> Tensor:
-        if self.comm is None or self.comm.size == 1:
-            return values
-        host = values.cpu().contiguous()
-        total = torch.empty_like(host)
-        with EXCHANGING:
-            self.comm.Allreduce(host.numpy(), total.numpy())
-        return total.to(values.device)
 
     def _blend(self, call: "_Call") -> None:
         """Update the running statistics as torch's batch norm does, alike on all ranks."""
         unbiased = call.variance[0] * call.count[0] / (call.count[0] - 1).clamp(min=1)
         with torch.no_grad():
             for buffer, new in ((self.running_mean, call.mean[0]), (self.running_var, unbiased)):
-                buffer.lerp_(new.to(buffer), MOMENTUM)
+                buffer.lerp_(new.to(buffer), self.layer.momentum)
             self.num_batches_tracked.add_(1)
 
     def extra_repr(self) -> str:
         return f"{self.layer.norm}, {self.layer.out_channels}"
+
+
+def add_over(comm: "MPI.Intracomm | None", values: Tensor) -> Tensor:
+    """The sum of float64 values over ranks. Collective; None: there are no others."""
+    if comm is None or comm.size == 1:
+        return values
+    host = values.cpu().contiguous()
+    total = torch.empty_like(host)
+    with EXCHANGING:
+        comm.Allreduce(host.numpy(), total.numpy())
+    return total.to(values.device)
 
 
 class _Call:
@@ -178,7 +177,7 @@ class _Normalise(torch.autograd.Function):
         rest, spread = (call.add(sums) / call.count[:, None]).unbind()
         call.variance = (spread - rest.square()).clamp(min=0)
         call.mean = rough.double() + rest
-        scale = call.spread((call.variance + EPSILON).rsqrt(), wide)
+        scale = call.spread((call.variance + call.layer.epsilon).rsqrt(), wide)
         rest = call.spread(rest, wide)
         ctx.save_for_backward(x, weight, shift, rest, scale)
         ctx.call = call

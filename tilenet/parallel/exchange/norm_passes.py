@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tilenet.geometry.layers import Layer, Norm
-from tilenet.geometry.ownership import own_cells, tiling_shares, unpopped
+from tilenet.geometry.ownership import own_cells, tiling_shares, unjoined
 from tilenet.geometry.tiles import Tiling
 from tilenet.geometry.windows import Window
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.halo import part_of
-from tilenet.parallel.exchange.norm import EPSILON
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.pipeline.pipe import Pipe
@@ -112,7 +111,7 @@ class FixedNorm(nn.Module):
         folded = moments.grouped(groups)
         repeats = layer.out_channels // groups
         self.mean = np.repeat(folded.mean, repeats)
-        self.scale = np.repeat(1 / np.sqrt(folded.squares / folded.count + EPSILON), repeats)
+        self.scale = np.repeat(1 / np.sqrt(folded.squares / folded.count + layer.epsilon), repeats)
 
     def forward(self, x: Tensor) -> Tensor:
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -219,7 +218,7 @@ class StatisticPasses:
 
     def _prefix(self, network: Network, stop: int) -> Pipe | None:
         """The first `stop` layers, on the devices that they are on in the whole network."""
-        useless = unpopped(self.layers, stop)
+        useless = unjoined(self.layers, stop)
         modules = [
             # A stash that nobody pops would keep its map until the tile is done.
             nn.Identity() if index in useless else module

@@ -35,6 +35,7 @@ from tilenet.model.gpipe import (
     use_device,
     use_stream,
 )
+from tilenet.model.modules import out_of_place
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin, OriginTracker
 from tilenet.parallel.pipeline.skip_store import Store, StoringQueue, StoringTracker
@@ -61,10 +62,8 @@ class Partition(nn.Sequential):
         failed: list[Exception],
         groups: Sequence[int] | None = None,
     ) -> None:
-        first = layers[0]
-        if isinstance(first, nn.LeakyReLU) and first.inplace:
-            # Its input is the neighbour's output, which recomputation needs as it was.
-            layers = [nn.LeakyReLU(first.negative_slope), *layers[1:]]
+        # Its input is the neighbour's output, which recomputation needs as it was.
+        layers = [out_of_place(layers[0]), *layers[1:]]
         super().__init__(*_grouped(layers, groups))
         self.to(device)
         self.device = device

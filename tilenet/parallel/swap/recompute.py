@@ -34,6 +34,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from tilenet.errors import TilenetError
+from tilenet.model.dropout import KeyedDropout, MaskKey
 from tilenet.model.gpipe import (
     Batch,
     Namespace,
@@ -43,7 +44,6 @@ from tilenet.model.gpipe import (
     enable_recomputing,
     use_skip_tracker,
 )
-from tilenet.model.modules import ChannelDropout, MaskKey
 from tilenet.model.skips import OriginTracker, origin_under_way
 from tilenet.parallel.swap.saved import Watch
 
@@ -208,7 +208,7 @@ class _Run:
         self._origin = origin_under_way()
         self._first = True
         self._buffers = SeenBuffers(module)
-        drops = (one for one in module.modules() if isinstance(one, ChannelDropout))
+        drops = (one for one in module.modules() if isinstance(one, KeyedDropout))
         keys = {id(one.mask_key): one.mask_key for one in drops}
         # In a pipeline the origin has the images, and threads share the key.
         self._keys = [] if self._origin else [(key, replace(key)) for key in keys.values()]

@@ -8,7 +8,6 @@ Which partition each storage of a counted step belongs to.
 """
 
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import map_shapes
-from tilenet.geometry.layers import Layer
+from tilenet.geometry.layers import Layer, in_place
 from tilenet.model.choices import Checkpointing, parameter_dtype
-from tilenet.model.gpipe import Namespace, copies_made_by, new_phonies
-from tilenet.model.modules import MaskKey
+from tilenet.model.dropout import MaskKey
+from tilenet.model.gpipe import copies_made_by, new_phonies
 from tilenet.model.network import Network, build_layer, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
@@ -225,8 +224,10 @@ def measured_run(
 def _meta_network(layers: tuple[Layer, ...]) -> Network:
     """A network without memory, and without weights drawn."""
     mask_key = MaskKey()
-    namespaces: dict[str, Any] = defaultdict(Namespace)
-    modules = [build_layer(layer, i, mask_key, namespaces) for i, layer in enumerate(layers)]
+    modules = [
+        build_layer(layer, index, mask_key, in_place=in_place(layers, index))
+        for index, layer in enumerate(layers)
+    ]
     return Network(modules, mask_key)
 
 

@@ -15,7 +15,6 @@ output's gradient, as neighbours in a network would, under `LiveBytes`.
 
 import os
 import weakref
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -27,11 +26,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import map_shapes
-from tilenet.geometry.layers import Activation, Conv, Layer, Pool, Pop, Stash, Upsample
+from tilenet.geometry.layers import (
+    Conv,
+    Expand,
+    Join,
+    Layer,
+    Pool,
+    Stash,
+    Upsample,
+    in_place,
+)
 from tilenet.geometry.ownership import takes_copy
 from tilenet.model.choices import AUTOCAST, HaloMode, parameter_dtype
-from tilenet.model.gpipe import Namespace, use_own_skips
-from tilenet.model.modules import MaskKey
+from tilenet.model.dropout import MaskKey
+from tilenet.model.gpipe import use_own_skips
 from tilenet.model.network import build_layer
 from tilenet.model.skips import stash_layer
 from tilenet.planning.memory.live import LiveBytes
@@ -69,8 +77,9 @@ class LayerBytes:
             [0] neither input nor that gradient is held by somebody else, [1] the input is,
             [2] the gradient is, [3] both are.
         gradient: Storage of the input's gradient.
-        skip_gradient: Of a pop: storage that the skip's gradient holds until the stash.
-        shares_gradient: Of a pop: whether that is the storage of the input's gradient too.
+        skip_gradients: Of a join: the storage that each kept map's gradient holds until the stash,
+            and its number, by which storages are told apart.
+        shares_gradient: Of a join: whether one of these is that of the input's gradient too.
         first: The same as the first layer of a partition, where that differs: an activation is
             never in place there, and an image wants a gradient in all micro-batches but the first.
     """
@@ -88,7 +97,7 @@ class LayerBytes:
     forward: int
     backward: tuple[int, int, int, int]
     gradient: int
-    skip_gradient: int = 0
+    skip_gradients: tuple[tuple[int, int], ...] = ()
     shares_gradient: bool = False
     first: "LayerBytes | None" = None
 
@@ -98,10 +107,10 @@ class Case:
     """A layer and everything that its cost depends on.
 
     Attributes:
-        layer: Without the name of its skip.
+        layer: Without names of kept maps.
         shape: Shape of the input, (B, C, H, W).
         dtype: Dtype of its input.
-        skip: Shape and dtype of the map that it pops.
+        kept: Shape and dtype of each kept map that it takes.
         precision: Precision of the run.
         halo: Cells around its input that come from neighbours.
         wants_gradient: Whether its input does; images do not.
@@ -113,11 +122,11 @@ class Case:
     layer: Layer
     shape: tuple[int, ...]
     dtype: torch.dtype
-    skip: tuple[tuple[int, ...], torch.dtype] | None
+    kept: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     precision: str
     halo: int
     wants_gradient: bool
-    in_place: bool = True
+    in_place: bool = False
     viewed: bool = False
 
 
@@ -171,20 +180,17 @@ class _Sink(torch.autograd.Function):
 def measure(case: Case) -> tuple[LayerBytes, torch.dtype, bool]:
     """The layer's cost, the dtype of its output, and whether that is a view."""
     with FakeTensorMode(), torch.enable_grad():
-        namespaces: dict[str, Any] = defaultdict(Namespace)
         layer = case.layer
         if case.halo and isinstance(layer, Conv | Pool):
-            layer = replace(layer, padding=0)
+            layer = replace(layer, padding=0, extra=0)
         images = tuple(range(case.shape[0]))
-        module = build_layer(layer, 0, MaskKey(images=images), namespaces)
+        module = build_layer(layer, 0, MaskKey(images=images), in_place=case.in_place)
         if case.halo:
             module = _WithHalo(layer, module, case.halo)
         cast_parameters(module, parameter_dtype(case.precision))
-        if isinstance(module, nn.LeakyReLU):
-            module.inplace = case.in_place
         for parameter in module.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        return _run(case, module, namespaces)
+        return _run(case, module)
 
 
 def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
@@ -197,9 +203,7 @@ def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
                 part.register_buffer(name, buffer.to(dtype))
 
 
-def _run(
-    case: Case, module: nn.Module, namespaces: dict[str, Any]
-) -> tuple[LayerBytes, torch.dtype, bool]:
+def _run(case: Case, module: nn.Module) -> tuple[LayerBytes, torch.dtype, bool]:
     notes: dict[str, Any] = {"base": None}
     trace: list[tuple[int, bool, bool]] = []
 
@@ -210,18 +214,18 @@ def _run(
 
     live = LiveBytes(on_change=note)
     root = torch.empty(case.shape, dtype=case.dtype, requires_grad=True)
-    other = torch.empty(0)
-    if case.skip is not None:
-        other = torch.empty(case.skip[0], dtype=case.skip[1], requires_grad=True)
+    others = [
+        torch.empty(shape, dtype=dtype, requires_grad=shape[1] > 0) for shape, dtype in case.kept
+    ]
     autocast = AUTOCAST.get(case.precision)
     with live:
         x = _Source.apply(root, notes, "gx") if case.wants_gradient else root.detach().clone()  # type: ignore[no-untyped-call]
         if case.viewed:
             x = x.view(case.shape)
         with use_own_skips():
-            if case.skip is not None:
-                skip = _Source.apply(other, notes, "gs")  # type: ignore[no-untyped-call]
-                stash_layer(namespaces[""])(skip)
+            for name, other in zip(case.layer.names, others, strict=True):
+                skip = _Source.apply(other, notes, name)  # type: ignore[no-untyped-call]
+                stash_layer(Stash(other.shape[1], other.shape[1], name))(skip)
                 del skip
             before = live.current
             live.reset_peaks()
@@ -249,17 +253,25 @@ def _run(
         sum(b.numel() * b.element_size() for b in module.buffers()),
     )
     kept = in_place, saved, keeps_input, keeps_output
-    peaks, end = _backward_peaks(trace, x_bytes, y_bytes), _gradients(notes)
+    peaks = _backward_peaks(trace, x_bytes, y_bytes)
+    ends = _gradients(notes, case.layer.names)
     sizes = x_bytes, y_bytes, elements
-    cost = LayerBytes(case.layer, *own, *sizes, *kept, forward, peaks, end[0], end[1], end[2])
+    cost = LayerBytes(
+        case.layer, *own, *sizes, *kept, forward, peaks,
+        gradient=ends[0], skip_gradients=ends[1], shares_gradient=ends[2],
+    )  # fmt: skip
     return cost, dtype, is_view
 
 
-def _gradients(notes: dict[str, Any]) -> tuple[int, int, bool]:
-    """Bytes of the gradients of input and skip; whether both are one storage."""
-    gradient, gx = notes.get("gx", (0, None))
-    skip_gradient, gs = notes.get("gs", (0, None))
-    return gradient, skip_gradient, gs is not None and gs == gx
+def _gradients(
+    notes: dict[str, Any], names: tuple[str, ...]
+) -> tuple[int, tuple[tuple[int, int], ...], bool]:
+    """Bytes of the gradients of input and kept maps; whether some share the input's storage."""
+    gradient, own = notes.get("gx", (0, None))
+    found = [notes.get(name, (0, None)) for name in names]
+    storages = [storage for _, storage in found]
+    kept = tuple((size, storages.index(storage)) for size, storage in found)
+    return gradient, kept, own is not None and own in storages
 
 
 def _backward_peaks(
@@ -304,15 +316,17 @@ def layer_bytes(
     found = []
     viewed = False
     for index, (layer, before) in enumerate(zip(layers, shapes, strict=False)):
-        skip = stashed[layer.name] if isinstance(layer, Pop) else None
+        kept = tuple(stashed.pop(name) for name in layer.names)
         shape = (batch, before.channels, before.rows, before.cols)
         if isinstance(layer, Stash):
-            stashed[layer.name] = (shape, dtype)
-        # The name of a skip costs nothing; without it, levels alike are measured once.
-        plain = replace(layer, name="") if isinstance(layer, Stash | Pop) else layer
+            channels = 0 if layer.sizes else before.channels
+            stashed[layer.name] = ((batch, channels, *shape[2:]), dtype)
         halo = _halo(layer, batch * before.rows * before.cols) if halo_mode == "exchange" else 0
-        case = Case(plain, shape, dtype, skip, precision, halo, wants_gradient=index > 0)
-        if isinstance(layer, Activation):
+        case = Case(
+            _nameless(layer), shape, dtype, kept, precision, halo, wants_gradient=index > 0,
+            in_place=in_place(layers, index),
+        )  # fmt: skip
+        if case.in_place:
             cost, dtype, _ = measure(replace(case, viewed=viewed))
             # Not in place where it begins a partition (see parallel.pipeline.pipe.Partition).
             cost = replace(cost, first=measure(replace(case, in_place=False))[0])
@@ -324,6 +338,16 @@ def layer_bytes(
                 cost = replace(cost, first=measure(replace(case, wants_gradient=True))[0])
         found.append(replace(cost, layer=layer))
     return tuple(found)
+
+
+def _nameless(layer: Layer) -> Layer:
+    """Names of kept maps cost nothing; without them, levels alike are measured once."""
+    match layer:
+        case Stash() | Expand():
+            return replace(layer, name="0")
+        case Join():
+            return replace(layer, kept=tuple(str(place) for place in range(len(layer.kept))))
+    return layer
 
 
 def largest_map(

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.geometry.halo import map_shapes
-from tilenet.geometry.layers import Layer, Pop, Stash
+from tilenet.geometry.layers import Layer, Stash
 from tilenet.model.choices import Checkpointing
 from tilenet.planning.memory.layer import LayerBytes
 
@@ -67,9 +67,17 @@ def find_skips(costs: Sequence[LayerBytes]) -> list[Skip]:
     for index, cost in enumerate(costs):
         if isinstance(cost.layer, Stash):
             stashes[cost.layer.name] = index
-        elif isinstance(cost.layer, Pop):
-            stash = stashes[cost.layer.name]
-            found.append(Skip(stash, index, costs[stash].input, cost.skip_gradient))
+        taken = [stashes[name] for name in cost.layer.names]
+        for stash, (size, storage) in zip(taken, cost.skip_gradients, strict=True):
+            # Gradients of one storage wait for the last of them, that of the first stash.
+            sharing = [
+                other
+                for other, (_, number) in zip(taken, cost.skip_gradients, strict=True)
+                if number == storage
+            ]
+            layer = costs[stash].layer
+            kept = 0 if isinstance(layer, Stash) and layer.sizes else costs[stash].input
+            found.append(Skip(stash, index, kept, size if stash == min(sharing) else 0))
     return found
 
 
@@ -315,12 +323,12 @@ def inference_bytes(layers: tuple[Layer, ...], height: int, width: int, item_byt
     for layer, before, after in zip(layers, shapes, shapes[1:], strict=False):
         padded = 0
         if isinstance(layer, Stash):
-            stashed[layer.name] = after.num_elements
-        elif isinstance(layer, Pop) and (before.rows, before.cols) != (after.rows, after.cols):
+            stashed[layer.name] = 0 if layer.sizes else after.num_elements
+        elif layer.names and (before.rows, before.cols) != (after.rows, after.cols):
             padded = after.rows * after.cols * layer.in_channels
         most = max(most, before.num_elements + padded + after.num_elements + sum(stashed.values()))
-        if isinstance(layer, Pop):
-            del stashed[layer.name]
+        for name in layer.names:
+            del stashed[name]
     return most * item_bytes
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from tilenet.geometry.layers import (
     Activation,
     Conv,
+    GlobalPool,
     Layer,
     Pool,
-    Pop,
     Stash,
     TransposedConv,
     Upsample,
@@ -73,11 +73,12 @@ def group_sizes(layers: Sequence[Layer]) -> tuple[int, ...]:
     sizes: list[int] = []
     alone = True
     for layer in layers:
-        if alone or isinstance(layer, Conv | TransposedConv | Pool | Upsample | Stash | Pop):
+        starts = isinstance(layer, Conv | TransposedConv | Pool | Upsample | GlobalPool | Stash)
+        if alone or starts or layer.names:
             sizes.append(1)
         else:
             sizes[-1] += 1
-        alone = isinstance(layer, Stash | Pop)
+        alone = isinstance(layer, Stash) or bool(layer.names)
     return tuple(sizes)
 
 
@@ -151,7 +152,7 @@ def _needs(layers: Sequence[LayerBytes], roots: Sequence[int]) -> bool:
 
 def _may_checkpoint(layers: Sequence[LayerBytes]) -> bool:
     """Whether nobody else has a part in what the layers make, and their input stays as it was."""
-    if any(isinstance(cost.layer, Stash | Pop) for cost in layers):
+    if any(isinstance(cost.layer, Stash) or cost.layer.names for cost in layers):
         return False
     return not (isinstance(layers[0].layer, Activation) and layers[0].in_place)
 

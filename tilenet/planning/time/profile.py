@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.layers import KINDS, Layer, layer_from_json, layer_to_json
+from tilenet.geometry.layer_json import KINDS, layer_from_json, layer_to_json
+from tilenet.geometry.layers import Layer
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.machines import PRECISIONS
 from tilenet.storage.atomic import read_plain

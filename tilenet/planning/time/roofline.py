@@ -12,12 +12,16 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.halo import MapShape, map_shapes
 from tilenet.geometry.layers import (
     Activation,
+    ChannelNorm,
     Conv,
     Dropout,
+    Expand,
+    GlobalPool,
+    Join,
     Layer,
     Norm,
     Pool,
-    Pop,
+    Scale,
     TransposedConv,
     Upsample,
 )
@@ -107,21 +111,22 @@ def _convolution_operations(
     """Multiplications and additions, for each sample."""
     # a transposed convolution spreads every input cell, a convolution gathers every output cell
     cells = before if isinstance(layer, TransposedConv) else after
-    return 2 * layer.in_channels * layer.out_channels * layer.kernel**2 * cells.rows * cells.cols
+    return 2 * (layer.num_parameters - layer.bias * layer.out_channels) * cells.rows * cells.cols
 
 
 def _maps_moved(layer: Layer, before: float, after: float, item_bytes: int) -> tuple[float, float]:
     """Bytes that a layer without arithmetic to speak of moves forward and backward."""
-    if isinstance(layer, Norm):
+    if isinstance(layer, Norm | ChannelNorm):
         # The statistics need a pass of their own, over the map and, backward, over both the map
         # and its gradient.
         return 2 * before + after, 2 * (before + after) + before
     if isinstance(layer, Activation):
         return before + after, before + 2 * after  # its sign is read off the saved output
-    if isinstance(layer, (Dropout, Upsample)):
+    if isinstance(layer, Dropout | Upsample | Scale | GlobalPool | Expand):
         return before + after, before + after  # the mask is one value a channel
-    if isinstance(layer, Pop):
-        return 2 * after, 2 * after  # both halves are read, and written once more
+    if isinstance(layer, Join):
+        # All maps are read, and written once more.
+        return (0, 0) if layer.how == "take" else (2 * after, 2 * after)
     if isinstance(layer, Pool):
         if layer.in_blocks:
             # Rows, then columns; backward columns, their gradients, and the map once more.

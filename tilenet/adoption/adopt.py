@@ -1,0 +1,182 @@
+"""Turn anybody's network into the list of layers, and prove that it is the same network."""
+
+import copy
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tilenet.adoption.export import graph_of
+from tilenet.adoption.values import linearise
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import Context, context_of
+from tilenet.geometry.layers import GlobalPool, Layer, Norm
+from tilenet.model.network import Network, build_network
+
+__all__ = ["Adopted", "adopt"]
+
+FIRST_PX = 128  # height at which a graph is recorded; the width is twice that
+MOST_PX = 1024
+LEAST_PX = 32  # half the least side of the images on which list and module are compared
+ROUNDING = 1e-9  # of float64, over some hundred layers, relative to the largest value
+
+BatchNormMode = Literal["frozen", "step"]
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A network as a list of layers, and the names that its weights have in the module.
+
+    Attributes:
+        name: Name of the module's class.
+        layers: In the order in which they run.
+        names: For each weight and buffer of the list's network its name in the module.
+        bands: Channels of the image.
+        classes: Channels of the output.
+        state: The module's weights and buffers, by their names in the module.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    names: dict[str, str]
+    bands: int
+    classes: int
+    state: dict[str, Tensor]
+
+    @property
+    def context(self) -> Context:
+        """How far the network looks around each pixel, besides averages of the whole image."""
+        return context_of(self.layers)
+
+    @property
+    def looks_at_all(self) -> bool:
+        """Whether it takes averages or statistics of the whole image."""
+        return any(
+            isinstance(layer, GlobalPool) or (isinstance(layer, Norm) and layer.scope == "image")
+            for layer in self.layers
+        )
+
+    def network(self, dtype: torch.dtype = torch.float32) -> Network:
+        """The list's network with the module's weights."""
+        network = build_network(self.layers, dtype=dtype)
+        own = network.state_dict()
+        network.load_state_dict(
+            {name: self.state[self.names[name]].view_as(there) for name, there in own.items()}
+        )
+        return network
+
+    def module_state(self, network: Network) -> dict[str, Tensor]:
+        """A network's weights and buffers under the module's own names, for `load_state_dict`.
+
+        Those that the network does not use are the module's.
+        """
+        trained = {
+            self.names[name]: tensor.view(self.state[self.names[name]].shape)
+            for name, tensor in network.state_dict().items()
+        }
+        return {**self.state, **trained}
+
+
+def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -> Adopted:
+    """Turn a network into a list of layers whose result does not depend on tiles or ranks.
+
+    The list and the module are then run on random images of two sizes in float64, forward and
+    backward, and must agree to rounding.
+
+    Args:
+        module: Takes images (B, bands, H, W), and gives a map (B, classes, H, W), alone or first.
+            It stays as it is.
+        bands: Channels of the images.
+        batch_norm: `frozen`: batch norm uses its running statistics, in training too; `step`: it
+            takes statistics of the images of a step.
+
+    Raises:
+        TilenetError: An operator cannot be a layer; with its submodule and name. Or the list is
+            not the module.
+    """
+    mine = copy.deepcopy(module).cpu().float().train()
+    state = {name: tensor.detach() for name, tensor in copy.deepcopy(module.state_dict()).items()}
+    layers, names = _recorded(mine, bands, batch_norm)
+    shared = [name for name in names.values() if list(names.values()).count(name) > 1]
+    if shared:
+        raise TilenetError(
+            f"each weight belongs to one layer ({shared[0]} is used several times); use a network "
+            "without shared weights"
+        )
+    found = Adopted(
+        type(module).__name__, layers, names, bands, layers[-1].out_channels, _on_cpu(state)
+    )
+    _prove(mine, found, batch_norm)
+    return found
+
+
+def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.cpu() for name, tensor in state.items()}
+
+
+def _recorded(
+    module: nn.Module, bands: int, batch_norm: str
+) -> tuple[tuple[Layer, ...], dict[str, str]]:
+    """Record at the smallest size that all strides divide."""
+    height = FIRST_PX
+    while True:
+        try:
+            linear = linearise(graph_of(module, bands, (height, 2 * height), batch_norm))
+            unit = context_of(linear.layers).alignment_px
+            if height % unit == 0:
+                return linear.layers, linear.names
+        except TilenetError:
+            # At sizes that a stride does not divide, maps do not fit each other.
+            if height * 2 > MOST_PX:
+                raise
+        height *= 2
+
+
+def _prove(module: nn.Module, adopted: Adopted, batch_norm: str) -> None:
+    """Compare the list and the module on random images."""
+    module = module.double().eval()
+    if batch_norm == "step":
+        for part in module.modules():
+            part.train(isinstance(part, nn.modules.batchnorm._BatchNorm))
+    network = adopted.network(torch.float64).train()
+    network.mask_key.images = (0, 1)
+    for layer in network.modules():
+        if hasattr(layer, "probability"):
+            layer.eval()
+    unit = adopted.context.alignment_px
+    generator = torch.Generator().manual_seed(0)
+    side = unit * max(1, LEAST_PX // unit)
+    for size in ((2 * side, 3 * side), (3 * side, 2 * side)):
+        image = torch.randn(2, adopted.bands, *size, generator=generator, dtype=torch.float64)
+        results = [_run(one, image, adopted.names) for one in (module, network)]
+        for what in results[0]:
+            _compare(what, results[0][what], results[1][what], size, adopted.name)
+
+
+def _run(network: nn.Module, image: Tensor, names: dict[str, str]) -> dict[str, Tensor]:
+    """Logits, and gradients of a random function of them by the module's names of weights."""
+    image = image.clone().requires_grad_()
+    network.zero_grad()
+    out = network(image)
+    while not isinstance(out, Tensor):
+        out = next(iter(out.values())) if isinstance(out, dict) else out[0]
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(out.shape, generator=generator, dtype=out.dtype)
+    (out * weights).sum().backward()  # type: ignore[no-untyped-call]
+    own = isinstance(network, Network)
+    found = {"the output": out.detach(), "the image's gradient": image.grad}
+    for name, parameter in network.named_parameters():
+        if parameter.grad is not None and (own or name in names.values()):
+            found[f"the gradient of {names[name] if own else name}"] = parameter.grad
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _compare(what: str, wanted: Tensor, found: Tensor, size: tuple[int, int], name: str) -> None:
+    apart = float((wanted - found.view_as(wanted)).abs().max())
+    most = max(float(wanted.abs().max()), 1e-30)
+    if not apart <= ROUNDING * max(most, 1.0):
+        raise TilenetError(
+            f"a network must be its list of layers ({name}, {what} of an image of {size[0]} × "
+            f"{size[1]} px differs by {apart:.2g} of {most:.2g}); please report this network"
+        )

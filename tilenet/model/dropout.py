@@ -1,0 +1,103 @@
+"""Dropout whose masks are the same on every rank.
+
+Masks of dropout are a function of (seed, step, image, layer, channel), never of a rank. torch draws
+masks from a stream that each process walks for itself, so a channel would be kept on one tile of an
+image and dropped on the next. Here all tiles of an image share their masks, however many ranks
+compute them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tilenet.geometry.layers import Dropout
+from tilenet.model.skips import origin_under_way
+from tilenet.random_keys import uniform
+
+__all__ = ["KeyedDropout", "MaskKey"]
+
+
+@dataclass
+class MaskKey:
+    """What the masks of the forward pass under way depend on; shared by a network's layers.
+
+    Attributes:
+        seed: Seed of the run.
+        step: Step of the run, from 0.
+        images: Number of the image that each sample of the batch belongs to; a pipeline's
+            micro-batches bring their own.
+    """
+
+    seed: int = 0
+    step: int = 0
+    images: tuple[int, ...] = ()
+
+
+class KeyedDropout(nn.Module):
+    """Zeroes values with probability p and divides the others by 1 − p, in training.
+
+    Whole channels: channel c of image i is kept where the c-th of `uniform(channels, seed,
+    "dropout", step, i, layer)` is at least p. Whole samples: where the first of these is. Single
+    cells: a row's cells and their channels are counted through, and the key has the row behind the
+    layer. (B, C, H, W) in and out.
+
+    Args:
+        layer: Its probability, and what it drops.
+        index: Place of the layer in the network.
+        mask_key: Shared by the network's layers; set before each forward pass.
+
+    Attributes:
+        place: Row and column of the whole map at which the module's map begins.
+    """
+
+    place: Callable[[], tuple[int, int]]
+
+    def __init__(self, layer: Dropout, index: int, mask_key: MaskKey) -> None:
+        super().__init__()
+        self.probability, self.drops = layer.probability, layer.drops
+        self.layer = index
+        self.mask_key = mask_key
+        self.place = _at_the_start
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.probability == 0:
+            return x
+        return x * self._masks(*x.shape).to(x)
+
+    def _masks(self, samples: int, channels: int, rows: int, cols: int) -> Tensor:
+        """Masks (B, C, 1, 1), (B, 1, 1, 1) or (B, C, H, W), scaled by 1 / (1 − p)."""
+        key = self.mask_key
+        origin = origin_under_way()
+        images = key.images if origin is None else origin.images
+        if len(images) != samples:
+            raise ValueError(
+                f"each sample of the batch needs an image number (batch: {samples}, images: "
+                f"{len(images)}); set mask_key.images before the forward pass"
+            )
+        drawn = []
+        for image in images:
+            parts = key.seed, "dropout", key.step, image, self.layer
+            if self.drops == "cells":
+                top, left = self.place()
+                values = np.stack(
+                    [
+                        uniform(cols * channels, *parts, row, first=left * channels)
+                        for row in range(top, top + rows)
+                    ]
+                )
+                drawn.append(values.reshape(rows, cols, channels).transpose(2, 0, 1))
+            else:
+                number = channels if self.drops == "channels" else 1
+                drawn.append(uniform(number, *parts)[:, None, None])
+        kept = torch.from_numpy(np.stack(drawn) >= self.probability).to(torch.float64)
+        return kept / (1 - self.probability)
+
+    def extra_repr(self) -> str:
+        return f"p={self.probability}, {self.drops}, layer={self.layer}"
+
+
+def _at_the_start() -> tuple[int, int]:
+    return 0, 0

@@ -1,0 +1,128 @@
+"""Averages over the whole image, of tiles of it.
+
+Each rank sums over its own cells, and the sums are added over the ranks of the image, so that all
+have the same whole map. What stands behind it is computed on every rank, and a rank's gradient is
+that of its own pixels; the gradients of the averages are added over the ranks, so each counts once.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tilenet.geometry.windows import Window
+from tilenet.parallel.exchange.halo import part_of
+from tilenet.parallel.exchange.norm import Cells, add_over
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["AveragedOver", "WholeImagePool", "bin_shares"]
+
+
+def bin_shares(first: int, count: int, whole: int, bins: int) -> Tensor:
+    """What each cell of a span counts in each bin of an axis, (bins, count), float64.
+
+    Bin i averages the cells from ⌊i · whole / bins⌋ to ⌈(i + 1) · whole / bins⌉ − 1, as torch's
+    adaptive pooling does; neighbouring bins may share a cell.
+    """
+    shares = torch.zeros(bins, count, dtype=torch.float64)
+    for number in range(bins):
+        start, stop = number * whole // bins, -(-(number + 1) * whole // bins)
+        shares[number, max(start - first, 0) : max(stop - first, 0)] = 1 / (stop - start)
+    return shares
+
+
+class AveragedOver:
+    """Which cells of a micro-batch's map are averaged.
+
+    Args:
+        cells: For each sample its own window, counted from the map's first cell, and its image.
+        firsts: For each sample the row and column of the whole map at which its window begins.
+        size: Rows and columns of the whole map.
+    """
+
+    def __init__(
+        self, cells: Cells, firsts: tuple[tuple[int, int], ...], size: tuple[int, int]
+    ) -> None:
+        self.cells, self.firsts, self.size = cells, firsts, size
+
+    def shares(self, sample: int, bins: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """`bin_shares` of a sample's own rows (bins, H), and of its columns (bins, W)."""
+        own, (row, col) = self.cells.own[sample], self.firsts[sample]
+        rows = bin_shares(row, own.height, self.size[0], bins)
+        cols = bin_shares(col, own.width, self.size[1], bins)
+        return rows.to(device), cols.to(device)
+
+
+class WholeImagePool(nn.Module):
+    """Adaptive averages over all ranks, (B, C, H, W) to (B, C, bins, bins). Collective.
+
+    Args:
+        bins: Cells of the whole map along each axis.
+        where: Cells of the micro-batch that the thread computes.
+        comm: The ranks that hold the same images, of one partition alone. None: no others.
+    """
+
+    def __init__(
+        self, bins: int, where: Callable[[], AveragedOver], comm: "MPI.Intracomm | None"
+    ) -> None:
+        super().__init__()
+        self.bins, self.where, self.comm = bins, where, comm
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _Average.apply(x, self.bins, self.where(), self.comm)  # type: ignore[no-untyped-call]
+        return y
+
+    def extra_repr(self) -> str:
+        return f"{self.bins}"
+
+
+class _Average(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, bins: int, where: AveragedOver, comm: "MPI.Intracomm | None"
+    ) -> Tensor:
+        ctx.shape, ctx.bins, ctx.where, ctx.comm = x.shape, bins, where, comm
+        sums = []
+        for sample, own in enumerate(where.cells.own):
+            rows, cols = where.shares(sample, bins, x.device)
+            part = _own(x, sample, own)
+            # Rows of cells in the map's own precision, and their sums in float64.
+            lines = part.to(_wide(x)) @ cols.T.to(_wide(x))
+            sums.append(rows @ lines.double())
+        images = _images(where, x.device)
+        folded = _folded(torch.stack(sums), images)
+        return add_over(comm, folded).index_select(0, images).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        where: AveragedOver = ctx.where
+        images = _images(where, grads[0].device)
+        total = add_over(ctx.comm, _folded(grads[0].double(), images)).index_select(0, images)
+        to_x = grads[0].new_zeros(ctx.shape)
+        for sample, own in enumerate(where.cells.own):
+            rows, cols = where.shares(sample, ctx.bins, to_x.device)
+            lines = (rows.T @ total[sample]).to(_wide(to_x))
+            _own(to_x, sample, own).copy_(lines @ cols.to(lines.dtype))
+        return to_x, None, None, None
+
+
+def _own(x: Tensor, sample: int, own: Window) -> Tensor:
+    return part_of(x[sample : sample + 1], own, 0, 0)[0]
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def _images(where: AveragedOver, device: torch.device) -> Tensor:
+    return torch.tensor(where.cells.images).to(device, non_blocking=True)
+
+
+def _folded(values: Tensor, images: Tensor) -> Tensor:
+    """Sums (B, …) of samples as sums of images."""
+    number = int(images.max()) + 1
+    empty = values.new_zeros((number, *values.shape[1:]))
+    return empty.index_add(0, images, values)
