@@ -11,6 +11,7 @@ from tilenet.parallel.ranks.start import end_at_once, say_stopped, stopped_by
 COMMANDS = (
     "info",
     "halo",
+    "check",
     "plan",
     "profile",
     "train",
@@ -24,6 +25,7 @@ USAGE = """usage: tilenet COMMAND [options]
 
   info       what images and their labels are: tilenet info IMAGE --labels LABELS
   halo       how wide a halo tiles need, for a network and an image
+  check      whether your own network can be cut into tiles: tilenet check PACKAGE:NAME
   plan       tiles, ranks, partitions and micro-batches for a network, an image and a machine
   profile    measure a network's layers on this machine's device, for plan
   train      train a network: tilenet train -c run.yaml

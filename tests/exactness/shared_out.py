@@ -72,6 +72,8 @@ class Case:
             for name, parameter in network.named_parameters():
                 if name.endswith("bias") or parameter.dim() == 1:  # zeros and ones hide mistakes
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) + 0.5)
+            for buffer in network.buffers():
+                buffer.copy_(7 * torch.rand(buffer.shape, generator=generator) + 1)
         network.mask_key.step = 3
         return network.train()
 

@@ -176,8 +176,8 @@ def run(checkpoint: Checkpoint, x: Tensor, seed: int | None) -> Tensor:
                 x = F.leaky_relu(x, layer["slope"])
             case "stash":
                 stashed[layer["name"]] = x
-            case "join":
-                x = joined(x, stashed.pop(layer["kept"][0]), layer["fit"])
+            case "pop":
+                x = joined(x, stashed.pop(layer["name"]), layer["fit"])
             case kind:
                 raise SystemExit(f"layer {place} is of an unknown kind, {kind}")
     return x
@@ -273,8 +273,8 @@ def output_size(layers: list[dict[str, Any]], cells: int) -> int | None:
             cells *= layer["factor"]
         elif layer["kind"] == "stash":
             stashed[layer["name"]] = cells
-        elif layer["kind"] == "join":
-            other = stashed.pop(layer["kept"][0])
+        elif layer["kind"] == "pop":
+            other = stashed.pop(layer["name"])
             if other < cells or (other - cells) % 2:
                 return None
     return cells

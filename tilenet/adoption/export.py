@@ -95,13 +95,12 @@ class _Interpreter:
             self._note(node, given[0])  # a count of batches
             return
         call = Call(_path(node), plain, tuple(value.shape), self.batch_norm, self.maps)
-        if plain not in OPERATORS:
-            # Only what is used is refused: parts of a module may lead nowhere.
-            self._note(node, call.refused("nobody knows what this operator looks at"))
-            return
-        broken = next((one for one in _flat(given) if isinstance(one, TilenetError)), None)
+        # Only what is used is refused: parts of a module may lead nowhere.
+        result: Any = next((one for one in _flat(given) if isinstance(one, TilenetError)), None)
         try:
-            result = broken or OPERATORS[plain](call, given)
+            if result is None and plain not in OPERATORS:
+                raise call.refused("nobody knows what this operator looks at")
+            result = result or OPERATORS[plain](call, given)
         except TilenetError as error:
             result = error
         if isinstance(result, Seen):

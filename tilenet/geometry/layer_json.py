@@ -37,18 +37,26 @@ KINDS: dict[str, type[Layer]] = {
 
 
 def layer_to_json(layer: Layer) -> dict[str, Any]:
-    """The layer as a plain dictionary; `kind` names its class."""
+    """The layer as a plain dictionary; `kind` names its class.
+
+    A join of the map with one kept map behind it is a `pop`, as in checkpoints before there were
+    other joins: programs that read these go on reading U-Nets.
+    """
+    match layer:
+        case Join(wide, out, (name,), "concatenate", 0, fit):
+            channels = {"in_channels": wide, "out_channels": out}
+            return {"kind": "pop", **channels, "name": name, "fit": fit}
     return {"kind": layer.kind, **asdict(layer)}
 
 
 def layer_from_json(entry: dict[str, Any]) -> Layer:
-    """The layer that `layer_to_json` wrote, today's or before a kind had all of its fields.
+    """The layer that `layer_to_json` wrote, also before a kind had all of its fields.
 
     Raises:
         TilenetError: The entry is not a layer that this version knows.
     """
     values: dict[str, Any] = {key: value for key, value in entry.items() if key != "kind"}
-    if entry.get("kind") == "pop" and "name" in values:  # of checkpoints before there were joins
+    if entry.get("kind") == "pop" and "name" in values:
         entry, values["kept"] = {"kind": "join"}, [values.pop("name")]
     kind = KINDS.get(str(entry.get("kind")))
     required = {"in_channels", "out_channels"}

@@ -1,0 +1,191 @@
+"""Modules and the lists that are made of them, and what cannot be made into one."""
+
+import copy
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from zoo import ZOO, network
+
+import tilenet
+from tilenet.adoption import adopt as adoption
+from tilenet.adoption.adopt import Adopted, adopt
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import input_interval
+from tilenet.geometry.layer_json import check_layers, layer_from_json, layer_to_json
+from tilenet.geometry.layers import Conv, Dropout, Norm
+
+
+def first(out: Tensor | dict[str, Tensor]) -> Tensor:
+    return out if isinstance(out, Tensor) else out["out"]
+
+
+@pytest.fixture(scope="module", params=list(ZOO))
+def pair(request: pytest.FixtureRequest) -> tuple[nn.Module, Adopted]:
+    module = network(request.param)
+    return module, tilenet.adopt(module, 3)
+
+
+def test_the_list_gives_the_modules_map(pair: tuple[nn.Module, Adopted]) -> None:
+    module, adopted = pair
+    unit = adopted.context.alignment_px
+    image = torch.randn(2, 3, 7 * unit, 9 * unit)
+    wanted = first(module.eval()(image))
+    found = adopted.network().eval()(image)
+    assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+    assert adopted.classes == wanted.shape[1]
+
+
+def test_the_module_stays_as_it_was(pair: tuple[nn.Module, Adopted]) -> None:
+    module, _ = pair
+    fresh = network(next(name for name, made in ZOO.items() if made is type(module)))
+    for name, tensor in fresh.state_dict().items():
+        assert torch.equal(module.state_dict()[name], tensor)
+        assert module.state_dict()[name].dtype == tensor.dtype
+
+
+def test_layers_survive_a_checkpoint(pair: tuple[nn.Module, Adopted]) -> None:
+    _, adopted = pair
+    found = tuple(layer_from_json(layer_to_json(layer)) for layer in adopted.layers)
+    assert found == adopted.layers
+    check_layers(found, adopted.bands, adopted.classes)
+
+
+def test_weights_go_back_into_the_module(pair: tuple[nn.Module, Adopted]) -> None:
+    module, adopted = pair
+    trained = adopted.network()
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(0.25)
+    other = copy.deepcopy(module)
+    other.load_state_dict(adopted.module_state(trained))
+    unit = adopted.context.alignment_px
+    image = torch.randn(1, 3, 4 * unit, 5 * unit)
+    wanted = trained.eval()(image)
+    found = first(other.eval()(image))
+    assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("name", ["residual", "gated", "channels"])
+def test_the_context_is_what_gradients_reach(name: str) -> None:
+    adopted = adopt(network(name), 3)
+    with torch.no_grad():
+        net = adopted.network(torch.float64).eval()
+        for parameter in net.parameters():
+            parameter.copy_(parameter.abs() + 0.1)
+    unit = adopted.context.alignment_px
+    middle = 8 * unit
+    image = torch.rand(1, 3, 16 * unit, 16 * unit, dtype=torch.float64, requires_grad=True)
+    window = middle, middle + unit - 1
+    net(image)[..., window[0] : window[1] + 1, window[0] : window[1] + 1].sum().backward()
+    assert image.grad is not None
+    reach = image.grad.abs().sum((0, 1, 3))
+    if adopted.looks_at_all:  # through averages the whole image reaches each cell, a little
+        reach = torch.where(reach > 1e-3 * reach.max(), reach, 0)
+    rows = reach.nonzero()
+    low, high = input_interval(adopted.layers, *window)
+    assert low <= int(rows.min())
+    assert int(rows.max()) <= high
+
+
+def test_batch_norm_is_frozen_or_that_of_the_step() -> None:
+    module = network("residual")
+    for mode, scope in (("frozen", "frozen"), ("step", "image")):
+        layers = adopt(module, 3, mode).layers  # type: ignore[arg-type]
+        assert {layer.scope for layer in layers if isinstance(layer, Norm)} == {scope}
+
+
+def test_dropout_is_seen_where_the_module_drops() -> None:
+    drops = [
+        (layer.drops, layer.probability)
+        for name in ("gated", "pyramid")
+        for layer in adopt(network(name), 3).layers
+        if isinstance(layer, Dropout)
+    ]
+    assert drops == [("samples", 0.25), ("cells", 0.3)]
+
+
+class Made(nn.Module):
+    """A convolution, and a function of its map."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.conv(x))
+
+
+def attention(x: Tensor) -> Tensor:
+    cells = x.flatten(2)
+    return (cells @ (cells.mT @ cells).softmax(-1)).view(x.shape)
+
+
+def branching(x: Tensor) -> Tensor:
+    return x if float(x.sum()) > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (attention, r"nobody knows what this operator looks at \(the module itself: flatten"),
+        (lambda x: x.softmax(2), r"softmax over cells looks at all of them .*dimension 2"),
+        (nn.MaxPool2d((1, 2)), r"rows and columns are treated differently .* \[1, 2\]"),
+        (lambda x: F.max_pool2d(x, 2), r"one cell per input pixel"),
+        (lambda x: F.interpolate(x, scale_factor=1.5), r"enlarged by whole numbers only"),
+        (lambda x: torch.cat([x, x], 2), r"put together along rows or columns"),
+        (lambda x: x - x.mean((2, 3), keepdim=True), r"maps are subtracted"),
+        (lambda x: x.mean(1, keepdim=True), r"a mean is taken over other dimensions"),
+        (lambda x: F.pad(x, [1, 1, 1, 1]).relu(), r"zeros are padded for another operator"),
+        (lambda x: x.mean((2, 3)), r"a mean is taken over other dimensions"),
+        (branching, r"must take one image .* and do the same to each"),
+    ],
+)
+def test_what_cannot_be_a_layer_is_refused(
+    function: Callable[[Tensor], Tensor], sentence: str
+) -> None:
+    with pytest.raises(TilenetError, match=sentence) as caught:
+        adopt(Made(function), 3)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refusal_names_the_submodule() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(nn.ReLU(), nn.Softmax(dim=2)))
+    with pytest.raises(TilenetError, match=re.escape("(1.1: softmax of dimension 2)")):
+        adopt(module, 3)
+
+
+def test_weights_that_two_layers_share_are_refused() -> None:
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), conv, nn.ReLU(), conv)
+    with pytest.raises(TilenetError, match=r"each weight belongs to one layer \(3\.weight"):
+        adopt(module, 3)
+
+
+@pytest.mark.parametrize("change", ["padding", "slope"])
+def test_a_list_that_is_not_the_module_is_refused(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*arguments: object) -> tuple[object, object]:
+        layers, names = recorded(*arguments)  # type: ignore[arg-type]
+        place = next(
+            i for i, one in enumerate(layers) if isinstance(one, Conv) and one.dilation == 2
+        )
+        layer = layers[place]
+        assert isinstance(layer, Conv)
+        swapped = Conv(*list(vars(layer).values())[:4], 1, 1, layer.bias)
+        return (*layers[:place], swapped, *layers[place + 1 :]), names
+
+    recorded = adoption._recorded
+    if change == "padding":
+        monkeypatch.setattr(adoption, "_recorded", wrong)
+        with pytest.raises(TilenetError, match=r"must be its list of layers \(Pyramid, the output"):
+            adopt(network("pyramid"), 3)
+    else:
+        monkeypatch.setattr(adoption, "ROUNDING", -1.0)
+        with pytest.raises(TilenetError, match=r"differs by \d"):
+            adopt(network("dense"), 3)

@@ -1,0 +1,139 @@
+"""Small networks of the parts that people's networks are made of."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def block(wide: int, out: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    conv = nn.Conv2d(wide, out, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(out), nn.ReLU(inplace=True))
+
+
+class Residual(nn.Module):
+    """A stem of 7 × 7 by 2, pooling by 3 × 3, and two residual blocks, as in ResNets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = block(3, 8, 7, 2)
+        self.one, self.two = block(8, 8), block(8, 12, stride=2)
+        self.short = nn.Conv2d(8, 12, 1, 2)
+        self.head = nn.Conv2d(12, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.stem(x), 3, 2, 1)
+        x = F.relu_(self.one(x) + x)
+        x = F.relu(self.two(x) + self.short(x))
+        return F.interpolate(self.head(x), scale_factor=8, mode="bilinear")
+
+
+class Gated(nn.Module):
+    """Squeeze and excitation, depthwise convolutions, padding as in TensorFlow, drop path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2)
+        self.deep = nn.Conv2d(8, 16, 3, padding=1, groups=8, bias=False)
+        self.norm = nn.BatchNorm2d(16, eps=1e-3, momentum=0.01)
+        self.squeeze, self.excite = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 16, 1)
+        self.back = nn.Conv2d(16, 8, 1)
+        self.head = nn.ConvTranspose2d(8, 3, 4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(self.stem(F.pad(x, [0, 1, 0, 1])))
+        y = F.hardswish(self.norm(self.deep(x)))
+        gate = F.silu(self.squeeze(y.mean((2, 3), keepdim=True)))
+        y = self.back(torch.sigmoid(self.excite(gate)) * y)
+        if self.training:
+            y = y / 0.75 * torch.floor(0.75 + torch.rand(y.shape[0], 1, 1, 1))
+        out: Tensor = self.head(x + y)
+        return out
+
+
+class Pyramid(nn.Module):
+    """Averages of the whole image, enlarged by corners and not, and dilated branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = block(3, 8, stride=2)
+        self.bins = nn.ModuleList(
+            nn.Sequential(nn.AdaptiveAvgPool2d(bins), block(8, 4, 1)) for bins in (1, 2, 3)
+        )
+        self.near = nn.Conv2d(8, 4, 3, padding=2, dilation=2)
+        self.project = nn.Conv2d(24, 6, 3, padding=1)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Sequential(nn.Conv2d(6, 3, 1), nn.UpsamplingBilinear2d(scale_factor=2))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.stem(x)
+        size = x.shape[2:]
+        maps = [x, self.near(x)]
+        for number, pool in enumerate(self.bins):
+            corners = number == 1
+            maps.append(F.interpolate(pool(x), size, mode="bilinear", align_corners=corners))
+        return {"out": self.head(self.drop(self.project(torch.cat(maps, 1)))), "aux": x}
+
+
+class Dense(nn.Module):
+    """Maps that are used many times, nearest enlargement, group norm, and what leads nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+        self.three = nn.Conv2d(12, 6, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 6)
+        self.stem, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(10, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.avg_pool2d(self.stem(x), 2)
+        a = F.leaky_relu(self.one(x), 0.2)
+        b = self.two(torch.cat([a, x], 1)).relu_()
+        c = self.norm(self.three(torch.cat([x, b, a], 1)))
+        torch.linalg.norm(c)  # used by nobody
+        stacked = torch.stack([a, b, a * 0.5 + 1]).sum(0)
+        up = F.interpolate(torch.cat([c, stacked], 1), scale_factor=2)
+        out: Tensor = self.head(up)
+        return out
+
+
+class Channels(nn.Module):
+    """Blocks of ConvNeXt: channels last, layer norm of cells, linear layers, layer scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 2, 2)
+        self.deep = nn.Conv2d(8, 8, 7, padding=3, groups=8)
+        self.norm = nn.LayerNorm(8, eps=1e-6)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.gamma = nn.Parameter(torch.full((8,), 0.7))
+        self.head = nn.ConvTranspose2d(8, 2, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = self.norm(self.deep(x).permute(0, 2, 3, 1))
+        y = self.down(F.gelu(self.up(y))).permute(0, 3, 1, 2)
+        out: Tensor = self.head(x + y * self.gamma.reshape(1, -1, 1, 1))
+        return out
+
+
+ZOO: dict[str, Callable[[], nn.Module]] = {
+    "residual": Residual,
+    "gated": Gated,
+    "pyramid": Pyramid,
+    "dense": Dense,
+    "channels": Channels,
+}
+
+
+def network(name: str) -> nn.Module:
+    """One of them, with weights and statistics of which none is 0 or 1."""
+    torch.manual_seed(3)
+    made = ZOO[name]()
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for tensor in made.state_dict().values():
+            if tensor.dim() == 1:
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+    return made

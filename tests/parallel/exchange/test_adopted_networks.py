@@ -1,0 +1,101 @@
+"""Somebody else's networks over ranks: gates, averages of the image, corners, joins."""
+
+from zlib import crc32
+
+import pytest
+import torch
+from mpi4py import MPI
+from shared_out import Case, assert_same, grids, shared_out, whole
+from zoo import ZOO, network
+
+from tilenet.adoption.adopt import adopt
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.layers import Layer
+from tilenet.parallel.exchange import whole_maps
+from tilenet.parallel.exchange.placed import CornersUpsample
+
+pytestmark = pytest.mark.ranks(1, 2, 3, 4, 6)
+
+
+@pytest.fixture(scope="module")
+def lists() -> dict[tuple[str, str], tuple[Layer, ...]]:
+    return {
+        (name, mode): adopt(network(name), 3, mode).layers  # type: ignore[arg-type]
+        for name in ZOO
+        for mode in ("frozen", "step")
+    }
+
+
+def case(layers: tuple[Layer, ...], size: int, mode: str, *of: object, **more: object) -> Case:
+    """On an image of uneven sides, as large as 6 ranks in a row need."""
+    context = context_of(layers)
+    unit = context.alignment_px
+    choices = grids(size)
+    grid = choices[crc32(repr(of).encode()) % len(choices)]
+    halo = context.halo_px if mode == "overlap" else 0
+    least = -(-128 // unit) + 1
+    return Case(layers, (least * unit, (least + 3) * unit), grid, unit, halo, mode, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+@pytest.mark.parametrize("batch_norm", ["frozen", "step"])
+def test_network(
+    comm: MPI.Intracomm, lists: dict[tuple[str, str], tuple[Layer, ...]], name: str, mode: str,
+    batch_norm: str,
+) -> None:  # fmt: skip
+    one = case(lists[name, batch_norm], comm.size, mode, name, mode, batch_norm, images=2)
+    stacked = batch_norm == "step"
+    assert_same(shared_out(one, comm, stacked=stacked), whole(one), 1e-12, 1e-10, comm)
+
+
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("checkpointing", ["never", "always"])
+@pytest.mark.parametrize("partitions", [2, 3])
+def test_partitions(
+    comm: MPI.Intracomm, lists: dict[tuple[str, str], tuple[Layer, ...]], name: str,
+    checkpointing: str, partitions: int,
+) -> None:  # fmt: skip
+    one = case(
+        lists[name, "frozen"], comm.size, "exchange", name, checkpointing, partitions,
+        images=2, partitions=partitions, checkpointing=checkpointing, threads=True,
+    )  # fmt: skip
+    assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
+
+
+@pytest.mark.ranks(2)
+def test_a_gate_whose_gradient_stays_on_its_rank_is_seen(
+    comm: MPI.Intracomm,
+    lists: dict[tuple[str, str], tuple[Layer, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = case(lists["gated", "frozen"], comm.size, "exchange")
+    wanted, add = whole(one), whole_maps.add_over
+    calls = []
+
+    def forward_only(comm: MPI.Intracomm | None, values: torch.Tensor) -> torch.Tensor:
+        calls.append(values)
+        return add(comm, values) if len(calls) == 1 else values
+
+    monkeypatch.setattr(whole_maps, "add_over", forward_only)
+    with pytest.raises(AssertionError):
+        assert_same(shared_out(one, comm), wanted, 1e-12, 1e-10, comm)
+    assert len(calls) == 2
+
+
+@pytest.mark.ranks(2)
+def test_corners_taken_for_the_windows_are_seen(
+    comm: MPI.Intracomm,
+    lists: dict[tuple[str, str], tuple[Layer, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def alone(self: CornersUpsample, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(
+            x, scale_factor=self.layer.factor, mode="bilinear", align_corners=True
+        )
+
+    one = case(lists["pyramid", "frozen"], comm.size, "overlap")
+    monkeypatch.setattr(CornersUpsample, "forward", alone)
+    with pytest.raises(AssertionError):
+        assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
