@@ -46,7 +46,7 @@ class Gated(nn.Module):
         y = F.hardswish(self.norm(self.deep(x)))
         gate = F.silu(self.squeeze(y.mean((2, 3), keepdim=True)))
         y = self.back(torch.sigmoid(self.excite(gate)) * y)
-        if self.training:
+        if self.training and getattr(self, "drops", True):
             y = y / 0.75 * torch.floor(0.75 + torch.rand(y.shape[0], 1, 1, 1))
         out: Tensor = self.head(x + y)
         return out
@@ -127,10 +127,15 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def network(name: str) -> nn.Module:
+def network(name: str, *, drops: bool = True) -> nn.Module:
     """One of them, with weights and statistics of which none is 0 or 1."""
     torch.manual_seed(3)
     made = ZOO[name]()
+    if not drops:
+        for module in made.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        made.drops = False
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for tensor in made.state_dict().values():

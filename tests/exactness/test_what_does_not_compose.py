@@ -98,7 +98,7 @@ def test_tiles_narrower_than_a_halo(comm, shared_path, make, capfd):  # type: ig
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (EXCHANGE, "the tiles of an image cannot (micro_batches: 3, network.norm: none"),
+        (EXCHANGE, "the tiles of an image cannot (micro_batches: 3, over whole images: nothing"),
         (("--network.norm", "group"), "the tiles of an image cannot (micro_batches: 3"),
         ((*EXCHANGE, "--network.norm", "batch"), "all tiles of a step cannot (micro_batches: 3"),
     ],

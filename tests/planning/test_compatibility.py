@@ -7,7 +7,7 @@ import pytest
 
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.planning.compatibility import batch_obstacle, obstacle, stacks, whole_norm
+from tilenet.planning.compatibility import batch_obstacle, obstacle, stacks, whole_image
 
 PLAIN = UNetOptions(poolings=2, base=4)
 NORMS = ("none", "instance", "group", "batch")
@@ -28,7 +28,7 @@ def test_the_table(norm: str, scope: str, mode: str, padding: str) -> None:
     """On a mesh of 3 × 2 ranks per image; each reason is tested by what it says."""
     layers = network(norm, scope, padding)
     whole = norm != "none" and scope == "image"
-    assert whole_norm(layers) == (norm if whole else None)
+    assert whole_image(layers) == (f"{norm} norm" if whole else None)
     for grid, replicas in product(GRIDS, (1, 5)):
         found = obstacle(layers, grid, (replicas, 3, 2), mode)  # type: ignore[arg-type]
         if mode == "exchange" and grid != (3, 2):

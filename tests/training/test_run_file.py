@@ -8,6 +8,7 @@ import pytest
 
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.unet import PRESETS, UNetOptions
+from tilenet.training.architecture import Architecture
 from tilenet.training.config.keys import (
     AugmentKeys,
     MeshKeys,
@@ -18,7 +19,7 @@ from tilenet.training.config.keys import (
     VectorKeys,
 )
 from tilenet.training.config.read import read_run_file
-from tilenet.training.config.run_file import RunFile, network_options, paper_epsilon_px
+from tilenet.training.config.run_file import RunFile
 
 LEAST = "images: a.tif\nlabels: b.tif\nclasses: 2\noutput: out\n"
 
@@ -221,13 +222,17 @@ def test_class_weights_are_numbers() -> None:
 # --- the network
 
 
+def options(keys: NetworkKeys, bands: int, classes: int) -> UNetOptions | None:
+    return Architecture.of(keys, bands, classes, 0).options
+
+
 def test_keys_of_the_network_change_the_presets_or_the_defaults() -> None:
-    assert network_options(NetworkKeys(), 3, 5) == UNetOptions(bands=3, classes=5)
-    found = network_options(NetworkKeys(preset="large", base=8, dropout=0.0, bias=False), 3, 5)
+    assert options(NetworkKeys(), 3, 5) == UNetOptions(bands=3, classes=5)
+    found = options(NetworkKeys(preset="large", base=8, dropout=0.0, bias=False), 3, 5)
     assert found == replace(PRESETS["large"], base=8, dropout=0.0, bias=False, bands=3, classes=5)
     given = NetworkKeys(None, 2, 3, 6, 5, "valid", "bilinear", "group", "tile", 3, 0.5, True)
     wanted = UNetOptions(2, 3, 6, 4, 7, 5, "valid", "bilinear", "group", "tile", 3, 0.5, True)
-    assert network_options(given, 4, 7) == wanted
+    assert options(given, 4, 7) == wanted
 
 
 @pytest.mark.parametrize(
@@ -246,9 +251,9 @@ def test_keys_of_the_network_change_the_presets_or_the_defaults() -> None:
 def test_the_papers_halo_counts_one_level_less_for_its_own_models(
     keys: NetworkKeys, epsilon: int
 ) -> None:
-    assert paper_epsilon_px(keys, network_options(keys, 4, 2)) == epsilon
+    assert Architecture.of(keys, 4, 2, 0).epsilon_px == epsilon
 
 
 def test_an_impossible_network_is_refused() -> None:
     with pytest.raises(TilenetError, match="nearest: 4"):
-        network_options(NetworkKeys(base=5), 4, 2)
+        options(NetworkKeys(base=5), 4, 2)

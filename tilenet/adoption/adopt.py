@@ -1,6 +1,7 @@
 """Turn anybody's network into the list of layers, and prove that it is the same network."""
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +13,7 @@ from tilenet.adoption.values import linearise
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context, context_of
 from tilenet.geometry.layers import GlobalPool, Layer, Norm
-from tilenet.model.network import Network, build_network
+from tilenet.model.network import Network, build_network, load_weights
 
 __all__ = ["Adopted", "adopt"]
 
@@ -60,20 +61,17 @@ class Adopted:
     def network(self, dtype: torch.dtype = torch.float32) -> Network:
         """The list's network with the module's weights."""
         network = build_network(self.layers, dtype=dtype)
-        own = network.state_dict()
-        network.load_state_dict(
-            {name: self.state[self.names[name]].view_as(there) for name, there in own.items()}
-        )
+        load_weights(network, self.state, self.name, self.names)
         return network
 
-    def module_state(self, network: Network) -> dict[str, Tensor]:
-        """A network's weights and buffers under the module's own names, for `load_state_dict`.
+    def module_state(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A network's `state_dict()` under the module's own names, for its `load_state_dict`.
 
-        Those that the network does not use are the module's.
+        Weights that the network does not use are the module's.
         """
         trained = {
             self.names[name]: tensor.view(self.state[self.names[name]].shape)
-            for name, tensor in network.state_dict().items()
+            for name, tensor in weights.items()
         }
         return {**self.state, **trained}
 
@@ -112,7 +110,8 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
 
 
 def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.cpu() for name, tensor in state.items()}
+    # Cloned: weights of a module may share memory, which files of safetensors do not hold.
+    return {name: tensor.cpu().clone() for name, tensor in state.items()}
 
 
 def _recorded(

@@ -13,7 +13,7 @@ from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import context_of, epsilon_px
 from tilenet.geometry.unet import unet_layers
 from tilenet.planning.advise import question_again, sweep, why_nothing_fits
-from tilenet.planning.compatibility import obstacle, whole_norm
+from tilenet.planning.compatibility import obstacle, whole_image
 from tilenet.planning.machines import known_machines, machine
 from tilenet.planning.memory.dry_run import dry_run
 from tilenet.planning.memory.paper import level_bytes
@@ -109,9 +109,9 @@ def _notes(plan: Plan) -> tuple[str, ...]:
             f"({context.halo_px} px), so the result depends on the tiles."
         )
     together = plan.tiles_per_rank // -(-asked.batch_size // plan.mesh[0])
-    if whole_norm(layers) and together > 1:
+    if whole_image(layers) and together > 1:
         notes.append(
-            f"{whole_norm(layers)} norm over the whole image takes the {together} tiles of an "
+            f"{whole_image(layers)} over the whole image takes the {together} tiles of an "
             "image on a rank in one batch, and the bytes above are for one at a time; use "
             "--halo-mode exchange, or --norm-scope tile (approximate)."
         )

@@ -114,14 +114,23 @@ def output_size(layers: tuple[Layer, ...], cells: int, *, exact: bool = False) -
     return sizes[-1] if min(sizes) > 0 else 0
 
 
-def fewest_cells(layers: tuple[Layer, ...], height: int, width: int) -> int:
-    """Cells of the smallest map that a normalisation takes its statistics of; 0: of none."""
+def fewest_cells(layers: tuple[Layer, ...], height: int, width: int, images: int | None = 1) -> int:
+    """Fewest cells that a normalisation takes its statistics of; 0: none takes any.
+
+    Args:
+        images: Images of a step, over which batch norm takes them; None: in evaluation, where it
+            takes none.
+    """
     shapes = map_shapes(layers, height, width)
-    cells = [
-        shape.rows * shape.cols
-        for layer, shape in zip(layers, shapes, strict=False)
-        if isinstance(layer, Norm) and layer.scope != "frozen"
-    ]
+    cells = []
+    for layer, shape in zip(layers, shapes, strict=False):
+        if not isinstance(layer, Norm) or layer.scope == "frozen":
+            continue
+        if layer.norm != "batch":
+            cells.append(shape.rows * shape.cols)
+        elif images is not None:
+            times = images if layer.scope == "image" else 1
+            cells.append(shape.rows * shape.cols * times)
     return min(cells, default=0)
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "Stash",
     "TransposedConv",
     "Upsample",
+    "by_place",
     "in_place",
     "walk",
 ]
@@ -463,6 +464,14 @@ class Expand(Layer):
 
     def grid(self, grid: Grid, *kept: Grid) -> Grid:
         return kept[0]
+
+
+def by_place(layer: Layer) -> bool:
+    """Whether a layer must know where on the whole map the part lies that it works on."""
+    match layer:
+        case Expand() | Dropout(drops="cells") | Upsample(mode="bilinear", corners=True):
+            return True
+    return False
 
 
 def in_place(layers: tuple[Layer, ...], index: int) -> bool:

@@ -10,7 +10,7 @@ Cut windows into pieces that one rank can take up one at a time.
 The squares that images are cut into where they are looked at piece by piece.
 """
 
-from bisect import bisect_right
+from bisect import bisect, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -184,6 +184,12 @@ class Tiling:
         """All tiles, row by row."""
         return Tiles(self.rows, self.cols)
 
+    def number(self, own: Window) -> int:
+        """The number of the tile that owns this window, row by row."""
+        row = bisect(self.rows, own.row, key=lambda span: span.first) - 1
+        col = bisect(self.cols, own.col, key=lambda span: span.first) - 1
+        return row * len(self.cols) + col
+
     @property
     def work_ratio(self) -> float:
         """Pixels read by all tiles, per pixel of the raster."""
@@ -272,16 +278,20 @@ def _legal_size(rule: HaloRule, wanted: int, smallest: int) -> int:
     )
 
 
-def check_norms(layers: tuple[Layer, ...], read: Window) -> None:
+def check_norms(layers: tuple[Layer, ...], read: Window, images: int | None = 1) -> None:
     """Refuse tiles that leave a normalisation a single cell, of which there is no spread.
+
+    Args:
+        images: As in `fewest_cells`.
 
     Raises:
         TilenetError: With the tile.
     """
-    if fewest_cells(layers, read.height, read.width) == 1:
+    if fewest_cells(layers, read.height, read.width, images) == 1:
         raise TilenetError(
             f"normalisation needs more than one cell on every level (tile: {read.height} × "
-            f"{read.width} px leave the deepest one cell); make tiles larger or use norm: none"
+            f"{read.width} px leave one cell to a norm); make tiles larger, use norm: none, or for "
+            "batch norm a larger batch_size"
         )
 
 

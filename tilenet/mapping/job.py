@@ -23,8 +23,8 @@ from tilenet.mapping.writer import BLOCK_PX, MapKind, MapWriter
 from tilenet.model.inputs import standardise
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
-from tilenet.parallel.exchange.network import spatial_network
-from tilenet.parallel.exchange.norm_passes import KeptSums, StatisticPasses
+from tilenet.parallel.exchange.network import placed_network, spatial_network
+from tilenet.parallel.exchange.passes import KeptSums, StatisticPasses
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.pipeline.pipe import Pipe
@@ -131,7 +131,8 @@ class MapJob:
         if self.plan.method == "exchange":
             self._share_out(network, comm, sink)
         else:
-            self._tile_by_tile(self._pipe(network), comm, sink, resume)
+            placed = placed_network(network, self.mapper.record.layers, self.balance)
+            self._tile_by_tile(self._pipe(placed), comm, sink, resume)
 
     def _pipe(self, network: Network) -> Pipe:
         return Pipe(network, self.balance, self.devices, precision=self.precision, inline=True)
@@ -267,6 +268,7 @@ class Mapper:
         self.output, self.record, self.image = output, record, image
         self.scaled = scaled
         self.dtype = dtype
+        self.tiling = tiling
         self.offset_px = tiling.rule.offset_px
         count = len(record.classes)
         if output == "classes":
@@ -291,7 +293,11 @@ class Mapper:
         if not tiles:
             return []
         images, valid = zip(*(self.input(tile.read) for tile in tiles), strict=True)
-        origins = [Origin((), micro_batch=number) for number in range(len(tiles))]
+        numbers = [self.tiling.number(tile.own) for tile in tiles]
+        origins = [
+            Origin((0,), self.tiling, (number,), micro_batch)
+            for micro_batch, number in enumerate(numbers)
+        ]
         with torch.inference_mode():
             outputs = pipe(list(images), origins)
         return [

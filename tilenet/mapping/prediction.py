@@ -148,7 +148,7 @@ class MapSource:
         weights = load_tensors(folder / "weights.safetensors")
         check_weight_count(record.layers, weights, str(folder))
         network = build_network(record.layers, dtype=parameter_dtype(precision))
-        load_weights(network, weights, str(folder))
+        load_weights(network, weights, str(folder), record.names)
         rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
         window = image.window_of(Part(wanted.bbox, wanted.window))
         return cls(folder, record, network.eval(), image, window, precision, rule)

@@ -10,12 +10,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilenet.geometry.tiles import Tile, Tiling
 from tilenet.geometry.windows import Window
 from tilenet.mapping.journal import Done
 from tilenet.mapping.writer import MapWriter
-from tilenet.parallel.exchange.norm_passes import Moments
 from tilenet.parallel.health.signals import StopAgreed, StopRequests, StopRounds
 
 if TYPE_CHECKING:
@@ -89,21 +89,20 @@ class MapResume:
         if stop:
             raise StopAgreed
 
-    def sums(self, norm: int) -> tuple[int, Moments | None]:
-        """Of a norm's statistics: tiles whose moments are known, from the first on, and those."""
-        found = self._sums.get(str(norm))
-        if found is None:
+    def sums(self, layer: int) -> tuple[int, NDArray[np.float64] | None]:
+        """Of a layer's pass: tiles whose sums are known, from the first on, and those."""
+        found = self._sums.get(str(layer), {})
+        if "values" not in found:  # None, or those of tilenet before it had values of all layers
             return 0, None
-        mean, squares = np.array(found["mean"]), np.array(found["squares"])
-        return int(found["tiles"]), Moments(float(found["count"]), mean, squares)
+        return int(found["tiles"]), np.array(found["values"], np.float64)
 
-    def sums_done(self, norm: int, tiles: int, moments: Moments, *, last: bool) -> None:
-        """After a round of a norm's pass.
+    def sums_done(self, layer: int, tiles: int, values: NDArray[np.float64], *, last: bool) -> None:
+        """After a round of a layer's pass.
 
         Args:
-            norm: Its number.
-            tiles: Whose moments these are, from the first on.
-            moments: Their moments.
+            layer: Its number.
+            tiles: Whose sums these are, from the first on.
+            values: Their sums, in whatever form the pass has them.
             last: Whether these are all tiles.
 
         Raises:
@@ -111,14 +110,8 @@ class MapResume:
         """
         stop = self._rounds.round_done()
         if self.writer is not None and (stop or last or self._pays()):
-            sums = {
-                "tiles": tiles,
-                "count": moments.count,
-                "mean": moments.mean.tolist(),
-                "squares": moments.squares.tolist(),
-            }
             with self._measured():
-                self.writer.keep_sums(str(norm), sums)
+                self.writer.keep_sums(str(layer), {"tiles": tiles, "values": values.tolist()})
         if stop:
             raise StopAgreed
 

@@ -50,10 +50,10 @@ class KeyedDropout(nn.Module):
         mask_key: Shared by the network's layers; set before each forward pass.
 
     Attributes:
-        place: Row and column of the whole map at which the module's map begins.
+        place: Row and column of the whole map at which a sample's map begins, by its number.
     """
 
-    place: Callable[[], tuple[int, int]]
+    place: Callable[[int], tuple[int, int]]
 
     def __init__(self, layer: Dropout, index: int, mask_key: MaskKey) -> None:
         super().__init__()
@@ -78,10 +78,10 @@ class KeyedDropout(nn.Module):
                 f"{len(images)}); set mask_key.images before the forward pass"
             )
         drawn = []
-        for image in images:
+        for sample, image in enumerate(images):
             parts = key.seed, "dropout", key.step, image, self.layer
             if self.drops == "cells":
-                top, left = self.place()
+                top, left = self.place(sample)
                 values = np.stack(
                     [
                         uniform(cols * channels, *parts, row, first=left * channels)
@@ -99,5 +99,5 @@ class KeyedDropout(nn.Module):
         return f"p={self.probability}, {self.drops}, layer={self.layer}"
 
 
-def _at_the_start() -> tuple[int, int]:
+def _at_the_start(_: int) -> tuple[int, int]:
     return 0, 0

@@ -5,7 +5,7 @@ walk and checkpoints all count the same layers. It never hears of ranks.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -201,7 +201,7 @@ def _draw_weights(module: nn.Module, seed: int) -> None:
                 module.bias.zero_()
 
 
-def check_weight_count(layers: tuple[Layer, ...], found: dict[str, Tensor], source: str) -> None:
+def check_weight_count(layers: tuple[Layer, ...], found: Mapping[str, Tensor], source: str) -> None:
     """Refuse layers that need more weights than there are, before anything is allocated for them.
 
     Raises:
@@ -216,13 +216,28 @@ def check_weight_count(layers: tuple[Layer, ...], found: dict[str, Tensor], sour
         )
 
 
-def load_weights(network: Network, found: dict[str, Tensor], source: str) -> None:
+def load_weights(
+    network: Network,
+    found: Mapping[str, Tensor],
+    source: str,
+    names: Mapping[str, str] | None = None,
+) -> None:
     """Fill in a network's weights, which come from `source`.
+
+    Args:
+        names: For each weight its name in `found`, where that may hold others too, and the shape
+            is another one of as many values; None: its own.
 
     Raises:
         TilenetError: Names or shapes differ.
     """
     wanted = network.state_dict()
+    if names is not None:
+        found = {
+            own: tensor.reshape(wanted[own].shape) if _as_many(tensor, wanted[own]) else tensor
+            for own, name in names.items()
+            if own in wanted and (tensor := found.get(name)) is not None
+        }
     endless = [
         name
         for name, tensor in found.items()
@@ -245,6 +260,10 @@ def load_weights(network: Network, found: dict[str, Tensor], source: str) -> Non
             "the same network"
         )
     network.load_state_dict(found)
+
+
+def _as_many(one: Tensor, other: Tensor) -> bool:
+    return one.numel() == other.numel()
 
 
 def _shape(tensor: Tensor | None) -> str:

@@ -119,15 +119,15 @@ def _cropped(x: Tensor, to: Tensor) -> Tensor:
     return x[:, :, top : top + to.shape[2], left : left + to.shape[3]]
 
 
-Place = Callable[[], tuple[Window, tuple[int, int]]]
+Place = Callable[[int], tuple[Window, tuple[int, int]]]
 
 
 class ExpandMap(nn.Module):
     """Enlarges a whole map (B, C, bins, bins) to the size that was kept under a name.
 
     Args:
-        place: The part of the enlarged map that is wanted, and the whole map's size; None: all of
-            it, of the size that was kept.
+        place: The part of the enlarged map that is wanted of a sample, by its number, and the
+            whole map's size; None: all of it, of the size that was kept.
     """
 
     def __init__(self, layer: Expand, place: Place | None = None) -> None:
@@ -136,10 +136,13 @@ class ExpandMap(nn.Module):
 
     def forward(self, x: Tensor) -> Generator[Any, Tensor, Tensor]:
         like = yield pop(self.layer.name)
-        height, width = like.shape[2:]
-        out, whole = Window(0, 0, height, width), (height, width)
-        if self.place is not None:
-            out, whole = self.place()
+        if self.place is None:
+            height, width = like.shape[2:]
+            return self._enlarged(x, Window(0, 0, height, width), (height, width))
+        parts = [self._enlarged(one[None], *self.place(n)) for n, one in enumerate(x)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _enlarged(self, x: Tensor, out: Window, whole: tuple[int, int]) -> Tensor:
         rows = AxisPlace(0, x.shape[2], out.row, out.height, whole[0])
         cols = AxisPlace(0, x.shape[3], out.col, out.width, whole[1])
         return resampled(x, rows, cols, self.layer.mode, corners=self.layer.corners)

@@ -9,18 +9,23 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.layers import Layer, Norm
+from tilenet.geometry.layers import GlobalPool, Layer, Norm
 from tilenet.model.choices import HaloMode
 
-__all__ = ["batch_obstacle", "needs_all_tiles", "obstacle", "stacks", "whole_norm"]
+__all__ = ["batch_obstacle", "needs_all_tiles", "obstacle", "stacks", "whole_image"]
 
 T = TypeVar("T")
 
 
-def whole_norm(layers: tuple[Layer, ...]) -> str | None:
-    """The kind of the network's norms, where they take statistics over whole images."""
-    kinds = [layer.norm for layer in layers if isinstance(layer, Norm) and layer.scope == "image"]
-    return kinds[0] if kinds else None
+def whole_image(layers: tuple[Layer, ...]) -> str | None:
+    """What the network takes of whole images, or of a step's images; None: nothing.
+
+    `batch norm`, which takes most, before `instance norm`, `group norm` and `global average`.
+    """
+    norms = [layer.norm for layer in layers if isinstance(layer, Norm) and layer.scope == "image"]
+    if norms:
+        return f"{'batch' if 'batch' in norms else norms[0]} norm"
+    return "global average" if any(isinstance(one, GlobalPool) for one in layers) else None
 
 
 def needs_all_tiles(layers: tuple[Layer, ...], halo_mode: HaloMode) -> bool:
@@ -28,7 +33,7 @@ def needs_all_tiles(layers: tuple[Layer, ...], halo_mode: HaloMode) -> bool:
 
     A tile without labels may be left out of a step only where this is not so.
     """
-    return halo_mode == "exchange" or whole_norm(layers) is not None
+    return halo_mode == "exchange" or whole_image(layers) is not None
 
 
 def obstacle(
@@ -44,7 +49,7 @@ def obstacle(
         mesh: Replicas, rows and columns of ranks.
         halo_mode: How tiles get their context.
     """
-    norm = whole_norm(layers)
+    whole = whole_image(layers)
     replicas, rows, columns = mesh
     shown = f"tiles: {grid[0]} × {grid[1]}, mesh: {replicas} × {rows} × {columns}"
     if halo_mode == "exchange" and grid != (rows, columns):
@@ -53,19 +58,19 @@ def obstacle(
             f"share ({shown}); leave tiles out, use fewer ranks per image (mesh.rows, "
             "mesh.columns) where images are small, or halo_mode: overlap"
         )
-    if (halo_mode == "exchange" or norm) and context_of(layers).valid:
-        what = "halo_mode: exchange" if halo_mode == "exchange" else f"norm over images: {norm}"
+    if (halo_mode == "exchange" or whole) and context_of(layers).valid:
+        what = "halo_mode: exchange" if halo_mode == "exchange" else f"over whole images: {whole}"
         return (
             f"an unpadded network reflects the image beyond its edges, where no rank owns a pixel "
             f"(network.padding: valid, {what}); use network.padding: same, or halo_mode: overlap "
             "with network.norm_scope: tile or network.norm: none"
         )
-    if norm and (grid[0] < rows or grid[1] < columns):
+    if whole and (grid[0] < rows or grid[1] < columns):
+        local = ", or network.norm_scope: tile (approximate)" * (whole != "global average")
         return (
-            f"{norm} norm over the whole image sums over all ranks of the image, so each needs a "
-            f"tile of it (network.norm_scope: image, {shown}); use at most {grid[0]} × {grid[1]} "
-            "ranks per image (mesh.rows, mesh.columns), smaller tiles, or network.norm_scope: tile "
-            "(approximate)"
+            f"a {whole} over the whole image sums over all ranks of the image, so each needs a "
+            f"tile of it ({shown}); use at most {grid[0]} × {grid[1]} ranks per image (mesh.rows, "
+            f"mesh.columns), or smaller tiles{local}"
         )
     return None
 
@@ -79,7 +84,7 @@ def batch_obstacle(
         per_step: Numbers of images or crops that steps have.
         sizes: Sizes of the extended images or crops.
     """
-    if whole_norm(layers) != "batch":
+    if whole_image(layers) != "batch norm":
         return None
     uneven = [count for count in per_step if count % replicas]
     if uneven:
@@ -101,16 +106,16 @@ def batch_obstacle(
 
 
 def stacks(layers: tuple[Layer, ...], work: Sequence[T], images: Sequence[int]) -> list[list[T]]:
-    """Which of a rank's tiles form a micro-batch, since a norm needs them at once.
+    """Which of a rank's tiles form a micro-batch, since a layer needs them at once.
 
     Args:
         work: The rank's tiles of a step.
         images: The image of each.
     """
-    norm = whole_norm(layers)
-    if norm is None:
+    whole = whole_image(layers)
+    if whole is None:
         return [[one] for one in work]
-    if norm == "batch":
+    if whole == "batch norm":
         return [list(work)] if work else []
     found: dict[int, list[T]] = {}
     for one, image in zip(work, images, strict=True):

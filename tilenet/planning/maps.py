@@ -1,9 +1,10 @@
 """How an image is mapped: tile after tile, shared out over the ranks, or in several passes.
 
-Instance and group norm with `scope: image` need the statistics of the whole image at their layer.
-Where each rank's share of the image fits its memory, the ranks hold it all at once and exchange
-halos: one pass, no redundant work. Else the image is read tile after tile, once for each such norm
-and once more to map, with bounded memory. Everything else is mapped tile after tile.
+Instance and group norm with `scope: image` need the statistics of the whole image at their layer,
+global pools its averages. Where each rank's share of the image fits its memory, the ranks hold it
+all at once and exchange halos: one pass, no redundant work. Else the image is read tile after tile,
+once for each such layer and once more to map, with bounded memory. Everything else is mapped tile
+after tile.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import Literal
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of, fewest_cells, map_shapes
-from tilenet.geometry.layers import Conv, Layer, Norm, TransposedConv
+from tilenet.geometry.layers import Conv, GlobalPool, Layer, Norm, TransposedConv
 from tilenet.geometry.ownership import check_shares, prefix_halo_px
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut
 from tilenet.planning.memory.partition import inference_bytes
@@ -53,13 +54,9 @@ class MapQuestion:
     at_once: int = 1
 
     @cached_property
-    def image_norms(self) -> tuple[int, ...]:
-        """Numbers of the norms that need the statistics of the whole image."""
-        return tuple(
-            index
-            for index, layer in enumerate(self.layers)
-            if isinstance(layer, Norm) and layer.scope == "image" and layer.norm != "batch"
-        )
+    def of_whole_image(self) -> tuple[int, ...]:
+        """Numbers of the layers that need something of the whole image."""
+        return tuple(index for index, layer in enumerate(self.layers) if _needs_image(layer))
 
     @property
     def unit_px(self) -> int:
@@ -80,7 +77,8 @@ class MapPlan:
         method: `tiles`: one pass, tile after tile; `exchange`: each rank holds its window of the
             image; `passes`: tile after tile, after one pass for each norm's statistics.
         tiling: Tiling of the pass that maps.
-        passes: For each norm its number, and the tiles of the pass that finds its statistics.
+        passes: For each layer that needs something of the whole image its number, and the tiles of
+            the pass that finds it.
         why: Said of `passes`.
         work: Arithmetic of all passes, in multiples of the one that maps.
     """
@@ -92,13 +90,19 @@ class MapPlan:
     work: float = 1.0
 
 
+def _needs_image(layer: Layer) -> bool:
+    if isinstance(layer, Norm):
+        return layer.scope == "image" and layer.norm != "batch"
+    return isinstance(layer, GlobalPool)
+
+
 def choose_map(asked: MapQuestion) -> MapPlan:
     """Choose.
 
     Raises:
         TilenetError: The tiles are impossible, or a norm has a single cell to work on.
     """
-    if not asked.image_norms:
+    if not asked.of_whole_image:
         size_px = _tile_px(asked) if asked.tile_px is None else asked.tile_px
         return _tile_by_tile(asked, cut(*asked.size, Cut(size_px=size_px), asked.rule))
     whole = cut(*asked.size, Cut(grid=(1, 1)), asked.rule)
@@ -128,7 +132,7 @@ def choose_map(asked: MapQuestion) -> MapPlan:
 
 def _check_image(asked: MapQuestion, whole: Tiling) -> None:
     height, width = whole.extended
-    if fewest_cells(asked.layers, height, width) == 1:
+    if fewest_cells(asked.layers, height, width, images=None) == 1:
         raise TilenetError(
             f"statistics over the whole image need more than one cell of it on every level (image: "
             f"{asked.size[0]} × {asked.size[1]} px, {height} × {width} px with its extension leave "
@@ -137,8 +141,7 @@ def _check_image(asked: MapQuestion, whole: Tiling) -> None:
 
 
 def _tile_by_tile(asked: MapQuestion, tiling: Tiling) -> MapPlan:
-    if any(isinstance(n, Norm) and n.norm != "batch" for n in asked.layers):
-        check_norms(asked.layers, tiling.tiles[0].read)
+    check_norms(asked.layers, tiling.tiles[0].read, images=None)
     return MapPlan("tiles", tiling)
 
 
@@ -185,7 +188,7 @@ def _passes(asked: MapQuestion, tiling: Tiling, why: str) -> MapPlan:
         )
     passes = tuple(
         (index, _for_prefix(asked, tiling, min(halo, tiling.rule.halo_px)))
-        for index in asked.image_norms
+        for index in asked.of_whole_image
         for halo in [prefix_halo_px(asked.layers, index)]
     )
     once = _operations(asked.layers, tiling)

@@ -158,7 +158,8 @@ def _pipe(view: RunView, record: NetworkRecord, read: tuple[int, int]) -> Pipe:
     dtype = parameter_dtype(record.precision)
     network = build_network(record.layers, dtype=dtype)
     assert view.checkpoint is not None
-    load_weights(network, load_tensors(view.checkpoint / "weights.safetensors"), str(view.folder))
+    weights = load_tensors(view.checkpoint / "weights.safetensors")
+    load_weights(network, weights, str(view.folder), record.names)
     balance = likely_balance(record.layers, read, len(devices))
     precision = record.precision
     return Pipe(network.eval(), balance, devices, precision=precision, inline=True)

@@ -90,6 +90,8 @@ class NetworkRecord:
         epsilon_px: The paper's halo for this network.
         band_names: Per band the name that it was asked for by, None for one asked for by number;
             None: all were.
+        names: Of somebody else's network: for each weight of the layers its name in their module,
+            under which the checkpoint holds it; None: its own.
     """
 
     layers: tuple[Layer, ...]
@@ -103,6 +105,7 @@ class NetworkRecord:
     precision: str
     epsilon_px: int
     band_names: tuple[str | None, ...] | None = None
+    names: dict[str, str] | None = None
 
     @property
     def wanted_bands(self) -> tuple[int | str, ...]:
@@ -136,6 +139,7 @@ class NetworkRecord:
             "halo_px": context.halo_px,
             "offset_px": context.offset_px,
             "epsilon_px": self.epsilon_px,
+            "names": self.names,
             "layers": [layer_to_json(layer) for layer in self.layers],
         }
 
@@ -164,6 +168,7 @@ class NetworkRecord:
                 precision=_known(entry["precision"]),
                 epsilon_px=int(entry["epsilon_px"]),
                 band_names=_names(entry.get("band_names")),  # older files have none
+                names=_weight_names(entry.get("names")),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise TilenetError(
@@ -215,6 +220,10 @@ def _known(precision: str) -> str:
     if precision not in PRECISIONS:
         raise ValueError(f"{precision!r} is no precision")
     return precision
+
+
+def _weight_names(entry: dict[str, str] | None) -> dict[str, str] | None:
+    return None if entry is None else {str(own): str(name) for own, name in entry.items()}
 
 
 def _names(entry: list[str | None] | None) -> tuple[str | None, ...] | None:

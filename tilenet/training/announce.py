@@ -17,6 +17,14 @@ __all__ = ["announce", "announce_images"]
 
 def announce_images(opened: RunImages, plan: RunPlan) -> None:
     """Say which labels are resampled, what is held out, and where crops may lie."""
+    if plan.adopted is not None:
+        context = plan.record.context()
+        say(
+            f"{plan.adopted.name} is the same network as its {len(plan.record.layers)} layers; "
+            f"alignment {context.alignment_px} px, halo {context.halo_px} px"
+        )
+    if plan.note:
+        say(plan.note)
     if note := resampling_note(opened.all_labels):
         say(note)
     held, context = opened.held_out, plan.record.context()

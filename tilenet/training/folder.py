@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tilenet.adoption.adopt import Adopted
 from tilenet.errors import TilenetError
 from tilenet.model.loss import LossScale
 from tilenet.model.network import Network, load_weights
@@ -299,19 +300,26 @@ class RunFolder:
         optimizer: torch.optim.Optimizer,
         scale: LossScale,
         init: str | None,
+        adopted: Adopted | None = None,
     ) -> int:
         """Fill in weights, optimizer state and scale; return the number of steps already made.
+
+        Args:
+            adopted: Somebody's network that is trained, whose names checkpoints use.
 
         Raises:
             TilenetError: Files are missing or do not fit the network.
         """
+        names = None if adopted is None else adopted.names
         if self._resumed is None:
             if init is not None:
                 path = Path(init)
                 if path.is_dir():
                     find = checked_checkpoint if self._write else find_checkpoint
                     path = find(path) / "weights.safetensors"
-                load_weights(network, load_tensors(path), str(path))
+                load_weights(network, load_tensors(path), str(path), names)
+            elif adopted is not None:
+                load_weights(network, adopted.state, adopted.name, names)
             return 0
         progress = load_json(self._resumed / "progress.json")
         for name, value in self._terms.items():
@@ -324,7 +332,7 @@ class RunFolder:
                     "--overwrite, perhaps with init"
                 )
         path = self._resumed / "weights.safetensors"
-        load_weights(network, load_tensors(path), str(path))
+        load_weights(network, load_tensors(path), str(path), names)
         state = load_tensors(self._resumed / "state.safetensors")
         for name, parameter in network.named_parameters():
             kept = {
@@ -357,6 +365,7 @@ class RunFolder:
         optimizer: torch.optim.Optimizer,
         scale: LossScale,
         *,
+        adopted: Adopted | None = None,
         best: bool = False,
     ) -> None:
         """Write a checkpoint, on the rank that writes; `best`: of the best validation so far.
@@ -390,6 +399,8 @@ class RunFolder:
             progress |= {"loss_scale": scale.value, "calm_steps": scale.calm_steps}
         save = partial(save_checkpoint, self.path, step, keep=self._keep, best=best)
         weights = network.state_dict()
+        if adopted is not None:
+            weights = adopted.module_state(weights)
         if any(in_background(parameter) for parameter in network.parameters()):
             weights, state = _copies(weights), _copies(state)
             self._saving.start(partial(save, weights, record.to_json(), state, progress))

@@ -85,7 +85,8 @@ class Loop:
             run.optimizer.clip_norm,
         )
         with agreed(comm):
-            first = self.folder.load(network, self.update.optimizer, self.update.scale, run.init)
+            state = self.update.optimizer, self.update.scale, run.init, self.plan.adopted
+            first = self.folder.load(network, *state)
         with agreed(comm):  # and not before: others may still read what begin deletes
             log = self._begin(first, accept_gaps=accept_gaps)
         step = self._step()
@@ -201,4 +202,4 @@ class Loop:
         with agreed(self.comm):
             if log:
                 log.sync()
-            self.folder.save(step, *state, best=best)
+            self.folder.save(step, *state, adopted=self.plan.adopted, best=best)

@@ -4,26 +4,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tilenet.adoption.adopt import Adopted
 from tilenet.data.crops import cell_side
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import output_size
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut, halo_rule
-from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.geometry.unet import UNetOptions
 from tilenet.geometry.windows import Window
 from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.planning.balance import check_balance, likely_balance
-from tilenet.planning.compatibility import batch_obstacle, needs_all_tiles, obstacle, whole_norm
+from tilenet.planning.compatibility import batch_obstacle, needs_all_tiles, obstacle, whole_image
 from tilenet.planning.memory.layer import check_map_sizes, check_weight_bytes
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.plan import read_plan
 from tilenet.storage.network_json import NetworkRecord
-from tilenet.training.config.run_file import Halo, RunFile, network_options, paper_epsilon_px
-
-if TYPE_CHECKING:
-    pass
+from tilenet.training.architecture import Architecture
+from tilenet.training.config.run_file import Halo, RunFile
 
 __all__ = ["RunPlan", "plan_run"]
 
@@ -45,6 +43,8 @@ class RunPlan:
         crop_px: Side of the crops of which a step consists; None: whole images.
         uncut: Tiles before they were cut into sub-tiles, one per micro-batch; None: they were not.
         cell_px: Side of the grid cells of which the survey keeps what is labelled there.
+        adopted: The network, where it is somebody's module.
+        note: What is said of its weights.
     """
 
     record: NetworkRecord
@@ -57,6 +57,8 @@ class RunPlan:
     crop_px: int | None = None
     uncut: Cut | None = None
     cell_px: int = 0
+    adopted: Adopted | None = None
+    note: str = ""
 
     @property
     def halo_mode(self) -> HaloMode:
@@ -87,11 +89,12 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
         TilenetError: A rule is broken.
     """
     _check_bands(run.image_paths, shapes)
-    options = network_options(run.network, len(shapes[0][0]), len(run.class_names))
+    bands, classes = len(shapes[0][0]), len(run.class_names)
+    found = Architecture.of(run.network, bands, classes, run.seed)
     sizes = _sizes([size for _, size in shapes], run.crop_px, rotations=run.augment.rotations)
-    if run.plan is not None:
-        _check_plan(run.plan, options, sizes, rotations=run.augment.rotations)
-    record = _record(run, options, shapes[0][0])
+    if run.plan is not None and found.options is not None:
+        _check_plan(run.plan, found.options, sizes, rotations=run.augment.rotations)
+    record = _record(run, found, shapes[0][0])
     layers = record.layers
     num_samples = run.batch_size if run.crop_px else min(run.batch_size, len(shapes))
     keys = run.mesh
@@ -106,6 +109,8 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
         micro_batches=run.micro_batches,
         checkpointing=run.checkpointing,
         crop_px=run.crop_px,
+        adopted=found.adopted,
+        note=found.note,
     )
     # The last step of an epoch of whole images has what is left.
     left = 0 if run.crop_px else len(shapes) % num_samples
@@ -119,8 +124,9 @@ def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan
     plan = _with_tiles_for_micro_batches(plan, num_samples, max(sizes, key=busy))
     if "dice" in run.loss_terms:
         _check_whole_loss(run.loss, plan, _micro_batches(plan, num_samples, max(sizes, key=busy)))
+    grid_asked = run.tiles.rows is not None and not run.crop_px
     for size in sizes:
-        _check_tiles(plan, size, grid_asked=run.tiles.rows is not None and not run.crop_px)
+        _check_tiles(plan, size, min(per_step), grid_asked=grid_asked)
     read = plan.tiling(*max(sizes, key=prod)).tiles[0].read
     balance = run.balance or likely_balance(layers, (read.height, read.width), run.num_partitions)
     check_balance(balance, len(layers), run.num_partitions)
@@ -139,20 +145,21 @@ def _check_bands(paths: Sequence[str], shapes: Sequence[Shape]) -> None:
             )
 
 
-def _record(run: RunFile, options: UNetOptions, bands: tuple[int, ...]) -> NetworkRecord:
+def _record(run: RunFile, found: Architecture, bands: tuple[int, ...]) -> NetworkRecord:
     """The network, with statistics that standardise nothing yet."""
     return NetworkRecord(
-        layers=unet_layers(options),
+        layers=found.layers,
         bands=bands,
         classes=run.class_names,
         ignore_index=run.ignore_index,
-        mean=(0.0,) * options.bands,
-        std=(1.0,) * options.bands,
+        mean=(0.0,) * len(bands),
+        std=(1.0,) * len(bands),
         resolution=run.resolution,
         nodata=run.nodata,
         precision=run.precision,
-        epsilon_px=paper_epsilon_px(run.network, options),
+        epsilon_px=found.epsilon_px,
         band_names=run.band_names,
+        names=None if found.adopted is None else found.adopted.names,
     )
 
 
@@ -197,7 +204,7 @@ def _rule(halo: Halo, halo_mode: HaloMode, record: NetworkRecord) -> HaloRule:
             )
         return HaloRule(0, context.alignment_px, exchanged=True)
     rule = halo_rule(halo, context, record.layers, record.epsilon_px)
-    if rule.alignment_px != context.alignment_px and whole_norm(record.layers):
+    if rule.alignment_px != context.alignment_px and whole_image(record.layers):
         raise TilenetError(
             f"tiles must lie on the network's grid for statistics over whole images (halo: "
             f"{halo}, network.norm_scope: image); use halo: exact, or network.norm_scope: tile"
@@ -250,10 +257,10 @@ def _check_whole_loss(loss: str, plan: RunPlan, most: int) -> None:
 def _micro_batches(plan: RunPlan, num_samples: int, size: tuple[int, int]) -> int:
     """Most micro-batches that a rank can have in a step on the tiles as they are."""
     images = -(-num_samples // plan.mesh.replicas)
-    norm = whole_norm(plan.record.layers)
-    if norm == "batch":
+    whole = whole_image(plan.record.layers)
+    if whole == "batch norm":
         return 1
-    if norm or plan.rule.exchanged:  # the tiles of an image cannot wait for one another
+    if whole or plan.rule.exchanged:  # the tiles of an image cannot wait for one another
         return images
     return images * most_tiles(plan.mesh, plan.tiling(*size).grid)
 
@@ -271,8 +278,8 @@ def _with_tiles_for_micro_batches(
     grid = plan.tiling(*size).grid
     mesh, wanted = plan.mesh, plan.micro_batches
     images = -(-num_samples // mesh.replicas)
-    norm = whole_norm(plan.record.layers)
-    whole = norm is not None or plan.rule.exchanged
+    taken = whole_image(plan.record.layers)
+    whole = taken is not None or plan.rule.exchanged
     have = _micro_batches(plan, num_samples, size)
     if have >= wanted:
         return plan
@@ -285,12 +292,12 @@ def _with_tiles_for_micro_batches(
         if images * most_tiles(mesh, (grid[0] * a, grid[1] * b)) >= wanted and not whole
     ]
     if whole:
-        why = "all tiles of a step" if norm == "batch" else "the tiles of an image"
+        why = "all tiles of a step" if taken == "batch norm" else "the tiles of an image"
         raise TilenetError(
             f"micro-batches wait for one another, and {why} cannot (micro_batches: {wanted}, "
-            f"network.norm: {norm or 'none'}, halo_mode: "
+            f"over whole images: {taken or 'nothing'}, halo_mode: "
             f"{'exchange' if plan.rule.exchanged else 'overlap'}, images of a replica: {images}); "
-            f"set micro_batches: {have}" + (", or a larger batch_size" if norm != "batch" else "")
+            f"set micro_batches: {have}" + ", or a larger batch_size" * (taken != "batch norm")
         )
     if not finer:
         raise TilenetError(
@@ -301,7 +308,8 @@ def _with_tiles_for_micro_batches(
     return min(finer, key=lambda one: one.tiling(*size).work_ratio)
 
 
-def _check_tiles(plan: RunPlan, size: tuple[int, int], *, grid_asked: bool) -> None:
+def _check_tiles(plan: RunPlan, size: tuple[int, int], images: int, *, grid_asked: bool) -> None:
+    """Refuse tiles of images or crops of a size, of which a step has `images`."""
     if grid_asked:  # a grid that cannot be had is refused, not made coarser
         cut(*size, plan.uncut or plan.asked, plan.rule)
     tiling, layers = plan.tiling(*size), plan.record.layers
@@ -316,7 +324,7 @@ def _check_tiles(plan: RunPlan, size: tuple[int, int], *, grid_asked: bool) -> N
         check_shares(layers, tiling.rows, "rows")
         check_shares(layers, tiling.cols, "columns")
     # What a norm takes its statistics of
-    of = (height, width) if whole_norm(layers) is None else tiling.extended
-    check_norms(layers, Window(0, 0, *of))
+    of = (height, width) if whole_image(layers) is None else tiling.extended
+    check_norms(layers, Window(0, 0, *of), images)
     check_map_sizes(layers, height, width)
     check_weight_bytes(layers)

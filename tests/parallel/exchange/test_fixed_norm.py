@@ -10,8 +10,8 @@ from torch import nn
 
 from tilenet.geometry.layers import Norm
 from tilenet.geometry.windows import Window
-from tilenet.parallel.exchange import norm_passes as fixed_norm
-from tilenet.parallel.exchange.norm_passes import FixedNorm, Moments, moments_of
+from tilenet.parallel.exchange import fixed as fixed_norm
+from tilenet.parallel.exchange.fixed import FixedNorm, Moments, moments_of
 
 CHANNELS, GROUPS = 6, 3
 

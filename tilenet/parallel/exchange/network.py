@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from tilenet.geometry.halo import map_grids
-from tilenet.geometry.layers import Layer, Norm
+from tilenet.geometry.layers import Layer, Norm, by_place
 from tilenet.model.choices import HaloMode
 from tilenet.model.network import Network
 from tilenet.parallel.exchange.layers import Surroundings, spatial_layer
@@ -17,7 +17,7 @@ from tilenet.parallel.exchange.placed import cells_at, placed_layer
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["SpatialNetwork", "spatial_network"]
+__all__ = ["SpatialNetwork", "placed_network", "spatial_network"]
 
 
 class SpatialNetwork(Network):
@@ -34,6 +34,21 @@ class SpatialNetwork(Network):
     def close(self) -> None:
         """Give the communicators back. Collective."""
         self.around.close()
+
+
+def placed_network(network: Network, layers: tuple[Layer, ...], balance: Sequence[int]) -> Network:
+    """The same network in evaluation mode, for tiles that are computed one after another.
+
+    Its layers need nothing of other tiles, but some must know where on the image their tile lies.
+    """
+    if not any(by_place(layer) for layer in layers):
+        return network
+    around = Surroundings(layers, balance, None, None)
+    modules = []
+    for index, (layer, module) in enumerate(zip(layers, network, strict=True)):
+        placed = placed_layer(layer, index, module, around) if by_place(layer) else None
+        modules.append(placed or module)
+    return Network(modules, network.mask_key).eval()
 
 
 def spatial_network(

@@ -8,6 +8,7 @@ ranks, the plain modules do the same.
 from copy import copy
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from tilenet.geometry.layers import Dropout, Expand, GlobalPool, Layer, Upsample
@@ -55,17 +56,22 @@ class CornersUpsample(nn.Module):
         self.layer, self.index, self.around = layer, index, around
 
     def forward(self, x: Tensor) -> Tensor:
-        tiling, factor = here().tiling, self.layer.factor
+        tiling = here().tiling
         assert tiling is not None
-        rows, cols = (axis[self.index] for axis in self.around.shares(tiling))
-        out, _ = _output_place(self.around, self.index)
-        row, col = out.row // factor, out.col // factor
-        if tiling.rule.exchanged:
+        if tiling.rule.exchanged:  # all samples stand at the same place
             journey = without_border(self.around.journey(self.index))
-            x = extend(x, journey, 0.0)
-            row, col = journey.halo.need.row, journey.halo.need.col
-        high = AxisPlace(row, rows.cells, out.row, out.height, rows.cells * factor)
-        wide = AxisPlace(col, cols.cells, out.col, out.width, cols.cells * factor)
+            need = journey.halo.need
+            return self._enlarged(extend(x, journey, 0.0), 0, (need.row, need.col))
+        parts = [self._enlarged(one[None], number) for number, one in enumerate(x)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _enlarged(self, x: Tensor, sample: int, first: tuple[int, int] | None = None) -> Tensor:
+        """The sample's window; `first` says where on the map `x` begins, if it has a halo."""
+        out, whole = _output_place(self.around, self.index, sample)
+        factor = self.layer.factor
+        row, col = first or (out.row // factor, out.col // factor)
+        high = AxisPlace(row, whole[0] // factor, out.row, out.height, whole[0])
+        wide = AxisPlace(col, whole[1] // factor, out.col, out.width, whole[1])
         return resampled(x, high, wide, "bilinear", corners=True)
 
 
@@ -88,9 +94,11 @@ def _averaged(around: Surroundings, layer: int) -> AveragedOver:
     return AveragedOver(cells_at(around, layer), starts, (rows.cells, cols.cells))
 
 
-def _output_place(around: Surroundings, layer: int) -> tuple[Window, tuple[int, int]]:
-    """The window of the layer's output that the rank computes; the whole map's size."""
-    tiling, number = here().tiling, here().tiles[0]  # all samples stand at the same place
+def _output_place(
+    around: Surroundings, layer: int, sample: int
+) -> tuple[Window, tuple[int, int]]:
+    """The window of the layer's output that the rank computes of a sample; the whole map's size."""
+    tiling, number = here().tiling, here().tiles[sample]
     assert tiling is not None
     rows, cols = (axis[layer] for axis in around.shares(tiling))
     row, col = divmod(number, tiling.grid[1])
@@ -108,7 +116,7 @@ def _output_place(around: Surroundings, layer: int) -> tuple[Window, tuple[int, 
     ), whole  # fmt: skip
 
 
-def _first_cell(around: Surroundings, layer: int) -> tuple[int, int]:
+def _first_cell(around: Surroundings, layer: int, sample: int) -> tuple[int, int]:
     """Row and column of the whole map at which the map that the rank computes begins."""
-    place, _ = _output_place(around, layer)
+    place, _ = _output_place(around, layer, sample)
     return place.row, place.col

@@ -18,7 +18,7 @@ from tilenet.parallel.exchange.norm import Cells, add_over
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["AveragedOver", "WholeImagePool", "bin_shares"]
+__all__ = ["AveragedOver", "WholeImagePool", "bin_shares", "bin_sums"]
 
 
 def bin_shares(first: int, count: int, whole: int, bins: int) -> Tensor:
@@ -85,15 +85,8 @@ class _Average(torch.autograd.Function):
         ctx: Any, x: Tensor, bins: int, where: AveragedOver, comm: "MPI.Intracomm | None"
     ) -> Tensor:
         ctx.shape, ctx.bins, ctx.where, ctx.comm = x.shape, bins, where, comm
-        sums = []
-        for sample, own in enumerate(where.cells.own):
-            rows, cols = where.shares(sample, bins, x.device)
-            part = _own(x, sample, own)
-            # Rows of cells in the map's own precision, and their sums in float64.
-            lines = part.to(_wide(x)) @ cols.T.to(_wide(x))
-            sums.append(rows @ lines.double())
         images = _images(where, x.device)
-        folded = _folded(torch.stack(sums), images)
+        folded = _folded(bin_sums(x, bins, where), images)
         return add_over(comm, folded).index_select(0, images).to(x.dtype)
 
     @staticmethod
@@ -107,6 +100,17 @@ class _Average(torch.autograd.Function):
             lines = (rows.T @ total[sample]).to(_wide(to_x))
             _own(to_x, sample, own).copy_(lines @ cols.to(lines.dtype))
         return to_x, None, None, None
+
+
+def bin_sums(x: Tensor, bins: int, where: AveragedOver) -> Tensor:
+    """What own cells add to the averages of a map (B, C, H, W): (B, C, bins, bins), float64."""
+    sums = []
+    for sample, own in enumerate(where.cells.own):
+        rows, cols = where.shares(sample, bins, x.device)
+        # Rows of cells in the map's own precision, and their sums in float64.
+        lines = _own(x, sample, own).to(_wide(x)) @ cols.T.to(_wide(x))
+        sums.append(rows @ lines.double())
+    return torch.stack(sums)
 
 
 def _own(x: Tensor, sample: int, own: Window) -> Tensor:

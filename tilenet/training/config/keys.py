@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 MOST_PROFILED = 100
+OF_MODULES = ("module", "options", "weights", "batch_norm")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,40 @@ class NetworkKeys:
     same on any number of ranks. Default: 0."""
     bias: bool | None = None
     """whether convolutions add a constant. Default: where no norm follows."""
+    module: str | None = None
+    """instead of all these: [somebody's network](networks.md), as in
+    `segmentation_models_pytorch:Unet`: a function or a class of a package, or of a file in the
+    working directory, that makes a `torch.nn.Module`"""
+    options: dict[str, Any] | None = None
+    """what `module` is called with"""
+    weights: str | None = None
+    """weights of the module or of a part of it, such as its encoder: a `.safetensors` file, or one
+    of `torch.save` that holds tensors only"""
+    batch_norm: Literal["frozen", "step"] | None = None
+    """batch norm of the module: `frozen` keeps its running statistics, `step` takes those of all
+    images of a step. Default: `frozen`."""
+
+    def check(self) -> None:
+        """Refuse keys of a U-Net beside a module, and keys of a module without one.
+
+        Raises:
+            TilenetError: With the values.
+        """
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        wrong = [name for name in given if (name in OF_MODULES) != (self.module is not None)]
+        if not wrong:
+            return
+        name = wrong[0]
+        if self.module is None:
+            raise TilenetError(
+                f"network.{name} goes with network.module (network.{name}: {given[name]}); name "
+                "the module, or leave it out"
+            )
+        raise TilenetError(
+            f"a network is somebody's module or a U-Net of tilenet's own (network.module: "
+            f"{self.module}, network.{name}: {given[name]}); leave one of them out, and give what "
+            "the module is called with as network.options"
+        )
 
 
 @dataclass(frozen=True)

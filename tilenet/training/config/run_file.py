@@ -5,13 +5,11 @@ Each key is documented in docs/run-file.md.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from math import isfinite
 from typing import Any, Literal, TypeVar
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import epsilon_px
-from tilenet.geometry.unet import PAPER_LEVELS, PRESETS, UNetOptions
 from tilenet.geometry.windows import Part
 from tilenet.model.choices import Checkpointing, HaloMode, Precision
 from tilenet.model.loss import Loss, LossScale
@@ -32,7 +30,7 @@ from tilenet.training.config.keys import (
 )
 from tilenet.training.config.validation_keys import ValidationKeys, check_pairs
 
-__all__ = ["Halo", "RunFile", "network_options", "paper_epsilon_px"]
+__all__ = ["Halo", "RunFile"]
 
 Halo = Literal["exact", "epsilon"] | int
 
@@ -315,6 +313,23 @@ def _check(run: RunFile) -> None:
     run.checkpoints.check()
     run.validation.check()
     run.tiles.check()
+    run.network.check()
+    _check_adopted(run)
+
+
+def _check_adopted(run: RunFile) -> None:
+    if run.network.module is None:
+        return
+    if run.halo == "epsilon":
+        raise TilenetError(
+            f"the paper's halo is one of U-Nets (halo: epsilon, network.module: "
+            f"{run.network.module}); leave halo out"
+        )
+    if run.plan is not None:
+        raise TilenetError(
+            f"a plan is of a U-Net of tilenet's own (plan: {run.plan}, network.module: "
+            f"{run.network.module}); leave plan out, and set its keys yourself"
+        )
 
 
 def _check_length(run: RunFile) -> None:
@@ -448,21 +463,3 @@ LEAST = {
     "micro_batches": 1,
     "read_ahead": 0,
 }
-
-
-def network_options(keys: NetworkKeys, bands: int, classes: int) -> UNetOptions:
-    """The network's shape: the preset's, or the defaults, with the keys that are given."""
-    given = {
-        name.name: value
-        for name in fields(keys)
-        if name.name != "preset" and (value := getattr(keys, name.name)) is not None
-    }
-    start = PRESETS[keys.preset] if keys.preset else UNetOptions()
-    return replace(start, **given, bands=bands, classes=classes)
-
-
-def paper_epsilon_px(keys: NetworkKeys, options: UNetOptions) -> int:
-    """The paper's halo for this network: for its own models it counts one level less."""
-    same = keys.preset is not None and options.poolings == PRESETS[keys.preset].poolings
-    levels = PAPER_LEVELS[keys.preset] if same and keys.preset else options.poolings + 1
-    return epsilon_px(levels, options.convolutions, options.kernel)

@@ -1,0 +1,181 @@
+"""Statistics of a whole image that no rank holds: one pass over its tiles per layer that needs it.
+
+What such a layer takes depends on the statistics of the ones before it, so pass k runs the layers
+before number k, with the earlier statistics fixed, and keeps of each tile what its own cells add.
+Ranks take tiles in turn; all merge what a round found in the order of the tiles, so that statistics
+are the same to the last bit on every rank and for any number of ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.ownership import own_cells, tiling_shares, unjoined
+from tilenet.geometry.tiles import Tiling
+from tilenet.geometry.windows import Window
+from tilenet.model.network import Network
+from tilenet.model.skips import Origin
+from tilenet.parallel.exchange.fixed import Statistic, statistic_of
+from tilenet.parallel.exchange.network import placed_network
+from tilenet.parallel.exchange.norm import Cells
+from tilenet.parallel.exchange.whole_maps import AveragedOver
+from tilenet.parallel.health.progress import progress_bar
+from tilenet.parallel.health.watchdog import SLOW, Watchdog
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.ranks.comm import agreed
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["KeptSums", "StatisticPasses"]
+
+Values = NDArray[np.float64]
+
+
+class KeptSums(Protocol):
+    """Where sums are kept for a run that goes on later. Collective."""
+
+    def sums(self, layer: int) -> tuple[int, Values | None]:
+        """Tiles whose sums are known, from the first on, and the sums."""
+
+    def sums_done(self, layer: int, tiles: int, values: Values, *, last: bool) -> None:
+        """After a round: the sums of the tiles so far; raises what ends the run, if asked to."""
+
+
+class StatisticPasses:
+    """Finds the statistics of norms one after another. Collective.
+
+    Args:
+        layers: Layers of the network.
+        balance: Layers per partition.
+        devices: One per partition.
+        precision: Precision of the arithmetic, as for `Pipe`.
+        read: The network's input for a window, (1, bands, H, W).
+        brief: Whether progress shows only while it takes long.
+    """
+
+    def __init__(
+        self,
+        layers: tuple[Layer, ...],
+        balance: Sequence[int],
+        devices: Sequence[torch.device],
+        precision: str,
+        read: Callable[[Window], Tensor],
+        *,
+        brief: bool = False,
+    ) -> None:
+        self.layers, self.balance, self.devices = layers, balance, devices
+        self.precision, self.read, self.brief = precision, read, brief
+
+    def run(
+        self,
+        network: Network,
+        passes: Sequence[tuple[int, Tiling]],
+        comm: "MPI.Intracomm",
+        watchdog: Watchdog,
+        kept: KeptSums | None = None,
+    ) -> Network:
+        """The same network with fixed statistics.
+
+        Args:
+            network: In evaluation mode.
+            passes: Numbers of the layers that need the whole image in the order in which they run,
+                and for each the tiles, with a halo that suffices for the layers before it.
+            kept: Knows sums of an interrupted run and keeps new ones.
+
+        Raises:
+            AgreedError: On all ranks, for a file that one of them cannot read.
+        """
+        fixed = Network(list(network), network.mask_key).eval()
+        num_tiles = sum(len(t.tiles) for _, t in passes)
+        with progress_bar(comm, num_tiles, "tile", brief=self.brief) as progress:
+            for number, (index, tiling) in enumerate(passes):
+                statistic = statistic_of(self.layers[index])
+                pipe = self._prefix(fixed, index)
+                wheres = _own_cells(self.layers, index, tiling)
+                first, values = kept.sums(index) if kept else (0, None)
+                progress.update(first)
+                for start in range(first, len(tiling.tiles), comm.size):
+                    doing = (
+                        f"statistics of layer {index}, pass {number + 1} of {len(passes)}, round "
+                        f"of tile {start}"
+                    )
+                    watchdog.arm(doing, 1.0 if number or start else SLOW)
+                    stop = min(start + comm.size, len(tiling.tiles))
+                    mine = start + comm.rank
+                    x = None
+                    with agreed(comm):  # a file may be broken where only one rank reads it
+                        if mine < stop:
+                            x = self.read(tiling.tiles[mine].read)
+                    found = None
+                    if x is not None:
+                        origin = Origin((0,), tiling, (mine,))
+                        found = _found(statistic, pipe, x, origin, wheres[mine])
+                    for one in _everybodys(found, statistic, comm)[: stop - start]:
+                        values = one if values is None else statistic.merged(values, one)
+                    progress.update(stop - start)
+                    assert values is not None
+                    if kept:
+                        kept.sums_done(index, stop, values, last=stop == len(tiling.tiles))
+                assert values is not None
+                fixed[index] = statistic.fixed(network[index], values).eval()
+        return fixed
+
+    def _prefix(self, network: Network, stop: int) -> Pipe | None:
+        """The first `stop` layers, on the devices that they are on in the whole network."""
+        useless = unjoined(self.layers, stop)
+        modules = [
+            # A stash that nobody pops would keep its map until the tile is done.
+            nn.Identity() if index in useless else module
+            for index, module in enumerate(list(network)[:stop])
+        ]
+        if not modules:
+            return None
+        balance: list[int] = []
+        for size in self.balance:
+            balance.append(min(size, stop - sum(balance)))
+        balance = [size for size in balance if size > 0]
+        prefix = placed_network(Network(modules, network.mask_key), self.layers[:stop], balance)
+        return Pipe(
+            prefix.eval(),
+            balance,
+            self.devices[: len(balance)],
+            precision=self.precision,
+            inline=True,
+        )
+
+
+def _found(
+    statistic: Statistic, pipe: Pipe | None, x: Tensor, origin: Origin, where: AveragedOver
+) -> Values:
+    with torch.inference_mode():
+        if pipe is not None:
+            (x,) = pipe([x], [origin])
+        return statistic.find(x, where)
+
+
+def _everybodys(
+    found: Values | None, statistic: Statistic, comm: "MPI.Intracomm"
+) -> NDArray[np.float64]:
+    """What all ranks found, in their order; the last ranks of a round may have found nothing."""
+    mine = np.zeros(statistic.num_values) if found is None else found
+    everything = np.empty((comm.size, mine.size))
+    comm.Allgather(np.ascontiguousarray(mine), everything)
+    return everything
+
+
+def _own_cells(layers: tuple[Layer, ...], index: int, tiling: Tiling) -> list[AveragedOver]:
+    """Of each tile the cells that it owns of the layer's input, and where these lie in the map."""
+    rows, cols = (axis[index] for axis in tiling_shares(layers, tiling))
+    found = []
+    for number in range(len(tiling.tiles)):
+        row, col = divmod(number, tiling.grid[1])
+        cells = Cells((own_cells(rows, cols, tiling, number),), (0,))
+        first = rows.edges[row], cols.edges[col]
+        found.append(AveragedOver(cells, (first,), (rows.cells, cols.cells)))
+    return found

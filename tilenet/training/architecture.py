@@ -1,0 +1,72 @@
+"""The layers of a run's network: those of our own U-Net, or of somebody's module."""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from tilenet.adoption.adopt import Adopted, adopt
+from tilenet.adoption.source import fill_in, made
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import epsilon_px
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.unet import PAPER_LEVELS, PRESETS, UNetOptions, unet_layers
+from tilenet.training.config.keys import NetworkKeys
+
+__all__ = ["Architecture"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What network a run trains.
+
+    Attributes:
+        layers: In the order in which they run.
+        epsilon_px: The paper's halo; 0 for a network that is no U-Net.
+        options: Of a U-Net of our own.
+        adopted: Of somebody's network: its first weights, and the names that it has for them.
+        note: What was filled into it.
+    """
+
+    layers: tuple[Layer, ...]
+    epsilon_px: int = 0
+    options: UNetOptions | None = None
+    adopted: Adopted | None = None
+    note: str = ""
+
+    @classmethod
+    def of(cls, keys: NetworkKeys, bands: int, classes: int, seed: int) -> "Architecture":
+        """The network that a run file names.
+
+        Raises:
+            TilenetError: It cannot be made, or is for other bands or classes.
+        """
+        if keys.module is None:
+            options = _options(keys, bands, classes)
+            return cls(unet_layers(options), _paper_epsilon_px(keys, options), options)
+        module, note = made(keys.module, keys.options or {}, seed), ""
+        if keys.weights is not None:
+            note = fill_in(module, Path(keys.weights))
+        adopted = adopt(module, bands, keys.batch_norm or "frozen")
+        if adopted.classes != classes:
+            raise TilenetError(
+                f"a network gives one channel per class (network.module: {keys.module} gives "
+                f"{adopted.classes}, classes: {classes}); set network.options, such as classes: "
+                f"{classes}"
+            )
+        return cls(adopted.layers, adopted=adopted, note=note)
+
+
+def _options(keys: NetworkKeys, bands: int, classes: int) -> UNetOptions:
+    """The network's shape: the preset's, or the defaults, with the keys that are given."""
+    known = {field.name for field in fields(UNetOptions)}
+    given = {
+        name: value for name, value in vars(keys).items() if name in known and value is not None
+    }
+    start = PRESETS[keys.preset] if keys.preset else UNetOptions()
+    return replace(start, **given, bands=bands, classes=classes)
+
+
+def _paper_epsilon_px(keys: NetworkKeys, options: UNetOptions) -> int:
+    """The paper's halo for this network: for its own models it counts one level less."""
+    same = keys.preset is not None and options.poolings == PRESETS[keys.preset].poolings
+    levels = PAPER_LEVELS[keys.preset] if same and keys.preset else options.poolings + 1
+    return epsilon_px(levels, options.convolutions, options.kernel)
