@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tilenet.geometry.layers import Layer
-from tilenet.model.modules import BlockMaxPool
+from tilenet.model.modules import BlockMaxPool, PaddedConv, PaddedPool
 from tilenet.model.network import Network, build_network
 
 Interval = tuple[int, int]
@@ -35,6 +35,8 @@ def in_one_row(network: Network) -> Network:
     A network of seven poolings needs images of more than a thousand rows; this one needs one row.
     """
     for index, module in enumerate(network):
+        if isinstance(module, PaddedConv | PaddedPool):
+            network[index], module = _padded_in_one_row(module)
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
             module.weight.data = module.weight.data.sum(2, keepdim=True)
             module.kernel_size = (1, module.kernel_size[1])
@@ -49,6 +51,15 @@ def in_one_row(network: Network) -> Network:
         elif isinstance(module, nn.Upsample):
             module.scale_factor = (1.0, module.scale_factor)
     return network
+
+
+def _padded_in_one_row(module: PaddedConv | PaddedPool) -> tuple[nn.Module, nn.Module]:
+    """Cells on the right alone, with the module without any behind them; and that module."""
+    extra, plain = module.extra, module.pool if isinstance(module, PaddedPool) else module
+    if isinstance(module, PaddedConv):
+        module.extra = 0
+    fill = float("-inf") if isinstance(plain, nn.MaxPool2d) else 0.0
+    return nn.Sequential(nn.ConstantPad2d((0, extra, 0, 0), fill), plain), plain
 
 
 def looks_at(

@@ -1,6 +1,9 @@
 """What layers say of themselves, against the torch modules that they are built as."""
 
+import json
+from dataclasses import fields
 from fractions import Fraction
+from typing import get_args
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from tilenet.geometry.layers import (
     Conv,
     Dropout,
     Expand,
+    Function,
     GlobalPool,
     Grid,
     Join,
@@ -32,14 +36,16 @@ from tilenet.geometry.layers import (
 @st.composite
 def convolutions(draw: st.DrawFn) -> Layer:
     kernel, stride, dilation = (draw(st.integers(1, top)) for top in (5, 4, 3))
-    return Conv(1, 1, kernel, stride, dilation, draw(st.integers(0, 4)), draw(st.booleans()))
+    padding, bias, extra = draw(st.integers(0, 4)), draw(st.booleans()), draw(st.integers(0, 3))
+    return Conv(1, 1, kernel, stride, dilation, padding, bias, extra=extra)
 
 
 @st.composite
 def pools(draw: st.DrawFn) -> Layer:
     kernel = draw(st.integers(1, 4))
     mode = draw(st.sampled_from(["max", "average"]))
-    return Pool(1, 1, kernel, draw(st.integers(1, 4)), draw(st.integers(0, kernel // 2)), mode)
+    stride, padding = draw(st.integers(1, 4)), draw(st.integers(0, kernel // 2))
+    return Pool(1, 1, kernel, stride, padding, mode, draw(st.integers(0, kernel - 1)))
 
 
 @st.composite
@@ -63,6 +69,9 @@ NAMED = [
     Pool(1, 1),
     Pool(1, 1, 3, 2, 1),
     Pool(1, 1, 3, 1, 1, "average"),
+    Pool(1, 1, 3, 2, extra=1),
+    Conv(1, 1, 3, 2, extra=1),
+    Conv(1, 1, 2, extra=1),
     Upsample(1, 1, 2, "bilinear"),
     Upsample(1, 1, 3, "bilinear"),
     Upsample(1, 1, 3, "nearest"),
@@ -185,6 +194,19 @@ ONE_OF_EACH = [
     Stash(6, 6, "a", sizes=True),
     Join(6, 12, ("a",), fit="crop"),
     Join(6, 6, ("a", "b"), "multiply", 1),
+    Join(6, 24, ("a", "b", "c"), "concatenate", 2),
+    Join(6, 6, ("a", "b"), "add", 2),
+    Join(6, 4, ("a",), "take"),
+    Conv(6, 6, 3, 2, 2, 1, groups=6),
+    TransposedConv(6, 6, 5, 3, 1, groups=3, bias=True),
+    Scale(6, 6, 0.5, -0.25),
+    ChannelNorm(6, 6, epsilon=1e-6),
+    Norm(6, 6, "batch", momentum=0.01),
+    Dropout(6, 6, 0.1, "samples"),
+    GlobalPool(6, 6),
+    Expand(6, 6, "a", "nearest"),
+    Expand(6, 6, "a", corners=True),
+    *(Activation(6, 6, function=function) for function in get_args(Function)),
 ]
 
 
@@ -196,7 +218,10 @@ def test_num_parameters_counts_the_modules_parameters(layer: Layer) -> None:
 
 @pytest.mark.parametrize("layer", ONE_OF_EACH, ids=repr)
 def test_a_layer_survives_json(layer: Layer) -> None:
-    assert layer_from_json(layer_to_json(layer)) == layer
+    """As a text, where a tuple of names is a list."""
+    found = layer_from_json(json.loads(json.dumps(layer_to_json(layer))))
+    assert found == layer
+    assert hash(found) == hash(layer)  # layers are keys of caches
 
 
 def test_layers_of_older_checkpoints_are_read() -> None:
@@ -209,6 +234,26 @@ def test_layers_of_older_checkpoints_are_read() -> None:
 
 def test_every_kind_is_tried() -> None:
     assert {type(layer) for layer in ONE_OF_EACH} == set(KINDS.values())
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_every_field_is_tried_with_each_of_its_choices(kind: type[Layer]) -> None:
+    """Or with other than its default: a field that JSON lost would not be seen else."""
+    for field in fields(kind):
+        tried = {getattr(layer, field.name) for layer in ONE_OF_EACH if type(layer) is kind}
+        choices = (True, False) if field.type is bool else get_args(field.type)
+        if choices and field.type != tuple[str, ...]:
+            assert tried == set(choices), field.name
+        else:
+            assert tried - {field.default}, field.name
+
+
+@pytest.mark.parametrize("layer", ONE_OF_EACH, ids=repr)
+def test_a_value_of_another_layer_is_another_json(layer: Layer) -> None:
+    """No two of them are written alike."""
+    written = json.dumps(layer_to_json(layer), sort_keys=True)
+    others = [json.dumps(layer_to_json(one), sort_keys=True) for one in ONE_OF_EACH]
+    assert others.count(written) == sum(one == layer for one in ONE_OF_EACH)
 
 
 @pytest.mark.parametrize(

@@ -125,10 +125,13 @@ def axis_shares(
                     f"a skip must be shared out as the map that it joins ({names}: cells end at "
                     f"{shown}); use halo_mode: overlap"
                 )
-        local = not before.grid.whole and not out.grid.whole
-        needs = tuple(_needs(layer, *span) if local else (0, 0) for span in pairwise(out.edges))
+        # Of a whole map all is there; of one for which another is taken, nothing is looked at.
+        taken = isinstance(layer, Join) and layer.how == "take"
+        local = not (before.grid.whole or out.grid.whole or taken)
+        own = pairwise(before.edges)
+        needs = (_needs(layer, *span) for span in pairwise(out.edges)) if local else own
         stride = before.grid.stride
-        shares.append(AxisShares(stride, before.cells, before.edges, out.edges, needs))
+        shares.append(AxisShares(stride, before.cells, before.edges, out.edges, tuple(needs)))
         return out
 
     walk(layers, _Map(Grid(), pixels, own_edges(Grid(), pixels, edges_px)), through)

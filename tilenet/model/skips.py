@@ -97,7 +97,8 @@ class JoinMaps(nn.Module):
             maps.append(kept)
         match self.layer.how:
             case "take":
-                return maps[0]
+                taken: Tensor = _Take.apply(maps[0], x)  # type: ignore[no-untyped-call]
+                return taken
             case "concatenate":
                 return self._concatenated(x, maps)
         maps.insert(self.layer.place, x)
@@ -111,6 +112,21 @@ class JoinMaps(nn.Module):
             x = F.pad(x, (0, cols, 0, rows)) if rows or cols else x
         maps.insert(self.layer.place, x)
         return torch.cat(maps, dim=1)
+
+
+class _Take(torch.autograd.Function):
+    """A map in another's place, which backward passes through with no gradient.
+
+    torchgpipe hangs what it hands on to other partitions on the map that is left here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, kept: Tensor, _: Tensor) -> Tensor:
+        return kept.view_as(kept)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
 
 
 def _cropped(x: Tensor, to: Tensor) -> Tensor:
@@ -136,6 +152,8 @@ class ExpandMap(nn.Module):
 
     def forward(self, x: Tensor) -> Generator[Any, Tensor, Tensor]:
         like = yield pop(self.layer.name)
+        # The sum of nothing: torchgpipe waits for the gradient of each map that it hands on.
+        x = x + like.sum()
         if self.place is None:
             height, width = like.shape[2:]
             return self._enlarged(x, Window(0, 0, height, width), (height, width))
