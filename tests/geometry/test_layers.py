@@ -3,7 +3,7 @@
 import json
 from dataclasses import fields
 from fractions import Fraction
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
 import torch
@@ -43,7 +43,8 @@ def convolutions(draw: st.DrawFn) -> Layer:
 @st.composite
 def pools(draw: st.DrawFn) -> Layer:
     kernel = draw(st.integers(1, 4))
-    mode = draw(st.sampled_from(["max", "average"]))
+    modes: tuple[Literal["max", "average"], ...] = ("max", "average")
+    mode = draw(st.sampled_from(modes))
     stride, padding = draw(st.integers(1, 4)), draw(st.integers(0, kernel // 2))
     return Pool(1, 1, kernel, stride, padding, mode, draw(st.integers(0, kernel - 1)))
 
@@ -199,6 +200,8 @@ ONE_OF_EACH = [
     Join(6, 4, ("a",), "take"),
     Conv(6, 6, 3, 2, 2, 1, groups=6),
     TransposedConv(6, 6, 5, 3, 1, groups=3, bias=True),
+    Pool(6, 6, 2, 3),
+    Upsample(6, 6, 4),
     Scale(6, 6, 0.5, -0.25),
     ChannelNorm(6, 6, epsilon=1e-6),
     Norm(6, 6, "batch", momentum=0.01),

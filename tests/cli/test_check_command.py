@@ -1,0 +1,296 @@
+"""`tilenet check`: what it says of networks that can be cut, and why others cannot."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from zoo import ZOO
+
+from tilenet.__main__ import main as tilenet
+from tilenet.adoption.adopt import adopt
+from tilenet.cli.check import main
+
+Capture = pytest.CaptureFixture[str]
+ROOT = Path(__file__).resolve().parents[2]
+HERE = __name__
+
+
+def answer(capsys: Capture, *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.count("\n") == 1
+    found: dict[str, Any] = json.loads(printed.out)
+    return found
+
+
+def refusal(capsys: Capture, *arguments: str) -> tuple[int, str]:
+    """The exit code, and the one line that is said; nothing is printed as an answer."""
+    code = main(list(arguments))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.endswith("\n")
+    return code, printed.err
+
+
+class Plain(nn.Module):
+    """Of which a reader can work out all numbers."""
+
+    def __init__(
+        self, channels: int = 6, kernel: int = 5, act: str = "relu", bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(2, channels, kernel, padding=kernel // 2, bias=bias)
+        self.norm = nn.BatchNorm2d(channels)
+        self.act = {"relu": nn.ReLU(), "silu": nn.SiLU()}[act]
+        self.pool = nn.MaxPool2d(2)
+        self.two = nn.Conv2d(channels, 4, 3, padding=1)
+        self.up = nn.Upsample(scale_factor=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.act(self.norm(self.one(x))))
+        out: Tensor = self.up(self.two(x))
+        return out
+
+
+class Turning(nn.Module):
+    """Swaps rows and columns somewhere inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 1)
+        self.inner = nn.Sequential(nn.ReLU(), Flipping())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(self.stem(x))
+        return out
+
+
+class Flipping(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(3)
+
+
+class Half(nn.Module):
+    """Gives one cell for four pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(x)
+        return out
+
+
+class Rude(nn.Module):
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise KeyError("weights of\nlast year")
+
+
+class Nested:
+    """A class inside of a class."""
+
+    Inner = Plain
+
+
+def softmax_over_rows() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(nn.ReLU(), nn.Softmax(dim=2)))
+
+
+def shared_weights() -> nn.Module:
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+    return nn.Sequential(nn.Conv2d(3, 4, 1), conv, nn.ReLU(), conv)
+
+
+# --- what can be cut
+
+
+@pytest.mark.parametrize("batch_norm", ["frozen", "step"])
+@pytest.mark.parametrize("name", ZOO)
+def test_numbers_of_the_zoo(capsys: Capture, name: str, batch_norm: str) -> None:
+    module = ZOO[name]()
+    found = answer(capsys, f"zoo:{type(module).__name__}", "--batch-norm", batch_norm)
+    adopted = adopt(module, 3, batch_norm)  # type: ignore[arg-type]
+    context = adopted.context
+    assert found["network"] == type(module).__name__
+    assert found["halo_px"] == context.halo_px > 0
+    assert found["alignment_px"] == context.alignment_px
+    assert found["context_aligned_px"] == context.context_aligned_px
+    assert found["context_any_pixel_px"] == context.context_any_pixel_px
+    assert found["num_parameters"] == sum(one.numel() for one in module.parameters())
+    assert (found["bands"], found["classes"]) == (3, adopted.classes)
+    out = module.eval()(torch.randn(1, 3, 64, 64))
+    assert found["classes"] == (out if isinstance(out, Tensor) else out["out"]).shape[1]
+    assert found["num_layers"] == len(adopted.layers) == sum(found["kinds"].values())
+    assert found["kinds"] == Counter(layer.kind for layer in adopted.layers)
+    whole = any(isinstance(part, nn.BatchNorm2d) for part in module.modules())
+    assert found["looks_at_whole_image"] == (
+        name in ("gated", "pyramid", "dense") or (batch_norm == "step" and whole)
+    )
+
+
+def test_numbers_that_a_reader_can_work_out(capsys: Capture) -> None:
+    """A kernel of 5, pooling by 2, a kernel of 3 on cells of 2 px."""
+    found = answer(capsys, f"{HERE}:Plain", "--bands", "2")
+    assert found == {
+        "network": "Plain",
+        "bands": 2,
+        "classes": 4,
+        "num_layers": 6,
+        "num_parameters": 2 * 6 * 25 + 6 + 6 + 6 + 6 * 4 * 9 + 4,
+        "kinds": {
+            "conv": 2, "norm": 1, "activation": 1, "pool": 1, "upsample": 1
+        },
+        "alignment_px": 2,
+        "context_aligned_px": 2 + 2,
+        "context_any_pixel_px": 2 + 2 + 1,
+        "halo_px": 4,
+        "looks_at_whole_image": False,
+    }  # fmt: skip
+
+
+def test_options_reach_the_constructor(capsys: Capture) -> None:
+    """Numbers and truth values as in JSON; what is none is a text."""
+    options = ["channels=8", "kernel=9", "act=silu", "bias=false"]
+    found = answer(capsys, f"{HERE}:Plain", "--bands", "2", "--options", *options)
+    assert found["num_parameters"] == 2 * 8 * 81 + 8 + 8 + 8 * 4 * 9 + 4
+    assert found["context_aligned_px"] == 4 + 2
+    assert found["halo_px"] == 6
+    quoted = ["channels=8", "kernel=9", 'act="silu"', "bias=false"]
+    assert answer(capsys, f"{HERE}:Plain", "--bands", "2", "--options", *quoted) == found
+
+
+@pytest.mark.parametrize("name", ["Nested.Inner", "Plain"])
+def test_batch_norm_of_a_step_looks_at_the_whole_image(capsys: Capture, name: str) -> None:
+    network = f"{HERE}:{name}", "--bands", "2"
+    frozen = answer(capsys, *network, "--batch-norm", "frozen")
+    step = answer(capsys, *network, "--batch-norm", "step")
+    assert answer(capsys, *network) == frozen
+    assert frozen | {"looks_at_whole_image": True} == step != frozen
+
+
+def test_a_function_makes_a_network_too(capsys: Capture) -> None:
+    found = answer(capsys, "zoo:network", "--options", "name=channels")
+    assert found == answer(capsys, "zoo:Channels")
+
+
+def test_people_are_told_the_same_numbers(capsys: Capture) -> None:
+    found = answer(capsys, "zoo:Gated")
+    assert tilenet(["check", "zoo:Gated"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    first, *lines = printed.out.splitlines()
+    assert first.startswith("Gated is the same network")
+    shown = {words[0]: int(words[1].replace(",", "")) for line in lines if (words := line.split())
+             and words[0] in found}  # fmt: skip
+    wanted = {name: number for name, number in found.items() if type(number) is int}
+    assert shown == wanted
+    kinds = next(line for line in lines if line.startswith("layers: "))
+    counts = [one.split() for one in kinds.removeprefix("layers: ").split(", ")]
+    assert {kind: int(number) for number, kind in counts} == found["kinds"]
+    assert "whole image, which no halo covers" in lines[-1]
+    assert main(["zoo:Residual"]) == 0
+    assert "whole image" not in capsys.readouterr().out
+
+
+# --- what cannot
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        ("softmax_over_rows", r"softmax over cells looks at all .*\(1\.1: softmax of dimension 2"),
+        ("Turning", r"nobody knows what this operator looks at \(inner\.1: flip"),
+        ("Half", r"one cell per input pixel"),
+        ("shared_weights", r"each weight belongs to one layer \(3\.weight"),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=["table", "json"])
+def test_a_refused_network_is_an_error_in_one_sentence(
+    capsys: Capture, network: str, words: str, more: list[str]
+) -> None:
+    code, said = refusal(capsys, f"{HERE}:{network}", *more)
+    assert code == 1
+    assert re.match(rf"tilenet: .*{words}", said)
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        (f"{HERE}:Rude", r"KeyError: .*weights of\\+nlast year"),
+        (f"{HERE}:Missing", r"AttributeError: .*Missing"),
+        (f"{HERE}:Nested.Missing", r"AttributeError: .*Missing"),
+        ("no_such_package_at_all:Net", r"ModuleNotFoundError: .*no_such_package_at_all"),
+        ("zoo:ZOO", r"TypeError: .*dict"),
+    ],
+)
+def test_what_cannot_be_made_is_an_error_in_one_sentence(
+    capsys: Capture, network: str, words: str
+) -> None:
+    code, said = refusal(capsys, network)
+    assert code == 1
+    assert re.match(rf"tilenet: .*{re.escape(network)}: {words}", said)
+    assert "Traceback" not in said
+
+
+def test_an_option_that_the_constructor_does_not_know_is_its_error(capsys: Capture) -> None:
+    code, said = refusal(capsys, f"{HERE}:Plain", "--options", "depth=3")
+    assert code == 1
+    assert re.search(r"TypeError: .*unexpected keyword argument 'depth'", said)
+
+
+def test_other_bands_than_the_networks_are_an_error(capsys: Capture) -> None:
+    code, said = refusal(capsys, f"{HERE}:Plain")  # takes 2
+    assert code == 1
+    assert re.match(
+        r"tilenet: a module must take one image \(B, 3, .*another number of bands", said
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["zoo.Gated"], r"package:function or package:Class \(zoo\.Gated\)"),
+        (["zoo:Gated", "--options", "wide"], r"an option is name=value \(--options: wide\)"),
+        (["zoo:Gated", "--depth", "3"], r"--depth"),
+        (["zoo:Gated", "--bands", "three"], r"--bands.*three"),
+        (["zoo:Gated", "--batch-norm", "tile"], r"--batch-norm.*tile"),
+        ([], r"PACKAGE:NAME"),
+    ],
+)
+def test_wrong_use(capsys: Capture, arguments: list[str], words: str) -> None:
+    code, said = refusal(capsys, *arguments)
+    assert code == 2
+    assert re.match(rf"tilenet check: .*{words}", said)
+
+
+def test_packages_of_the_working_directory_are_found(tmp_path: Path) -> None:
+    """As a user runs it: in a process of its own, next to the own code."""
+    lines = Path(ROOT, "tests", "adoption", "zoo.py").read_text()
+    package = tmp_path / "own" / "nets.py"
+    package.parent.mkdir()
+    package.write_text(lines)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for network, code in (("own.nets:Residual", 0), ("own.nets:Unknown", 1), ("own.nets", 2)):
+        done = subprocess.run(
+            [sys.executable, "-m", "tilenet", "check", network, "--json"],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        if code:
+            assert done.stdout == ""
+            assert done.stderr.count("\n") == 1
+        else:
+            assert json.loads(done.stdout)["network"] == "Residual"
