@@ -196,6 +196,8 @@ ONE_OF_EACH = [
     Join(6, 12, ("a",), fit="crop"),
     Join(6, 6, ("a", "b"), "multiply", 1),
     Join(6, 24, ("a", "b", "c"), "concatenate", 2),
+    Join(6, 12, ("a",), place=1),
+    Join(6, 12, ("a",)),
     Join(6, 6, ("a", "b"), "add", 2),
     Join(6, 4, ("a",), "take"),
     Conv(6, 6, 3, 2, 2, 1, groups=6),

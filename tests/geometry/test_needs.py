@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from probe import positive_network
 from torch import Tensor
 
+from tilenet.errors import TilenetError
 from tilenet.geometry.halo import input_interval, map_grids, map_shapes, output_size
 from tilenet.geometry.layers import (
     Conv,
@@ -198,6 +199,17 @@ BRANCHED: dict[str, tuple[Layer, ...]] = {
         Pool(6, 6, 3, 1, 1),
         Join(6, 12, ("y",), "concatenate"),
     ),
+    "two ways": (
+        Stash(3, 3, "x"),
+        Conv(3, 4, 5, padding=2),
+        Stash(4, 4, "y"),
+        Join(4, 3, ("x",), "take"),
+        Conv(3, 4, 7, padding=3),
+        Join(4, 4, ("y",), "add"),
+        Stash(4, 4, "z"),
+        GlobalPool(4, 4),
+        Join(4, 4, ("z",), "multiply"),
+    ),
     "taken": (
         Stash(3, 3, "x"),
         Conv(3, 2, 3, 4),
@@ -252,3 +264,30 @@ def test_cells_lie_alike_however_a_network_branches(name: str) -> None:
         if not grid.whole:
             assert grid.stride * shape.rows <= 72 < grid.stride * (shape.rows + 2)
     assert grids[-1] == Grid()
+
+
+@pytest.mark.parametrize("name", BRANCHED)
+def test_the_walk_goes_around_averages(name: str) -> None:
+    """It says what a cell looks at where the averages of the image stay as they are."""
+    layers, size = BRANCHED[name], (48, 60)
+    network = positive_network(layers)
+    for layer, module in zip(layers, network, strict=True):
+        if isinstance(layer, GlobalPool):
+            module.register_forward_hook(lambda _, x, y: y.detach())
+    for row, col in ((20, 31), (21, 30), (22, 29), (23, 28)):
+        seen = torch.zeros(size, dtype=torch.bool)
+        for image in ramps(layers[0].in_channels, *size):
+            out = network(image.requires_grad_()).sum(1)[0]
+            (gradient,) = torch.autograd.grad(out[row, col], image)
+            seen |= (gradient[0].abs() > LEAST).any(0)
+        for axis, cell in ((0, row), (1, col)):
+            places = seen.any(1 - axis).nonzero()[:, 0].tolist()
+            assert (places[0], places[-1]) == input_interval(layers, cell, cell)
+
+
+def test_a_network_that_looks_at_averages_only_is_refused() -> None:
+    with pytest.raises(TilenetError, match="must look at the pixels around each pixel"):
+        input_interval((Conv(1, 1, padding=1), GlobalPool(1, 1, 4)), 1, 2)
+    layers = (Stash(1, 1, "size", sizes=True), GlobalPool(1, 1, 2), Expand(1, 1, "size"))
+    with pytest.raises(TilenetError, match="must look at the pixels around each pixel"):
+        input_interval(layers, 1, 2)
