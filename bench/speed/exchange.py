@@ -25,10 +25,16 @@ WAYS = ("exchange", "overlap", "no communication")
 def work(quick: bool) -> list[dict[str, Any]]:
     """Work of the busiest rank, by preset and size of the image."""
     from bench.speed.exchange_work import work_of
+    from tilenet.geometry.unet import PRESETS as KNOWN
+    from tilenet.geometry.unet import unet_layers
 
     presets = PRESETS[::3] if quick else PRESETS
     return [
-        {"preset": preset, "size": size, **asdict(work_of(preset, size, (4, 4)))}
+        {
+            "preset": preset,
+            "size": size,
+            **asdict(work_of(unet_layers(KNOWN[preset]), size, (4, 4))),
+        }
         for size in (10_000, 10_240)
         for preset in presets
     ]

@@ -3,7 +3,7 @@
 Counted by torch's FlopCounterMode, forward and backward, on tensors without memory.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -11,9 +11,8 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.layers import Layer, Norm
+from tilenet.geometry.layers import Layer
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
-from tilenet.geometry.unet import PRESETS, unet_layers
 from tilenet.model.dropout import MaskKey
 from tilenet.model.network import Network, build_layer
 from tilenet.model.skips import Origin
@@ -44,14 +43,10 @@ class Work:
     halo_px: int
 
 
-def work_of(preset: str, size: int, grid: tuple[int, int]) -> Work:
-    """Count for a preset's layers on a square image."""
-    # Statistics are sums, which the counter does not see; those of a tile need no ranks here.
-    layers = tuple(
-        replace(layer, scope="tile") if isinstance(layer, Norm) else layer
-        for layer in unet_layers(PRESETS[preset])
-        if layer.kind != "dropout"
-    )
+def work_of(network: tuple[Layer, ...], size: int, grid: tuple[int, int]) -> Work:
+    """Count for a network on a square image."""
+    # What the counter does not see: sums, and products with masks.
+    layers = tuple(layer for layer in network if layer.kind not in ("norm", "dropout"))
     context = context_of(layers)
     unit, ranks = context.alignment_px, grid[0] * grid[1]
     alone = cut(size, size, Cut(grid=(1, 1)), HaloRule(0, unit, exchanged=True))

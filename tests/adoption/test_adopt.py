@@ -61,7 +61,7 @@ def test_weights_go_back_into_the_module(pair: tuple[nn.Module, Adopted]) -> Non
         for parameter in trained.parameters():
             parameter.add_(0.25)
     other = copy.deepcopy(module)
-    other.load_state_dict(adopted.module_state(trained))
+    other.load_state_dict(adopted.module_state(trained.state_dict()))
     unit = adopted.context.alignment_px
     image = torch.randn(1, 3, 4 * unit, 5 * unit)
     wanted = trained.eval()(image)

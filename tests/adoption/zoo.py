@@ -118,12 +118,32 @@ class Channels(nn.Module):
         return out
 
 
+class Odd(nn.Module):
+    """Maps that are smaller and larger than the image, and a gate with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, padding=2)
+        self.gate, self.drop = nn.Conv2d(4, 4, 1), nn.Dropout(0.4)
+        self.fine, self.head = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 2, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        x = x + F.interpolate(F.adaptive_avg_pool2d(x, 2), x.shape[2:], mode="bilinear")
+        x = self.two(x)
+        x = x * self.drop(self.gate(x.mean((2, 3), keepdim=True))).sigmoid()
+        x = self.drop(self.fine(F.interpolate(x, scale_factor=2)))
+        out: Tensor = self.head(x)
+        return out
+
+
 ZOO: dict[str, Callable[[], nn.Module]] = {
     "residual": Residual,
     "gated": Gated,
     "pyramid": Pyramid,
     "dense": Dense,
     "channels": Channels,
+    "odd": Odd,
 }
 
 

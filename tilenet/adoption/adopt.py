@@ -17,8 +17,9 @@ from tilenet.model.network import Network, build_network, load_weights
 
 __all__ = ["Adopted", "adopt"]
 
-FIRST_PX = 128  # height at which a graph is recorded; the width is twice that
-MOST_PX = 1024
+# Heights at which a graph is recorded, until one is a multiple of its strides; widths are twice.
+HEIGHTS_PX = (128, 192, 256, 320, 448, 512, 1024)
+MOST_TRIES = 2  # that say the same
 LEAST_PX = 32  # half the least side of the images on which list and module are compared
 ROUNDING = 1e-9  # of float64, over some hundred layers, relative to the largest value
 
@@ -93,6 +94,8 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
         TilenetError: An operator cannot be a layer; with its submodule and name. Or the list is
             not the module.
     """
+    if bands < 1:
+        raise TilenetError(f"an image has at least one band (bands: {bands})")
     mine = copy.deepcopy(module).cpu().float().train()
     state = {name: tensor.detach() for name, tensor in copy.deepcopy(module.state_dict()).items()}
     layers, names = _recorded(mine, bands, batch_norm)
@@ -105,8 +108,20 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
     found = Adopted(
         type(module).__name__, layers, names, bands, layers[-1].out_channels, _on_cpu(state)
     )
+    _check_trained(module, found)
     _prove(mine, found, batch_norm)
     return found
+
+
+def _check_trained(module: nn.Module, adopted: Adopted) -> None:
+    """Refuse weights of layers that the module does not train."""
+    trained = {name for name, one in module.named_parameters() if one.requires_grad}
+    for own, _ in adopted.network().named_parameters():
+        if (name := adopted.names[own]) not in trained:
+            raise TilenetError(
+                f"all weights of layers are trained ({name} is fixed in {adopted.name}); call "
+                "requires_grad_(), and make it a parameter"
+            )
 
 
 def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -118,18 +133,24 @@ def _recorded(
     module: nn.Module, bands: int, batch_norm: str
 ) -> tuple[tuple[Layer, ...], dict[str, str]]:
     """Record at the smallest size that all strides divide."""
-    height = FIRST_PX
-    while True:
+    said: list[str] = []
+    for height in HEIGHTS_PX:
         try:
             linear = linearise(graph_of(module, bands, (height, 2 * height), batch_norm))
+            if not linear.layers:
+                raise TilenetError(
+                    f"a network has layers ({type(module).__name__} gives the image back)"
+                )
             unit = context_of(linear.layers).alignment_px
             if height % unit == 0:
                 return linear.layers, linear.names
-        except TilenetError:
+            said.append(f"a network's strides divide {max(HEIGHTS_PX)} px (they make {unit} px)")
+        except TilenetError as error:
             # At sizes that a stride does not divide, maps do not fit each other.
-            if height * 2 > MOST_PX:
-                raise
-        height *= 2
+            said.append(str(error))
+        if said.count(said[-1]) == MOST_TRIES:
+            break
+    raise TilenetError(said[0])
 
 
 def _prove(module: nn.Module, adopted: Adopted, batch_norm: str) -> None:
@@ -172,10 +193,17 @@ def _run(network: nn.Module, image: Tensor, names: dict[str, str]) -> dict[str, 
 
 
 def _compare(what: str, wanted: Tensor, found: Tensor, size: tuple[int, int], name: str) -> None:
+    if wanted.numel() != found.numel():
+        raise TilenetError(
+            f"a network's map must grow with its image ({name}, {what} of an image of {size[0]} × "
+            f"{size[1]} px has the shape {tuple(wanted.shape)}, layers give {tuple(found.shape)}); "
+            "use scale factors, or sizes of other maps"
+        )
     apart = float((wanted - found.view_as(wanted)).abs().max())
     most = max(float(wanted.abs().max()), 1e-30)
     if not apart <= ROUNDING * max(most, 1.0):
         raise TilenetError(
             f"a network must be its list of layers ({name}, {what} of an image of {size[0]} × "
-            f"{size[1]} px differs by {apart:.2g} of {most:.2g}); please report this network"
+            f"{size[1]} px differs by {apart:.2g} of {most:.2g}); if it does something else in "
+            "evaluation (eval()) than in training, use one that does not, else report it, please"
         )

@@ -4,6 +4,10 @@
 after another: each map is a `Value`, whose layer `operators.py` tells.
 """
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,7 +39,8 @@ def graph_of(module: nn.Module, bands: int, size: tuple[int, int], batch_norm: s
 def _exported(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedProgram:
     image = torch.randn(2, bands, *size)
     try:
-        return torch.export.export(module, (image,), strict=False)
+        with _quiet():
+            return torch.export.export(module, (image,), strict=False)
     except Exception as error:  # whatever a module's own code may raise
         words = " ".join(str(error).split())
         raise TilenetError(
@@ -43,6 +48,19 @@ def _exported(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedP
             f"each ({type(module).__name__}: {words[:300]}); use a network without what depends on "
             "the pixels' values, or another number of bands"
         ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch writes of an export that fails from the terminal: it is raised as well."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 class _Interpreter:
@@ -72,6 +90,9 @@ class _Interpreter:
                 self._note(node, result)
             elif node.op == "call_function":
                 self._call(node)
+            elif node.op == "get_attr":
+                call = Call(_path(node), str(node.target), (), self.batch_norm, self.maps)
+                self._note(node, call.refused("a part is recorded as one operator"))
             elif node.op == "output":
                 return self._output(node)
         raise AssertionError("a graph has an output")
@@ -88,10 +109,14 @@ class _Interpreter:
             self._argument(v) for k, v in node.kwargs.items() if k in ("alpha", "approximate")
         ]
         value = node.meta.get("val")
+        if isinstance(value, list | tuple):
+            call = Call(_path(node), plain, (), self.batch_norm, self.maps)
+            self._note(node, call.refused("nobody knows what this operator looks at"))
+            return
         if not isinstance(value, torch.Tensor):
             self._note(node, None)
             return
-        if isinstance(given[0], Weight) and not given[0].trained and plain == "add":
+        if given and isinstance(given[0], Weight) and not given[0].trained and plain == "add":
             self._note(node, given[0])  # a count of batches
             return
         call = Call(_path(node), plain, tuple(value.shape), self.batch_norm, self.maps)

@@ -55,7 +55,7 @@ def made(network: str, options: Mapping[str, Any], seed: int = 0) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = maker(**options)
-    except Exception as error:  # whatever somebody's code may raise
+    except (Exception, SystemExit) as error:  # whatever somebody's code may raise
         raise TilenetError(
             f"a network is made by calling a function or a class ({network}: "
             f"{type(error).__name__}: {one_line(str(error))}); try it in Python first"
@@ -119,7 +119,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # torch.load raises many kinds
         raise TilenetError(
             f"weights are a file of safetensors, or of torch.save without code ({path}: "
-            f"{type(error).__name__}: {one_line(str(error))[:200]}); save the state_dict() anew"
+            f"{type(error).__name__}: {one_line(str(error))[:200]}); save its state_dict() again"
         ) from error
     for key in ("state_dict", "model"):
         if isinstance(held, Mapping) and isinstance(held.get(key), Mapping):

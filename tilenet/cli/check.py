@@ -3,12 +3,12 @@
 import json
 import sys
 from collections import Counter
-from importlib import import_module
 from typing import Any
 
 from tilenet.adoption.adopt import Adopted, adopt
+from tilenet.adoption.source import check_name, made
 from tilenet.cli.options import Arguments
-from tilenet.errors import TilenetError, UsageError, one_line
+from tilenet.errors import TilenetError, UsageError
 
 __all__ = ["main"]
 
@@ -18,7 +18,11 @@ def main(arguments: list[str]) -> int:
     try:
         given = _parser().parse_args(arguments)
         options = dict(_option(one) for one in given.options)
-        adopted = adopt(_made(given.network, options), given.bands, given.batch_norm)
+        try:
+            check_name(given.network)
+        except TilenetError as error:
+            raise UsageError(str(error)) from error
+        adopted = adopt(made(given.network, options), given.bands, given.batch_norm)
     except UsageError as error:
         print(f"tilenet check: {error}", file=sys.stderr)
         return 2
@@ -38,27 +42,6 @@ def _option(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
-
-
-def _made(network: str, options: dict[str, Any]) -> Any:
-    """The module that a function or class of a package makes.
-
-    Raises:
-        TilenetError: There is none, or it raises.
-    """
-    package, sign, name = network.partition(":")
-    if not sign:
-        raise UsageError(f"a network is named package:function or package:Class ({network})")
-    try:
-        made: Any = import_module(package)
-        for part in name.split("."):
-            made = getattr(made, part)
-        return made(**options)
-    except Exception as error:  # whatever somebody's code may raise
-        raise TilenetError(
-            f"a network is made by calling a function or a class ({network}: "
-            f"{type(error).__name__}: {one_line(str(error))}); try it in Python first"
-        ) from error
 
 
 def _facts(adopted: Adopted) -> dict[str, Any]:

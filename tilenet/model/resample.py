@@ -50,7 +50,9 @@ def resampled(x: Tensor, rows: AxisPlace, cols: AxisPlace, mode: str, *, corners
 def _along(x: Tensor, dim: int, place: AxisPlace, mode: str, *, corners: bool) -> Tensor:
     cells = torch.arange(place.out_count, device=x.device, dtype=torch.float64) + place.out_first
     if mode == "nearest":
-        at = torch.div(cells * place.whole, place.out_whole, rounding_mode="floor")
+        # As torch rounds it, which at some sizes is not the cell that is nearest.
+        share = torch.tensor(place.whole, dtype=torch.float32) / place.out_whole
+        at = (cells.float() * share).floor().clamp(max=place.whole - 1)
         return x.index_select(dim, _inside(at, x.shape[dim], place))
     if corners:
         at = cells * ((place.whole - 1) / max(place.out_whole - 1, 1))

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from tilenet.geometry.layers import Expand, Join, Stash
 from tilenet.geometry.tiles import Tiling
-from tilenet.geometry.windows import Window
 from tilenet.model.gpipe import (
     SkipLayout,
     SkipTrackerThroughPotals,
@@ -28,6 +27,7 @@ from tilenet.model.resample import AxisPlace, resampled
 __all__ = [
     "Origin",
     "OriginTracker",
+    "Place",
     "expand_layer",
     "join_layer",
     "origin_under_way",
@@ -135,15 +135,15 @@ def _cropped(x: Tensor, to: Tensor) -> Tensor:
     return x[:, :, top : top + to.shape[2], left : left + to.shape[3]]
 
 
-Place = Callable[[int], tuple[Window, tuple[int, int]]]
+Place = Callable[[int], tuple[tuple[int, int], tuple[int, int]]]
 
 
 class ExpandMap(nn.Module):
     """Enlarges a whole map (B, C, bins, bins) to the size that was kept under a name.
 
     Args:
-        place: The part of the enlarged map that is wanted of a sample, by its number, and the
-            whole map's size; None: all of it, of the size that was kept.
+        place: Row and column of the enlarged map at which a sample's part begins, by its number,
+            and the whole map's size; None: the part is the whole map.
     """
 
     def __init__(self, layer: Expand, place: Place | None = None) -> None:
@@ -154,15 +154,17 @@ class ExpandMap(nn.Module):
         like = yield pop(self.layer.name)
         # The sum of nothing: torchgpipe waits for the gradient of each map that it hands on.
         x = x + like.sum()
+        size = like.shape[2], like.shape[3]
         if self.place is None:
-            height, width = like.shape[2:]
-            return self._enlarged(x, Window(0, 0, height, width), (height, width))
-        parts = [self._enlarged(one[None], *self.place(n)) for n, one in enumerate(x)]
+            return self._enlarged(x, size, (0, 0), size)
+        parts = [self._enlarged(one[None], size, *self.place(n)) for n, one in enumerate(x)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _enlarged(self, x: Tensor, out: Window, whole: tuple[int, int]) -> Tensor:
-        rows = AxisPlace(0, x.shape[2], out.row, out.height, whole[0])
-        cols = AxisPlace(0, x.shape[3], out.col, out.width, whole[1])
+    def _enlarged(
+        self, x: Tensor, size: tuple[int, int], first: tuple[int, int], whole: tuple[int, int]
+    ) -> Tensor:
+        rows = AxisPlace(0, x.shape[2], first[0], size[0], whole[0])
+        cols = AxisPlace(0, x.shape[3], first[1], size[1], whole[1])
         return resampled(x, rows, cols, self.layer.mode, corners=self.layer.corners)
 
 

@@ -86,14 +86,15 @@ class _Average(torch.autograd.Function):
     ) -> Tensor:
         ctx.shape, ctx.bins, ctx.where, ctx.comm = x.shape, bins, where, comm
         images = _images(where, x.device)
-        folded = _folded(bin_sums(x, bins, where), images)
+        folded = _folded(bin_sums(x, bins, where), where, images)
         return add_over(comm, folded).index_select(0, images).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         where: AveragedOver = ctx.where
         images = _images(where, grads[0].device)
-        total = add_over(ctx.comm, _folded(grads[0].double(), images)).index_select(0, images)
+        folded = _folded(grads[0].double(), where, images)
+        total = add_over(ctx.comm, folded).index_select(0, images)
         to_x = grads[0].new_zeros(ctx.shape)
         for sample, own in enumerate(where.cells.own):
             rows, cols = where.shares(sample, ctx.bins, to_x.device)
@@ -125,8 +126,7 @@ def _images(where: AveragedOver, device: torch.device) -> Tensor:
     return torch.tensor(where.cells.images).to(device, non_blocking=True)
 
 
-def _folded(values: Tensor, images: Tensor) -> Tensor:
+def _folded(values: Tensor, where: AveragedOver, images: Tensor) -> Tensor:
     """Sums (B, …) of samples as sums of images."""
-    number = int(images.max()) + 1
-    empty = values.new_zeros((number, *values.shape[1:]))
+    empty = values.new_zeros((max(where.cells.images) + 1, *values.shape[1:]))
     return empty.index_add(0, images, values)

@@ -83,7 +83,7 @@ class NetworkKeys:
     images of a step. Default: `frozen`."""
 
     def check(self) -> None:
-        """Refuse keys of a U-Net beside a module, and keys of a module without one.
+        """Refuse keys of a U-Net with a module, and keys of a module without one.
 
         Raises:
             TilenetError: With the values.
