@@ -125,6 +125,12 @@ def attention(x: Tensor) -> Tensor:
     return (cells @ (cells.mT @ cells).softmax(-1)).view(x.shape)
 
 
+def no_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x * 2
+    return x + y
+
+
 def branching(x: Tensor) -> Tensor:
     return x if float(x.sum()) > 0 else -x
 
@@ -143,6 +149,9 @@ def branching(x: Tensor) -> Tensor:
         (lambda x: F.pad(x, [1, 1, 1, 1]).relu(), r"zeros are padded for another operator"),
         (lambda x: x.mean((2, 3)), r"a mean is taken over other dimensions"),
         (branching, r"must take one image .* and do the same to each"),
+        (lambda x: F.interpolate(x, size=(128, 256)), r"must grow with its image"),
+        (lambda x: x.split(2, 1)[0], r"nobody knows what this operator looks at .*: split"),
+        (no_gradients, r"nobody knows what this operator looks at .*: wrap_with_set_grad"),
     ],
 )
 def test_what_cannot_be_a_layer_is_refused(
@@ -164,6 +173,32 @@ def test_weights_that_two_layers_share_are_refused() -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 1), conv, nn.ReLU(), conv)
     with pytest.raises(TilenetError, match=r"each weight belongs to one layer \(3\.weight"):
         adopt(module, 3)
+
+
+@pytest.mark.parametrize("fixed", ["parameter", "buffer"])
+def test_weights_that_are_not_trained_are_refused(fixed: str) -> None:
+    module = Made(nn.Conv2d(4, 4, 1))
+    if fixed == "parameter":
+        module.conv.weight.requires_grad_(False)
+    else:
+        weight = module.conv.weight.detach()
+        del module.conv.weight
+        module.conv.register_buffer("weight", weight)
+    with pytest.raises(TilenetError, match=r"\(conv\.weight is fixed in Made\)"):
+        adopt(module, 3)
+
+
+def test_strides_of_three_are_recorded() -> None:
+    down, up = nn.Conv2d(4, 4, 3, 3), nn.ConvTranspose2d(4, 2, 3, 3)
+    assert adopt(Made(nn.Sequential(down, up)), 3).context.alignment_px == 3
+
+
+@pytest.mark.parametrize("bands", [0, -1])
+def test_impossible_modules_are_refused(bands: int) -> None:
+    with pytest.raises(TilenetError, match=rf"at least one band \(bands: {bands}\)"):
+        adopt(network("dense"), bands)
+    with pytest.raises(TilenetError, match=r"a network has layers \(Identity"):
+        adopt(nn.Identity(), 3)
 
 
 @pytest.mark.parametrize("change", ["padding", "slope"])

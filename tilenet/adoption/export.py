@@ -14,7 +14,8 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from tilenet.adoption.operators import OPERATORS, Call, Seen, Weight
+from tilenet.adoption.calls import Call, Seen, Weight
+from tilenet.adoption.operators import OPERATORS
 from tilenet.adoption.values import Value
 from tilenet.errors import TilenetError
 

@@ -25,7 +25,7 @@ from tilenet.geometry.layers import (
     Upsample,
 )
 
-__all__ = ["KINDS", "check_layers", "layer_from_json", "layer_to_json"]
+__all__ = ["KINDS", "POP", "check_layers", "layer_from_json", "layer_to_json"]
 
 KINDS: dict[str, type[Layer]] = {
     kind.kind: kind
@@ -34,6 +34,9 @@ KINDS: dict[str, type[Layer]] = {
         Stash, Join, GlobalPool, Expand,
     )
 }  # fmt: skip
+
+
+POP = "pop"  # how a join of the map with one kept map behind it is written
 
 
 def layer_to_json(layer: Layer) -> dict[str, Any]:
@@ -45,7 +48,7 @@ def layer_to_json(layer: Layer) -> dict[str, Any]:
     match layer:
         case Join(wide, out, (name,), "concatenate", 0, fit):
             channels = {"in_channels": wide, "out_channels": out}
-            return {"kind": "pop", **channels, "name": name, "fit": fit}
+            return {"kind": POP, **channels, "name": name, "fit": fit}
     return {"kind": layer.kind, **asdict(layer)}
 
 
@@ -56,7 +59,7 @@ def layer_from_json(entry: dict[str, Any]) -> Layer:
         TilenetError: The entry is not a layer that this version knows.
     """
     values: dict[str, Any] = {key: value for key, value in entry.items() if key != "kind"}
-    if entry.get("kind") == "pop" and "name" in values:
+    if entry.get("kind") == POP and "name" in values:
         entry, values["kept"] = {"kind": "join"}, [values.pop("name")]
     kind = KINDS.get(str(entry.get("kind")))
     required = {"in_channels", "out_channels"}

@@ -68,7 +68,7 @@ def obstacle(
     if whole and (grid[0] < rows or grid[1] < columns):
         local = ", or network.norm_scope: tile (approximate)" * (whole != "global average")
         return (
-            f"a {whole} over the whole image sums over all ranks of the image, so each needs a "
+            f"{whole} over the whole image sums over all ranks of the image, so each needs a "
             f"tile of it ({shown}); use at most {grid[0]} × {grid[1]} ranks per image (mesh.rows, "
             f"mesh.columns), or smaller tiles{local}"
         )

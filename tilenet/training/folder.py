@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tilenet.adoption.adopt import Adopted
 from tilenet.errors import TilenetError
 from tilenet.model.loss import LossScale
 from tilenet.model.network import Network, load_weights
@@ -300,17 +299,16 @@ class RunFolder:
         optimizer: torch.optim.Optimizer,
         scale: LossScale,
         init: str | None,
-        adopted: Adopted | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> int:
         """Fill in weights, optimizer state and scale; return the number of steps already made.
 
         Args:
-            adopted: Somebody's network that is trained, whose names checkpoints use.
+            names: Names of the weights in checkpoints (see `load_weights`).
 
         Raises:
             TilenetError: Files are missing or do not fit the network.
         """
-        names = None if adopted is None else adopted.names
         if self._resumed is None:
             if init is not None:
                 path = Path(init)
@@ -318,8 +316,6 @@ class RunFolder:
                     find = checked_checkpoint if self._write else find_checkpoint
                     path = find(path) / "weights.safetensors"
                 load_weights(network, load_tensors(path), str(path), names)
-            elif adopted is not None:
-                load_weights(network, adopted.state, adopted.name, names)
             return 0
         progress = load_json(self._resumed / "progress.json")
         for name, value in self._terms.items():
@@ -361,14 +357,16 @@ class RunFolder:
         self,
         step: int,
         network: Network,
+        weights: dict[str, Tensor],
         record: NetworkRecord,
         optimizer: torch.optim.Optimizer,
         scale: LossScale,
         *,
-        adopted: Adopted | None = None,
         best: bool = False,
     ) -> None:
         """Write a checkpoint, on the rank that writes; `best`: of the best validation so far.
+
+        `weights` are the network's, under the names that the checkpoint has for them.
 
         Of a network on GPUs, which compute without this process's threads, only a copy is made
         here, and a thread writes it; what goes wrong there is raised by the next save or `wait`. On
@@ -398,9 +396,6 @@ class RunFolder:
         if scale.most > 1:
             progress |= {"loss_scale": scale.value, "calm_steps": scale.calm_steps}
         save = partial(save_checkpoint, self.path, step, keep=self._keep, best=best)
-        weights = network.state_dict()
-        if adopted is not None:
-            weights = adopted.module_state(weights)
         if any(in_background(parameter) for parameter in network.parameters()):
             weights, state = _copies(weights), _copies(state)
             self._saving.start(partial(save, weights, record.to_json(), state, progress))

@@ -85,7 +85,7 @@ class Loop:
             run.optimizer.clip_norm,
         )
         with agreed(comm):
-            state = self.update.optimizer, self.update.scale, run.init, self.plan.adopted
+            state = self.update.optimizer, self.update.scale, run.init, self.plan.record.names
             first = self.folder.load(network, *state)
         with agreed(comm):  # and not before: others may still read what begin deletes
             log = self._begin(first, accept_gaps=accept_gaps)
@@ -198,8 +198,10 @@ class Loop:
 
     def _save(self, step: int, log: RunLog | None, *, best: bool = False) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)
-        state = self.network.network, self.plan.record, self.update.optimizer, self.update.scale
+        network, update = self.network.network, self.update
+        weights = self.plan.named(network.state_dict())
+        state = network, weights, self.plan.record, update.optimizer, update.scale
         with agreed(self.comm):
             if log:
                 log.sync()
-            self.folder.save(step, *state, adopted=self.plan.adopted, best=best)
+            self.folder.save(step, *state, best=best)

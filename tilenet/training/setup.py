@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
 
+from torch import Tensor
+
 from tilenet.adoption.adopt import Adopted
 from tilenet.data.crops import cell_side
 from tilenet.errors import TilenetError
@@ -69,6 +71,10 @@ class RunPlan:
     def needs_all_tiles(self) -> bool:
         """Whether some layer takes something of the other tiles of an image."""
         return needs_all_tiles(self.record.layers, self.halo_mode)
+
+    def named(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The network's `state_dict()` under the names that checkpoints have for it."""
+        return weights if self.adopted is None else self.adopted.module_state(weights)
 
     def tiling(self, height: int, width: int) -> Tiling:
         """The tiles of an image or crop; of a small one fewer than were asked for."""

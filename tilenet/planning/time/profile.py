@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.layer_json import KINDS, layer_from_json, layer_to_json
+from tilenet.geometry.layer_json import KINDS, POP, layer_from_json, layer_to_json
 from tilenet.geometry.layers import Layer
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.machines import PRECISIONS
@@ -160,7 +160,7 @@ def _layer(path: Path, number: int, entry: Any) -> ProfiledLayer:
     if not isinstance(entry, dict):
         raise _wrong(path, f"layer {number} must be an object (got {_short(entry)})")
     kind = entry.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
+    if not isinstance(kind, str) or kind not in (*KINDS, POP):
         raise _wrong(
             path, f"layer {number} must have a kind of {', '.join(KINDS)} (got {_short(kind)})"
         )
