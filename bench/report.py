@@ -73,7 +73,11 @@ def mpiexec(ranks: int, *arguments: str, timeout: float = 3600) -> str:
         timeout=timeout,
         check=False,
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        },
     )
     if ended.returncode:
         raise RuntimeError(f"{' '.join(arguments)} on {ranks} ranks failed:\n{ended.stderr}")

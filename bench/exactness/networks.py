@@ -166,34 +166,36 @@ def ways(turn: int, *, every: bool) -> list[Way]:
     if every:
         return all_ways
     pairs = [(m, b) for m in ("overlap", "exchange") for b in ("frozen", "step")]
-    return [
-        Way(*pair, 1 + (turn + number) % 3)
-        for number, pair in enumerate(pairs)
-        if (turn + number) % 2 == 0
-    ]
+    return [Way(*pairs[turn % 4], 1 + turn % 3)]
 
 
 def compare(names: list[str], *, every: bool) -> None:
-    """On this job's ranks: rank 0 prints a JSON line with the differences of each case."""
+    """On this job's ranks, and on the first few of them: rank 0 prints a JSON line of all cases."""
     from mpi4py import MPI
 
     from tilenet.adoption.adopt import adopt
+    from tilenet.parallel.ranks.comm import wait_quietly
 
     comm, rows = MPI.COMM_WORLD, []
-    for number, name in enumerate(names):
-        turn = number + RANKS.index(comm.size)
-        for way in ways(turn, every=every):
-            adopted = None
-            if comm.rank == 0:
-                one = choices()[name]
-                adopted = adopt(one.module(), one.bands, way.batch_norm)  # type: ignore[arg-type]
-            began = time.perf_counter()
-            gaps = differences(name, comm.bcast(adopted), way, comm)
-            row = {"network": name, "ranks": comm.size, **asdict(way), **gaps}
-            row["seconds"] = time.perf_counter() - began
-            rows.append(row)
-            if comm.rank == 0:
-                print(json.dumps(row), file=sys.stderr, flush=True)
+    for (number, name), batch_norm in product(enumerate(names), ("frozen", "step")):
+        adopted, one = None, choices()[name]
+        if comm.rank == 0:
+            adopted = adopt(one.module(), one.bands, batch_norm)  # type: ignore[arg-type]
+        wait_quietly(comm)
+        adopted = comm.bcast(adopted)
+        for turn, ranks in enumerate(one for one in RANKS if one <= comm.size):
+            some = comm.Split(int(comm.rank >= ranks), comm.rank)
+            for way in ways(number + turn, every=every) if comm.rank < ranks else []:
+                if way.batch_norm == batch_norm:
+                    began = time.perf_counter()
+                    row = {"network": name, "ranks": ranks, **asdict(way)}
+                    row |= differences(name, adopted, way, some)
+                    row["seconds"] = time.perf_counter() - began
+                    rows.append(row)
+                    if comm.rank == 0:
+                        print(json.dumps(row), file=sys.stderr, flush=True)
+            some.Free()
+            wait_quietly(comm)
     if comm.rank == 0:
         print(json.dumps(rows))
 
@@ -216,7 +218,7 @@ def differences(name: str, adopted: "Adopted", way: Way, comm: Any) -> dict[str,
             network.mask_key.step = 3
             for module in network:
                 if hasattr(module, "probability"):
-                    module.eval()  # the module's masks are others
+                    module.probability = 0.0  # the module's masks are others
             return network
 
     context = adopted.context
@@ -323,11 +325,12 @@ def main() -> None:
     names = given.only or (list(QUICK) if given.quick else list(choices()))
     networks = adopt_all(names)
     taken = [name for name in names if "refused" not in networks[name]]
-    rows: list[dict[str, Any]] = []
-    for ranks in (1, 2) if given.quick else RANKS:
-        more = ["--every"] if given.every else []
-        printed = mpiexec(ranks, "-m", "bench.exactness.networks", *more, "--compare", *taken)
-        rows += json.loads(printed.splitlines()[-1])
+    more = ["--every"] if given.every else []
+    ranks = 2 if given.quick else max(RANKS)
+    printed = mpiexec(
+        ranks, "-m", "bench.exactness.networks", *more, "--compare", *taken, timeout=6 * 3600
+    )
+    rows = json.loads(printed.splitlines()[-1])
     report("networks", {"networks": networks, "cases": rows}, claims(networks, rows))
 
 

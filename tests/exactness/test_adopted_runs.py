@@ -19,7 +19,7 @@ from zoo import network
 
 from tilenet.errors import AgreedError
 from tilenet.train import train
-from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
+from tilenet.training.config.keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4, 6)
 
@@ -133,10 +133,16 @@ def test_more_tiles_than_ranks_and_maps_of_small_tiles(
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", UNITS)
-def test_in_a_pipeline(comm: MPI.Intracomm, shared_path: Path, name: str) -> None:
+@pytest.mark.parametrize("swap", ["off", "all", "auto"])
+def test_in_a_pipeline(comm: MPI.Intracomm, shared_path: Path, name: str, swap: Any) -> None:
     (scene,) = scenes_of(shared_path, [SIZE], comm)
-    pipeline = {"partitions": 3, "checkpointing": "always", "halo_mode": "exchange"}
-    run = replace(run_file(shared_path, [scene], keys_of(name), **pipeline), classes=CLASSES[name])
+    pipeline: dict[str, Any] = {"partitions": 3, "halo_mode": "exchange"}
+    if swap == "off":
+        pipeline["checkpointing"] = "always"
+    else:
+        pipeline["swapping"] = SwappingKeys(device_gib=0.004, min_mib=0.01)
+    run = run_file(shared_path, [scene], keys_of(name), swap=swap, **pipeline)
+    run = replace(run, classes=CLASSES[name])
     check_same(comm, outcome_of(run, comm, scene.image, None), wanted_of(name, "frozen"), scene)
 
 
