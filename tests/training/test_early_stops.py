@@ -88,7 +88,8 @@ def test_a_stop_before_the_first_step_ends_the_phase_on_all_ranks(
         last = comm.rank == comm.size - 1
         calls = slow(patch, owner, name, lambda number: last and number == 3)
         assert train(run, comm=comm) == 75
-    assert 0 < len(calls) < parts * 2 // 3
+    # The other rank may hear of it before its first call.
+    assert (3 if last else 0) <= len(calls) < parts * 2 // 3
     said = "".join(comm.allgather(capfd.readouterr().err))
     assert said.count(STOPPED) == 1
     assert not (Path(run.output) / "checkpoints").exists()
