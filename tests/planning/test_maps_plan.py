@@ -9,7 +9,7 @@ from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Norm
 from tilenet.geometry.tiles import halo_rule
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.planning.maps import MapQuestion, choose_map
+from tilenet.planning.maps import MapQuestion, _tile_px, choose_map
 from tilenet.planning.memory.partition import inference_bytes
 
 OPTIONS = UNetOptions(poolings=5, base=64, bands=4, classes=1, norm="instance")
@@ -82,6 +82,23 @@ def test_tiles_that_share_a_ranks_memory_are_smaller_and_the_method_stays() -> N
         assert need * at_once <= 2 * WHOLE_BYTES
     assert owns[4] < owns[1]
     assert choose_map(question(at_once=4)).method == "exchange"
+
+
+def test_a_tile_that_is_narrow_for_its_halo_may_take_more_memory() -> None:
+    options = replace(OPTIONS, norm="none")
+    layers = unet_layers(options)
+    halo, unit = context_of(layers).halo_px, context_of(layers).alignment_px
+
+    def need(own: int) -> int:
+        return inference_bytes(layers, own + 2 * halo, own + 2 * halo, 4)
+
+    def widest(budget: int) -> int:
+        return _tile_px(question(options=options, budget=budget))
+
+    assert widest(need(2 * halo) // 4) == 2 * halo
+    assert widest(need(2 * halo) // 4 - 1) == 2 * halo - unit
+    assert widest(need(2 * halo + unit) - 1) == 2 * halo
+    assert widest(need(2 * halo + unit)) == 2 * halo + unit
 
 
 def test_a_tile_or_a_halo_that_is_asked_for_means_passes() -> None:

@@ -23,6 +23,8 @@ __all__ = ["MapPlan", "MapQuestion", "choose_map"]
 
 # Ranks that are looked through for a number that would hold the image.
 MOST_RANKS = 4096
+# As many times its budget a tile may take that owns less than twice its halo.
+WIDE_HALO = 4
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class MapQuestion:
         """The network's alignment."""
         return context_of(self.layers).alignment_px
 
-    def fits(self, height: int, width: int, times: int = 1) -> bool:
+    def fits(self, height: int, width: int, times: float = 1) -> bool:
         """Whether the feature maps of a window, several times over, fit a rank's memory."""
         need = inference_bytes(self.layers, height, width, self.item_bytes)
         return need * times <= self.budget_bytes
@@ -150,8 +152,10 @@ def _tile_px(asked: MapQuestion) -> int:
     unit, halo_px = asked.unit_px, asked.rule.halo_px
     # An own size below the halo would compute each pixel nine times and more.
     best = least = max(unit, -(-halo_px // unit) * unit)
-    for own in range(least, asked.most_px + 1, unit):
-        if not asked.fits(own + 2 * halo_px, own + 2 * halo_px, asked.at_once):
+    for own in range(least, max(asked.most_px, 2 * halo_px) + 1, unit):
+        # With twice the halo it is four times, which is worth memory.
+        times = asked.at_once / (WIDE_HALO if own <= 2 * halo_px else 1)
+        if not asked.fits(own + 2 * halo_px, own + 2 * halo_px, times):
             break
         best = own
     return best

@@ -1,5 +1,6 @@
 """Somebody else's networks over ranks: gates, averages of the image, corners, joins."""
 
+from dataclasses import replace
 from zlib import crc32
 
 import pytest
@@ -62,6 +63,16 @@ def test_partitions(
         images=2, partitions=partitions, checkpointing=checkpointing, threads=True,
     )  # fmt: skip
     assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
+
+
+@pytest.mark.ranks(2)
+def test_a_halo_one_unit_short_is_seen(
+    comm: MPI.Intracomm, lists: dict[tuple[str, str], tuple[Layer, ...]]
+) -> None:
+    one = case(lists["residual", "frozen"], comm.size, "overlap")
+    short = replace(one, halo=one.halo - one.unit)
+    with pytest.raises(AssertionError, match="output"):
+        assert_same(shared_out(short, comm), whole(one), 1e-12, 1e-10, comm)
 
 
 @pytest.mark.ranks(2)
