@@ -65,10 +65,11 @@ def test_partitions(
     assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(3)
 def test_a_halo_one_unit_short_is_seen(
     comm: MPI.Intracomm, lists: dict[tuple[str, str], tuple[Layer, ...]]
 ) -> None:
+    """By the middle one: tiles at the image's edges read as much on the other side."""
     one = case(lists["residual", "frozen"], comm.size, "overlap")
     short = replace(one, halo=one.halo - one.unit)
     with pytest.raises(AssertionError, match="output"):
