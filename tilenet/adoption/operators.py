@@ -455,6 +455,13 @@ def _reshape(call: Call, given: Arguments) -> Weight:
     return replace(given[0], shape=call.shape)
 
 
-@_operator("contiguous", "clone", "alias", "detach", "to", "_assert_tensor_metadata")
+@_operator("detach")
+def _detach(call: Call, given: Arguments) -> Weight:
+    if not isinstance(given[0], Weight):
+        raise call.refused("a map passes no gradient on")
+    return given[0]
+
+
+@_operator("contiguous", "clone", "alias", "to", "_assert_tensor_metadata")
 def _same(call: Call, given: Arguments) -> Any:
     return given[0]
