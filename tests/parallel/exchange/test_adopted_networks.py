@@ -52,8 +52,7 @@ def test_network(
 
 @pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("name", ZOO)
-@pytest.mark.parametrize("checkpointing", ["never", "always"])
-@pytest.mark.parametrize("partitions", [2, 3])
+@pytest.mark.parametrize(("checkpointing", "partitions"), [("never", 2), ("always", 3)])
 def test_partitions(
     comm: MPI.Intracomm, lists: dict[tuple[str, str], tuple[Layer, ...]], name: str,
     checkpointing: str, partitions: int,
