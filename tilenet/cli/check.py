@@ -1,16 +1,27 @@
-"""`tilenet check`: whether somebody's network can be cut into tiles, and what its halo is."""
+"""`tilenet check`: whether somebody's network can be cut into tiles, and what its halo is.
+
+With `--save` it becomes a checkpoint, of which maps are made.
+"""
 
 import json
+import os
 import sys
+from argparse import Namespace
 from collections import Counter
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from tilenet.adoption.adopt import Adopted, adopt
-from tilenet.adoption.source import check_name, made
+from tilenet.adoption.source import check_name, fill_in, made
 from tilenet.cli.options import Arguments
 from tilenet.errors import TilenetError, UsageError
+from tilenet.storage.checkpoints import save_checkpoint
+from tilenet.storage.network_json import NetworkRecord, check_class_names
 
 __all__ = ["main"]
+
+IGNORED = 255  # the value of nodata in maps
 
 
 def main(arguments: list[str]) -> int:
@@ -22,7 +33,12 @@ def main(arguments: list[str]) -> int:
             check_name(given.network)
         except TilenetError as error:
             raise UsageError(str(error)) from error
-        adopted = adopt(made(given.network, options), given.bands, given.batch_norm)
+        module = made(given.network, options)
+        if given.weights is not None:
+            print(f"tilenet: {fill_in(module, Path(given.weights))}", file=sys.stderr)
+        adopted = adopt(module, given.bands, given.batch_norm)
+        if given.save is not None:
+            _save(adopted, given)
     except UsageError as error:
         print(f"tilenet check: {error}", file=sys.stderr)
         return 2
@@ -42,6 +58,47 @@ def _option(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
+
+
+def _save(adopted: Adopted, given: Namespace) -> None:
+    """Write a checkpoint of the network, as of a run that made no step.
+
+    Raises:
+        TilenetError: The folder holds a run, or cannot be written; names or statistics are other
+            than the network's channels.
+    """
+    folder, count, bands = Path(given.save), adopted.classes, adopted.bands
+    classes = tuple(given.classes or map(str, range(count)))
+    mean, std = given.mean or [0.0] * bands, given.std or [1.0] * bands
+    if (len(classes), len(mean), len(std)) != (count, bands, bands):
+        raise TilenetError(
+            f"a network has a name for each class, a mean and a std for each band (classes: "
+            f"{len(classes)} of {count}, mean: {len(mean)}, std: {len(std)}, bands: {bands}); give "
+            "as many"
+        )
+    check_class_names(classes, "--classes")
+    if not all(map(isfinite, (*mean, *std))) or min(std) <= 0:
+        raise TilenetError(
+            f"pixels less their mean are divided by the std, which is above 0 (mean: {mean}, std: "
+            f"{std}); give what the weights were trained with"
+        )
+    if os.path.lexists(folder / "last"):
+        raise TilenetError(f"a run is not overwritten ({folder} holds one); name another folder")
+    record = NetworkRecord(
+        adopted.layers,
+        tuple(range(1, bands + 1)),
+        classes,
+        IGNORED,
+        tuple(mean),
+        tuple(std),
+        resolution=None,
+        nodata=None,
+        precision="float32",
+        epsilon_px=0,
+        names=adopted.names,
+    )
+    weights = adopted.module_state(adopted.network().state_dict())
+    save_checkpoint(folder, 0, weights, record.to_json(), {}, {"step": 0})
 
 
 def _facts(adopted: Adopted) -> dict[str, Any]:
@@ -102,5 +159,16 @@ def _parser() -> Arguments:
         default="frozen",
         help="keep running statistics, or take those of a step's images (default: frozen)",
     )
+    parser.add_argument(
+        "--weights", metavar="FILE", help="weights of it or of a part (.safetensors, .pth)"
+    )
+    parser.add_argument(
+        "--save", metavar="FOLDER", help="write a checkpoint, for predict, evaluate and init"
+    )
+    parser.add_argument("--classes", nargs="+", metavar="NAME", help="names of the classes")
+    for name, what in (("mean", "less"), ("std", "divided by")):
+        parser.add_argument(
+            f"--{name}", nargs="+", type=float, help=f"{what} which the network gets pixels"
+        )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -92,7 +92,7 @@ def halo_rule(
     Args:
         asked: `exact`; `epsilon` for the paper's tiling, to the pixel and without alignment; or
             pixels.
-        epsilon_px: The paper's halo for this network.
+        epsilon_px: The paper's halo for this network; 0: it has none.
 
     Raises:
         TilenetError: The network is unpadded and has no choice, or the pixels break the alignment.
@@ -105,6 +105,11 @@ def halo_rule(
         raise TilenetError(
             f"an unpadded network's halo follows from its layers (halo: {asked}, padding: valid); "
             "use halo: exact"
+        )
+    if asked == "epsilon" and not epsilon_px:
+        raise TilenetError(
+            "the paper's halo is one of U-Nets (halo: epsilon, the network is a module); use halo: "
+            "exact"
         )
     if asked == "epsilon":
         return HaloRule(epsilon_px, 1, exact=False)

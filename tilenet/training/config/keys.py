@@ -82,12 +82,17 @@ class NetworkKeys:
     """batch norm of the module: `frozen` keeps its running statistics, `step` takes those of all
     images of a step. Default: `frozen`."""
 
-    def check(self) -> None:
-        """Refuse keys of a U-Net with a module, and keys of a module without one.
+    def check(self, plan: str | None) -> None:
+        """Refuse keys of a U-Net or a plan of one with a module, keys of a module without one.
 
         Raises:
             TilenetError: With the values.
         """
+        if self.module is not None and plan is not None:
+            raise TilenetError(
+                f"a plan is of a U-Net of tilenet's own (plan: {plan}, network.module: "
+                f"{self.module}); leave plan out, and set its keys yourself"
+            )
         given = {name: value for name, value in vars(self).items() if value is not None}
         wrong = [name for name in given if (name in OF_MODULES) != (self.module is not None)]
         if not wrong:

@@ -313,23 +313,7 @@ def _check(run: RunFile) -> None:
     run.checkpoints.check()
     run.validation.check()
     run.tiles.check()
-    run.network.check()
-    _check_adopted(run)
-
-
-def _check_adopted(run: RunFile) -> None:
-    if run.network.module is None:
-        return
-    if run.halo == "epsilon":
-        raise TilenetError(
-            f"the paper's halo is one of U-Nets (halo: epsilon, network.module: "
-            f"{run.network.module}); leave halo out"
-        )
-    if run.plan is not None:
-        raise TilenetError(
-            f"a plan is of a U-Net of tilenet's own (plan: {run.plan}, network.module: "
-            f"{run.network.module}); leave plan out, and set its keys yourself"
-        )
+    run.network.check(run.plan)
 
 
 def _check_length(run: RunFile) -> None:
