@@ -120,7 +120,8 @@ def _prepare(
     watchdog.arm("the plan of the run", SLOW)
     weights = class_weights(run.class_weights, run.class_names, found.class_pixels, comm)
     with agreed(comm):
-        plan = replace(plan, record=folder.record(plan.record, found.mean, found.std))
+        statistics = run.network.statistics or (found.mean, found.std)
+        plan = replace(plan, record=folder.record(plan.record, *statistics))
         data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
     network = RunNetwork(
         plan,

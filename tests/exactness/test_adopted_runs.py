@@ -164,6 +164,18 @@ def test_a_run_that_goes_on_is_the_one_that_did_not_stop(
 
 
 @pytest.mark.ranks(1)
+def test_pixels_are_standardised_as_the_weights_were_trained(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    (scene,) = scenes_of(shared_path, [SIZE], comm)
+    mean, std = [1800.0, 2000.5, 2500.0], [900.0, 1100.0, 1000.25]
+    keys = replace(keys_of("gated"), mean=mean, std=std)
+    found = outcome_of(run_file(shared_path, [scene], keys), comm, scene.image, None)
+    given = replace(scene, statistics=(np.array(mean), np.array(std)))
+    check_same(comm, found, train_whole([given], "gated", "frozen"), scene)
+
+
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize("kind", ["safetensors", "pth", "encoder"])
 def test_weights_of_a_file(
     comm: MPI.Intracomm,

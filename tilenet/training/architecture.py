@@ -42,6 +42,11 @@ class Architecture:
         if keys.module is None:
             options = _options(keys, bands, classes)
             return cls(unet_layers(options), _paper_epsilon_px(keys, options), options)
+        if len(keys.mean or [0.0] * bands) != bands:
+            raise TilenetError(
+                f"each band has a mean and a std (network.mean: {keys.mean}, bands: {bands}); give "
+                "as many"
+            )
         module, note = made(keys.module, keys.options or {}, seed), ""
         if keys.weights is not None:
             note = fill_in(module, Path(keys.weights))

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 MOST_PROFILED = 100
-OF_MODULES = ("module", "options", "weights", "batch_norm")
+OF_MODULES = ("module", "options", "weights", "mean", "std", "batch_norm")
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,21 @@ class NetworkKeys:
     weights: str | None = None
     """weights of the module or of a part of it, such as its encoder: a `.safetensors` file, or one
     of `torch.save` that holds tensors only"""
+    mean: list[float] | None = None
+    """with `std`: those that the module's weights were trained with, per band, in units of pixels.
+    Default: those of the training images, as for all networks."""
+    std: list[float] | None = None
+    """see `mean`"""
     batch_norm: Literal["frozen", "step"] | None = None
     """batch norm of the module: `frozen` keeps its running statistics, `step` takes those of all
     images of a step. Default: `frozen`."""
+
+    @property
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Mean and std per band; None: those of the training images."""
+        if self.mean is None or self.std is None:
+            return None
+        return tuple(self.mean), tuple(self.std)
 
     def check(self, plan: str | None) -> None:
         """Refuse keys of a U-Net or a plan of one with a module, keys of a module without one.
@@ -92,6 +104,13 @@ class NetworkKeys:
             raise TilenetError(
                 f"a plan is of a U-Net of tilenet's own (plan: {plan}, network.module: "
                 f"{self.module}); leave plan out, and set its keys yourself"
+            )
+        numbers = [*(self.mean or ()), *(self.std or ())]
+        both = len(self.mean or ()) == len(self.std or ()) and all(map(isfinite, numbers))
+        if not both or min(self.std or [1.0]) <= 0:
+            raise TilenetError(
+                f"pixels less a mean are divided by a std above 0, one of each per band "
+                f"(network.mean: {self.mean}, network.std: {self.std}); give both, or none"
             )
         given = {name: value for name, value in vars(self).items() if value is not None}
         wrong = [name for name in given if (name in OF_MODULES) != (self.module is not None)]
