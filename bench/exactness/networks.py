@@ -5,14 +5,15 @@
 
 Each network of segmentation_models_pytorch and torchvision is adopted, in seconds, with its
 computed context next to the one that a gradient shows (where group norm takes statistics of the
-image, as in FPN, that reaches all of it). Then its layers run over 1, 2, 3, 4 and 6 ranks on random pixels in float64, forward and backward, in both halo modes, with frozen batch norm
-and with that of a step, in 1 to 3 partitions, and are held against the module itself on the whole
-image: largest differences of logits, relative to the largest logit, and of gradients, relative to
-the largest of their tensor (or 1e-6 of the largest of all: biases in front of batch norm, whose
-gradient is 0 but for rounding, are far off by this measure). Ranks, modes and partitions take turns
-so that each network meets all of them, for networks of which a step takes seconds; --every runs all
-networks and combinations. Operations of a training step are counted on the middle one of 3 × 3
-tiles of 1250 and 5000 px, over a ninth of the image's.
+image, as in FPN, that reaches all of it). Then its layers run over 1, 2, 3, 4 and 6 ranks on random
+pixels in float64, forward and backward, in both halo modes, with frozen batch norm and with that of
+a step, in 1 to 3 partitions, and are held against the module itself on the whole image: largest
+differences of logits, relative to the largest logit, and of gradients, relative to the largest of
+their tensor (or 1e-6 of the largest of all: biases in front of batch norm, whose gradient is 0 but
+for rounding, are far off by this measure). Ranks, modes and partitions take turns so that each
+network meets all of them, for networks of which a step takes seconds; --every runs all networks and
+combinations. Operations of a training step are counted on the middle one of 3 × 3 tiles of 1250 and
+5000 px, over a ninth of the image's.
 """
 
 import argparse
