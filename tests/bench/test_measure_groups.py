@@ -122,9 +122,9 @@ def test_input_bytes_are_what_stays_where_a_group_is_computed_again(tmp_path: Pa
     for group in groups:
         group.register_forward_pre_hook(lambda _, args: given.append(args[0].nbytes))
     model(x)
-    pops = ["Pop" in str(group) for group in groups]
-    assert [a > b for a, b in zip(inputs, given, strict=True)] == pops
-    assert [a == b for a, b in zip(inputs, given, strict=True)] == [not one for one in pops]
+    joins = ["JoinMaps" in str(group) for group in groups]
+    assert [a > b for a, b in zip(inputs, given, strict=True)] == joins
+    assert [a == b for a, b in zip(inputs, given, strict=True)] == [not one for one in joins]
 
 
 def test_all_tensors_among_the_arguments_are_inputs(tmp_path: Path) -> None:
