@@ -27,7 +27,7 @@ ONE_WINDOW = (
 CASES: dict[str, tuple[tuple[str, ...], str, tuple[tuple[str, ...], ...]]] = {
     "valid": ((*EXCHANGE, *VALID, *PLAIN), UNPADDED, FOR_VALID),
     "valid, group": ((*EXCHANGE, *VALID, *GROUP), UNPADDED, FOR_VALID),
-    "valid, group, overlap": ((*OVERLAP, *VALID, *GROUP), "norm over images: group", ()),
+    "valid, group, overlap": ((*OVERLAP, *VALID, *GROUP), "over whole images: group norm", ()),
     "epsilon": ((*EXCHANGE, "--halo", "epsilon"), f"{JUST}epsilon)", (EXACT, OVERLAP)),
     "halo": ((*EXCHANGE, "--halo", "8"), f"{JUST}8)", (EXACT, OVERLAP)),
     "epsilon, instance": (
