@@ -40,7 +40,7 @@ class MapQuestion:
         num_ranks: Ranks that map together.
         item_bytes: Bytes of a cell.
         budget_bytes: What feature maps may take on a rank.
-        most_px: Largest own size of a tile that is chosen here, or twice the halo where that is more.
+        most_px: Largest own size of a tile that is chosen here; twice the halo if that is more.
         at_once: Tiles of a rank that share its memory.
     """
 
