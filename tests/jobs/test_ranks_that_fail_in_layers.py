@@ -28,10 +28,10 @@ from tilenet.parallel.exchange.network import spatial_network
 calls = itertools.count(1)  # counts for several threads
 
 def broken(plain, last):
-    def call(self, *arguments):
+    def call(first, *arguments):
         if next(calls) >= last and world().rank == 1:
             {fault}
-        return plain(self, *arguments)
+        return plain(first, *arguments)
     return call
 
 def program():
@@ -47,10 +47,10 @@ def program():
     tiling = cut(48, 16, Cut(grid=(3, 1)), HaloRule(0, 2, exchanged=True))
     images = [torch.randn(1, 4, 16, 16) for _ in range(2)]
     origins = [Origin((i,), tiling, (comm.rank,), i) for i in range(2)]
-    for cls, name in ((Line, "start"), (norm.WholeImageNorm, "_sum")):
+    for owner, name in ((Line, "start"), (norm, "add_over")):
         if name == "{where}":
             # A step of 2 micro-batches has so many calls; the first half is forward.
-            setattr(cls, name, broken(getattr(cls, name), {call}))
+            setattr(owner, name, broken(getattr(owner, name), {call}))
     for step in range(200):
         torch.cat(pipe(images, origins)).sum().backward()
     return 0
@@ -62,8 +62,8 @@ sys.exit(run_as_rank(program))
 CALLS = {
     ("start", "forward"): 3,
     ("start", "backward"): 9,
-    ("_sum", "forward"): 4,
-    ("_sum", "backward"): 15,
+    ("add_over", "forward"): 4,
+    ("add_over", "backward"): 15,
 }
 FAULTS = {
     "error": ("raise TilenetError('the disk is full')", "the disk is full"),
@@ -78,7 +78,7 @@ CASES = [
     *((("start", "forward"), fault, 1, "never") for fault in ("error", "exit", "os._exit")),
     *((place, "bug", 3, "never") for place in CALLS),
     (("start", "forward"), "kill -9", 3, "never"),
-    (("_sum", "backward"), "kill -9", 3, "always"),
+    (("add_over", "backward"), "kill -9", 3, "always"),
     (("start", "backward"), "exit", 3, "always"),
 ]
 
