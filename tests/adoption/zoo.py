@@ -137,6 +137,59 @@ class Odd(nn.Module):
         return out
 
 
+class Looking(nn.Module):
+    """What is averaged and normalised looks further than the output does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 3, 1)
+        self.far = nn.ModuleList(nn.Conv2d(4, 4, 9, padding=4, bias=False) for _ in range(3))
+        self.norm, self.step = nn.InstanceNorm2d(4, affine=True), nn.BatchNorm2d(4)
+        # Averages differ little: a small epsilon would blow their rounding up.
+        self.of_bins, self.of_all = nn.InstanceNorm2d(4, 0.1), nn.GroupNorm(2, 4, 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        gate = F.relu(self.far[0](x)).mean((2, 3), keepdim=True)
+        x = x * torch.sigmoid(gate)
+        y = self.step(F.silu(self.norm(self.far[1](x)))).tanh()
+        x = x + y.mean((2, 3), keepdim=True)
+        bins = self.of_bins(F.adaptive_avg_pool2d(self.far[2](x).sigmoid(), 3))
+        large = F.interpolate(bins, x.shape[2:], mode="bilinear")
+        again = F.adaptive_avg_pool2d(x * large, 2).mean((2, 3), keepdim=True)
+        out: Tensor = self.head(x + self.of_all(again))
+        return out
+
+
+class Shifted(nn.Module):
+    """A cell that is lost on one side is given back on the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.one(F.pad(x, [0, 1, 0, 1])))
+        out: Tensor = self.two(F.pad(x, [1, 2, 1, 2]))
+        return out
+
+
+class Between(nn.Module):
+    """Maps whose cells begin between those of the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 4, 4, 2), nn.Conv2d(4, 3, 3, padding=2)
+        self.even, self.back = nn.Conv2d(3, 4, 2), nn.Conv2d(4, 3, 2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+        large = F.interpolate(y, scale_factor=2, mode="bilinear", align_corners=True)
+        y = self.two(F.relu(large + F.interpolate(y, scale_factor=2)))
+        out: Tensor = y + self.back(self.even(x).relu())
+        return out
+
+
 ZOO: dict[str, Callable[[], nn.Module]] = {
     "residual": Residual,
     "gated": Gated,
@@ -144,6 +197,9 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
     "dense": Dense,
     "channels": Channels,
     "odd": Odd,
+    "looking": Looking,
+    "shifted": Shifted,
+    "between": Between,
 }
 
 

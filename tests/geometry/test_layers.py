@@ -123,39 +123,28 @@ def test_needs_is_as_far_as_gradients_reach(layer: Layer, place: int, more: int)
     assert found == ((start, end) if start <= end else None)
 
 
-def middle(grid: Grid, cell: Fraction) -> Fraction:
-    """Middle of the pixels that a cell stands for; that of the first pixel is 0."""
-    return grid.origin + grid.stride * cell + (grid.stride - 1) / 2
-
-
-@given(SHRINKING)
-@settings(max_examples=200)
-def test_cells_stand_for_the_pixels_of_their_number_or_for_those_in_the_middle_of_their_windows(
-    layer: Layer,
-) -> None:
+@given(SPATIAL, st.integers(10, 40))
+@settings(max_examples=400)
+def test_a_map_stands_in_the_middle_of_the_image(layer: Layer, cells: int) -> None:
     grid = layer.grid(Grid())
-    stride = int(grid.stride)
-    if all(layer.size(stride * cells) == cells for cells in range(4, 9)):
-        assert grid.origin == 0
-        return
-    cells = layer.size(61) // 2
-    found, _ = looks_at((layer,), 61, [(cells, cells), (cells + 1, cells + 1)])
-    for cell, interval in enumerate(found, start=cells):
-        assert interval is not None
-        assert middle(grid, Fraction(cell)) == Fraction(sum(interval), 2)
+    pixels = cells * int(max(grid.stride, 1))
+    after = layer.size(pixels) * grid.stride
+    assert grid.origin == (pixels - after) / 2
 
 
-@given(GROWING)
-@settings(max_examples=200)
-def test_what_a_cell_becomes_stands_for_its_pixels_or_has_it_in_the_middle(layer: Layer) -> None:
-    grid, pixels, place = layer.grid(Grid()), 17, 8
-    if layer.size(pixels) * grid.stride == pixels:
-        assert grid.origin == 0
-        return
-    cells = list(range(layer.size(pixels)))
-    found, _ = looks_at((layer,), pixels, [(cell, cell) for cell in cells], ROUNDING)
-    reached = [c for c, i in zip(cells, found, strict=True) if i and i[0] <= place <= i[1]]
-    assert middle(grid, Fraction(reached[0] + reached[-1], 2)) == place
+def test_layers_that_lose_a_cell_and_give_it_back_keep_its_place() -> None:
+    lost = Conv(1, 1, extra=1).grid(Grid())
+    assert lost == Grid(origin=Fraction(1, 2))
+    assert Conv(1, 1, padding=1, extra=1).grid(lost) == Grid()
+
+
+@pytest.mark.parametrize("edges", [(0, 8), (5, 5), (3, 11)])
+def test_cells_of_pixels_are_those_whose_first_pixel_they_hold(edges: tuple[int, int]) -> None:
+    for stride, origin in ((2, 0), (2, 1), (4, -1), (3, Fraction(1, 2))):
+        grid = Grid(Fraction(stride), Fraction(origin))
+        held = [i for i in range(-9, 20) if edges[0] <= origin + i * stride < edges[1]]
+        first, last = grid.cells(*edges)
+        assert list(range(first, last + 1)) == held
 
 
 @given(SPATIAL, st.fractions(1, 64, max_denominator=8), st.fractions(-9, 9, max_denominator=8))

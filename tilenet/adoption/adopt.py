@@ -12,7 +12,7 @@ from tilenet.adoption.export import graph_of
 from tilenet.adoption.values import linearise
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context, context_of
-from tilenet.geometry.layers import GlobalPool, Layer, Norm
+from tilenet.geometry.layers import GlobalPool, Grid, Join, Layer, Norm, walk
 from tilenet.model.network import Network, build_network, load_weights
 
 __all__ = ["Adopted", "adopt"]
@@ -141,6 +141,7 @@ def _recorded(
                 raise TilenetError(
                     f"a network has layers ({type(module).__name__} gives the image back)"
                 )
+            _check_places(linear.layers)
             unit = context_of(linear.layers).alignment_px
             if height % unit == 0:
                 return linear.layers, linear.names
@@ -151,6 +152,34 @@ def _recorded(
         if said.count(said[-1]) == MOST_TRIES:
             break
     raise TilenetError(said[0])
+
+
+def _check_places(layers: tuple[Layer, ...]) -> None:
+    """Refuse maps that are joined cell by cell, but do not lie on each other.
+
+    Such are maps that lost cells at an edge before a stride, and others before another.
+    """
+
+    def through(layer: Layer, grid: Grid, kept: tuple[Grid, ...]) -> Grid:
+        out = layer.grid(grid, *kept)
+        if isinstance(layer, Join):
+            joined = kept if layer.how == "take" else (grid, *kept)
+            apart = [one for one in joined if not (one.whole or out.whole or one == out)]
+            if apart:
+                raise TilenetError(
+                    f"maps that are joined lie on the same cells (a map's cells are {out.stride} "
+                    f"px from pixel {out.origin} on, another's {apart[0].stride} px from pixel "
+                    f"{apart[0].origin} on); use a network whose layers pad alike on both ways"
+                )
+        return out
+
+    end = walk(layers, Grid(), through)[-1]
+    if end != Grid():
+        raise TilenetError(
+            "a network gives one cell per input pixel, and its map begins where the image does "
+            f"(its cells are {end.stride} px, the first stands at pixel {end.origin}); use a "
+            "network whose layers pad as much as they look around"
+        )
 
 
 def _prove(module: nn.Module, adopted: Adopted, batch_norm: str) -> None:

@@ -44,6 +44,8 @@ __all__ = [
     "map_shapes",
     "norm_context",
     "output_size",
+    "reached",
+    "summed_cells",
 ]
 
 NormContext = Literal["none", "tile", "image"]
@@ -56,7 +58,8 @@ class Context:
     Attributes:
         alignment_px: Tile origins and own sizes are multiples of this, the total stride.
         offset_px: Output cell 0 stands on this pixel of the read window (0 with *same* padding).
-        context_aligned_px: Pixels needed on the worse side of an aligned own window.
+        context_aligned_px: Pixels needed on the worse side of an aligned own window, for its output
+            and for what its cells add to averages and statistics of the whole image.
         context_any_pixel_px: Pixels needed on the worse side of the worst single pixel.
         halo_px: Pixels read before an own window.
         valid: Whether the network is unpadded, so that its output is smaller than its input.
@@ -115,7 +118,7 @@ def output_size(layers: tuple[Layer, ...], cells: int, *, exact: bool = False) -
 
 
 def fewest_cells(layers: tuple[Layer, ...], height: int, width: int, images: int | None = 1) -> int:
-    """Fewest cells that a normalisation takes its statistics of; 0: none takes any.
+    """Fewest values that a normalisation takes its statistics of; 0: none takes any.
 
     Args:
         images: Images of a step, over which batch norm takes them; None: in evaluation, where it
@@ -127,7 +130,8 @@ def fewest_cells(layers: tuple[Layer, ...], height: int, width: int, images: int
         if not isinstance(layer, Norm) or layer.scope == "frozen":
             continue
         if layer.norm != "batch":
-            cells.append(shape.rows * shape.cols)
+            channels = layer.in_channels // layer.groups if layer.norm == "group" else 1
+            cells.append(shape.rows * shape.cols * channels)
         elif images is not None:
             times = images if layer.scope == "image" else 1
             cells.append(shape.rows * shape.cols * times)
@@ -137,20 +141,59 @@ def fewest_cells(layers: tuple[Layer, ...], height: int, width: int, images: int
 Interval = tuple[int, int] | None  # first and last cell; None: no cell
 
 
-def input_interval(layers: tuple[Layer, ...], first: int, last: int) -> tuple[int, int]:
+def summed_cells(layers: tuple[Layer, ...]) -> tuple[int, ...]:
+    """Numbers of the layers that sum over each tile's own cells of their input.
+
+    These are averages of the whole image and statistics of norms. What is summed of a whole map is
+    the same on all tiles.
+    """
+    return tuple(
+        number
+        for number, (layer, grid) in enumerate(zip(layers, map_grids(layers), strict=False))
+        if not grid.whole
+        and (isinstance(layer, GlobalPool) or (isinstance(layer, Norm) and layer.scope == "image"))
+    )
+
+
+def input_interval(
+    layers: tuple[Layer, ...], first: int, last: int, own_px: tuple[int, int] | None = None
+) -> tuple[int, int]:
     """First and last input pixel that the output cells `first` to `last` look at.
 
     Pixels and cells are counted from the start of the read window; the answer may lie outside.
     What a whole map looks at is not counted: it is a sum over all tiles.
+
+    Args:
+        own_px: First pixel of a tile's own window and the one behind its last, whose cells must
+            be right wherever they are summed (`summed_cells`); None: sums are left out.
+
+    Raises:
+        TilenetError: The output looks at averages alone.
     """
+    interval = reached(layers, first, last, own_px)
+    if interval is None:
+        raise TilenetError(
+            "a network must look at the pixels around each pixel (only averages of the whole image "
+            "reach the output); use another network"
+        )
+    return interval
+
+
+def reached(
+    layers: tuple[Layer, ...], first: int, last: int, own_px: tuple[int, int] | None = None
+) -> Interval:
+    """As `input_interval`; None: averages alone."""
     interval: Interval = (first, last)
     waiting: dict[str, Interval] = {}
-    for layer, wholes in zip(reversed(layers), reversed(_shifts(layers)), strict=True):
+    sums = frozenset(summed_cells(layers)) if own_px else frozenset()
+    grids = map_grids(layers) if own_px else []
+    for number, shifts in reversed(list(enumerate(_shifts(layers)))):
+        layer = layers[number]
         if isinstance(layer, Join | Expand):
-            shifts = iter(wholes)
-            own = next(shifts)
-            for name in layer.names:
-                waiting[name] = _moved(interval, next(shifts))
+            own, *kept = shifts
+            waiting |= {
+                name: _moved(interval, shift) for name, shift in zip(layer.names, kept, strict=True)
+            }
             interval = _moved(interval, own)
         elif isinstance(layer, Stash):
             interval = _both(interval, waiting.pop(layer.name))
@@ -158,11 +201,9 @@ def input_interval(layers: tuple[Layer, ...], first: int, last: int) -> tuple[in
             interval = None
         elif interval is not None:
             interval = layer.needs(*interval)
-    if interval is None:
-        raise TilenetError(
-            "a network must look at the pixels around each pixel (only averages of the whole image "
-            "reach the output); use another network"
-        )
+        if number in sums:
+            assert own_px is not None
+            interval = _both(interval, grids[number].cells(*own_px))
     return interval
 
 
@@ -245,7 +286,8 @@ def context_of(layers: tuple[Layer, ...]) -> Context:
 
     # Far inside, so that no interval meets 0, yet on the grid of own windows.
     start = inset if valid else 0
-    first, last = input_interval(layers, start, start + alignment - 1)
+    own_px = None if valid else (0, alignment)
+    first, last = input_interval(layers, start, start + alignment - 1, own_px)
     before, after = start + offset - first, last - (start + offset + alignment - 1)
     aligned = max(before, after)
     if not valid:

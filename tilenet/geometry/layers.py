@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+HALF = Fraction(1, 2)
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,24 @@ class Grid:
         """Whether the map is that of a `GlobalPool`, of which all tiles have all cells."""
         return self.stride == 0
 
+    def cells(self, first: int, stop: int) -> tuple[int, int]:
+        """First and last cell that stand for the pixels from `first` to the one before `stop`.
+
+        The cell's first pixel decides. With none, the last is the one before the first.
+        """
+        low, high = ((pixel - self.origin) / self.stride for pixel in (first, stop))
+        return ceil(low), ceil(high) - 1
+
+    def scaled(self, stride: Fraction, more: int) -> "Grid":
+        """The grid of a map with cells of another stride, and `more` of them than fill this map.
+
+        Half of them lie on each side: maps stand in the middle of the image, so that maps of as
+        many cells of one stride lie on each other, as sums of them take them.
+        """
+        return Grid(stride, self.origin - stride * more * HALF)
+
 
 WHOLE = Grid(Fraction(0))
-HALF = Fraction(1, 2)
 
 
 @dataclass(frozen=True)
@@ -145,11 +161,8 @@ class _Windowed(Layer):
         return start, last * self.stride - self.padding + self.reach
 
     def grid(self, grid: Grid, *kept: Grid) -> Grid:
-        shift = Fraction(0)
-        if not 0 <= self._padded - self.reach - 1 + self.stride < self.stride:
-            # The layer gives other than 1 / stride of the cells: windows' middles on blocks' ones.
-            shift = Fraction(self.reach - self.stride + 1, 2) - self.padding
-        return Grid(grid.stride * self.stride, grid.origin + grid.stride * shift)
+        more = (self._padded - self.reach - 1 + self.stride) // self.stride
+        return grid.scaled(grid.stride * self.stride, more)
 
     @property
     def _padded(self) -> int:
@@ -215,11 +228,8 @@ class TransposedConv(Layer):
         return start, (last + self.padding) // self.stride
 
     def grid(self, grid: Grid, *kept: Grid) -> Grid:
-        stride = grid.stride / self.stride
-        if self.size(1) == self.stride:
-            return Grid(stride, grid.origin)
-        shift = Fraction(self.kernel - self.stride, 2) - self.padding
-        return Grid(stride, grid.origin - stride * shift)
+        more = self.size(1) - self.stride
+        return grid.scaled(grid.stride / self.stride, more)
 
     @property
     def num_parameters(self) -> int:

@@ -18,7 +18,7 @@ from itertools import pairwise
 from math import ceil
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import context_of, input_interval, map_grids
+from tilenet.geometry.halo import context_of, map_grids, reached
 from tilenet.geometry.layers import Conv, Grid, Join, Layer, Stash, walk
 from tilenet.geometry.tiles import Span, Tiling
 from tilenet.geometry.windows import Window, overlap
@@ -93,7 +93,7 @@ def own_edges(grid: Grid, cells: int, edges_px: Sequence[int]) -> tuple[int, ...
     """
     if grid.whole:
         return (0, *(cells for _ in edges_px[1:]))
-    inner = (ceil((edge - grid.origin) / grid.stride) for edge in edges_px[1:-1])
+    inner = (grid.cells(edge, edge)[0] for edge in edges_px[1:-1])
     return (0, *(min(max(edge, 0), cells) for edge in inner), cells)
 
 
@@ -278,14 +278,14 @@ def prefix_halo_px(layers: tuple[Layer, ...], stop: int) -> int:
     """Pixels to read around own windows so that own cells are right behind `stop` layers.
 
     The halo is a multiple of the network's alignment: read windows begin where own windows may.
+    Sums on the way are those of earlier passes, so that no tile's cells count for them.
     """
     unit = context_of(layers).alignment_px
     useless = unjoined(layers, stop)
     prefix = tuple(layer for index, layer in enumerate(layers[:stop]) if index not in useless)
-    grid = map_grids(prefix)[-1]
-    # The cells of an own window of one unit, in the middle of three.
-    cells = int(3 * unit / grid.stride)
-    edges = own_edges(grid, cells, (0, unit, 2 * unit, 3 * unit))
-    first, last = input_interval(prefix, edges[1], edges[2] - 1)
-    context = max(unit - first, last - (2 * unit - 1), 0)
+    first, last = map_grids(prefix)[-1].cells(0, unit)
+    interval = reached(prefix, first, last)
+    if interval is None:  # an average that was enlarged: no tile looks at its own pixels for it
+        return 0
+    context = max(-interval[0], interval[1] - (unit - 1), 0)
     return -(-context // unit) * unit

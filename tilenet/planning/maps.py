@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Literal
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import context_of, fewest_cells, map_shapes
-from tilenet.geometry.layers import Conv, GlobalPool, Layer, Norm, TransposedConv
+from tilenet.geometry.halo import context_of, fewest_cells, map_shapes, summed_cells
+from tilenet.geometry.layers import Conv, Layer, Norm, TransposedConv
 from tilenet.geometry.ownership import check_shares, prefix_halo_px
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut
 from tilenet.planning.memory.partition import inference_bytes
@@ -58,7 +58,11 @@ class MapQuestion:
     @cached_property
     def of_whole_image(self) -> tuple[int, ...]:
         """Numbers of the layers that need something of the whole image."""
-        return tuple(index for index, layer in enumerate(self.layers) if _needs_image(layer))
+        return tuple(
+            index
+            for index in summed_cells(self.layers)
+            if not (isinstance(norm := self.layers[index], Norm) and norm.norm == "batch")
+        )
 
     @property
     def unit_px(self) -> int:
@@ -90,12 +94,6 @@ class MapPlan:
     passes: tuple[tuple[int, Tiling], ...] = ()
     why: str = ""
     work: float = 1.0
-
-
-def _needs_image(layer: Layer) -> bool:
-    if isinstance(layer, Norm):
-        return layer.scope == "image" and layer.norm != "batch"
-    return isinstance(layer, GlobalPool)
 
 
 def choose_map(asked: MapQuestion) -> MapPlan:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv, Upsample
 from tilenet.geometry.ownership import AxisShares, LayerHalo, halo_of, takes_copy, tiling_shares
 from tilenet.geometry.tiles import Tiling
@@ -42,6 +43,9 @@ class Surroundings:
             others, and zeros come from them (see `halo.Line`).
         step_comm: All ranks of a step; only batch norm sums over them.
         device_mpi: Whether MPI takes device memory.
+
+    Attributes:
+        grids: Of the input and of each layer's output.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class Surroundings:
         *,
         device_mpi: bool = False,
     ) -> None:
-        self.layers = layers
+        self.layers, self.grids = layers, map_grids(layers)
         self._ends = tuple(accumulate(balance))
         # One of each per partition: partitions compute in threads of their own.
         self._image_comms = [image_comm.Dup() if image_comm else None for _ in balance]
@@ -128,7 +132,10 @@ def spatial_layer(layer: Layer, index: int, module: nn.Module, around: Surroundi
         case Pool():
             return SpatialPool(module, index, around, layer)
         case Upsample(mode="bilinear", corners=False):
-            return BilinearUpsample(module, index, around, layer)
+            return EnlargedByCells(module, index, around, layer)
+        case Upsample(mode="nearest") if around.grids[index].origin % around.grids[index].stride:
+            # Ranks do not own just what their own cells are enlarged to.
+            return EnlargedByCells(module, index, around, layer)
         case TransposedConv():
             return AnyTransposedConv(module, index, around, layer)
         case Norm():
@@ -198,8 +205,8 @@ class SpatialPool(_Spatial):
         return F.avg_pool2d(_extended(x, journey, 0.0), kernel, stride)
 
 
-class BilinearUpsample(_Spatial):
-    """Enlargement whose outermost cells repeat the map's own beyond its edge."""
+class EnlargedByCells(_Spatial):
+    """Nearest or bilinear enlargement; outermost cells repeat the map's own beyond its edge."""
 
     def __init__(
         self, module: nn.Module, index: int, around: Surroundings, layer: Upsample
@@ -208,15 +215,10 @@ class BilinearUpsample(_Spatial):
         self.factor = layer.factor
 
     def forward(self, x: Tensor) -> Tensor:
-        # The operator clamps by itself at the map's edge, where nothing is taken, and wrongly at
-        # the halo's edge, which is cut off.
+        # Bilinearly the operator clamps by itself at the map's edge, where nothing is taken, and
+        # wrongly at the halo's edge, which is cut off.
         journey = without_border(self.around.journey(self.index))
-        large = F.interpolate(
-            _extended(x, journey, 0.0),
-            scale_factor=self.factor,
-            mode="bilinear",
-            align_corners=False,
-        )
+        large = self.__dict__["plain"](_extended(x, journey, 0.0))
         need, out = journey.halo.need, journey.halo.out
         return _cut_out(large, out.row - need.row * self.factor, out.col - need.col * self.factor,
                         out.height, out.width)  # fmt: skip

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Layer, Norm, by_place
 from tilenet.model.choices import HaloMode
 from tilenet.model.network import Network
@@ -77,17 +76,16 @@ def spatial_network(
         TilenetError: A layer cannot be cut.
     """
     around = Surroundings(layers, balance, image_comm, step_comm, device_mpi=device_mpi)
-    grids = map_grids(layers)
     modules = []
     for index, (layer, module) in enumerate(zip(layers, network, strict=True)):
         if isinstance(layer, Norm):
-            if layer.scope == "image":
+            if layer.scope == "image" and (layer.norm == "batch" or not around.grids[index].whole):
                 cells = partial(cells_at, around, index)
                 comm = around.norm_comm(index, layer.norm)
                 module = WholeImageNorm(module, layer, cells, comm)
         elif placed := placed_layer(layer, index, module, around):
             module = placed
-        elif halo_mode == "exchange" and not grids[index].whole:
+        elif halo_mode == "exchange" and not around.grids[index].whole:
             module = spatial_layer(layer, index, module, around)
         modules.append(module)
     return SpatialNetwork(modules, network, around)

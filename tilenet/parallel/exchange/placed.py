@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Dropout, Expand, GlobalPool, Layer, Upsample
 from tilenet.geometry.ownership import own_cells
 from tilenet.model.dropout import KeyedDropout
@@ -30,16 +29,16 @@ def placed_layer(
     layer: Layer, index: int, module: nn.Module, around: Surroundings
 ) -> nn.Module | None:
     """The module that gives the layer's output on a rank's cells; None: it is not of this kind."""
-    grids = map_grids(around.layers)
+    grids = around.grids
     place = partial(_place, around, index, grids[index + 1].stride)
     match layer:
-        case GlobalPool():
-            where = partial(_averaged, around, index)
-            return WholeImagePool(layer.bins, where, around.image_comm(index))
         case Expand():
             return expand_layer(layer, place)
         case _ if grids[index].whole:  # all ranks have all of it
             return None
+        case GlobalPool():
+            where = partial(_averaged, around, index)
+            return WholeImagePool(layer.bins, where, around.image_comm(index))
         case Upsample(mode="bilinear", corners=True):
             return CornersUpsample(layer, index, around, place)
         case Dropout(drops="cells"):
@@ -61,12 +60,14 @@ class CornersUpsample(nn.Module):
         self.layer, self.index, self.around, self.place = layer, index, around, place
 
     def forward(self, x: Tensor) -> Tensor:
-        tiling, size = here().tiling, (x.shape[2], x.shape[3])
+        tiling = here().tiling
         assert tiling is not None
         if tiling.rule.exchanged:  # all samples stand at the same place
             journey = without_border(self.around.journey(self.index))
-            need = journey.halo.need
-            return self._enlarged(extend(x, journey, 0.0), size, 0, (need.row, need.col))
+            need, out = journey.halo.need, journey.halo.out
+            extended = extend(x, journey, 0.0)
+            return self._enlarged(extended, (out.height, out.width), 0, (need.row, need.col))
+        size = x.shape[2] * self.layer.factor, x.shape[3] * self.layer.factor
         parts = [self._enlarged(one[None], size, number) for number, one in enumerate(x)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -77,12 +78,12 @@ class CornersUpsample(nn.Module):
         sample: int,
         first: tuple[int, int] | None = None,
     ) -> Tensor:
-        """The sample's cells, `size` of them; `first` says where `x` begins, if it has a halo."""
+        """`size` of the sample's output cells; `first` says where `x` begins, if it has a halo."""
         (top, left), whole = self.place(sample)
         factor = self.layer.factor
         row, col = first or (top // factor, left // factor)
-        rows = AxisPlace(row, whole[0] // factor, top, size[0] * factor, whole[0])
-        cols = AxisPlace(col, whole[1] // factor, left, size[1] * factor, whole[1])
+        rows = AxisPlace(row, whole[0] // factor, top, size[0], whole[0])
+        cols = AxisPlace(col, whole[1] // factor, left, size[1], whole[1])
         return resampled(x, rows, cols, "bilinear", corners=True)
 
 
