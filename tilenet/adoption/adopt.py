@@ -188,7 +188,7 @@ def _check_weights(adopted: Adopted) -> None:
         if name not in adopted.state:
             raise TilenetError(
                 f"a network's weights are in its state_dict() ({name} of {adopted.name} is not); "
-                "register it with persistent=True"
+                "register it as a persistent buffer, or use the norms of torch.nn"
             )
 
 

@@ -7,8 +7,9 @@ after another: each map is a `Value`, whose layer `operators.py` tells.
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from inspect import signature
+from io import StringIO
 from typing import Any
 
 import torch
@@ -59,11 +60,15 @@ def _exported(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedP
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what torch writes of an export that fails from the terminal: it is raised as well."""
+    """Keep what torch writes of an export that fails from the terminal: it is raised as well.
+
+    Of what depends on pixels' values it also prints the graph, at each size.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        unread = StringIO()
+        with warnings.catch_warnings(), redirect_stdout(unread), redirect_stderr(unread):
             warnings.simplefilter("ignore")
             yield
     finally:
