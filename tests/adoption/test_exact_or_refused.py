@@ -142,6 +142,15 @@ def drop_path(keep: float) -> Callable[..., Tensor]:
     return function
 
 
+def one_mask(m: nn.Module, x: Tensor) -> Tensor:
+    mask = x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.5)
+    return x * (mask / 0.5) + x.relu() * (mask / 0.5) if m.training else x + x.relu()
+
+
+def mask_of_a_batch(m: nn.Module, x: Tensor) -> Tensor:
+    return x * x.new_empty(1, 1, 1, 1).bernoulli_(0.5).div_(0.5) if m.training else x
+
+
 def pool_first(m: Around, x: Tensor) -> Tensor:
     up = F.interpolate(F.adaptive_avg_pool2d(x, 1), size=x.shape[-2:], mode="bilinear")
     return torch.cat([up, m.one(x)], 1)
@@ -222,6 +231,8 @@ CASES = {
     ),
     "drop path of a half": Case(lambda: Around(drop_path(0.5)), trains=False),
     "drop path of a quarter": Case(lambda: Around(drop_path(0.75)), trains=False),
+    "one mask for two maps": around(one_mask, "samples of several maps"),
+    "one mask for a batch": around(mask_of_a_batch, "something else than drop path"),
     "no weights": Case(lambda: nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.ReLU())),
     "two names": Case(TwoNames),
     "a buffer that is not persistent": around(lambda m, x: x * m.held, held=torch.tensor(0.3)),

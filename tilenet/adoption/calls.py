@@ -1,7 +1,7 @@
 """What an operator of a graph is given: maps, weights, numbers on their way; and its call."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tilenet.adoption.values import Value
@@ -74,11 +74,13 @@ class Noise:
         stage: Memory without values; numbers from 0 to 1; these plus `keep`; masks of 0 and 1.
         keep: Probability that a sample is kept, once it is known.
         scaled: Whether masks are divided by it.
+        source: What tells them from other random numbers.
     """
 
     stage: Literal["empty", "uniform", "shifted", "mask"]
     keep: float = 1.0
     scaled: bool = False
+    source: object = field(default_factory=object)
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def _noise(call: Call, x: Any, size: Any = None, dtype: Any = None) -> Noise | S
 def _bernoulli(call: Call, x: Any, p: float) -> Noise:
     if not isinstance(x, Noise):
         raise call.refused("random numbers are used for something else than drop path")
-    return Noise("mask", float(p))
+    return replace(x, stage="mask", keep=float(p), scaled=False)
 
 
 @operator("floor")

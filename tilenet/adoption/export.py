@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from tilenet.adoption.calls import BATCH, Call, Seen, Weight
+from tilenet.adoption.calls import BATCH, Call, Noise, Seen, Weight
 from tilenet.adoption.operators import OPERATORS
 from tilenet.adoption.values import Value
 from tilenet.errors import TilenetError
@@ -84,6 +84,7 @@ class _Interpreter:
         self.names: dict[fx.Node, int] = {}  # results by number: in-place operators share one
         self.results: list[Any] = []
         self.maps: list[Value] = []
+        self.spent: list[object] = []  # random numbers that drop samples of a map
 
     def run(self) -> Value:
         for node in self.program.graph.nodes:
@@ -143,6 +144,7 @@ class _Interpreter:
             if call.operator not in OPERATORS:
                 raise call.refused("nobody knows what this operator looks at")
             function = OPERATORS[call.operator]
+            self._spend(call, held)
             x, *others = arguments
             known = signature(function).parameters
             for one in others:
@@ -160,6 +162,14 @@ class _Interpreter:
         except Exception as error:  # a form of the call that nobody thought of
             words = f" {type(error).__name__}: {error}"
             return call.refused("this form of the operator is unknown", values=words)
+
+    def _spend(self, call: Call, held: dict[str, Any]) -> None:
+        """Refuse masks that are used twice: each layer that drops draws its own."""
+        for one in held.values():
+            if call.operator == "mul" and isinstance(one, Noise):
+                if one.source in self.spent:
+                    raise call.refused("the same random numbers drop samples of several maps")
+                self.spent.append(one.source)
 
     def _argument(self, argument: Any) -> Any:
         if isinstance(argument, fx.Node):
