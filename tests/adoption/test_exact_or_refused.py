@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tilenet.adoption import adopt as adoption
 from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.errors import TilenetError
 
@@ -351,6 +352,17 @@ def test_refused_in_one_sentence(name: str) -> None:
     with pytest.raises(TilenetError, match=CASES[name].refused) as caught:
         adopted_of(name)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) <= MOST_LETTERS
+
+
+@pytest.mark.parametrize("step", ["linearise", "graph_of", "context_of"])
+def test_mistakes_of_ours_are_sentences(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*_: object) -> None:
+        raise ValueError("words\n" * 10000)
+
+    monkeypatch.setattr(adoption, step, raises)
+    with pytest.raises(TilenetError, match=r"list of layers \(Around: ValueError") as caught:
+        adopt(Around(lambda m, x: x.relu()), 3)
     assert len(str(caught.value)) <= MOST_LETTERS
 
 

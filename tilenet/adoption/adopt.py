@@ -216,6 +216,11 @@ def _recorded(
         except TilenetError as error:
             # At sizes that a stride does not divide, maps do not fit each other.
             said.append(str(error))
+        except Exception as error:  # a graph that nobody thought of
+            said.append(
+                f"a network's graph must be a list of layers ({type(module).__name__}: "
+                f"{type(error).__name__}: {' '.join(str(error).split())[:200]}); report it, please"
+            )
         if said.count(said[-1]) == MOST_TRIES:
             break
     raise TilenetError(said[0])
