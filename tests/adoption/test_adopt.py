@@ -172,12 +172,12 @@ def test_a_refusal_names_the_submodule() -> None:
 def test_weights_that_two_layers_share_are_refused() -> None:
     conv = nn.Conv2d(4, 4, 3, padding=1)
     module = nn.Sequential(nn.Conv2d(3, 4, 1), conv, nn.ReLU(), conv)
-    with pytest.raises(TilenetError, match=r"each weight belongs to one layer \(3\.weight"):
+    with pytest.raises(TilenetError, match=r"each weight belongs to one layer \(1\.weight"):
         adopt(module, 3)
 
 
 @pytest.mark.parametrize("fixed", ["parameter", "buffer"])
-def test_weights_that_are_not_trained_are_refused(fixed: str) -> None:
+def test_weights_that_require_no_gradient_are_fixed(fixed: str) -> None:
     module = Made(nn.Conv2d(4, 4, 1))
     if fixed == "parameter":
         module.conv.weight.requires_grad_(False)
@@ -185,8 +185,10 @@ def test_weights_that_are_not_trained_are_refused(fixed: str) -> None:
         weight = module.conv.weight.detach()
         del module.conv.weight
         module.conv.register_buffer("weight", weight)
-    with pytest.raises(TilenetError, match=r"\(conv\.weight is fixed in Made\)"):
-        adopt(module, 3)
+    adopted = adopt(module, 3)
+    assert adopted.fixed == {"conv.weight"}
+    trained = [adopted.names[n] for n, p in adopted.network().named_parameters() if p.requires_grad]
+    assert trained == ["conv.bias", "function.weight", "function.bias"]
 
 
 def test_strides_of_three_are_recorded() -> None:

@@ -1,6 +1,6 @@
 """Small networks of the parts that people's networks are made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -203,8 +203,12 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def network(name: str, *, drops: bool = True) -> nn.Module:
-    """One of them, with weights and statistics of which none is 0 or 1."""
+def network(name: str, *, drops: bool = True, fixed: Sequence[str] = ()) -> nn.Module:
+    """One of them, with weights and statistics of which none is 0 or 1.
+
+    Args:
+        fixed: Parts that are not trained.
+    """
     torch.manual_seed(3)
     made = ZOO[name]()
     if not drops:
@@ -217,4 +221,6 @@ def network(name: str, *, drops: bool = True) -> nn.Module:
         for tensor in made.state_dict().values():
             if tensor.dim() == 1:
                 tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+    for part in fixed:
+        made.get_submodule(part).requires_grad_(False)
     return made

@@ -1,5 +1,6 @@
 """Runs and maps of somebody else's networks: the numbers of their module on the whole image."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,8 +30,8 @@ UNITS = {"residual": 8, "gated": 2, "pyramid": 2, "looking": 1, "between": 2}
 CLASSES = {"residual": 4, "gated": 3, "pyramid": 3, "looking": 3, "between": 3}
 
 
-def keys_of(name: str, batch_norm: str = "frozen") -> NetworkKeys:
-    options = {"name": name, "drops": False}
+def keys_of(name: str, batch_norm: str = "frozen", fixed: Sequence[str] = ()) -> NetworkKeys:
+    options = {"name": name, "drops": False, "fixed": list(fixed)}
     return NetworkKeys(module="zoo:network", options=options, batch_norm=batch_norm)  # type: ignore[arg-type]
 
 
@@ -47,9 +48,11 @@ def run_whole(module: nn.Module, scene: Scene, unit: int) -> torch.Tensor:
     return out[:, :, : scene.valid.shape[0], : scene.valid.shape[1]]  # type: ignore[no-any-return]
 
 
-def train_whole(scenes: list[Scene], name: str, batch_norm: str) -> Outcome:
+def train_whole(
+    scenes: list[Scene], name: str, batch_norm: str, fixed: Sequence[str] = ()
+) -> Outcome:
     """Train somebody's module itself on whole images with plain SGD; map the first."""
-    module, unit = network(name, drops=False).double(), UNITS[name]
+    module, unit = network(name, drops=False, fixed=fixed).double(), UNITS[name]
     optimizer = torch.optim.SGD(module.parameters(), LR)
     losses = []
     for _ in range(STEPS):
@@ -67,8 +70,8 @@ def train_whole(scenes: list[Scene], name: str, batch_norm: str) -> Outcome:
 
 
 @cache
-def wanted_of(name: str, batch_norm: str) -> Outcome:
-    return train_whole([random_scene(Path(), SIZE, 1, write=False)], name, batch_norm)
+def wanted_of(name: str, batch_norm: str, fixed: tuple[str, ...] = ()) -> Outcome:
+    return train_whole([random_scene(Path(), SIZE, 1, write=False)], name, batch_norm, fixed)
 
 
 def check_same(comm: MPI.Intracomm, found: Outcome, wanted: Outcome, scene: Scene) -> None:
@@ -108,6 +111,28 @@ def test_a_run_is_that_of_the_module(
     # The checkpoint is the module's own, and goes back into it.
     module = network(name, drops=False).double()
     module.load_state_dict(load_file(Path(run.output) / "last" / "weights.safetensors"))
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("where", ["overlap", "exchange", "pipeline", "checkpointed"])
+def test_fixed_weights_stay_as_they_are(comm: MPI.Intracomm, shared_path: Path, where: str) -> None:
+    """Layers at the beginning, in the middle and at the end; `step` norms look at all of them."""
+    (scene,) = scenes_of(shared_path, [SIZE], comm)
+    fixed = ("stem", "two", "head")
+    options: dict[str, Any] = {"halo_mode": "exchange" if where == "exchange" else "overlap"}
+    if where in ("pipeline", "checkpointed"):
+        options |= {"partitions": 3}
+        options |= {"checkpointing": "always"} if where == "checkpointed" else {}
+    else:
+        options |= {"mesh": MeshKeys(1, *grids(comm.size)[0])}
+    run = run_file(shared_path, [scene], keys_of("residual", "step", fixed), **options)
+    run = replace(run, classes=CLASSES["residual"])
+    wanted = wanted_of("residual", "step", fixed)
+    found = outcome_of(run, comm, scene.image, None)
+    check_same(comm, found, wanted, scene)
+    first = network("residual").state_dict()
+    kept = [name for name, tensor in first.items() if found.weights[name].float().equal(tensor)]
+    assert {one.split(".")[0] for one in kept if one.endswith("weight")} == {*fixed}
 
 
 def test_a_norm_of_a_single_average_is_refused(comm: MPI.Intracomm, shared_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -37,6 +37,9 @@ class Adopted:
         bands: Channels of the image.
         classes: Channels of the output.
         state: The module's weights and buffers, by their names in the module.
+        fixed: Names in the module of weights and buffers that are not trained.
+        twins: Of weights and buffers that the module holds under several names: the first, by each
+            of the others.
     """
 
     name: str
@@ -45,6 +48,8 @@ class Adopted:
     bands: int
     classes: int
     state: dict[str, Tensor]
+    fixed: frozenset[str] = frozenset()
+    twins: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def context(self) -> Context:
@@ -62,8 +67,14 @@ class Adopted:
     def network(self, dtype: torch.dtype = torch.float32) -> Network:
         """The list's network with the module's weights."""
         network = build_network(self.layers, dtype=dtype)
-        load_weights(network, self.state, self.name, self.names)
+        self.fill(network)
         return network
+
+    def fill(self, network: Network) -> None:
+        """Give the list's network the module's weights; fixed ones require no gradient."""
+        load_weights(network, self.state, self.name, self.names)
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(self.names[name] not in self.fixed)
 
     def module_state(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A network's `state_dict()` under the module's own names, for its `load_state_dict`.
@@ -74,7 +85,8 @@ class Adopted:
             self.names[name]: tensor.view(self.state[self.names[name]].shape)
             for name, tensor in weights.items()
         }
-        return {**self.state, **trained}
+        twins = {name: trained[own] for name, own in self.twins.items() if own in trained}
+        return {**self.state, **trained, **twins}
 
 
 def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -> Adopted:
@@ -85,7 +97,10 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
 
     Args:
         module: Takes images (B, bands, H, W), and gives a map (B, classes, H, W), alone or first.
-            It stays as it is.
+            It stays as it is. Where only some of its parts are in evaluation mode (a frozen
+            encoder), these stay in it: they drop nothing, and their batch norms are frozen. If all
+            are, it counts as a module in training. Weights that require no gradient are not
+            trained.
         bands: Channels of the images.
         batch_norm: `frozen`: batch norm uses its running statistics, in training too; `step`: it
             takes statistics of the images of a step.
@@ -96,31 +111,84 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
     """
     if bands < 1:
         raise TilenetError(f"an image has at least one band (bands: {bands})")
-    mine = copy.deepcopy(module).cpu().float().train()
-    state = {name: tensor.detach() for name, tensor in copy.deepcopy(module.state_dict()).items()}
-    layers, names = _recorded(mine, bands, batch_norm)
-    shared = [name for name in names.values() if list(names.values()).count(name) > 1]
-    if shared:
-        raise TilenetError(
-            f"each weight belongs to one layer ({shared[0]} is used several times); use a network "
-            "without shared weights"
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        mine = _copied(module)
+        layers, names = _recorded(mine, bands, batch_norm)
+        state = {n: t.detach() for n, t in module.state_dict().items() if isinstance(t, Tensor)}
+        trained, twins = _trained(module), _twins(module)
+        found = Adopted(
+            type(module).__name__,
+            layers,
+            names,
+            bands,
+            layers[-1].out_channels,
+            _on_cpu(state),
+            frozenset(names.values()) - trained,
+            twins,
         )
-    found = Adopted(
-        type(module).__name__, layers, names, bands, layers[-1].out_channels, _on_cpu(state)
-    )
-    _check_trained(module, found)
-    _prove(mine, found, batch_norm)
+        _check_weights(found)
+        try:
+            _prove(mine, found, batch_norm)
+        except TilenetError:
+            raise
+        except Exception as error:  # whatever somebody's forward may raise
+            raise TilenetError(
+                f"a network runs in float64 and on images of other sizes ({found.name}: "
+                f"{type(error).__name__}: {' '.join(str(error).split())[:200]}); use one that does"
+            ) from error
     return found
 
 
-def _check_trained(module: nn.Module, adopted: Adopted) -> None:
-    """Refuse weights of layers that the module does not train."""
-    trained = {name for name, one in module.named_parameters() if one.requires_grad}
-    for own, _ in adopted.network().named_parameters():
-        if (name := adopted.names[own]) not in trained:
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy in float32 on the CPU, whose parts train unless only some of them do."""
+    lazy = [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]
+    if lazy:
+        raise TilenetError(
+            f"a network's weights have their shapes ({lazy[0]} in {type(module).__name__} has "
+            "none yet); give the module an image before"
+        )
+    try:
+        mine = copy.deepcopy(module).cpu().float()
+    except Exception as error:  # whatever hooks and tensors somebody's module may hold
+        raise TilenetError(
+            f"a network can be copied ({type(module).__name__}: {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}); use one without what cannot, such as "
+            "torch.nn.utils.weight_norm"
+        ) from error
+    modes = {part.training for part in module.modules()}
+    return mine.train() if len(modes) == 1 else mine
+
+
+def _trained(module: nn.Module) -> set[str]:
+    """All names of weights that are trained."""
+    named = module.named_parameters(remove_duplicate=False)
+    return {name for name, one in named if one.requires_grad}
+
+
+def _twins(module: nn.Module) -> dict[str, str]:
+    """Names that the state holds besides the first one of the same tensor."""
+    first: dict[int, str] = {}
+    twins = {}
+    for name, one in module.state_dict(keep_vars=True).items():
+        own = first.setdefault(id(one), name)
+        if own != name:
+            twins[name] = own
+    return twins
+
+
+def _check_weights(adopted: Adopted) -> None:
+    """Refuse weights that several layers use, or that the module's state does not hold."""
+    names = list(adopted.names.values())
+    for name in names:
+        if names.count(name) > 1:
             raise TilenetError(
-                f"all weights of layers are trained ({name} is fixed in {adopted.name}); call "
-                "requires_grad_(), and make it a parameter"
+                f"each weight belongs to one layer ({name} is used several times); use a network "
+                "without shared weights"
+            )
+        if name not in adopted.state:
+            raise TilenetError(
+                f"a network's weights are in its state_dict() ({name} of {adopted.name} is not); "
+                "register it as a persistent buffer, or use the norms of torch.nn"
             )
 
 
@@ -149,6 +217,11 @@ def _recorded(
         except TilenetError as error:
             # At sizes that a stride does not divide, maps do not fit each other.
             said.append(str(error))
+        except Exception as error:  # a graph that nobody thought of
+            said.append(
+                f"a network's graph must be a list of layers ({type(module).__name__}: "
+                f"{type(error).__name__}: {' '.join(str(error).split())[:200]}); report it, please"
+            )
         if said.count(said[-1]) == MOST_TRIES:
             break
     raise TilenetError(said[0])
@@ -184,10 +257,15 @@ def _check_places(layers: tuple[Layer, ...]) -> None:
 
 def _prove(module: nn.Module, adopted: Adopted, batch_norm: str) -> None:
     """Compare the list and the module on random images."""
+    norms = [
+        part
+        for part in module.modules()
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training
+    ]
     module = module.double().eval()
     if batch_norm == "step":
-        for part in module.modules():
-            part.train(isinstance(part, nn.modules.batchnorm._BatchNorm))
+        for part in norms:
+            part.train()
     network = adopted.network(torch.float64).train()
     network.mask_key.images = (0, 1)
     for layer in network.modules():

@@ -1,13 +1,28 @@
 """What an operator of a graph is given: maps, weights, numbers on their way; and its call."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from tilenet.adoption.values import Value
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Expand, GlobalPool, Layer
 
-__all__ = ["Call", "Noise", "Seen", "Stack", "Weight"]
+__all__ = ["BATCH", "OPERATORS", "Call", "Noise", "Seen", "Stack", "Weight", "operator"]
+
+BATCH = 2  # images of the batch with which a graph is recorded
+MOST_LETTERS = 160  # of values in a sentence
+OPERATORS: dict[str, Callable[..., Any]] = {}  # what makes layers of an operator's calls
+
+
+def operator(*names: str) -> Callable[[Any], Any]:
+    """Enter a function for operators of these names."""
+
+    def keep(function: Any) -> Any:
+        OPERATORS.update(dict.fromkeys(names, function))
+        return function
+
+    return keep
 
 
 @dataclass(frozen=True)
@@ -16,13 +31,17 @@ class Weight:
 
     Attributes:
         name: Its name in the module.
-        shape: As it is used.
-        trained: Whether it is a parameter.
+        shape: Shape in which it is used.
+        trained: Whether it is a parameter that requires a gradient.
+        number: Value of a constant of one number.
+        constant: Whether the module's state does not hold it.
     """
 
     name: str
     shape: tuple[int, ...]
     trained: bool
+    number: float | None = None
+    constant: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,12 +71,16 @@ class Noise:
     """Random numbers, one for each sample, on their way to drop path's masks.
 
     Attributes:
-        keep: Probability that a sample is kept; None: not known yet.
+        stage: Memory without values; numbers from 0 to 1; these plus `keep`; masks of 0 and 1.
+        keep: Probability that a sample is kept, once it is known.
         scaled: Whether masks are divided by it.
+        source: What tells them from other random numbers.
     """
 
-    keep: float | None = None
+    stage: Literal["empty", "uniform", "shifted", "mask"]
+    keep: float = 1.0
     scaled: bool = False
+    source: object = field(default_factory=object)
 
 
 @dataclass(frozen=True)
@@ -83,22 +106,35 @@ class Call:
         place = self.where or "the module itself"
         return TilenetError(
             f"each layer's neighbourhood must be known, and {why} ({place}: {self.operator}"
-            f"{values}); use a network without it"
+            f"{values[:MOST_LETTERS]}); use a network without it"
         )
 
-    def map_of(self, found: Any, *, last: bool = False, padded: bool = False) -> Value:
-        """An argument that is a map with its channels where the operator takes them."""
-        if not isinstance(found, Seen):
+    def seen(self, x: Any) -> Seen:
+        """An argument that is a map, wherever its channels stand."""
+        if not isinstance(x, Seen):
             raise self.refused("the operator is applied to what is no map")
-        if found.last != last:
-            raise self.refused("channels stand where the operator does not take them")
-        if found.zeros != (0, 0) and not padded:
+        if x.zeros != (0, 0):
             raise self.refused("zeros are padded for another operator than a convolution")
-        return found.value
+        return x
 
-    def square(self, found: Any) -> int:
+    def map_of(self, x: Any, *, last: bool = False) -> Value:
+        """An argument that is a map with its channels where the operator takes them."""
+        seen = self.seen(x)
+        if seen.last != last:
+            raise self.refused("channels stand where the operator does not take them")
+        return seen.value
+
+    def weight(self, x: Any) -> Weight:
+        """An argument that is a weight as the module holds it."""
+        if not isinstance(x, Weight):
+            raise self.refused("a weight is computed in forward")
+        if x.constant:
+            raise self.refused("a weight is made in forward, or is a buffer that is not persistent")
+        return x
+
+    def square(self, numbers: Any) -> int:
         """An argument of one number for rows and columns."""
-        numbers = list(found) if isinstance(found, list | tuple) else [found]
+        numbers = list(numbers) if isinstance(numbers, list | tuple) else [numbers]
         if len(set(numbers)) != 1:
             raise self.refused("rows and columns are treated differently", values=f" {numbers}")
         return int(numbers[0])
@@ -107,7 +143,7 @@ class Call:
         self, layer: Layer, *inputs: Value, weights: dict[str, Weight | None] | None = None
     ) -> Value:
         """The map that a layer makes, of the call's shape."""
-        named = {own: one.name for own, one in (weights or {}).items() if one is not None}
+        named = {own: self.weight(w).name for own, w in (weights or {}).items() if w is not None}
         whole = isinstance(layer, GlobalPool) or (
             all(one.whole for one in inputs) and not isinstance(layer, Expand)
         )

@@ -7,14 +7,16 @@ after another: each map is a `Value`, whose layer `operators.py` tells.
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from inspect import signature
+from io import StringIO
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from tilenet.adoption.calls import Call, Seen, Weight
+from tilenet.adoption.calls import BATCH, Call, Noise, Seen, Weight
 from tilenet.adoption.operators import OPERATORS
 from tilenet.adoption.values import Value
 from tilenet.errors import TilenetError
@@ -22,6 +24,11 @@ from tilenet.errors import TilenetError
 __all__ = ["graph_of"]
 
 IN_PLACE = "_"
+# Arguments that choose where and how numbers are held or computed, not which.
+WITHOUT_EFFECT = (
+    "cudnn_enable", "cudnn_enabled", "device", "generator", "layout", "memory_format",
+    "non_blocking", "copy", "pin_memory",
+)  # fmt: skip
 
 
 def graph_of(module: nn.Module, bands: int, size: tuple[int, int], batch_norm: str) -> Value:
@@ -34,11 +41,11 @@ def graph_of(module: nn.Module, bands: int, size: tuple[int, int], batch_norm: s
     Raises:
         TilenetError: It cannot be recorded, or an operator cannot be a layer.
     """
-    return _Interpreter(_exported(module, bands, size), batch_norm).run()
+    return _Interpreter(_exported(module, bands, size), module, batch_norm).run()
 
 
 def _exported(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedProgram:
-    image = torch.randn(2, bands, *size)
+    image = torch.randn(BATCH, bands, *size)
     try:
         with _quiet():
             return torch.export.export(module, (image,), strict=False)
@@ -53,11 +60,15 @@ def _exported(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedP
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what torch writes of an export that fails from the terminal: it is raised as well."""
+    """Keep what torch writes of an export that fails from the terminal: it is raised as well.
+
+    Of what depends on pixels' values it also prints the graph, at each size.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        unread = StringIO()
+        with warnings.catch_warnings(), redirect_stdout(unread), redirect_stderr(unread):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -67,24 +78,19 @@ def _quiet() -> Iterator[None]:
 class _Interpreter:
     """Walks a graph; each node's result is a map, a weight, or something on its way to a layer."""
 
-    def __init__(self, program: ExportedProgram, batch_norm: str) -> None:
+    def __init__(self, program: ExportedProgram, module: nn.Module, batch_norm: str) -> None:
         self.program, self.batch_norm = program, batch_norm
+        self.tensors = _Tensors(program, module)
         self.names: dict[fx.Node, int] = {}  # results by number: in-place operators share one
         self.results: list[Any] = []
         self.maps: list[Value] = []
+        self.spent: list[object] = []  # random numbers that drop samples of a map
 
     def run(self) -> Value:
-        signature = self.program.graph_signature
-        parameters = signature.inputs_to_parameters
-        weights = {**parameters, **signature.inputs_to_buffers}
-        weights |= signature.inputs_to_lifted_tensor_constants
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
-                result: Any
-                if node.name in weights:
-                    shape = tuple(node.meta["val"].shape)
-                    result = Weight(weights[node.name], shape, node.name in parameters)
-                else:
+                result: Any = self.tensors.weight(node)
+                if result is None:
                     shape = node.meta["val"].shape
                     result = Seen(Value(shape[1], (shape[2], shape[3])))
                     self.maps.append(result.value)
@@ -104,31 +110,19 @@ class _Interpreter:
 
     def _call(self, node: fx.Node) -> None:
         operator = str(node.target).split(".")[1] if "." in str(node.target) else str(node.target)
-        plain = operator.rstrip(IN_PLACE)
-        given = [self._argument(one) for one in node.args]
-        given += [
-            self._argument(v) for k, v in node.kwargs.items() if k in ("alpha", "approximate")
-        ]
         value = node.meta.get("val")
+        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+        call = Call(_path(node), operator.rstrip(IN_PLACE), shape, self.batch_norm, self.maps)
+        if _writes(node) and self.tensors.check_written(node, call):
+            self._note(node, self._argument(node.args[0]))  # a count of batches
+            return
         if isinstance(value, list | tuple):
-            call = Call(_path(node), plain, (), self.batch_norm, self.maps)
             self._note(node, call.refused("nobody knows what this operator looks at"))
             return
         if not isinstance(value, torch.Tensor):
             self._note(node, None)
             return
-        if given and isinstance(given[0], Weight) and not given[0].trained and plain == "add":
-            self._note(node, given[0])  # a count of batches
-            return
-        call = Call(_path(node), plain, tuple(value.shape), self.batch_norm, self.maps)
-        # Only what is used is refused: parts of a module may lead nowhere.
-        result: Any = next((one for one in _flat(given) if isinstance(one, TilenetError)), None)
-        try:
-            if result is None and plain not in OPERATORS:
-                raise call.refused("nobody knows what this operator looks at")
-            result = result or OPERATORS[plain](call, given)
-        except TilenetError as error:
-            result = error
+        result = self._result(node, call)
         if isinstance(result, Seen):
             self.maps.append(result.value)
         if operator.endswith(IN_PLACE):  # all names of the argument see the result
@@ -137,6 +131,45 @@ class _Interpreter:
             self.results[self.names[node]] = result
         else:
             self._note(node, result)
+
+    def _result(self, node: fx.Node, call: Call) -> Any:
+        """What a call makes, or the sentence that refuses it where its result is used."""
+        arguments, given = _bound(node)
+        held = {name: self._argument(one) for name, one in given.items()}
+        # Only what is used is refused: parts of a module may lead nowhere.
+        for one in _flat(list(held.values())):
+            if isinstance(one, TilenetError):
+                return one
+        try:
+            if call.operator not in OPERATORS:
+                raise call.refused("nobody knows what this operator looks at")
+            function = OPERATORS[call.operator]
+            self._spend(call, held)
+            x, *others = arguments
+            known = signature(function).parameters
+            for one in others:
+                if one.name in known or one.name in WITHOUT_EFFECT:
+                    continue
+                if not _is_default(held[one.name], one):
+                    raise call.refused(
+                        "an argument is not the usual one",
+                        values=f" with {one.name}: {held[one.name]}",
+                    )
+            more = {one.name: held[one.name] for one in others if one.name in known}
+            return function(call, held[x.name], **more)
+        except TilenetError as error:
+            return error
+        except Exception as error:  # a form of the call that nobody thought of
+            words = f" {type(error).__name__}: {error}"
+            return call.refused("this form of the operator is unknown", values=words)
+
+    def _spend(self, call: Call, held: dict[str, Any]) -> None:
+        """Refuse masks that are used twice: each layer that drops draws its own."""
+        for one in held.values():
+            if call.operator == "mul" and isinstance(one, Noise):
+                if one.source in self.spent:
+                    raise call.refused("the same random numbers drop samples of several maps")
+                self.spent.append(one.source)
 
     def _argument(self, argument: Any) -> Any:
         if isinstance(argument, fx.Node):
@@ -147,8 +180,7 @@ class _Interpreter:
 
     def _output(self, node: fx.Node) -> Value:
         result = self._argument(node.args[0])
-        mutated = len(self.program.graph_signature.buffers_to_mutate)
-        result = result[mutated] if isinstance(result, list) else result
+        result = result[0] if isinstance(result, list) and result else result
         if isinstance(result, TilenetError):
             raise result
         if not isinstance(result, Seen) or result.last or result.zeros != (0, 0):
@@ -171,3 +203,98 @@ def _path(node: fx.Node) -> str:
     """Path of the submodule that calls an operator."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     return str(stack[-1][0]) if stack else ""
+
+
+class _Tensors:
+    """The module's parameters, buffers and constants as a graph names them."""
+
+    def __init__(self, program: ExportedProgram, module: nn.Module) -> None:
+        signature = program.graph_signature
+        self.names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        self.constants = signature.inputs_to_lifted_tensor_constants
+        self.held = dict(program.constants)
+        # A tensor may have several names, of which the first is its own.
+        self.own: dict[int, str] = {}
+        self.parameters = dict(module.named_parameters(remove_duplicate=False))
+        self.buffers = dict(module.named_buffers(remove_duplicate=False))
+        for name, tensor in {**self.parameters, **self.buffers}.items():
+            self.own.setdefault(id(tensor), name)
+        self.persistent = module.state_dict().keys()
+        self.counters = {
+            f"{path}.num_batches_tracked" if path else "num_batches_tracked"
+            for path, part in module.named_modules(remove_duplicate=False)
+            if isinstance(part, nn.modules.batchnorm._BatchNorm)
+        }
+
+    def weight(self, node: fx.Node) -> Weight | None:
+        """What an input of the graph is; None: the image."""
+        shape = tuple(node.meta["val"].shape)
+        name = self.names.get(node.name)
+        if name is None:
+            constant = self.constants.get(node.name)
+            return None if constant is None else _constant(constant, self.held[constant])
+        if name in self.parameters:
+            tensor = self.parameters[name]
+            return Weight(self.own[id(tensor)], shape, tensor.requires_grad)
+        buffer = self.buffers[name]
+        name = self.own[id(buffer)]
+        if name not in self.persistent:
+            return _constant(name, buffer)
+        return Weight(name, shape, trained=False)
+
+    def check_written(self, node: fx.Node, call: Call) -> bool:
+        """Refuse what writes over the image or the module; return whether it counts batches."""
+        written = _written(node)
+        if written.op != "placeholder":
+            return False
+        name = self.names.get(written.name, self.constants.get(written.name))
+        if name in self.counters and call.operator == "add":
+            return True
+        what = "its image" if name is None else name
+        raise call.refused(f"forward itself changes {what}")
+
+
+def _constant(name: str, tensor: torch.Tensor) -> Weight:
+    """A tensor that the module's state does not hold."""
+    number = float(tensor) if tensor.numel() == 1 else None
+    return Weight(name, tuple(tensor.shape), trained=False, number=number, constant=True)
+
+
+def _bound(node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of a call as its operator's schema has them, and what it gives for each."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return [], {str(number): one for number, one in enumerate(node.args)}
+    given = {one.name: one.default_value for one in schema.arguments}
+    given |= {one.name: value for one, value in zip(schema.arguments, node.args, strict=False)}
+    return list(schema.arguments), {**given, **node.kwargs}
+
+
+def _is_default(value: Any, argument: Any) -> bool:
+    """Whether a value is the schema's default, which may be one number for rows and columns."""
+    if not argument.has_default_value():
+        return False
+    default = argument.default_value
+    if isinstance(value, list) and not isinstance(default, list):
+        return bool(value) and all(one == default for one in value)
+    return bool(value == default)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether an operator writes over its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    first = schema.arguments[0].alias_info if schema and schema.arguments else None
+    return first is not None and bool(first.is_write)
+
+
+def _written(node: fx.Node) -> fx.Node:
+    """The node whose memory an operator writes to, through views of it."""
+    one = node.args[0]
+    assert isinstance(one, fx.Node)
+    while one.op == "call_function" and (schema := getattr(one.target, "_schema", None)):
+        if not schema.returns or schema.returns[0].alias_info is None:
+            break
+        if not isinstance(one.args[0], fx.Node):
+            break
+        one = one.args[0]
+    return one

@@ -115,5 +115,6 @@ def _order(output: Value) -> list[Value]:
             found[id(value)] = value
             continue
         waiting.append((value, True))
-        waiting += [(one, False) for one in reversed(value.inputs)]
+        needed = value.inputs if value.like is None else (value.like, *value.inputs)
+        waiting += [(one, False) for one in reversed(needed)]
     return list(found.values())

@@ -221,7 +221,8 @@ def activation(layer: Activation, *, in_place: bool) -> nn.Module:
         in_place: Whether it may write over its input.
     """
     if layer.function == "leaky_relu":
-        return nn.LeakyReLU(layer.slope, inplace=in_place)
+        # Of a negative slope the output does not tell the input's sign, which backward needs.
+        return nn.LeakyReLU(layer.slope, inplace=in_place and layer.slope >= 0)
     if layer.function in ("relu", "relu6"):
         return FUNCTIONS[layer.function](inplace=in_place)
     return FUNCTIONS[layer.function]()

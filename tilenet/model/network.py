@@ -63,6 +63,11 @@ class Network(nn.Sequential):
         super().__init__(*modules)
         self.mask_key = mask_key
 
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that training changes, in the layers' order."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
 
 def build_network(
     layers: tuple[Layer, ...],
@@ -100,7 +105,10 @@ def network_to_score(layers: tuple[Layer, ...], network: Network) -> Network:
             for index, layer in enumerate(layers)
         ]
     plain = Network(modules, mask_key).eval()
-    plain.load_state_dict(network.state_dict(keep_vars=True), assign=True)
+    state = network.state_dict(keep_vars=True)
+    for name, parameter in plain.named_parameters():  # torch gives the tensors what these have
+        parameter.requires_grad_(state[name].requires_grad)
+    plain.load_state_dict(state, assign=True)
     return plain
 
 

@@ -57,6 +57,11 @@ class Architecture:
                 f"{adopted.classes}, classes: {classes}); set network.options, such as classes: "
                 f"{classes}"
             )
+        if not adopted.network().trained:
+            raise TilenetError(
+                f"a network that is trained has weights that are (network.module: {keys.module} "
+                "trains none); call requires_grad_() of those to train"
+            )
         return cls(adopted.layers, adopted=adopted, note=note)
 
 

@@ -79,7 +79,7 @@ class Loop:
         self.watchdog.arm("the first weights", SLOW)
         network = self.network.network
         self.update = Update(
-            run.optimizer.make(network.parameters()),
+            run.optimizer.make(network.trained),
             run.schedule.rates(run.optimizer.lr, self.data.last),
             run.loss_scale,
             run.optimizer.clip_norm,

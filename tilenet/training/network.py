@@ -8,7 +8,7 @@ import torch
 
 from tilenet.geometry.layers import by_place
 from tilenet.model.choices import parameter_dtype
-from tilenet.model.network import Network, build_network, load_weights
+from tilenet.model.network import Network, build_network
 from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.pipeline.pipe import Pipe
@@ -73,7 +73,7 @@ class RunNetwork:
             dtype, done = parameter_dtype(record.precision), turns.part_done
             self.network: Network = build_network(record.layers, seed, dtype, layer_done=done)
             if (adopted := plan.adopted) is not None:
-                load_weights(self.network, adopted.state, adopted.name, adopted.names)
+                adopted.fill(self.network)
         self.image_comm = comm.Create_group(comm.group.Incl(plan.mesh.same_image(comm.rank)))
         if plan.needs_all_tiles or any(by_place(layer) for layer in record.layers):
             self.network = spatial_network(

@@ -135,7 +135,7 @@ class Step:
         statistics: SwapStatistics | None = None,
     ) -> None:
         self.pipe, self.loss, self.update = pipe, loss, update
-        parameters = list(pipe.network.parameters())
+        parameters = pipe.network.trained
         self.gradients = GradientSum(parameters, comm, piece_bytes, transport)
         self.offset_px, self.micro_batches, self.folder = offset_px, micro_batches, folder
         self.comm, self.image_comm, self.statistics = comm, image_comm, statistics

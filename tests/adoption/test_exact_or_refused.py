@@ -1,0 +1,407 @@
+"""Small modules of one idea each: adopted and exact, or refused in one sentence."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tilenet.adoption import adopt as adoption
+from tilenet.adoption.adopt import Adopted, adopt
+from tilenet.errors import TilenetError
+
+MOST_LETTERS = 600
+
+
+class Around(nn.Module):
+    """A convolution, a function of the module and its map, and whatever parts that needs."""
+
+    def __init__(self, function: Callable[..., Tensor], **parts: nn.Module | Tensor) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.function = function
+        for name, part in parts.items():
+            if isinstance(part, nn.Module | nn.Parameter):
+                setattr(self, name, part)
+            elif part is not None:
+                self.register_buffer(name, part, persistent=not name.startswith("held"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, self.conv(x))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module, and what becomes of it.
+
+    Attributes:
+        make: Makes it.
+        refused: Words of the sentence that refuses it; none: it is adopted.
+        batch_norm: How it is adopted.
+        trains: Whether it is compared in training mode too.
+    """
+
+    make: Callable[[], nn.Module]
+    refused: str = ""
+    batch_norm: str = "frozen"
+    trains: bool = True
+
+
+def weight(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.rand(*shape, generator=torch.Generator().manual_seed(1)) + 0.5)
+
+
+def around(function: Callable[..., Tensor], refused: str = "", **parts: object) -> Case:
+    return Case(lambda: Around(function, **copy.deepcopy(parts)), refused)  # type: ignore[arg-type]
+
+
+class Frozen(nn.Module):
+    """An encoder with dropout and batch norm that stays in evaluation in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5)
+        )
+        self.head = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4))
+        self.encoder[1].running_mean += 0.3
+
+    def train(self, mode: bool = True) -> "Frozen":
+        super().train(mode)
+        self.encoder.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x))
+
+
+def partly_in_evaluation() -> nn.Module:
+    module = nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(0.5)), nn.Conv2d(4, 2, 1)
+    )
+    module[0].eval()
+    return module
+
+
+class TwoNames(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.resnet = nn.ModuleDict({"conv1": nn.Conv2d(3, 4, 3, padding=1)})
+        self.layer0 = nn.Sequential(self.resnet["conv1"], nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer0(x)
+
+
+class ChangesImage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.mul_(2.0))
+
+
+class Floats(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.float())
+
+
+def seen(m: Around, x: Tensor) -> Tensor:
+    m.count += 1
+    return x * m.count
+
+
+def counted(m: Around, x: Tensor) -> Tensor:
+    m.count += 1
+    return x
+
+
+def running(m: Around, x: Tensor) -> Tensor:
+    m.mean.mul_(0.9).add_(0.1 * x.detach().mean((0, 2, 3)))
+    return x * m.mean[:, None, None]
+
+
+def replaced(m: Around, x: Tensor) -> Tensor:
+    m.mean = m.mean * 0.5
+    return x
+
+
+def drop_path(keep: float) -> Callable[..., Tensor]:
+    def function(m: nn.Module, x: Tensor) -> Tensor:
+        if not m.training:
+            return x
+        return x * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(keep).div_(keep)
+
+    return function
+
+
+def one_mask(m: nn.Module, x: Tensor) -> Tensor:
+    mask = x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.5)
+    return x * (mask / 0.5) + x.relu() * (mask / 0.5) if m.training else x + x.relu()
+
+
+def mask_of_a_batch(m: nn.Module, x: Tensor) -> Tensor:
+    return x * x.new_empty(1, 1, 1, 1).bernoulli_(0.5).div_(0.5) if m.training else x
+
+
+def pool_first(m: Around, x: Tensor) -> Tensor:
+    up = F.interpolate(F.adaptive_avg_pool2d(x, 1), size=x.shape[-2:], mode="bilinear")
+    return torch.cat([up, m.one(x)], 1)
+
+
+def head_before(m: Around, x: Tensor) -> Tensor:
+    m.one(x)  # an auxiliary head, which training alone would use
+    return F.interpolate(F.adaptive_avg_pool2d(x, 2), size=x.shape[-2:], mode="bilinear") + x
+
+
+def channels_last_drop(m: nn.Module, x: Tensor) -> Tensor:
+    return F.dropout2d(x.permute(0, 2, 3, 1), 0.5, m.training).permute(0, 3, 1, 2)
+
+
+def fixed_parts() -> nn.Module:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    module[0].requires_grad_(False)
+    return module
+
+
+def norm_without_bias(norm: nn.Module) -> nn.Module:
+    norm.bias = None
+    norm.weight = weight(4)
+    return nn.Sequential(nn.Conv2d(3, 4, 1), norm)
+
+
+CASES = {
+    # Flags of training
+    "dropout without training": around(lambda m, x: F.dropout(x, 0.5, training=False)),
+    "dropout2d without training": around(lambda m, x: F.dropout2d(x, 0.5, training=False)),
+    "an encoder in evaluation": Case(Frozen, batch_norm="step"),
+    "an encoder in evaluation, frozen": Case(Frozen),
+    "a part handed in evaluation": Case(partly_in_evaluation, batch_norm="step"),
+    "fixed weights": Case(fixed_parts),
+    "a buffer as a kernel": around(
+        lambda m, x: F.conv2d(x, m.kernel), kernel=torch.rand(2, 4, 1, 1)
+    ),
+    # Buffers that forward changes
+    "a count that is used": around(seen, "changes count", count=torch.ones(())),
+    "a count": around(counted, "changes count", count=torch.ones(())),
+    "running means": around(running, "changes mean", mean=torch.ones(4)),
+    "a buffer that is replaced": around(replaced, "changes mean", mean=torch.ones(4)),
+    # What is no layer
+    "rows dropped": around(channels_last_drop, "rows are dropped"),
+    "a weight without gradient": around(
+        lambda m, x: F.conv2d(x, m.w.detach()), "passes no gradient on", w=weight(2, 4, 1, 1)
+    ),
+    "the pool first": around(pool_first, one=nn.Conv2d(4, 2, 1)),
+    "a head before": around(head_before, one=nn.Conv2d(4, 2, 1)),
+    "1 + gamma": around(
+        lambda m, x: x * (1 + m.gamma[:, None, None]), "weight is computed", gamma=weight(4)
+    ),
+    "a sum of kernels": around(
+        lambda m, x: F.conv2d(x, m.k + m.l),
+        "weight is computed",
+        k=weight(2, 4, 1, 1),
+        l=weight(2, 4, 1, 1),
+    ),
+    "a scaled kernel": around(
+        lambda m, x: F.conv2d(x, 2.0 * m.k), "weight is computed", k=weight(2, 4, 1, 1)
+    ),
+    "padded channels": around(lambda m, x: F.pad(x, (0, 0, 0, 0, 1, 1)), "channels or samples"),
+    "no padded channels": around(
+        lambda m, x: m.one(F.pad(x, (1, 1, 1, 1, 0, 0))), one=nn.Conv2d(4, 2, 3)
+    ),
+    "float()": Case(Floats, "runs in float64"),
+    "a half": around(lambda m, x: x.half().float(), "change their type"),
+    "a mean of all": around(lambda m, x: x.mean() * x, "mean is taken over other"),
+    "a negative slope": around(lambda m, x: F.leaky_relu(x, -0.2)),
+    "an image that is changed": Case(ChangesImage, "changes its image"),
+    "a lazy layer": Case(lambda: nn.Sequential(nn.LazyConv2d(2, 1)), "have their shapes"),
+    "weight norm of old": Case(
+        lambda: nn.Sequential(torch.nn.utils.weight_norm(nn.Conv2d(3, 2, 1))), "."
+    ),
+    "weight norm": Case(
+        lambda: nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 2, 1))),
+        "nobody knows what this operator looks at|weight is computed",
+    ),
+    "drop path of a half": Case(lambda: Around(drop_path(0.5)), trains=False),
+    "drop path of a quarter": Case(lambda: Around(drop_path(0.75)), trains=False),
+    "one mask for two maps": around(one_mask, "samples of several maps"),
+    "one mask for a batch": around(mask_of_a_batch, "something else than drop path"),
+    "no weights": Case(lambda: nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.ReLU())),
+    "two names": Case(TwoNames),
+    "a buffer that is not persistent": around(lambda m, x: x * m.held, held=torch.tensor(0.3)),
+    "buffers that are not persistent": around(
+        lambda m, x: x * m.held, "not persistent", held=torch.rand(4, 1, 1)
+    ),
+    "a constant": around(lambda m, x: x * torch.tensor(0.3)),
+    "batch norm with a weight alone": Case(lambda: norm_without_bias(nn.BatchNorm2d(4))),
+    "batch norm of a step with a weight alone": Case(
+        lambda: norm_without_bias(nn.BatchNorm2d(4)), batch_norm="step"
+    ),
+    "group norm with a weight alone": Case(lambda: norm_without_bias(nn.GroupNorm(2, 4))),
+    "layer norm with a weight alone": around(
+        lambda m, x: F.layer_norm(x.permute(0, 2, 3, 1), (4,), m.w).permute(0, 3, 1, 2),
+        w=weight(4),
+    ),
+    "b + x": around(lambda m, x: m.b[:, None, None] + x, b=weight(4)),
+    "b * x": around(lambda m, x: m.b[:, None, None] * x, b=weight(4)),
+    "2 + x": around(lambda m, x: 2 + x),
+    "an even kernel": around(lambda m, x: m.one(x), one=nn.Conv2d(4, 2, 2, padding="same")),
+    "a kernel of 4": around(
+        lambda m, x: m.one(x), one=nn.Conv2d(4, 2, 4, padding="same", dilation=3)
+    ),
+    "everything dropped": Case(
+        lambda: Around(lambda m, x: m.drop(x), drop=nn.Dropout(1.0)), "everything is dropped"
+    ),
+    # Pads
+    "unequal zeros that keep the size": around(
+        lambda m, x: m.one(F.pad(x, [0, 1, 0, 1])), one=nn.Conv2d(4, 2, 2)
+    ),
+    "pads one after another": around(
+        lambda m, x: m.one(F.pad(F.pad(x, [0, 1, 0, 1]), [1, 1, 1, 1])), one=nn.Conv2d(4, 2, 4)
+    ),
+    "cut off": around(
+        lambda m, x: m.one(F.pad(x, [-1, 1, -1, 1])), "padded other than", one=nn.Conv2d(4, 2, 1)
+    ),
+    "more above": around(
+        lambda m, x: m.one(F.pad(x, [1, 0, 1, 0])), "more zeros .* above", one=nn.Conv2d(4, 2, 2)
+    ),
+    "ones around": around(
+        lambda m, x: m.one(F.pad(x, [1] * 4, value=1.0)), "padded other", one=nn.Conv2d(4, 2, 3)
+    ),
+    # Arguments
+    "a sum with a factor": around(lambda m, x: torch.add(x, x, alpha=2), "usual one .*alpha: 2"),
+    "softplus of another form": around(lambda m, x: F.softplus(x, 2.0), "usual one .*beta: 2"),
+    "a divisor": around(
+        lambda m, x: F.avg_pool2d(x, 3, 1, 1, divisor_override=2), "usual one .*divisor_override"
+    ),
+}
+EXACT = [name for name, case in CASES.items() if not case.refused]
+REFUSED = [name for name, case in CASES.items() if case.refused]
+
+
+def adopted_of(name: str) -> tuple[nn.Module, Adopted]:
+    torch.manual_seed(2)
+    case = CASES[name]
+    module = case.make()
+    return module, adopt(module, 3, case.batch_norm)  # type: ignore[arg-type]
+
+
+def image_of(adopted: Adopted) -> Tensor:
+    unit = adopted.context.alignment_px
+    rows, cols = -(-37 // unit) * unit, -(-51 // unit) * unit
+    return torch.randn(2, 3, rows, cols, dtype=torch.float64)
+
+
+def results(network: nn.Module, image: Tensor, names: dict[str, str]) -> dict[str, Tensor]:
+    """The map, and gradients by the module's names."""
+    out = network(image)
+    out.square().sum().backward()
+    grads = {names.get(name, name): p.grad for name, p in network.named_parameters()}
+    return {"map": out.detach()} | {n: g.flatten() for n, g in grads.items() if g is not None}
+
+
+def assert_alike(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.shape == other[name].shape
+        scale = max(float(tensor.abs().max()), 1.0)
+        assert float((tensor - other[name]).abs().max()) <= 1e-10 * scale, name
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_adopted_is_exact(name: str) -> None:
+    module, adopted = adopted_of(name)
+    module = module.double().eval()
+    network = adopted.network(torch.float64).eval()
+    image = image_of(adopted)
+    first = results(module, image.clone().requires_grad_(), {})
+    assert_alike(first, results(network, image.clone().requires_grad_(), adopted.names))
+
+
+@pytest.mark.parametrize("name", [name for name in EXACT if CASES[name].trains])
+def test_training_is_exact(name: str) -> None:
+    module, adopted = adopted_of(name)
+    if len({part.training for part in module.modules()}) == 1:
+        module.train()
+    network, module = adopted.network(torch.float64), module.double()
+    if CASES[name].batch_norm == "frozen":
+        for part in module.modules():
+            if isinstance(part, nn.BatchNorm2d):
+                part.eval()
+    network.train()
+    image = image_of(adopted)
+    first = results(module, image.clone().requires_grad_(), {})
+    assert_alike(first, results(network, image.clone().requires_grad_(), adopted.names))
+    for own, buffer in network.named_buffers():
+        wanted = module.get_buffer(adopted.names[own])
+        if own.endswith("num_batches_tracked"):
+            continue
+        assert torch.allclose(buffer.flatten(), wanted.flatten(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_one_sentence(name: str) -> None:
+    with pytest.raises(TilenetError, match=CASES[name].refused) as caught:
+        adopted_of(name)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) <= MOST_LETTERS
+
+
+@pytest.mark.parametrize("step", ["linearise", "graph_of", "context_of"])
+def test_mistakes_of_ours_are_sentences(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*_: object) -> None:
+        raise ValueError("words\n" * 10000)
+
+    monkeypatch.setattr(adoption, step, raises)
+    with pytest.raises(TilenetError, match=r"list of layers \(Around: ValueError") as caught:
+        adopt(Around(lambda m, x: x.relu()), 3)
+    assert len(str(caught.value)) <= MOST_LETTERS
+
+
+def test_gradients_may_be_off_around_it() -> None:
+    torch.manual_seed(2)
+    with torch.no_grad():
+        adopted = adopt(Around(lambda m, x: x.relu()), 3)
+    with torch.inference_mode():
+        assert adopt(Around(lambda m, x: x.relu()), 3).layers == adopted.layers
+
+
+def test_both_names_of_a_layer_get_its_weights() -> None:
+    module, adopted = adopted_of("two names")
+    network = adopted.network()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(1.0)
+    state = adopted.module_state(network.state_dict())
+    assert state["resnet.conv1.weight"].equal(state["layer0.0.weight"])
+    assert not state["layer0.0.weight"].equal(module.layer0[0].weight)
+    module.load_state_dict(state)
+
+
+def test_a_module_in_evaluation_counts_as_trained() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Dropout(0.5)).eval()
+    assert adopt(module, 3).layers[-1].kind == "dropout"
+
+
+def test_parts_in_evaluation_drop_nothing_and_are_frozen() -> None:
+    layers = adopt(Frozen(), 3, "step").layers
+    assert [layer.scope for layer in layers if layer.kind == "norm"] == ["frozen", "image"]
+    assert not [layer for layer in layers if layer.kind == "dropout"]
+
+
+@pytest.mark.xfail(strict=True, reason="in_place() takes dropout's output for a map of its own")
+def test_relu_of_dropout_in_evaluation_leaves_the_map_before() -> None:
+    torch.manual_seed(2)
+    module = Around(lambda m, x: F.relu(m.drop(x)) + x, drop=nn.Dropout(0.4))
+    adopted = adopt(module, 3)
+    image = image_of(adopted)
+    wanted = module.double().eval()(image)
+    assert torch.allclose(adopted.network(torch.float64).eval()(image), wanted)
