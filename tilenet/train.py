@@ -24,6 +24,7 @@ from tilenet.training.loop import Loop
 from tilenet.training.network import RunNetwork
 from tilenet.training.scoring import Validation
 from tilenet.training.setup import RunPlan, plan_run
+from tilenet.training.share import share_architecture
 from tilenet.training.validation import RunValidation
 
 if TYPE_CHECKING:
@@ -82,7 +83,10 @@ def _train(
             stop = stack.enter_context(StopRequests())
         with together(comm, stop) as turns:
             opened = open_images(run, stack, watchdog, turns.part_done)
-            plan = plan_run(run, opened.shapes, comm.size)
+        kind = run.network, len(opened.shapes[0][0]), len(run.class_names), run.seed
+        architecture = share_architecture(*kind, comm, watchdog, stop)
+        with together(comm, stop):
+            plan = plan_run(run, opened.shapes, comm.size, architecture)
         terms = run.terms | {"files": agree_on_files(opened, comm, watchdog, stop)}
         keep = run.checkpoints.keep
         folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms, keep=keep)
