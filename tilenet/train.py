@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
-from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
+from tilenet.parallel.ranks.comm import agreed, kept_on_ctrl_c, wait_quietly, world
 from tilenet.parallel.ranks.layout import RunDevices
-from tilenet.parallel.ranks.start import kept_on_ctrl_c
 from tilenet.parallel.ranks.together import end_if_asked, together
 from tilenet.report.page import try_report
 from tilenet.training.announce import announce_images
