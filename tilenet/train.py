@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
-from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
+from tilenet.parallel.ranks.comm import agreed, kept_on_ctrl_c, wait_quietly, world
 from tilenet.parallel.ranks.layout import RunDevices
-from tilenet.parallel.ranks.start import kept_on_ctrl_c
 from tilenet.parallel.ranks.together import end_if_asked, together
 from tilenet.report.page import try_report
 from tilenet.training.announce import announce_images
@@ -24,6 +23,7 @@ from tilenet.training.loop import Loop
 from tilenet.training.network import RunNetwork
 from tilenet.training.scoring import Validation
 from tilenet.training.setup import RunPlan, plan_run
+from tilenet.training.share import share_architecture
 from tilenet.training.validation import RunValidation
 
 if TYPE_CHECKING:
@@ -82,7 +82,10 @@ def _train(
             stop = stack.enter_context(StopRequests())
         with together(comm, stop) as turns:
             opened = open_images(run, stack, watchdog, turns.part_done)
-            plan = plan_run(run, opened.shapes, comm.size)
+        kind = run.network, len(opened.shapes[0][0]), len(run.class_names), run.seed
+        architecture = share_architecture(*kind, comm, watchdog, stop)
+        with together(comm, stop):
+            plan = plan_run(run, opened.shapes, comm.size, architecture)
         terms = run.terms | {"files": agree_on_files(opened, comm, watchdog, stop)}
         keep = run.checkpoints.keep
         folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms, keep=keep)

@@ -38,7 +38,7 @@ def made(network: str, options: Mapping[str, Any], seed: int = 0) -> nn.Module:
     Args:
         network: As in `package:function` or `package:Class`.
         options: What it is called with.
-        seed: Of torch's random numbers while it is called, so that all ranks make the same.
+        seed: Of torch's random numbers while it is called.
 
     Raises:
         TilenetError: There is none, it raises, or it makes no module.
@@ -48,6 +48,7 @@ def made(network: str, options: Mapping[str, Any], seed: int = 0) -> nn.Module:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
+    dtype = torch.get_default_dtype()
     try:
         maker: Any = import_module(package)
         for part in name.split("."):
@@ -60,6 +61,8 @@ def made(network: str, options: Mapping[str, Any], seed: int = 0) -> nn.Module:
             f"a network is made by calling a function or a class ({network}: "
             f"{type(error).__name__}: {one_line(str(error))}); try it in Python first"
         ) from error
+    finally:
+        torch.set_default_dtype(dtype)  # which an import may change, and other ranks keep
     if not isinstance(module, nn.Module):
         raise TilenetError(
             f"a network is a torch.nn.Module ({network} gives {type(module).__name__}); name "

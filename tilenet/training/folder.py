@@ -291,6 +291,14 @@ class RunFolder:
                 f"says {len(planned.layers)} and {list(planned.wanted_bands)}, or their options "
                 "differ); restore the run file or start over with --overwrite"
             )
+        if saved.names != planned.names:
+            old, new = saved.names or {}, planned.names or {}
+            own = next(own for own in {**new, **old} if old.get(own) != new.get(own))
+            raise TilenetError(
+                f"a run goes on with the names of weights that it began with ({own}: "
+                f"{old.get(own)} in {self._resumed}, {new.get(own)} in the module); give the "
+                "module's parts the names that they had, or start over with --overwrite"
+            )
         return replace(planned, mean=saved.mean, std=saved.std)
 
     def load(

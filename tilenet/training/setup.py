@@ -85,18 +85,24 @@ class RunPlan:
         return cut(height, width, Cut(grid, self.asked.size_px), self.rule)
 
 
-def plan_run(run: RunFile, shapes: tuple[Shape, ...], num_ranks: int) -> RunPlan:
+def plan_run(
+    run: RunFile,
+    shapes: tuple[Shape, ...],
+    num_ranks: int,
+    architecture: Architecture | None = None,
+) -> RunPlan:
     """Decide how a run is laid out.
 
     Args:
         shapes: Bands and size of each image, at the resolution at which it is read.
+        architecture: The network that ranks share; None: it is made here.
 
     Raises:
         TilenetError: A rule is broken.
     """
     _check_bands(run.image_paths, shapes)
     bands, classes = len(shapes[0][0]), len(run.class_names)
-    found = Architecture.of(run.network, bands, classes, run.seed)
+    found = architecture or Architecture.of(run.network, bands, classes, run.seed)
     sizes = _sizes([size for _, size in shapes], run.crop_px, rotations=run.augment.rotations)
     if run.plan is not None and found.options is not None:
         _check_plan(run.plan, found.options, sizes, rotations=run.augment.rotations)

@@ -30,6 +30,7 @@ from tilenet.parallel.ranks.start import (
     INTERRUPTED,
     STEP_SIZES,
     heard_in_c,
+    kept_on_ctrl_c,
     launched,
     say_started,
     stopped_by,
@@ -40,7 +41,10 @@ from tilenet.parallel.ranks.start import (
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["agreed", "launched", "run_as_rank", "unname_shared_memory", "wait_quietly", "world"]
+__all__ = [
+    "agreed", "kept_on_ctrl_c", "launched", "run_as_rank", "unname_shared_memory", "wait_quietly",
+    "world",
+]  # fmt: skip
 
 MAPS = Path("/proc/self/maps")
 NAMES = re.compile(r"/dev/shm/mpich_(?:shm|vci)_[0-9a-f]+_\d+$")
