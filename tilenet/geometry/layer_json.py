@@ -184,7 +184,7 @@ def _fits(layer: Layer, kept: dict[str, int]) -> bool:
             frozen = layer.scope != "frozen" or layer.norm == "batch"
             return same and frozen and layer.out_channels % layer.groups == 0
         case Dropout():
-            return same and 0 <= layer.probability < 1
+            return same and 0 <= layer.probability <= 1
         case Stash():
             return same and layer.name not in kept
         case Expand():
