@@ -80,7 +80,7 @@ MAY_BE_ZERO = ("padding", "output_padding", "extra", "place")
 MOST_CELLS = 2**12  # of a kernel, a stride, a padding, a dilation
 MOST_ALIGNMENT_PX = 2**15  # that of 10 poolings is 2¹⁰
 MOST_HALO_PX = 2**20
-MOST_STEPS = 2**19  # layers times alignment: half a second
+MOST_STEPS = 2**18  # layers times alignment: a second or two
 MOST_SAID = 200
 
 
