@@ -38,6 +38,11 @@ setup(
         "mpich": ["mpich>=4.1"],
         "openmpi": ["openmpi>=5.0"],
         "tensorboard": ["tensorboard>=2.9"],  # tensorboard: true
+        "bench": [  # other people's networks, for bench.exactness.networks and bench.speed.modules
+            "segmentation-models-pytorch>=0.5",
+            "timm>=1.0",
+            "torchvision>=0.18",
+        ],
         "test": [
             "pytest>=9.0",  # faulthandler_exit_on_timeout: a hanging rank ends the job
             "pytest-xdist>=3.6",  # tests of one process side by side

@@ -172,7 +172,7 @@ def _make(
         if writer is not None and writer.why_anew:
             say(f"the map starts over, since what was done of it is {writer.why_anew}")
         resume = MapResume(comm, tiling, writer, requests) if resumes else None
-        sink = WritingSink(mapper, comm, writer, source.window, resume)
+        sink = WritingSink(mapper, comm, writer, source.window, source.check_finite, resume)
         stopped = _work(job, comm, sink, resume)
         # Compressing it takes as many rounds of tiles as it has, at the most.
         job.watchdog.arm("the finished map", SLOW + len(tiling.tiles) / comm.size)

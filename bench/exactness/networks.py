@@ -1,6 +1,6 @@
 """Anybody's networks over ranks: the numbers of their module on the whole image?
 
-    pip install --no-deps segmentation-models-pytorch timm torchvision
+    pip install -c constraints.txt '.[bench]'
     python -m bench.exactness.networks [--quick] [--only NAME …] [--every]
 
 Each network of segmentation_models_pytorch and torchvision is adopted, in seconds, with its

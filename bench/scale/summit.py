@@ -36,6 +36,7 @@ from tilenet.planning.time.roofline import roofline
 
 TILES, TILE_PX, EPSILON_PX = 6400, 1434, 92
 IMAGE, IMAGES = (10_000, 10_000), 100
+NODE = (3 * 1250, 4 * 1250)  # own pixels of a node's 12 tiles, in the middle of an image
 MEASURED = {"dgx_1": 1740.0, "summit": 12.0}
 SMALL = PRESETS["small"]
 ALONE = Layout((1, 1), 1, 1, "never")
@@ -142,10 +143,10 @@ def balances() -> list[dict[str, Any]]:
     for name, balance in PAPER.items():
         options = replace(PRESETS[name], norm_scope="tile")
         asked = Question(
-            options, EPSILON_PX, (3 * TILE_PX, 4 * TILE_PX), SUMMIT, halo=0, grid=(3, 4),
+            options, EPSILON_PX, NODE, SUMMIT, halo="epsilon", grid=(3, 4),
             partitions=6, micro_batches=12, checkpointing="except_last",
         )  # fmt: skip
-        search = Search(replace(asked, halo="epsilon", epsilon_px=0))
+        search = Search(asked)
         layout = next(iter(search.layouts()))
         # Memory aside: what only balance makes of it
         endless = replace(search.question, machine=replace(SUMMIT, memory_bytes=10**15))
@@ -168,9 +169,7 @@ def swapping() -> list[dict[str, Any]]:
     rows = []
     for name in ("small", "medium-2", "large"):
         options = replace(PRESETS[name], norm_scope="tile")
-        asked = Question(
-            options, 0, (3 * TILE_PX, 4 * TILE_PX), SUMMIT, halo="epsilon", grid=(3, 4)
-        )
+        asked = Question(options, EPSILON_PX, NODE, SUMMIT, halo="epsilon", grid=(3, 4))
         row: dict[str, Any] = {"model": name}
         for says, partitions, swap in (("6 partitions", 6, "off"), ("1, swapping", 1, "auto")):
             one = replace(asked, partitions=partitions, swap=swap)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Somebody's module in layers: a step over ranks, and alone, next to the module in plain PyTorch.
 
-    pip install --no-deps segmentation-models-pytorch timm torchvision
+    pip install -c constraints.txt '.[bench]'
     python -m bench.speed.modules [--quick]
 
 Two ranks with one thread each take half an image of 1280 × 640 px, float32, frozen batch norm. Ways

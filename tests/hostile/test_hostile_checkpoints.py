@@ -54,6 +54,37 @@ def test_a_layer_of_wrong_values_is_refused(key: str, value: Any) -> None:
         NetworkRecord.from_json(json.loads(json.dumps(entry)))
 
 
+CONV = {"kind": "conv", "in_channels": 1, "out_channels": 1, "kernel": 1}
+ENLARGE = {"kind": "upsample", "in_channels": 1, "out_channels": 1}
+HEAD = {**CONV, "out_channels": 2}
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ([{**CONV, "stride": 4093}] * 5 + [{**ENLARGE, "factor": 4093}] * 5, "16752649 px"),
+        ([{**ENLARGE, "factor": 4093}] * 5 + [{**CONV, "stride": 4093}] * 5, "1/16752649 px"),
+        ([{**CONV, "stride": 2}] * 7 + [CONV] * 9000 + [ENLARGE] * 7, r"9015 layers .* 29 px"),
+        ([{**CONV, "kernel": 4096, "dilation": 4096}], "begin within 1048576 px"),
+        ([{**CONV, "padding": 4096}] * 300, "begin within 1048576 px"),
+        ([{**CONV, "in_channels": "x" * 10**6}], "given 1 channels"),
+        ([{"kind": "c" * 10**6}], "known kind"),
+    ],
+    ids=["strides", "enlargements", "many layers", "kernel", "padding", "value", "kind"],
+)
+def test_a_network_whose_tiles_take_endless_time_is_refused_before_they_are_worked_out(
+    layers: list[dict[str, Any]], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(_: Any) -> None:
+        raise AssertionError("its loop runs once per pixel of the alignment")
+
+    entry = RECORD.to_json() | {"layers": [*layers, HEAD]}
+    monkeypatch.setattr("tilenet.storage.network_json.context_of", busy)
+    with pytest.raises(TilenetError, match=said) as raised:
+        NetworkRecord.from_json(entry)
+    assert len(str(raised.value)) < 1000
+
+
 def test_a_larger_network_than_its_weights_is_refused_before_it_is_built() -> None:
     weights = build_network(LAYERS).state_dict()
     check_weight_count(LAYERS, weights, "w")

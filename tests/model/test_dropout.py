@@ -85,6 +85,16 @@ def test_nothing_is_dropped_outside_of_training_or_with_probability_0() -> None:
     assert torch.equal(KeyedDropout(Dropout(5, 5, 0.0), 3, MaskKey()).train()(x), x)
 
 
+@pytest.mark.parametrize("drops", ["channels", "cells", "samples"])
+def test_with_probability_1_all_is_dropped_as_torch_has_it(drops: str) -> None:
+    x = maps(2).requires_grad_()
+    layer = Dropout(CHANNELS, CHANNELS, 1.0, drops)  # type: ignore[arg-type]
+    out = KeyedDropout(layer, 3, MaskKey(1, 2, (5, 6))).train()(x)
+    out.backward(torch.ones_like(out))
+    assert torch.equal(out, torch.nn.functional.dropout(x, 1.0))
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
 @pytest.mark.parametrize("images", [(), (1,), (1, 2, 3)])
 def test_a_sample_without_an_image_number_is_an_error(images: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=rf"batch: 2, images: {len(images)}"):

@@ -4,7 +4,7 @@ What is refused here would end in an error of torch, in endless memory, or in a 
 """
 
 from dataclasses import Field, asdict, fields
-from math import isfinite
+from math import isfinite, lcm
 from typing import Any, get_args
 
 from tilenet.errors import TilenetError
@@ -15,6 +15,7 @@ from tilenet.geometry.layers import (
     Dropout,
     Expand,
     GlobalPool,
+    Grid,
     Join,
     Layer,
     Norm,
@@ -23,9 +24,10 @@ from tilenet.geometry.layers import (
     Stash,
     TransposedConv,
     Upsample,
+    walk,
 )
 
-__all__ = ["KINDS", "POP", "check_layers", "layer_from_json", "layer_to_json"]
+__all__ = ["KINDS", "POP", "check_grids", "check_layers", "layer_from_json", "layer_to_json"]
 
 KINDS: dict[str, type[Layer]] = {
     kind.kind: kind
@@ -65,7 +67,7 @@ def layer_from_json(entry: dict[str, Any]) -> Layer:
     required = {"in_channels", "out_channels"}
     if kind is None or not required <= set(values) <= {field.name for field in fields(kind)}:
         raise TilenetError(
-            f"a layer must have a known kind and that kind's fields (got {entry}); "
+            f"a layer must have a known kind and that kind's fields (got {_short(entry)}); "
             f"known kinds: {', '.join(KINDS)}"
         )
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
@@ -76,6 +78,10 @@ MOST_LAYERS = 10_000
 MOST_CHANNELS = 2**24
 MAY_BE_ZERO = ("padding", "output_padding", "extra", "place")
 MOST_CELLS = 2**12  # of a kernel, a stride, a padding, a dilation
+MOST_ALIGNMENT_PX = 2**15  # that of 10 poolings is 2¹⁰
+MOST_HALO_PX = 2**20
+MOST_STEPS = 2**18  # layers times alignment: a second or two
+MOST_SAID = 200
 
 
 def check_layers(layers: tuple[Layer, ...], bands: int, classes: int) -> None:
@@ -101,8 +107,8 @@ def check_layers(layers: tuple[Layer, ...], bands: int, classes: int) -> None:
         if wrong is not None:
             raise TilenetError(
                 f"layers must follow on one another (layer {number} of network.json, {layer.kind}: "
-                f"{wrong} is {getattr(layer, wrong)!r}, it is given {channels} channels); use "
-                "another checkpoint"
+                f"{wrong} is {_short(getattr(layer, wrong))}, it is given {channels} channels); "
+                "use another checkpoint"
             )
         if isinstance(layer, Stash):
             kept[layer.name] = 0 if layer.sizes else layer.out_channels
@@ -111,8 +117,42 @@ def check_layers(layers: tuple[Layer, ...], bands: int, classes: int) -> None:
         raise TilenetError(
             f"a network gives one channel per class and takes every map that it keeps "
             f"(network.json: {channels} channels, {classes} classes, kept to the end: "
-            f"{', '.join(kept) or 'none'}); use another checkpoint"
+            f"{_short(list(kept)) if kept else 'none'}); use another checkpoint"
         )
+
+
+def check_grids(layers: tuple[Layer, ...]) -> None:
+    """Refuse sound layers whose tiles would take endless time to work out.
+
+    `halo.context_of` walks the layers once for each pixel of the alignment.
+
+    Raises:
+        TilenetError: Their strides make the alignment too large, or cells too dense or too far off.
+    """
+    most = min(MOST_ALIGNMENT_PX, MOST_STEPS // len(layers))
+    alignment = 1
+
+    def through(layer: Layer, grid: Grid, kept: tuple[Grid, ...]) -> Grid:
+        nonlocal alignment
+        out = layer.grid(grid, *kept)
+        alignment = lcm(alignment, out.stride.numerator or 1)
+        dense = max(out.stride.denominator, out.origin.denominator)
+        if alignment > most or dense > MOST_ALIGNMENT_PX or abs(out.origin) > MOST_HALO_PX:
+            raise TilenetError(
+                f"a network of {len(layers)} layers has tiles that are multiples of {most} px at "
+                f"the most, and cells of 1/{MOST_ALIGNMENT_PX} px at the least that begin within "
+                f"{MOST_HALO_PX} px (network.json: {alignment} px, 1/{dense} px, "
+                f"{float(out.origin):.0f} px after a {layer.kind}); use another checkpoint"
+            )
+        return out
+
+    walk(layers, Grid(), through)
+
+
+def _short(value: object) -> str:
+    """A value of a file for a sentence."""
+    text = repr(value)
+    return text if len(text) <= MOST_SAID else f"{text[:MOST_SAID]}…"
 
 
 def _is_sound(layer: Layer, part: "Field[Any]") -> bool:
@@ -144,7 +184,7 @@ def _fits(layer: Layer, kept: dict[str, int]) -> bool:
             frozen = layer.scope != "frozen" or layer.norm == "batch"
             return same and frozen and layer.out_channels % layer.groups == 0
         case Dropout():
-            return same and 0 <= layer.probability < 1
+            return same and 0 <= layer.probability <= 1
         case Stash():
             return same and layer.name not in kept
         case Expand():

@@ -6,7 +6,7 @@ How an image is mapped on the memory that the ranks have: decided alike on all o
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -209,6 +209,7 @@ class WritingSink:
     Args:
         writer: On rank 0.
         window: What the map shows of the image.
+        check: Called with each piece on the rank that computed it, before it is written or sent.
         resume: Knows tiles that are done.
     """
 
@@ -218,10 +219,11 @@ class WritingSink:
         comm: "MPI.Intracomm",
         writer: MapWriter | None,
         window: Window,
+        check: Callable[[Window, Computed], None],
         resume: MapResume | None = None,
     ) -> None:
         self.mapper, self.comm, self.writer = mapper, comm, writer
-        self.window, self.resume = window, resume
+        self.window, self.check, self.resume = window, check, resume
         self._sent: tuple[MPI.Request, NDArray[Any]] | None = None
 
     def wants(self, rank: int, window: Window) -> bool:
@@ -237,6 +239,7 @@ class WritingSink:
             values = np.empty((kind.bands, window.height, window.width), kind.dtype)
             self.comm.Recv(values, source=rank, tag=0)
         else:
+            self.check(window, computed)
             values = self.mapper.values(computed)
         if self.writer is None:
             # While rank 0 still computes or writes, this rank goes on with its next piece.

@@ -6,13 +6,14 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import HaloRule, Tiling, halo_rule
 from tilenet.geometry.windows import Part, Window
-from tilenet.mapping.job import Output
+from tilenet.mapping.job import Computed, Output
 from tilenet.mapping.journal import file_facts, hash_of
 from tilenet.mapping.writer import journal_of
 from tilenet.model.choices import parameter_dtype
@@ -152,6 +153,24 @@ class MapSource:
         rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
         window = image.window_of(Part(wanted.bbox, wanted.window))
         return cls(folder, record, network.eval(), image, window, precision, rule)
+
+    def check_finite(self, window: Window, computed: Computed) -> None:
+        """Refuse a network that diverged, whose map of classes would look like any other.
+
+        Args:
+            window: Where the piece lies.
+
+        Raises:
+            TilenetError: With the first pixel.
+        """
+        finite = computed.logits.isfinite().all(dim=0).cpu().numpy() | ~computed.valid
+        if not finite.all():
+            row, col = np.argwhere(~finite)[0]
+            raise TilenetError(
+                f"a network must give finite logits ({self.folder} in {self.precision}: nan or "
+                f"infinite at row {window.row + row}, column {window.col + col}); map an earlier "
+                "checkpoint or with a wider --precision, or train again with a smaller optimizer.lr"
+            )
 
     def made_of(
         self, output: Output, tiling: Tiling, method: str, device: str, *, scaled: bool

@@ -93,7 +93,7 @@ class KeyedDropout(nn.Module):
                 number = channels if self.drops == "channels" else 1
                 drawn.append(uniform(number, *parts)[:, None, None])
         kept = torch.from_numpy(np.stack(drawn) >= self.probability).to(torch.float64)
-        return kept / (1 - self.probability)
+        return kept / (1 - self.probability or 1)  # of p = 1 all are 0
 
     def extra_repr(self) -> str:
         return f"p={self.probability}, {self.drops}, layer={self.layer}"

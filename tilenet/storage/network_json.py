@@ -13,7 +13,13 @@ from xml.etree import ElementTree
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context, context_of
-from tilenet.geometry.layer_json import check_layers, layer_from_json, layer_to_json
+from tilenet.geometry.layer_json import (
+    MOST_HALO_PX,
+    check_grids,
+    check_layers,
+    layer_from_json,
+    layer_to_json,
+)
 from tilenet.geometry.layers import Layer
 from tilenet.storage.atomic import read_plain
 
@@ -69,8 +75,6 @@ def names_in_map(path: str, tags: Mapping[str, str]) -> tuple[str, ...]:
 
 FORMAT = "tilenet-network-1"
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
-MOST_ALIGNMENT_PX = 2**15  # that of 10 poolings is 2¹⁰
-MOST_HALO_PX = 2**20
 
 
 @dataclass(frozen=True)
@@ -195,12 +199,11 @@ class NetworkRecord:
                 "bands, ignore_index or epsilon_px); use another checkpoint"
             )
         check_layers(record.layers, len(record.bands), len(record.classes))
-        context = record.context()
-        if context.alignment_px > MOST_ALIGNMENT_PX or context.halo_px > MOST_HALO_PX:
+        check_grids(record.layers)
+        if (halo_px := record.context().halo_px) > MOST_HALO_PX:
             raise TilenetError(
-                f"a network's tiles are multiples of {MOST_ALIGNMENT_PX} px at the most, with a "
-                f"halo of {MOST_HALO_PX} px (network.json: {context.alignment_px} and "
-                f"{context.halo_px} px); use another checkpoint"
+                f"a network's tiles have a halo of {MOST_HALO_PX} px at the most (network.json: "
+                f"{halo_px} px); use another checkpoint"
             )
         return record
 

@@ -28,7 +28,7 @@ from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
 from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.exchange.placed import CornersUpsample
-from tilenet.parallel.exchange.whole_maps import AveragedOver, WholeImagePool, bin_shares
+from tilenet.parallel.exchange.whole_maps import AveragedOver, WholeImagePool, bin_shares, bin_sums
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
@@ -330,3 +330,28 @@ def test_adjoint_of_the_enlargement_alone(
                 return out
 
             assert_adjoint(comm, enlarged, x, seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bins", BINS)
+def test_autocast_rounds_an_average_once_and_not_its_sums(bins: int, dtype: torch.dtype) -> None:
+    rows, cols, edge = 61, 83, 29
+    x = (1 + drawn(1, 3, rows, cols, seed=5) / 10).to(dtype)
+    exact = x.double().requires_grad_()
+    wanted = nn.functional.adaptive_avg_pool2d(exact, bins)
+    (to_exact,) = torch.autograd.grad(wanted.sum(), exact)
+
+    def over(row: int, height: int) -> AveragedOver:
+        cells = Cells((Window(0, 0, height, cols),), (0,))
+        return AveragedOver(cells, ((row, 0),), (rows, cols))
+
+    with torch.autocast("cpu", dtype):
+        top = bin_sums(x[:, :, :edge], bins, over(0, edge))
+        sums = top + bin_sums(x[:, :, edge:], bins, over(edge, rows - edge))
+        pool = WholeImagePool(bins, lambda: over(0, rows), None)
+        found = pool(x.requires_grad_())
+        (to_x,) = torch.autograd.grad(found.sum(), x)
+    torch.testing.assert_close(sums, wanted.detach(), rtol=1e-6, atol=0)
+    assert torch.equal(found, wanted.to(dtype))
+    half_a_digit = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(to_x.double(), to_exact, rtol=1.01 * half_a_digit, atol=1e-7)

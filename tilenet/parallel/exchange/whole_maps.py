@@ -96,22 +96,29 @@ class _Average(torch.autograd.Function):
         folded = _folded(grads[0].double(), where, images)
         total = add_over(ctx.comm, folded).index_select(0, images)
         to_x = grads[0].new_zeros(ctx.shape)
-        for sample, own in enumerate(where.cells.own):
-            rows, cols = where.shares(sample, ctx.bins, to_x.device)
-            lines = (rows.T @ total[sample]).to(_wide(to_x))
-            _own(to_x, sample, own).copy_(lines @ cols.to(lines.dtype))
+        with _as_written(to_x):
+            for sample, own in enumerate(where.cells.own):
+                rows, cols = where.shares(sample, ctx.bins, to_x.device)
+                lines = (rows.T @ total[sample]).to(_wide(to_x))
+                _own(to_x, sample, own).copy_(lines @ cols.to(lines.dtype))
         return to_x, None, None, None
 
 
 def bin_sums(x: Tensor, bins: int, where: AveragedOver) -> Tensor:
     """What own cells add to the averages of a map (B, C, H, W): (B, C, bins, bins), float64."""
     sums = []
-    for sample, own in enumerate(where.cells.own):
-        rows, cols = where.shares(sample, bins, x.device)
-        # Rows of cells in the map's own precision, and their sums in float64.
-        lines = _own(x, sample, own).to(_wide(x)) @ cols.T.to(_wide(x))
-        sums.append(rows @ lines.double())
+    with _as_written(x):
+        for sample, own in enumerate(where.cells.own):
+            rows, cols = where.shares(sample, bins, x.device)
+            # Rows of cells in the map's own precision, at least float32; their sums in float64.
+            lines = _own(x, sample, own).to(_wide(x)) @ cols.T.to(_wide(x))
+            sums.append(rows @ lines.double())
     return torch.stack(sums)
+
+
+def _as_written(x: Tensor) -> torch.autocast:
+    """Products in the precision of their factors, which autocast would round."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def _own(x: Tensor, sample: int, own: Window) -> Tensor:
