@@ -397,7 +397,6 @@ def test_parts_in_evaluation_drop_nothing_and_are_frozen() -> None:
     assert not [layer for layer in layers if layer.kind == "dropout"]
 
 
-@pytest.mark.xfail(strict=True, reason="in_place() takes dropout's output for a map of its own")
 def test_relu_of_dropout_in_evaluation_leaves_the_map_before() -> None:
     torch.manual_seed(2)
     module = Around(lambda m, x: F.relu(m.drop(x)) + x, drop=nn.Dropout(0.4))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from probe import looks_at, positive_network
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.grid import Grid
 from tilenet.geometry.layer_json import KINDS, layer_from_json, layer_to_json
 from tilenet.geometry.layers import (
     Activation,
@@ -21,7 +22,6 @@ from tilenet.geometry.layers import (
     Expand,
     Function,
     GlobalPool,
-    Grid,
     Join,
     Layer,
     Norm,

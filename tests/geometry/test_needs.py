@@ -15,12 +15,12 @@ from probe import positive_network
 from torch import Tensor
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import input_interval, map_grids, map_shapes, output_size
 from tilenet.geometry.layers import (
     Conv,
     Expand,
     GlobalPool,
-    Grid,
     Join,
     Layer,
     Pool,

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.layers import Conv, Grid, Join, Layer, Pool, Stash, TransposedConv, Upsample
+from tilenet.geometry.layers import Conv, Join, Layer, Pool, Stash, TransposedConv, Upsample
 from tilenet.geometry.ownership import (
     AxisShares,
     LayerHalo,

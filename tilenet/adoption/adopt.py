@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from tilenet.adoption.export import graph_of
 from tilenet.adoption.values import linearise
 from tilenet.errors import TilenetError
+from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import Context, context_of
-from tilenet.geometry.layers import GlobalPool, Grid, Join, Layer, Norm, walk
+from tilenet.geometry.layers import GlobalPool, Join, Layer, Norm, walk
 from tilenet.model.network import Network, build_network, load_weights
 
 __all__ = ["Adopted", "adopt"]

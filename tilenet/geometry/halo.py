@@ -22,16 +22,8 @@ from math import lcm
 from typing import Literal
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.layers import (
-    Expand,
-    GlobalPool,
-    Grid,
-    Join,
-    Layer,
-    Norm,
-    Stash,
-    walk,
-)
+from tilenet.geometry.grid import Grid
+from tilenet.geometry.layers import Expand, GlobalPool, Join, Layer, Norm, Stash, walk
 
 __all__ = [
     "Context",

@@ -8,6 +8,7 @@ from math import isfinite, lcm
 from typing import Any, get_args
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.grid import Grid
 from tilenet.geometry.layers import (
     Activation,
     ChannelNorm,
@@ -15,7 +16,6 @@ from tilenet.geometry.layers import (
     Dropout,
     Expand,
     GlobalPool,
-    Grid,
     Join,
     Layer,
     Norm,

@@ -19,15 +19,15 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import ClassVar, Literal, TypeVar
 
+from tilenet.geometry.grid import HALF, WHOLE, Grid
+
 __all__ = [
-    "WHOLE",
     "Activation",
     "ChannelNorm",
     "Conv",
     "Dropout",
     "Expand",
     "GlobalPool",
-    "Grid",
     "Join",
     "Layer",
     "Norm",
@@ -42,47 +42,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-HALF = Fraction(1, 2)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Where the cells of a feature map stand on the input's pixels.
-
-    Cell i stands for the pixels from `origin + i · stride` on, `stride` of them: cells are placed
-    by their number, not by the middle of what they look at, which may lie between pixels.
-
-    Attributes:
-        stride: Distance between neighbouring cells, in input pixels; 0: a whole map.
-        origin: First input pixel of cell 0.
-    """
-
-    stride: Fraction = Fraction(1)
-    origin: Fraction = Fraction(0)
-
-    @property
-    def whole(self) -> bool:
-        """Whether the map is that of a `GlobalPool`, of which all tiles have all cells."""
-        return self.stride == 0
-
-    def cells(self, first: int, stop: int) -> tuple[int, int]:
-        """First and last cell that stand for the pixels from `first` to the one before `stop`.
-
-        The cell's first pixel decides. With none, the last is the one before the first.
-        """
-        low, high = ((pixel - self.origin) / self.stride for pixel in (first, stop))
-        return ceil(low), ceil(high) - 1
-
-    def scaled(self, stride: Fraction, more: int) -> "Grid":
-        """The grid of a map with cells of another stride, and `more` of them than fill this map.
-
-        Half of them lie on each side: maps stand in the middle of the image, so that maps of as
-        many cells of one stride lie on each other, as sums of them take them.
-        """
-        return Grid(stride, self.origin - stride * more * HALF)
-
-
-WHOLE = Grid(Fraction(0))
 
 
 @dataclass(frozen=True)
@@ -493,6 +452,9 @@ def in_place(layers: tuple[Layer, ...], index: int) -> bool:
     layer, before = layers[index], layers[index - 1] if index else None
     if not isinstance(layer, Activation) or layer.function not in ("leaky_relu", "relu", "relu6"):
         return False
+    while isinstance(before, Dropout):  # in evaluation it gives its input itself
+        index -= 1
+        before = layers[index - 1] if index else None
     if isinstance(before, Join):
         return before.how in ("concatenate", "add")
-    return isinstance(before, Conv | TransposedConv | Norm | Dropout)
+    return isinstance(before, Conv | TransposedConv | Norm)

@@ -18,8 +18,9 @@ from itertools import pairwise
 from math import ceil
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import context_of, map_grids, reached
-from tilenet.geometry.layers import Conv, Grid, Join, Layer, Stash, walk
+from tilenet.geometry.layers import Conv, Join, Layer, Stash, walk
 from tilenet.geometry.tiles import Span, Tiling
 from tilenet.geometry.windows import Window, overlap
 

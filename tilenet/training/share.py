@@ -66,5 +66,6 @@ def _from_json(text: str, state: dict[str, Tensor]) -> Architecture:
     entry = json.loads(text)
     values = entry["adopted"]
     values["layers"] = tuple(layer_from_json(layer) for layer in values["layers"])
+    values["fixed"] = frozenset(values["fixed"])
     adopted = Adopted(**values, state=state)
     return Architecture(adopted.layers, adopted=adopted, note=entry["note"])

@@ -1,0 +1,49 @@
+"""Where the cells of a feature map stand on the input's pixels."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+__all__ = ["HALF", "WHOLE", "Grid"]
+
+HALF = Fraction(1, 2)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where the cells of a feature map stand on the input's pixels.
+
+    Cell i stands for the pixels from `origin + i · stride` on, `stride` of them: cells are placed
+    by their number, not by the middle of what they look at, which may lie between pixels.
+
+    Attributes:
+        stride: Distance between neighbouring cells, in input pixels; 0: a whole map.
+        origin: First input pixel of cell 0.
+    """
+
+    stride: Fraction = Fraction(1)
+    origin: Fraction = Fraction(0)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the map is that of a `GlobalPool`, of which all tiles have all cells."""
+        return self.stride == 0
+
+    def cells(self, first: int, stop: int) -> tuple[int, int]:
+        """First and last cell that stand for the pixels from `first` to the one before `stop`.
+
+        The cell's first pixel decides. With none, the last is the one before the first.
+        """
+        low, high = ((pixel - self.origin) / self.stride for pixel in (first, stop))
+        return ceil(low), ceil(high) - 1
+
+    def scaled(self, stride: Fraction, more: int) -> "Grid":
+        """The grid of a map with cells of another stride, and `more` of them than fill this map.
+
+        Half of them lie on each side: maps stand in the middle of the image, so that maps of as
+        many cells of one stride lie on each other, as sums of them take them.
+        """
+        return Grid(stride, self.origin - stride * more * HALF)
+
+
+WHOLE = Grid(Fraction(0))
