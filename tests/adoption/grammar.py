@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from parts import DOWN, KEEP, RARE, STEM, UP, WIDE, Draw, Part, conv, enlarged
 from torch import Tensor, nn
 
-__all__ = ["BANDS", "Generated", "generate"]
+__all__ = ["BANDS", "WRAPPER", "Generated", "generate"]
 
 BANDS = 3
 WRAPPER_PX = 32
+NOTHING = "nothing"
+WRAPPER = -1  # its number among the steps to leave out
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,15 @@ class Step:
 
 
 class Generated(nn.Module):
-    """A graph of parts; map 0 is the image, map n what step n makes."""
+    """A graph of parts; map 0 is the image, map n + 1 what step n makes."""
 
-    def __init__(self, steps: list[Step], wrapper: str, output: str) -> None:
+    def __init__(self, steps: list[Step], wrapper: str, output: str, stride: int) -> None:
         super().__init__()
         self.parts = nn.ModuleList(step.part for step in steps)
         self.wiring = [step.inputs for step in steps]
         self.words = [step.words for step in steps]
         self.optional = [number for number, step in enumerate(steps) if step.optional]
-        self.wrapper, self.output = wrapper, output
+        self.wrapper, self.output, self.stride = wrapper, output, stride
 
     def forward(self, x: Tensor) -> Any:
         rows, cols = x.shape[2], x.shape[3]
@@ -62,11 +64,13 @@ class Generated(nn.Module):
         return out
 
     def describe(self) -> str:
-        """One line per step."""
-        lines = [
-            f"  {number + 1} = {words} of {', '.join(map(str, inputs))}"
-            for number, (words, inputs) in enumerate(zip(self.words, self.wiring, strict=True))
-        ]
+        """One line per step; those that are left out are not named."""
+        same, lines = [0], []
+        for number, (words, inputs) in enumerate(zip(self.words, self.wiring, strict=True)):
+            of = [same[one] for one in inputs]
+            same.append(number + 1 if words != NOTHING else of[0])
+            if words != NOTHING:
+                lines.append(f"  {number + 1} = {words} of {', '.join(map(str, of))}")
         return "\n".join([f"  wrapper {self.wrapper}, output {self.output}", *lines])
 
 
@@ -132,7 +136,7 @@ class _Builder:
         return x
 
 
-def _steps(seed: int) -> tuple[list[Step], str, str]:
+def _steps(seed: int) -> tuple[list[Step], str, str, int]:
     builder = _Builder(seed)
     draw = builder.draw
     depth = draw.random.choices([0, 1, 2, 3], [25, 40, 25, 10])[0]
@@ -169,25 +173,26 @@ def _steps(seed: int) -> tuple[list[Step], str, str]:
     wrapper = draw.random.choices(["none", "constant", "replicate"], [85, 12, 3])[0]
     wrapper = wrapper if draw.bold else "none"
     output = draw.random.choices(["map", "dict", "tuple", "list"], [70, 10, 10, 10])[0]
-    return builder.steps, wrapper, output
+    return builder.steps, wrapper, output, 2 ** max(builder.levels)
 
 
 def generate(seed: int, without: Collection[int] = ()) -> Generated:
     """The module of a seed.
 
     Args:
-        without: Numbers of optional steps, counted from 0, that hand on their first map instead.
-            Other steps stay as they are, with their weights.
+        without: Numbers of optional steps, counted from 0, that hand on their first map instead, or
+            `WRAPPER`. Other steps stay as they are, with their weights.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        steps, wrapper, output = _steps(seed)
-    if "wrapper" in map(str, without):
-        wrapper = "none"
+        steps, wrapper, output, stride = _steps(seed)
     for number in without:
+        if number == WRAPPER:
+            wrapper = "none"
+            continue
         inputs = steps[number].inputs[:1]
-        steps[number] = Step(nn.Identity(), inputs, "nothing", optional=False)
-    module = Generated(steps, wrapper, output)
+        steps[number] = Step(nn.Identity(), inputs, NOTHING, optional=False)
+    module = Generated(steps, wrapper, output, stride)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         # Zeros and ones hide mistakes; drawn by name, so that steps left out change no other.

@@ -188,12 +188,11 @@ def _norm(draw: Draw) -> nn.Module:
 @rule(KEEP, "layer norm of channels")
 def _layer_norm(draw: Draw) -> nn.Module:
     more = draw.of("linear", True, False)
-    made = Part(
+    return Part(
         lambda m, x: m.linear(m.norm(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2),
         norm=nn.LayerNorm(WIDE),
         linear=nn.Linear(WIDE, WIDE) if more else nn.Identity(),
     )
-    return made
 
 
 @rule(KEEP, "valid, then wide")

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import lcm
 from typing import Any, Literal
 
 import torch
@@ -28,19 +29,30 @@ from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.network import spatial_network
 from tilenet.parallel.pipeline.pipe import Pipe
 
-__all__ = ["Outcome", "Run", "apart", "judge", "loss_of", "run_module", "size_for", "without_drops"]
+__all__ = [
+    "Outcome",
+    "Run",
+    "apart",
+    "by_module",
+    "judge",
+    "loss_of",
+    "mode_of",
+    "run_module",
+    "size_for",
+    "without_drops",
+]
 
 LOGITS, GRADIENTS = 1e-12, 1e-10
-# A gradient counts from this part of the largest one on. That of a bias before a norm is 0, of which
-# rounding leaves a part of the gradients that it is the sum of.
+# Gradients are compared relative to their own largest value, and at least to this part of the
+# largest of all weights: that of a bias before a norm is 0, of which sums leave their rounding.
 LEAST = 1e-3
 # How many times the module's own change, when its image changes by one rounding, is still rounding.
 ROUNDINGS = 30
-IMAGES = 2
 LEAST_PX, MOST_PX = 24, 1100
 MOST_SECONDS = 120
 MOST_CHARACTERS = 600
-GRIDS = ((1, 1), (2, 2), (3, 1), (1, 3))
+# Tiles along rows and columns, and how many images.
+GRIDS = {(1, 1): 3, (2, 2): 2, (3, 1): 1, (1, 3): 1}
 
 Kind = Literal["exact", "refused", "failed", "no module"]
 
@@ -85,6 +97,11 @@ class Late(Exception):
     """Raised by the alarm."""
 
 
+def mode_of(seed: int) -> BatchNormMode:
+    """What is made of batch norm's statistics in the module of a seed."""
+    return "step" if seed // 2 % 2 else "frozen"
+
+
 @contextmanager
 def limited(seconds: int = MOST_SECONDS) -> Iterator[None]:
     """Ends what takes longer with `Late`."""
@@ -110,11 +127,12 @@ def first(out: Any) -> Tensor:
 
 def loss_of(logits: Tensor) -> Tensor:
     """A sum over cells whose gradient differs in every one."""
-    weights = torch.linspace(-1, 2, logits.numel(), dtype=torch.float64).view_as(logits)
+    one = logits[:1]
+    weights = torch.linspace(-1, 2, one.numel(), dtype=torch.float64).view_as(one)
     return (weights * logits.square()).sum()
 
 
-def image_for(size: tuple[int, int], images: int = IMAGES) -> Tensor:
+def image_for(size: tuple[int, int], images: int) -> Tensor:
     generator = torch.Generator().manual_seed(17)
     return torch.randn(images, BANDS, *size, generator=generator, dtype=torch.float64)
 
@@ -199,17 +217,23 @@ def whole_of(parts: Tensor, tiling: Tiling) -> Tensor:
     return torch.cat(rows, 2)
 
 
-def size_for(adopted: Adopted, grid: tuple[int, int]) -> tuple[int, int]:
-    """An image of odd numbers of alignment units, long enough for tiles that do not read all."""
-    unit, halo = adopted.context.alignment_px, adopted.context.halo_px
+def size_for(adopted: Adopted, grid: tuple[int, int], stride: int = 1) -> tuple[int, int]:
+    """An image of odd numbers of alignment units, long enough for tiles that do not read all.
 
-    def side(tiles: int, least: int) -> int:
+    Args:
+        stride: Of the module, whose parts may lead nowhere and still not take all sizes.
+    """
+    unit, halo = lcm(adopted.context.alignment_px, stride), adopted.context.halo_px
+
+    def side(tiles: int, least: int, most: int) -> int:
         units = -(-max(least, (2 * tiles + 1) * unit) // unit)
-        if tiles == 3 and 3 * halo <= MOST_PX:
-            units = max(units, 3 * (halo // unit + 1) + 2)
+        if tiles > 1:
+            alone = tiles * (2 * (halo // unit) // (tiles - 1) + 1) + 2
+            units = alone if units < alone <= most // unit else units
         return (units + 1 - units % 2) * unit
 
-    return side(grid[0], LEAST_PX), side(grid[1], LEAST_PX + 4 * unit)
+    most = MOST_PX if 1 in grid else MOST_PX // 3
+    return side(grid[0], LEAST_PX, most), side(grid[1], LEAST_PX + 4 * unit, most)
 
 
 def apart(found: Run, wanted: Run, *, buffers: bool = True) -> dict[str, tuple[float, float]]:
@@ -244,7 +268,7 @@ def difference(found: Tensor, wanted: Tensor, least: float) -> float:
 def judge(module: nn.Module, batch_norm: BatchNormMode) -> Outcome:
     """What becomes of a module."""
     try:
-        run_module(module, image_for((64, 96)), batch_norm)
+        run_module(module, image_for((64, 96), 2), batch_norm)
     except Exception as error:
         return Outcome("no module", type(error).__name__, str(error)[:200])
     try:
@@ -283,7 +307,7 @@ def compare(
     outcome: Outcome,
 ) -> None:
     """Compare on a grid, and note what differs."""
-    image = image_for(size_for(adopted, grid))
+    image = image_for(size_for(adopted, grid, getattr(module, "stride", 1)), GRIDS[grid])
     wanted = run_module(module, image, batch_norm)
     if wanted.logits.shape[2:] == image.shape[2:] and adopted.context.valid:
         outcome.kind, outcome.words = (
@@ -312,10 +336,7 @@ def compare(
                 if value <= own:
                     outcome.widened = max(outcome.widened, value)
                     continue
-                thing = " of weights" if what.startswith("gradient of ") else ""
-                kind = (
-                    what if what in ("logits", "gradient of the image") else what.split()[0] + thing
-                )
+                kind = "gradients" if what.startswith("gradient") else what.split()[0]
                 wrong.setdefault(kind, f"{name}, {what}: {value:.1e}")
             else:
                 key = f"{name}: {what.split()[0]}"
