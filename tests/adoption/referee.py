@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import lcm
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -116,6 +117,10 @@ def limited(seconds: int = MOST_SECONDS) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, old)
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def first(out: Any) -> Tensor:
@@ -270,14 +275,14 @@ def judge(module: nn.Module, batch_norm: BatchNormMode) -> Outcome:
     try:
         run_module(module, image_for((64, 96), 2), batch_norm)
     except Exception as error:
-        return Outcome("no module", type(error).__name__, str(error)[:200])
+        return Outcome("no module", type(error).__name__, one_line(error)[:200])
     try:
         with limited():
             adopted = tilenet.adopt(module, BANDS, batch_norm)
     except TilenetError as error:
         words = str(error)
         if "\n" in words or len(words) > MOST_CHARACTERS:
-            return Outcome("failed", "a refusal is not one sentence", words)
+            return Outcome("failed", "a refusal is not one sentence", one_line(error)[:200])
         return Outcome("refused", words)
     except Exception as error:
         return crashed("adopt", error)
@@ -294,9 +299,10 @@ def judge(module: nn.Module, batch_norm: BatchNormMode) -> Outcome:
 
 
 def crashed(where: str, error: Exception) -> Outcome:
-    lines = traceback.format_exception(error)[-3:]
-    kind = f"{where}: {type(error).__name__} {' '.join(str(error).split())[:80]}"
-    return Outcome("failed", kind, "".join(lines))
+    """An error that is no refusal, named by its kind and by the function that raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(last.filename).name}, {last.name}"
+    return Outcome("failed", f"{where}: {type(error).__name__} in {place}", one_line(error)[:200])
 
 
 def compare(

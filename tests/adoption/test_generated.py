@@ -33,7 +33,7 @@ def test_a_module_is_exact_or_refused(seed: int) -> None:
 
 CHANGES: dict[str, Callable[[Adopted], Adopted]] = {
     "a weight": lambda one: replace(
-        one, state={**one.state, "parts.0.bias": one.state["parts.0.bias"] + 1e-9}
+        one, state={**one.state, "parts.0.bias": one.state["parts.0.bias"] + 1e-6}
     ),
     "names of weights": lambda one: replace(
         one, names={own: n for own, n in one.names.items() if n != "parts.0.bias"}
