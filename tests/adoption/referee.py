@@ -153,12 +153,24 @@ def run_module(module: nn.Module, image: Tensor, batch_norm: BatchNormMode) -> R
     module.eval()
     for norm in norms if batch_norm == "step" else []:
         norm.train()
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase):
+            part.register_full_backward_pre_hook(contiguous)
     image = image.clone().requires_grad_()
     logits = first(module(image))
     loss_of(logits).backward()
     assert image.grad is not None
     gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
     return Run(logits.detach(), image.grad, gradients, dict(module.named_buffers()))
+
+
+def contiguous(norm: nn.Module, gradients: Any) -> Any:
+    """Gradients as torch's norms want them.
+
+    Of one image with its channels last, such as a layer norm behind leaves, torch 2.13 on a CPU
+    computes a wrong gradient of instance norm, as finite differences show.
+    """
+    return tuple(None if one is None else one.contiguous() for one in gradients)
 
 
 def without_drops(network: Network) -> Network:
