@@ -155,7 +155,7 @@ def run_module(module: nn.Module, image: Tensor, batch_norm: BatchNormMode) -> R
         norm.train()
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._NormBase):
-            part.register_full_backward_pre_hook(contiguous)
+            part.register_forward_hook(contiguous)
     image = image.clone().requires_grad_()
     logits = first(module(image))
     loss_of(logits).backward()
@@ -164,13 +164,14 @@ def run_module(module: nn.Module, image: Tensor, batch_norm: BatchNormMode) -> R
     return Run(logits.detach(), image.grad, gradients, dict(module.named_buffers()))
 
 
-def contiguous(norm: nn.Module, gradients: Any) -> Any:
-    """Gradients as torch's norms want them.
+def contiguous(norm: nn.Module, inputs: Any, output: Tensor) -> None:
+    """Hand a norm its gradients with channels first.
 
     Of one image with its channels last, such as a layer norm behind leaves, torch 2.13 on a CPU
     computes a wrong gradient of instance norm, as finite differences show.
     """
-    return tuple(None if one is None else one.contiguous() for one in gradients)
+    if output.requires_grad:
+        output.register_hook(lambda gradient: gradient.contiguous())
 
 
 def without_drops(network: Network) -> Network:
