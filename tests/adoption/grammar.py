@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from parts import DOWN, KEEP, RARE, STEM, UP, WIDE, Draw, Part, conv, enlarged
+from draw import Draw
+from parts import DOWN, KEEP, RARE, STEM, UP, WIDE, Part, conv, enlarged
 from torch import Tensor, nn
 
 __all__ = ["BANDS", "WRAPPER", "Generated", "generate"]

@@ -4,39 +4,17 @@ A part is a rule: it draws its numbers, which its description names, and gives a
 and gives maps of `WIDE` channels.
 """
 
-import random
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from draw import Draw
 from torch import Tensor, nn
 
 WIDE = 4
 
-__all__ = ["DOWN", "KEEP", "RARE", "STEM", "UP", "WIDE", "Draw", "Part"]
-
-
-class Draw:
-    """Choices of one seed; `words` names those of the part at hand.
-
-    Modules of every other seed take rare parts and forms too. Of many rare parts one is refused
-    almost always, so that nothing would be compared.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.words: list[str] = []
-        self.bold = seed % 2 == 1
-
-    def of(self, name: str, *choices: Any, rare: tuple[Any, ...] = ()) -> Any:
-        """One of the choices, noted under a name."""
-        choice = self.random.choice(choices + rare if self.bold else choices)
-        self.words.append(f"{name}={choice}")
-        return choice
-
-    def chance(self, probability: float) -> bool:
-        return self.random.random() < probability
+__all__ = ["DOWN", "KEEP", "RARE", "STEM", "UP", "WIDE", "Part"]
 
 
 class Part(nn.Module):
@@ -128,6 +106,12 @@ stem("5×5/2", lambda d, wide: conv(5, wide, stride=2))
 stem("2×2/2", lambda d, wide: conv(2, wide, stride=2, padding=0))
 stem("4×4/2", lambda d, wide: conv(4, wide, stride=2, padding=1))
 stem("6×6/2", lambda d, wide: conv(6, wide, stride=2, padding=2))
+stem(
+    "4×4/2 unpadded, 2×2 padded",
+    lambda d, wide: nn.Sequential(
+        conv(4, wide, stride=2, padding=0), nn.ReLU(), conv(2, padding=1)
+    ),
+)
 stem("1×1/2", lambda d, wide: conv(1, wide, stride=2))
 stem(
     "TensorFlow's 3×3/2",
@@ -343,6 +327,10 @@ def _scale(draw: Draw) -> nn.Module:
         "x / gamma": lambda m, x: x / m.gamma,
         "x.mul_": lambda m, x: (x + 0).mul_(m.gamma),
         "x ** 2": lambda m, x: x**2,
+        "x * (gamma + beta)": lambda m, x: x * (m.gamma + m.beta),
+        "x.mean() * x": lambda m, x: x.mean() * x,
+        "x + x.detach()": lambda m, x: x + x.detach(),
+        "leaky -0.1": lambda m, x: F.leaky_relu(x, -0.1),
         "clamp": lambda m, x: x.clamp(-1, 1),
     }
     names = list(forms)
@@ -380,8 +368,10 @@ def _evaluating(draw: Draw) -> nn.Module:
 
 @rule(RARE, "fixed weights")
 def _fixed(draw: Draw) -> nn.Module:
-    form = draw.of("form", "weight", "all", "detach")
+    form = draw.of("form", "weight", "all", "detach", "made")
     made = conv(3)
+    if form == "made":
+        return Part(lambda m, x: F.conv2d(x, 2.0 * m.conv.weight, padding=1), conv=made)
     if form == "detach":
         return Part(lambda m, x: F.conv2d(x, m.conv.weight.detach(), padding=1), conv=made)
     made.weight.requires_grad_(False)
