@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from grammar import BANDS
 from mpi4py import MPI
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import tilenet
 from tilenet.adoption.adopt import Adopted, BatchNormMode
 from tilenet.errors import TilenetError
+from tilenet.geometry.layers import Dropout
 from tilenet.geometry.tiles import Cut, Tiling, cut, halo_rule, owned
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network
@@ -174,6 +177,27 @@ def contiguous(norm: nn.Module, inputs: Any, output: Tensor) -> None:
         output.register_hook(lambda gradient: gradient.contiguous())
 
 
+class Drops(TorchFunctionMode):
+    """Counts calls of dropout that drop; of parts that lead nowhere too."""
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (F.dropout, F.dropout2d):
+            training = kwargs["training"] if "training" in kwargs else args[2]
+            self.count += bool(training)
+        return func(*args, **kwargs)
+
+
+def live_drops(module: nn.Module) -> int:
+    """How often a module drops in training."""
+    module = copy.deepcopy(module).double().train()
+    with Drops() as drops, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        module(image_for((64, 96), 2))
+    return drops.count
+
+
 def without_drops(network: Network) -> Network:
     for layer in network.modules():
         if isinstance(layer, KeyedDropout):
@@ -299,6 +323,9 @@ def judge(module: nn.Module, batch_norm: BatchNormMode) -> Outcome:
         return Outcome("refused", words)
     except Exception as error:
         return crashed("adopt", error)
+    drops = [layer for layer in adopted.layers if isinstance(layer, Dropout)]
+    if len(drops) > live_drops(module):
+        return Outcome("failed", "the list drops what the module does not", f"{len(drops)} layers")
     outcome = Outcome("exact")
     for grid in GRIDS:
         try:

@@ -35,9 +35,6 @@ CHANGES: dict[str, Callable[[Adopted], Adopted]] = {
     "a weight": lambda one: replace(
         one, state={**one.state, "parts.0.bias": one.state["parts.0.bias"] + 1e-6}
     ),
-    "names of weights": lambda one: replace(
-        one, names={own: n for own, n in one.names.items() if n != "parts.0.bias"}
-    ),
     "an extra zero": lambda one: replace(one, layers=changed(one.layers, Conv, padding=0, extra=2)),
     "a dilation": lambda one: replace(one, layers=changed(one.layers, Conv, dilation=2, padding=2)),
 }
@@ -70,6 +67,17 @@ def test_a_list_that_is_not_the_module_is_seen(
     assert judge(module, "frozen").kind == "exact"
     monkeypatch.setattr(tilenet, "adopt", lambda *_: CHANGES[change](adopted))
     assert judge(module, "frozen").kind == "failed"
+
+
+@pytest.mark.parametrize("part", [nn.Dropout(0.4), nn.Dropout2d(0.4)])
+def test_dropout_that_the_module_does_not_do_is_seen(
+    part: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopted = tilenet.adopt(nn.Sequential(Small(), part), 3)
+    assert judge(nn.Sequential(Small(), part), "frozen").kind == "exact"
+    monkeypatch.setattr(tilenet, "adopt", lambda *_: adopted)
+    outcome = judge(nn.Sequential(Small(), nn.Identity()), "frozen")
+    assert outcome.words == "the list drops what the module does not"
 
 
 def test_a_halo_one_unit_short_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
