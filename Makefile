@@ -1,7 +1,7 @@
 # make demo: train on a synthetic scene over 4 ranks and write its map.
 # make test: tests of one process and over 2 ranks.   make rest: over 3, 4 and 6, and make jobs.
 # make jobs: job scripts, hanging ranks, and a real Slurm of virtual nodes (root, Debian).
-# make fuzz: spoilt files for as long as EXAMPLES says, with a SEED that is printed.
+# make fuzz: spoilt files and networks of a grammar, EXAMPLES of each, with a SEED that is printed.
 # make bench: all benches, or those of BENCH="balance pipeline", and bench/README.md from what they say.
 # make soak: KILLS at random under mpiexec and Slurm, with a SEED; an hour or so for 200.
 # make check: ruff, mypy, the import contracts, shellcheck, words.
@@ -37,6 +37,8 @@ fuzz: install
 	@echo "seed $(SEED): make fuzz SEED=$(SEED) EXAMPLES=$(EXAMPLES) repeats this"
 	FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q tests/fuzz --hypothesis-profile=fuzz \
 	    --hypothesis-seed=$(SEED) --hypothesis-show-statistics
+	GENERATED_MODULES=$(EXAMPLES) GENERATED_FROM=$(SEED) $(BIN)/python -m pytest -q \
+	    tests/adoption/test_generated.py
 
 bench: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.render --run $(BENCH)
