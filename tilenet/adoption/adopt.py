@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tilenet.adoption.export import graph_of
+from tilenet.adoption.prove import Subject, prove
 from tilenet.adoption.values import linearise
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
@@ -21,8 +22,6 @@ __all__ = ["Adopted", "adopt"]
 # Heights at which a graph is recorded, until one is a multiple of its strides; widths are twice.
 HEIGHTS_PX = (128, 192, 256, 320, 448, 512, 1024)
 MOST_TRIES = 2  # that say the same
-LEAST_PX = 32  # half the least side of the images on which list and module are compared
-ROUNDING = 1e-9  # of float64, over some hundred layers, relative to the largest value
 
 BatchNormMode = Literal["frozen", "step"]
 
@@ -93,8 +92,8 @@ class Adopted:
 def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -> Adopted:
     """Turn a network into a list of layers whose result does not depend on tiles or ranks.
 
-    The list and the module are then run on random images of two sizes in float64, forward and
-    backward, and must agree to rounding.
+    The list and the module are then run on random images of two sizes in float64, in training
+    (forward and backward) and in evaluation, and must agree to rounding.
 
     Args:
         module: Takes images (B, bands, H, W), and gives a map (B, classes, H, W), alone or first.
@@ -129,7 +128,7 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
         )
         _check_weights(found)
         try:
-            _prove(mine, found, batch_norm)
+            prove(_subject(mine, found, batch_norm))
         except TilenetError:
             raise
         except Exception as error:  # whatever somebody's forward may raise
@@ -138,6 +137,23 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
                 f"{type(error).__name__}: {' '.join(str(error).split())[:200]}); use one that does"
             ) from error
     return found
+
+
+def _subject(module: nn.Module, adopted: Adopted, batch_norm: str) -> Subject:
+    """What is compared, in float64, with weights as exact as the module's own are."""
+    module = module.double()
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            if isinstance(tensor, Tensor) and name in adopted.state:
+                tensor.copy_(adopted.state[name])
+    return Subject(
+        module,
+        adopted.network(torch.float64).train(),
+        adopted.names,
+        adopted.bands,
+        adopted.context.alignment_px,
+        batch_norm == "frozen",
+    )
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -253,65 +269,4 @@ def _check_places(layers: tuple[Layer, ...]) -> None:
             "a network gives one cell per input pixel, and its map begins where the image does "
             f"(its cells are {end.stride} px, the first stands at pixel {end.origin}); use a "
             "network whose layers pad as much as they look around"
-        )
-
-
-def _prove(module: nn.Module, adopted: Adopted, batch_norm: str) -> None:
-    """Compare the list and the module on random images."""
-    norms = [
-        part
-        for part in module.modules()
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training
-    ]
-    module = module.double().eval()
-    if batch_norm == "step":
-        for part in norms:
-            part.train()
-    network = adopted.network(torch.float64).train()
-    network.mask_key.images = (0, 1)
-    for layer in network.modules():
-        if hasattr(layer, "probability"):
-            layer.eval()
-    unit = adopted.context.alignment_px
-    generator = torch.Generator().manual_seed(0)
-    side = unit * max(1, LEAST_PX // unit)
-    for size in ((2 * side, 3 * side), (3 * side, 2 * side)):
-        image = torch.randn(2, adopted.bands, *size, generator=generator, dtype=torch.float64)
-        results = [_run(one, image, adopted.names) for one in (module, network)]
-        for what in results[0]:
-            _compare(what, results[0][what], results[1][what], size, adopted.name)
-
-
-def _run(network: nn.Module, image: Tensor, names: dict[str, str]) -> dict[str, Tensor]:
-    """Logits, and gradients of a random function of them by the module's names of weights."""
-    image = image.clone().requires_grad_()
-    network.zero_grad()
-    out = network(image)
-    while not isinstance(out, Tensor):
-        out = next(iter(out.values())) if isinstance(out, dict) else out[0]
-    generator = torch.Generator().manual_seed(1)
-    weights = torch.randn(out.shape, generator=generator, dtype=out.dtype)
-    (out * weights).sum().backward()  # type: ignore[no-untyped-call]
-    own = isinstance(network, Network)
-    found = {"the output": out.detach(), "the image's gradient": image.grad}
-    for name, parameter in network.named_parameters():
-        if parameter.grad is not None and (own or name in names.values()):
-            found[f"the gradient of {names[name] if own else name}"] = parameter.grad
-    return {name: one for name, one in found.items() if one is not None}
-
-
-def _compare(what: str, wanted: Tensor, found: Tensor, size: tuple[int, int], name: str) -> None:
-    if wanted.numel() != found.numel():
-        raise TilenetError(
-            f"a network's map must grow with its image ({name}, {what} of an image of {size[0]} × "
-            f"{size[1]} px has the shape {tuple(wanted.shape)}, layers give {tuple(found.shape)}); "
-            "use scale factors, or sizes of other maps"
-        )
-    apart = float((wanted - found.view_as(wanted)).abs().max())
-    most = max(float(wanted.abs().max()), 1e-30)
-    if not apart <= ROUNDING * max(most, 1.0):
-        raise TilenetError(
-            f"a network must be its list of layers ({name}, {what} of an image of {size[0]} × "
-            f"{size[1]} px differs by {apart:.2g} of {most:.2g}); if it does something else in "
-            "evaluation (eval()) than in training, use one that does not, else report it, please"
         )

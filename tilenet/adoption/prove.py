@@ -1,0 +1,223 @@
+"""Run a module and its list of layers on random images, and refuse a list that does something else.
+
+The module runs as in training, with the parts in evaluation that it keeps there, forward and
+backward; and in evaluation, at a size of other remainders. So what a module does at some sizes
+only, for some numbers of images, or in one of its modes is seen, and so are buffers that it changes
+by itself. Random masks keep everything, in both.
+"""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tilenet.errors import TilenetError
+from tilenet.model.dropout import KeyedDropout
+from tilenet.model.network import Network
+
+__all__ = ["Subject", "prove"]
+
+LEAST_PX = 32  # half the shorter side of the images
+ROUNDING = 1e-9  # of float64, over some hundred layers, relative to the largest value
+SMALL = 1e-3  # of the largest gradient of all weights: smaller ones are compared with this much
+GRADIENT = "the gradient"
+ALMOST = 1 - 1e-6  # a random number below 1
+TRAINING = 5  # place of batch norm's argument
+COUNT = "num_batches_tracked"  # of batch norm, on which nothing depends
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What is compared.
+
+    Attributes:
+        images: Images of the batch.
+        size: Height and width.
+        trains: Whether it runs as in training, forward and backward.
+    """
+
+    images: int
+    size: tuple[int, int]
+    trains: bool
+
+    def __str__(self) -> str:
+        images = f"{self.images} image{'s' * (self.images > 1)} of {self.size[0]} × {self.size[1]}"
+        return f"{images} px in {'training' if self.trains else 'evaluation'}"
+
+
+def _cases(unit_px: int) -> tuple[_Case, _Case]:
+    """Sizes and numbers of other remainders than the ones that are recorded, powers of two."""
+    many = max(1, LEAST_PX // unit_px)
+    rows, cols = 3 * (5 * many // 3 | 1), 5 * (3 * many // 5 | 1)
+    return (
+        _Case(3, (2 * many * unit_px, (3 * many | 1) * unit_px), trains=True),
+        _Case(1, (rows * unit_px, cols * unit_px), trains=False),
+    )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A module and what was made of it, in float64.
+
+    Attributes:
+        module: In the modes in which it was recorded; it is changed.
+        network: Of the list of layers, with the module's weights; it is changed.
+        names: Names of the network's weights and buffers in the module.
+        bands: Channels of the image.
+        unit_px: Images' sizes are multiples of it.
+        frozen: Whether batch norm takes its running statistics in training too.
+    """
+
+    module: nn.Module
+    network: Network
+    names: Mapping[str, str]
+    bands: int
+    unit_px: int
+    frozen: bool
+
+    def differs(self, what: str, case: _Case, why: str) -> TilenetError:
+        """The sentence on a difference."""
+        return TilenetError(
+            f"a network must be its list of layers ({type(self.module).__name__}, {what} of {case} "
+            f"{why}); use one that does the same at all sizes, for any number of images and in "
+            "both modes, else report it, please"
+        )
+
+
+def prove(subject: Subject) -> None:
+    """Compare outputs, gradients and buffers.
+
+    Raises:
+        TilenetError: They differ.
+    """
+    module = subject.module
+    own = Network([_keeps_all(one) for one in subject.network], subject.network.mask_key)
+    for part in module.modules():
+        if subject.frozen and isinstance(part, _BatchNorm):
+            part.eval()
+    generator = torch.Generator().manual_seed(0)
+    for case in _cases(subject.unit_px):
+        shape = case.images, subject.bands, *case.size
+        image = torch.randn(shape, generator=generator, dtype=torch.float64)
+        if not case.trains:
+            module.eval()
+            own.eval()
+        before = {f"buffer {name}": one.clone() for name, one in module.named_buffers()}
+        frozen = _StatisticsFrozen() if subject.frozen else nullcontext()
+        with _MasksKeepAll(), frozen:  # type: ignore[no-untyped-call]
+            wanted = _run(module, image, {name: name for name in subject.names.values()}, case)
+        found = before | _run(own, image, subject.names, case)
+        largest = max((_most(one) for what, one in wanted.items() if GRADIENT in what), default=0.0)
+        unneeded = _not_needed(module, subject.names)
+        for what in (one for one in wanted if one not in unneeded):
+            least = SMALL * largest if GRADIENT in what else 0.0
+            _compare(subject, case, what, (wanted[what], found[what]), least)
+
+
+def _run(
+    network: nn.Module, image: Tensor, names: Mapping[str, str], case: _Case
+) -> dict[str, Tensor]:
+    """Output, gradients of a random function of it, and buffers, by names in the module."""
+    image = image.clone().requires_grad_(case.trains)
+    network.zero_grad()
+    with torch.set_grad_enabled(case.trains):
+        out = network(image)
+    while not isinstance(out, Tensor):
+        out = next(iter(out.values())) if isinstance(out, dict) else out[0]
+    results = {"the output": out.detach()}
+    if case.trains:
+        generator = torch.Generator().manual_seed(1)
+        weights = torch.randn(out.shape, generator=generator, dtype=out.dtype)
+        (out * weights).sum().backward()  # type: ignore[no-untyped-call]
+        results[f"{GRADIENT} of the image"] = _gradient(image)
+        results |= {
+            f"{GRADIENT} of {names[name]}": _gradient(parameter)
+            for name, parameter in network.named_parameters(remove_duplicate=False)
+            if name in names
+        }
+    buffers = network.named_buffers(remove_duplicate=False)
+    return results | {f"buffer {names.get(name, name)}": one.clone() for name, one in buffers}
+
+
+def _not_needed(module: nn.Module, names: Mapping[str, str]) -> set[str]:
+    """Counts of batch norms, and statistics of those that the output does not need."""
+    used = {name for name in names.values() if not name.endswith(COUNT)}
+    return {
+        f"buffer {path}.{name}"
+        for path, part in module.named_modules()
+        if isinstance(part, _BatchNorm)
+        for name, _ in part.named_buffers(recurse=False)
+        if f"{path}.{name}" not in used
+    }
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def _most(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _compare(
+    subject: Subject, case: _Case, what: str, pair: tuple[Tensor, Tensor], least: float
+) -> None:
+    wanted, found = pair
+    if wanted.numel() != found.numel():
+        raise TilenetError(
+            f"a network's map must grow with its image ({type(subject.module).__name__}, {what} of "
+            f"{case} has the shape {tuple(wanted.shape)}, layers give {tuple(found.shape)}); use "
+            "scale factors, or sizes of other maps"
+        )
+    apart, most = _most(wanted - found.view_as(wanted)), _most(wanted)
+    if not apart <= ROUNDING * max(most, least):
+        raise subject.differs(what, case, f"differs by {apart:.2g} of {most:.2g}")
+
+
+class _MasksKeepAll(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Random masks keep everything, of dropout and of drop path."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in ("bernoulli", "bernoulli_"):
+            return result.fill_(1)
+        return result.fill_(ALMOST) if name in ("rand", "rand_like") else result
+
+
+class _StatisticsFrozen(TorchFunctionMode):
+    """Batch norm takes its running statistics, whatever it is told."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == "batch_norm":  # of torch and of its functional
+            if len(args) > TRAINING:
+                args = (*args[:TRAINING], False, *args[TRAINING + 1 :])
+            else:
+                kwargs = {**kwargs, "training": False}
+        return func(*args, **kwargs)
+
+
+class _KeepsAll(nn.Module):
+    """Dropout whose mask keeps everything."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.factor = 1 / (1 - probability) if probability < 1 else 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor if self.training else x
+
+
+def _keeps_all(module: nn.Module) -> nn.Module:
+    return _KeepsAll(module.probability) if isinstance(module, KeyedDropout) else module
