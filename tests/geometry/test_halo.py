@@ -19,7 +19,18 @@ from tilenet.geometry.halo import (
     norm_context,
     output_size,
 )
-from tilenet.geometry.layers import Conv, Join, Layer, Norm, Pool, Stash, TransposedConv, Upsample
+from tilenet.geometry.layers import (
+    Activation,
+    Conv,
+    GlobalPool,
+    Join,
+    Layer,
+    Norm,
+    Pool,
+    Stash,
+    TransposedConv,
+    Upsample,
+)
 from tilenet.geometry.unet import UNetOptions, unet_layers
 
 PADDINGS, UPSAMPLINGS = ("same", "valid"), ("nearest", "bilinear", "transposed")
@@ -327,3 +338,23 @@ def test_fewest_cells_are_those_of_the_deepest_normalised_map() -> None:
     assert fewest_cells(unet_layers(options), 40, 24) == 5 * 3
     assert fewest_cells(unet_layers(replace(options, padding="valid")), 92, 108) == 4 * 6
     assert fewest_cells(unet_layers(replace(options, norm="none")), 8, 8) == 0
+
+
+def test_a_group_of_channels_behind_an_average_has_as_many_values_as_channels() -> None:
+    pool = GlobalPool(8, 8)
+    for groups, values in ((1, 8), (4, 2), (8, 1)):
+        assert fewest_cells((pool, Norm(8, 8, "group", groups=groups)), 40, 24) == values
+    assert fewest_cells((pool, Norm(8, 8, "instance")), 40, 24) == 1
+
+
+def test_a_tile_sees_what_its_averages_and_norms_see() -> None:
+    """The output itself looks at its own pixel alone."""
+    far = Conv(4, 4, 9, padding=4)
+    gate = Join(4, 4, ("x",), "multiply")
+    summed = (Stash(4, 4, "x"), far, Activation(4, 4), GlobalPool(4, 4), gate)
+    assert context_of(summed).halo_px == context_of(summed).context_aligned_px == 4
+    assert context_of(summed).context_any_pixel_px == 0
+    norm = (Conv(4, 4, 7, padding=3), Norm(4, 4), *summed)
+    assert context_of(norm).halo_px == 3 + 4
+    frozen = (norm[0], Norm(4, 4, "batch", "frozen"), Conv(4, 4, 3, padding=1))
+    assert context_of(frozen).halo_px == 3 + 1
