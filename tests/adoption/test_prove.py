@@ -1,0 +1,100 @@
+"""What a module does at some sizes, for some numbers of images or in one mode only is refused."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tilenet.adoption.adopt import adopt
+from tilenet.errors import TilenetError
+from tilenet.model.network import Network
+
+
+class Module(nn.Module):
+    """Two convolutions and a function of them and the image."""
+
+    def __init__(self, function: Callable[["Module", Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.one, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, padding=1)
+        self.drop, self.norm = nn.Dropout2d(0.4), nn.BatchNorm2d(4)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def plain(m: Module, x: Tensor) -> Tensor:
+    out: Tensor = m.two(F.relu(m.one(x)))
+    return out
+
+
+def padded(m: Module, x: Tensor) -> Tensor:
+    rows, cols = x.shape[2:]
+    return plain(m, F.pad(x, [0, -cols % 32, 0, -rows % 32]))[:, :, :rows, :cols]
+
+
+def doubled_where(condition: Callable[[Tensor], bool]) -> Callable[[Module, Tensor], Tensor]:
+    return lambda m, x: plain(m, 2 * x if condition(x) else x)
+
+
+def in_evaluation(m: Module, x: Tensor) -> Tensor:
+    return plain(m, x) if m.training else plain(m, x).sigmoid()
+
+
+REFUSED = {
+    "zeros up to a multiple of 32": padded,
+    "odd heights": doubled_where(lambda x: x.shape[2] % 2 == 1),
+    "odd widths": doubled_where(lambda x: x.shape[3] % 2 == 1),
+    "heights that 3 divides": doubled_where(lambda x: x.shape[2] % 3 == 0),
+    "widths that 5 divides": doubled_where(lambda x: x.shape[3] % 5 == 0),
+    "one image": doubled_where(lambda x: x.shape[0] == 1),
+    "three images": doubled_where(lambda x: x.shape[0] == 3),
+    "evaluation": in_evaluation,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    with pytest.raises(TilenetError, match=r"must be its list of layers \(Module, the output of"):
+        adopt(Module(REFUSED[name]), 3)
+
+
+def test_masks_that_keep_all_are_scaled_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dropped(m: Module, x: Tensor) -> Tensor:
+        return m.two(F.dropout(m.drop(m.one(x)), 0.25, m.training))  # type: ignore[no-any-return]
+
+    layers = adopt(Module(dropped), 3).layers
+    assert [one.probability for one in layers if one.kind == "dropout"] == [0.4, 0.25]  # type: ignore[attr-defined]
+    monkeypatch.setattr("tilenet.adoption.prove._keeps_all", lambda module: module.eval())
+    with pytest.raises(TilenetError, match="differs by"):
+        adopt(Module(dropped), 3)
+
+
+@pytest.mark.parametrize("part", ["running_mean", "weight"])
+def test_statistics_and_gradients_are_compared(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def normed(m: Module, x: Tensor) -> Tensor:
+        return m.two(m.norm(m.one(x)).relu())  # type: ignore[no-any-return]
+
+    adopt(Module(normed), 3, "step")
+    forward = Network.forward
+
+    def spoilt(network: Network, x: Tensor) -> Tensor:
+        out: Tensor = forward(network, x)
+        tensor = getattr(network[1], part)
+        if network.training and part == "weight":
+            tensor.register_hook(lambda gradient: 1.0001 * gradient)
+        elif network.training:
+            tensor.data.mul_(1.0001)
+        return out
+
+    monkeypatch.setattr(Network, "forward", spoilt)
+    with pytest.raises(TilenetError, match=rf"norm\.{part} of 3 images .* in training differs"):
+        adopt(Module(normed), 3, "step")
+
+
+def test_weights_of_float64_keep_all_their_digits() -> None:
+    adopted = adopt(Module(plain).double(), 3)
+    assert adopted.state["one.weight"].dtype == torch.float64
