@@ -41,7 +41,7 @@ def test_run_files_that_unfold_are_refused(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [r'cache_dir: "a\0"', r'swapping: {folder: "\0"}', r'bands: ["1", "\x00"]', r'"\0": 1']
+    "text", [r'output: "a\0"', r'swapping: {folder: "\0"}', r'bands: ["1", "\x00"]', r'"\0": 1']
 )
 def test_no_text_holds_a_byte_that_no_path_can(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match=r"no text of a run file holds a NUL byte \(got '.*x00"):
