@@ -10,9 +10,9 @@ names a Python that has it, with TorchGeo's RasterDataset and GridGeoSampler, wh
 in memory.
 
 Then trains a small network on one rank of one thread, on crops of an image of 4000² (quick: 2000²,
-of which GDAL may keep 8 MiB), with and without reading ahead: how much of a step waits
-for pixels, and how long steps are, by the clock. Reading ahead needs a second core: where other
-work has it, steps are not shorter. The first steps, in which caches fill, do not count.
+of which GDAL may keep 8 MiB), with and without reading ahead: how much of a step waits for pixels,
+and how long steps are, by the clock. Reading ahead needs a second core: where other work has it,
+steps are not shorter. The first steps, in which caches fill, do not count.
 """
 
 import argparse
