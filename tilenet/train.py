@@ -16,7 +16,7 @@ from tilenet.training.announce import announce_images
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder import RunFolder, how_to_resume
 from tilenet.training.images.held_out import hold_out
-from tilenet.training.images.open import RunImages, agree_on_files, open_images, staged_on_node
+from tilenet.training.images.open import RunImages, agree_on_files, open_images
 from tilenet.training.images.survey import class_weights, run_survey
 from tilenet.training.images.workload import RunData
 from tilenet.training.loop import Loop
@@ -90,7 +90,6 @@ def _train(
         keep = run.checkpoints.keep
         folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms, keep=keep)
         stack.enter_context(folder).open(comm, watchdog, resume=resume, overwrite=overwrite)
-        stack.enter_context(staged_on_node(run.cache_dir, opened, comm))
         context_px, names = plan.record.context().context_any_pixel_px, run.class_names
         chosen_by = run.validation, len(names), run.seed, context_px
         opened = hold_out(opened, *chosen_by, comm, watchdog, stop)

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tilenet.errors import TilenetError
-from tilenet.storage.atomic import read_plain, refuse_special, sync
+from tilenet.storage.atomic import sync
 from tilenet.storage.checksums import (
     CHECKSUMS,
     checksums_text,
@@ -65,7 +65,6 @@ WEIGHTS, STATE = "weights.safetensors", "state.safetensors"
 NETWORK, PROGRESS = "network.json", "progress.json"
 FILES = WEIGHTS, STATE, NETWORK, PROGRESS
 STEP = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
-MOST_JSON_BYTES = 64 << 20
 # What Python's and torch's readers raise for numbers and nests that no checkpoint has.
 NONSENSE = (ValueError, TypeError, OverflowError, RecursionError, RuntimeError)
 
@@ -324,7 +323,7 @@ def load_json(path: Path) -> dict[str, Any]:
     Raises:
         TilenetError: It is missing, broken or no object.
     """
-    value = _read(path, lambda: parsed_json(read_plain(path, MOST_JSON_BYTES)))
+    value = _read(path, lambda: parsed_json(path.read_bytes()))
     if not isinstance(value, dict):
         raise TilenetError(f"{path} must hold a JSON object (got {type(value).__name__})")
     return value
@@ -332,7 +331,6 @@ def load_json(path: Path) -> dict[str, Any]:
 
 def _read(path: Path, read: Callable[[], T]) -> T:
     try:
-        refuse_special(path)
         return read()
     except (OSError, SafetensorError, *NONSENSE) as error:
         raise TilenetError(

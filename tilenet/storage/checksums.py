@@ -18,8 +18,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tilenet.storage.atomic import read_plain, refuse_special
-
 __all__ = [
     "CHECKSUMS",
     "checksums_text",
@@ -63,7 +61,6 @@ DTYPES = {  # as safetensors names them
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-MOST_BYTES = 1 << 20  # of checksums.json
 
 
 def checksums_text(files: Iterable[Path]) -> str:
@@ -86,12 +83,11 @@ def wrong_file(folder: Path, names: Iterable[str]) -> str | None:
     sums: Any = None
     try:
         if (folder / CHECKSUMS).exists():
-            sums = parsed_json(read_plain(folder / CHECKSUMS, MOST_BYTES))
+            sums = parsed_json((folder / CHECKSUMS).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         return f"{CHECKSUMS} cannot be read: {error}"
     for name in names:
         try:
-            refuse_special(folder / name)
             wrong = _wrong_form(folder / name) if sums is None else _wrong_sum(folder / name, sums)
         except FileNotFoundError:
             wrong = "is missing"

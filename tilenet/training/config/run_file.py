@@ -101,9 +101,6 @@ class RunFile:
     read_ahead: int = READ_AHEAD
     """micro-batches that a thread of each rank reads before they are needed, those of the next
     steps too; 0: each is read when it is computed ([below](#reading)). Default: 2."""
-    cache_dir: str | None = None
-    """folder on the nodes' own disks for decoded pixels and labels, which the ranks of a node share
-    as long as the run lasts ([below](#reading))"""
     checkpointing: Checkpointing = "never"
     """which micro-batches keep only their input and are computed again in backward: `always` all,
     `except_last` all but the last"""
