@@ -104,7 +104,15 @@ def test_what_is_wrong_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> N
         check(adopted.layers, net, 3)
 
 
-def test_statistics_that_are_not_given_are_refused() -> None:
-    layers = unet_layers(UNetOptions(poolings=2, base=4, norm="instance"))
+@pytest.mark.parametrize("norm", ["instance", "batch"])
+def test_statistics_that_are_not_given_are_refused(norm: str) -> None:
+    layers = unet_layers(replace(UNetOptions(poolings=2, base=4), norm=norm))
+    net = build_network(layers).train(norm == "batch")
     with pytest.raises(TilenetError, match=r"statistics of the whole image as given \(layer"):
-        Sweep(layers, build_network(layers).train(), (64, 64), 16)
+        Sweep(layers, net, (64, 64), 16)
+
+
+def test_averages_that_are_not_given_are_refused() -> None:
+    adopted = adopt(network("gated"), 3)
+    with pytest.raises(TilenetError, match="global_pool"):
+        Sweep(adopted.layers, adopted.network().eval(), (64, 64), 16)

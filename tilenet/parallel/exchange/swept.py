@@ -15,7 +15,6 @@ from tilenet.geometry.layers import (
     GlobalPool,
     Join,
     Layer,
-    Norm,
     Pool,
     Stash,
     TransposedConv,
@@ -24,6 +23,7 @@ from tilenet.geometry.layers import (
 from tilenet.geometry.ownership import LayerHalo
 from tilenet.geometry.sweep import LayerRows, Rows, row_readers, sweep
 from tilenet.geometry.windows import Window
+from tilenet.model.modules import BatchNorm
 from tilenet.model.network import Network
 from tilenet.model.resample import AxisPlace, resampled
 from tilenet.model.skips import joined
@@ -68,10 +68,13 @@ class Sweep:
         self._line = Line(None)
 
     def _swept(self, layer: Layer, number: int, module: nn.Module) -> nn.Module:
-        if isinstance(layer, Norm) and layer.scope == "image" and module.training:
+        whole = isinstance(module, nn.InstanceNorm2d | nn.GroupNorm | nn.AdaptiveAvgPool2d)
+        if (whole or (isinstance(module, BatchNorm) and module.training)) and not (
+            self.grids[number].whole
+        ):
             raise TilenetError(
                 f"a sweep takes statistics of the whole image as given (layer {number}: "
-                f"{layer.norm} norm); find them first"
+                f"{layer.kind}); find them first"
             )
         corners = isinstance(layer, Upsample) and layer.mode == "bilinear" and layer.corners
         if isinstance(layer, SQUARE) and not corners and not self.grids[number].whole:
