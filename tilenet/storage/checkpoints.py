@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -393,8 +393,8 @@ def newest_whole(run: Path) -> GoingOn:
     return GoingOn(chosen, tuple(broken))
 
 
-def checked_checkpoint(path: Path, files: Iterable[str] = (WEIGHTS, NETWORK)) -> Path:
-    """The checkpoint that a path names, as `find_checkpoint`, with files that are as written.
+def checked_checkpoint(path: Path) -> Path:
+    """The checkpoint that a path names, as `find_checkpoint`, whose network is as written.
 
     Never an older one in its place: weights that nobody asked for make a map that looks right.
 
@@ -404,6 +404,7 @@ def checked_checkpoint(path: Path, files: Iterable[str] = (WEIGHTS, NETWORK)) ->
     folder = path / "last" if os.path.lexists(path / "last") else path
     if not folder.is_symlink() and not any((folder / name).is_file() for name in FILES):
         return find_checkpoint(path)
+    files = (WEIGHTS, NETWORK)
     wrong = wrong_file(folder, files)
     if wrong is None:
         return folder
