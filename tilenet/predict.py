@@ -25,7 +25,6 @@ from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
 from tilenet.parallel.ranks.devices import choose_devices, node_place
 from tilenet.parallel.ranks.layout import say_layout
-from tilenet.parallel.ranks.start import kept_on_ctrl_c
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.maps import MapPlan
 from tilenet.storage.lock import Lock
@@ -48,7 +47,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         TilenetError: On one rank, for a file that breaks later.
     """
     comm = world() if comm is None else comm
-    with kept_on_ctrl_c(wanted.how_to_resume), ExitStack() as stack:
+    with ExitStack() as stack:
         with agreed(comm):
             wanted.check()
             name = f"rank {comm.rank} of {comm.size}"

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
-from tilenet.parallel.ranks.comm import agreed, kept_on_ctrl_c, wait_quietly, world
+from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.together import end_if_asked, together
 from tilenet.report.page import try_report
 from tilenet.training.announce import announce_images
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.folder import RunFolder, how_to_resume
+from tilenet.training.folder import RunFolder
 from tilenet.training.images.held_out import hold_out
 from tilenet.training.images.open import RunImages, agree_on_files, open_images
 from tilenet.training.images.survey import class_weights, run_survey
@@ -58,8 +58,7 @@ def train(
     """
     comm = world() if comm is None else comm
     try:
-        with kept_on_ctrl_c(lambda: how_to_resume(Path(run.output))):
-            return _train(run, comm, resume=resume, overwrite=overwrite, accept_gaps=accept_gaps)
+        return _train(run, comm, resume=resume, overwrite=overwrite, accept_gaps=accept_gaps)
     except StopAgreed:
         if comm.rank == 0:
             say("tilenet: stopped before the first step: run again as before, nothing was changed")

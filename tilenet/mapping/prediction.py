@@ -1,6 +1,5 @@
 """What `tilenet predict` was asked for, and what it opened for it."""
 
-import os
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from tilenet.geometry.tiles import HaloRule, Tiling, halo_rule
 from tilenet.geometry.windows import Part, Window
 from tilenet.mapping.job import Computed, Output
 from tilenet.mapping.journal import file_facts, hash_of
-from tilenet.mapping.writer import journal_of
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, build_network, check_weight_count, load_weights
 from tilenet.storage.checkpoints import checked_checkpoint, find_checkpoint, load_json, load_tensors
@@ -94,13 +92,6 @@ class Prediction:
             raise TilenetError(
                 "a part of an image is named once, by --bbox or by --window; leave one of them out"
             )
-
-    def how_to_resume(self) -> str:
-        """Words for who ended a map: how it goes on."""
-        if self.resume and os.path.exists(journal_of(self.out)):
-            return "what was done of the map is kept: the same command goes on with it"
-        more = "" if self.resume else "; with --resume a map goes on after that"
-        return f"nothing of the map is kept: the same command starts from the beginning{more}"
 
 
 @dataclass(frozen=True)
