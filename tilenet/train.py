@@ -2,8 +2,11 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from torch import nn
 
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
@@ -21,6 +24,7 @@ from tilenet.training.images.survey import class_weights, run_survey
 from tilenet.training.images.workload import RunData
 from tilenet.training.loop import Loop
 from tilenet.training.network import RunNetwork
+from tilenet.training.prove import prove_run
 from tilenet.training.scoring import Validation
 from tilenet.training.setup import RunPlan, plan_run
 from tilenet.training.share import share_architecture
@@ -96,7 +100,7 @@ def _train(
         opened = hold_out(opened, *chosen_by, comm, watchdog, stop)
         if comm.rank == 0:
             announce_images(opened, plan)
-        loop = _prepare(run, plan, opened, folder, watchdog, stop, comm)
+        loop = _prepare(run, plan, architecture.module, opened, folder, watchdog, stop, comm)
         finished = loop.run(accept_gaps=accept_gaps)
         if comm.rank == 0:
             # A job that was told to end has no time for maps.
@@ -110,13 +114,18 @@ def _train(
 def _prepare(
     run: RunFile,
     plan: RunPlan,
+    module: nn.Module | None,
     opened: RunImages,
     folder: RunFolder,
     watchdog: Watchdog,
     stop: StopRequests,
     comm: "MPI.Intracomm",
 ) -> Loop:
-    """Look at the images, build the network, and make ready what the steps need. Collective."""
+    """Look at the images, build the network, and make ready what the steps need. Collective.
+
+    Args:
+        module: Somebody's network on the rank that made it, which is used up.
+    """
     watchdog.arm("the start of the run", SLOW)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
     found = run_survey(opened, plan, run.reading, folder.path, comm, watchdog, stop)
@@ -126,6 +135,11 @@ def _prepare(
         statistics = run.network.statistics or (found.mean, found.std)
         plan = replace(plan, record=folder.record(plan.record, *statistics))
         data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
+    watchdog.arm("the proof of the run", SLOW)
+    sizes = [one.size for one in data.schedule.samples(0)]
+    pixels = data.last * sum(map(prod, sizes))
+    prove_run(run, plan, module, devices, sizes[0], pixels, comm, stop)
+    watchdog.arm("the plan of the run", SLOW)
     network = RunNetwork(
         plan,
         devices,
