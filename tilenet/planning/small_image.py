@@ -75,7 +75,7 @@ def proof_grid(run: tuple[int, int], ranks: tuple[int, int]) -> tuple[int, int]:
 
 
 def choose_small_image(asked: ImageQuestion) -> Tiling:
-    """Choose: one whose tiles do not read all of it, or else the smallest.
+    """Choose: one of whose tiles one has just the halo on both sides, or else the smallest.
 
     Raises:
         TilenetError: None is legal, or each takes too long.
@@ -83,7 +83,7 @@ def choose_small_image(asked: ImageQuestion) -> Tiling:
     rows, cols = (_smallest_axis(asked, axis) for axis in (0, 1))
     found = [(_longer(asked, 0, rows), cols), (rows, _longer(asked, 1, cols)), (rows, cols)]
     tilings = [tiling for sizes in found if (tiling := _with_norms(asked, sizes)) is not None]
-    for tiling in sorted(tilings, key=_reads_all):
+    for tiling in sorted(tilings, key=lambda one: bool(untested_halo(one))):
         if asked.seconds(tiling) <= asked.most_seconds(tiling):
             return tiling
     if not tilings:
@@ -96,16 +96,19 @@ def choose_small_image(asked: ImageQuestion) -> Tiling:
 
 
 def untested_halo(tiling: Tiling) -> str:
-    """What is said of tiles that read the whole image, whatever their halo is."""
-    if tiling.rule.exchanged or len(tiling.tiles) == 1 or not _reads_all(tiling):
+    """What is said of tiles that a shorter halo would not harm."""
+    if tiling.rule.exchanged or len(tiling.tiles) == 1 or not tiling.rule.halo_px:
+        return ""
+    if any(_inner(spans) for spans in (tiling.rows, tiling.cols)):
         return ""
     height, width = tiling.extended
-    return f"; each tile reads all of the {height} × {width} px, so its halo is not tested"
+    return f"; no tile of the {height} × {width} px has just the halo on both of its sides"
 
 
-def _reads_all(tiling: Tiling) -> bool:
-    read = max(span.read for span in tiling.rows), max(span.read for span in tiling.cols)
-    return read == tiling.extended
+def _inner(spans: tuple[Span, ...]) -> bool:
+    """Whether a tile begins and ends inside the image: those at an edge have twice the halo."""
+    end = spans[-1].first + spans[-1].own
+    return any(span.start > 0 and span.start + span.read < end for span in spans)
 
 
 def _sizes(asked: ImageQuestion, axis: int) -> list[int]:
@@ -133,9 +136,9 @@ def _smallest_axis(asked: ImageQuestion, axis: int) -> int:
 
 
 def _longer(asked: ImageQuestion, axis: int, least: int) -> int:
-    """Smallest size along an axis of which no tile reads all; the least where there is none."""
-    for pixels in _sizes(asked, axis) if asked.grid[axis] > 1 and asked.rule.halo_px else ():
-        if pixels >= least and max(s.read for s in _spans(asked, axis, pixels)) < pixels:
+    """Smallest size along an axis that has an inner tile; the least where there is none."""
+    for pixels in _sizes(asked, axis) if asked.grid[axis] > 2 and asked.rule.halo_px else ():
+        if pixels >= least and _inner(_spans(asked, axis, pixels)):
             return pixels
     return least
 
