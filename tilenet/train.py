@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +22,7 @@ from tilenet.training.images.open import RunImages, agree_on_files, open_images,
 from tilenet.training.images.survey import class_weights, run_survey
 from tilenet.training.images.workload import RunData
 from tilenet.training.loop import Loop
-from tilenet.training.network import RunNetwork
-from tilenet.training.prove import prove_run
+from tilenet.training.proof.run import proved_network
 from tilenet.training.scoring import Validation
 from tilenet.training.setup import RunPlan, plan_run
 from tilenet.training.share import share_architecture
@@ -129,29 +127,13 @@ def _prepare(
     watchdog.arm("the start of the run", SLOW)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
     found = run_survey(opened, plan, run.reading, folder.path, comm, watchdog, stop)
-    watchdog.arm("the plan of the run", SLOW)
+    watchdog.arm("the plan and the proof of the run", SLOW)
     weights = class_weights(run.class_weights, run.class_names, found.class_pixels, comm)
     with agreed(comm):
         statistics = run.network.statistics or (found.mean, found.std)
         plan = replace(plan, record=folder.record(plan.record, *statistics))
         data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
-    watchdog.arm("the proof of the run", SLOW)
-    sizes = [one.size for one in data.schedule.samples(0)]
-    pixels = data.last * sum(map(prod, sizes))
-    prove_run(run, plan, module, devices, sizes[0], pixels, comm, stop)
-    watchdog.arm("the plan of the run", SLOW)
-    network = RunNetwork(
-        plan,
-        devices,
-        run.swap,
-        run.swapping,
-        run.optimizer.kind,
-        data.work.loads(),
-        run.seed,
-        run.exchange_from,
-        comm,
-        stop,
-    )
+    network = proved_network(run, plan, module, data, devices, comm, stop)
     validation = None
     if opened.validation:
         scored = plan.record, opened.validation, weights, run.validation.batch_size

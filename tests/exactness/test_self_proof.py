@@ -20,9 +20,10 @@ from tilenet.parallel.exchange import conv, halo, norm
 from tilenet.planning import small_image
 from tilenet.predict import Prediction, predict
 from tilenet.train import train
-from tilenet.training import prove, setup
+from tilenet.training import setup
 from tilenet.training.config.keys import MeshKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.proof import run as run_proof
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
@@ -169,7 +170,7 @@ def test_other_devices_are_measured_by_their_own_rounding(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prove, "proof_precision", lambda devices, comm: "float32")
+    monkeypatch.setattr(run_proof, "proof_precision", lambda devices, comm: "float32")
     run = run_of(shared_path, comm, "residual", halo_mode="exchange")
     assert train(run, comm=comm) == 0
     assert "(float32, one device: " in proof_in(said_of(capfd, comm))

@@ -94,13 +94,6 @@ def _parser() -> Arguments:
         help="go on with what an interrupted map left, and leave what is done when interrupted; "
         "SIGTERM and SIGUSR1 then end it with exit code 75",
     )
-    parser.add_argument(
-        "--no-prove",
-        dest="prove",
-        action="store_false",
-        help="do not compare a small image over these ranks and tiles with the whole one first, "
-        "which is done for networks that are modules",
-    )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing map")
     parser.add_argument(
         "--json",
@@ -149,4 +142,11 @@ def _add_ways(parser: Arguments) -> None:
         type=band_names,
         metavar="BAND,…",
         help="names or numbers of the bands that the network reads (default: as in training)",
+    )
+    parser.add_argument(
+        "--no-prove",
+        dest="prove",
+        action="store_false",
+        help="do not compare a small image over these ranks and tiles with the whole one first, "
+        "which is done for networks that are modules",
     )

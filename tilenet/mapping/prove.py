@@ -19,8 +19,14 @@ from tilenet.geometry.tiles import Tiling
 from tilenet.geometry.windows import Window
 from tilenet.mapping.job import Computed, MapJob, Mapper
 from tilenet.model.network import Network
-from tilenet.parallel.health.progress import say
-from tilenet.parallel.proof import Difference, largest, no_trace, proof_precision, say_or_refuse
+from tilenet.parallel.proof import (
+    Difference,
+    largest,
+    no_trace,
+    proof_precision,
+    say_or_refuse,
+    say_why_not,
+)
 from tilenet.parallel.ranks.share import share_tensors
 from tilenet.parallel.ranks.together import together
 from tilenet.planning.maps import MapPlan, MapQuestion, plan_passes
@@ -53,8 +59,7 @@ def prove_map(job: MapJob, comm: "MPI.Intracomm") -> None:
     else:
         with no_trace(job.devices):
             reason = _prove(job, plan, comm)
-    if reason and comm.rank == 0:
-        say(f"not proved: {reason}")
+    say_why_not(reason, comm)
 
 
 def _small_plan(job: MapJob, num_ranks: int) -> MapPlan:

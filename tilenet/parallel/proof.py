@@ -18,7 +18,7 @@ from tilenet.parallel.health.progress import EXCHANGING, say
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Difference", "largest", "no_trace", "proof_precision", "say_or_refuse"]
+__all__ = ["Difference", "largest", "no_trace", "proof_precision", "say_or_refuse", "say_why_not"]
 
 # Relative to the largest value. Some hundred layers leave 1e-15 to 1e-13; norms of few cells blow
 # that up by 1/√ε, 300 times, and gradients pass them twice. A halo that is short by a pixel, or a
@@ -109,3 +109,9 @@ def say_or_refuse(
         )
         rounding = f" (float32, one device: {rounding})" * bool(rounding)
         say(f"proved on {how}: {found}{rounding}{note}")
+
+
+def say_why_not(reason: str, comm: "MPI.Comm") -> None:
+    """Have rank 0 say why nothing was proved, where there is a reason."""
+    if reason and comm.rank == 0:
+        say(f"not proved: {reason}")

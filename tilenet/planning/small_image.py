@@ -75,7 +75,7 @@ def proof_grid(run: tuple[int, int], ranks: tuple[int, int]) -> tuple[int, int]:
 
 
 def choose_small_image(asked: ImageQuestion) -> Tiling:
-    """Choose: one of whose tiles one has just the halo on both sides, or else the smallest.
+    """Choose: one that tests the halo, or else the smallest.
 
     Raises:
         TilenetError: None is legal, or each takes too long.
@@ -99,16 +99,24 @@ def untested_halo(tiling: Tiling) -> str:
     """What is said of tiles that a shorter halo would not harm."""
     if tiling.rule.exchanged or len(tiling.tiles) == 1 or not tiling.rule.halo_px:
         return ""
-    if any(_inner(spans) for spans in (tiling.rows, tiling.cols)):
+    if any(_tests_halo(spans) for spans in (tiling.rows, tiling.cols)):
         return ""
     height, width = tiling.extended
-    return f"; no tile of the {height} × {width} px has just the halo on both of its sides"
+    return f"; {height} × {width} px are too few to test the halo"
 
 
-def _inner(spans: tuple[Span, ...]) -> bool:
-    """Whether a tile begins and ends inside the image: those at an edge have twice the halo."""
+def _tests_halo(spans: tuple[Span, ...]) -> bool:
+    """Whether a tile begins and ends inside the image, as those at an edge have twice the halo.
+
+    Of two tiles, whether one ends inside.
+    """
     end = spans[-1].first + spans[-1].own
-    return any(span.start > 0 and span.start + span.read < end for span in spans)
+    inner = [span.start > 0 or len(spans) == 2 for span in spans]
+    return any(
+        begins and span.start + span.read < end
+        for span, begins in zip(spans, inner, strict=True)
+        if len(spans) > 1
+    )
 
 
 def _sizes(asked: ImageQuestion, axis: int) -> list[int]:
@@ -136,9 +144,9 @@ def _smallest_axis(asked: ImageQuestion, axis: int) -> int:
 
 
 def _longer(asked: ImageQuestion, axis: int, least: int) -> int:
-    """Smallest size along an axis that has an inner tile; the least where there is none."""
-    for pixels in _sizes(asked, axis) if asked.grid[axis] > 2 and asked.rule.halo_px else ():
-        if pixels >= least and _inner(_spans(asked, axis, pixels)):
+    """Smallest size along an axis that tests the halo; the least where there is none."""
+    for pixels in _sizes(asked, axis) if asked.grid[axis] > 1 and asked.rule.halo_px else ():
+        if pixels >= least and _tests_halo(_spans(asked, axis, pixels)):
             return pixels
     return least
 

@@ -3,26 +3,27 @@
 Tiles, exchanges, partitions, checkpointing and devices are the run's own; nothing is dropped.
 """
 
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from math import inf
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from math import inf, prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from tilenet.adoption.adopt import Adopted
 from tilenet.data.schedule import mini_batch_sizes
-from tilenet.errors import TilenetError, one_line
-from tilenet.geometry.tiles import Tile, Tiling, owned
-from tilenet.model.dropout import KeyedDropout
-from tilenet.model.network import Network
+from tilenet.errors import TilenetError
+from tilenet.geometry.tiles import Tile, owned
 from tilenet.model.skips import Origin
-from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopRequests
-from tilenet.parallel.proof import Difference, largest, no_trace, proof_precision, say_or_refuse
+from tilenet.parallel.proof import (
+    Difference,
+    largest,
+    no_trace,
+    proof_precision,
+    say_or_refuse,
+    say_why_not,
+)
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.share import share_tensors
 from tilenet.parallel.ranks.together import together
@@ -35,85 +36,63 @@ from tilenet.planning.small_image import (
     untested_halo,
 )
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.images.workload import RunData
 from tilenet.training.network import RunNetwork
+from tilenet.training.proof.reference import (
+    Answer,
+    Problem,
+    answer_of_module,
+    rounding_of,
+    scale_of,
+    without_dropout,
+)
 from tilenet.training.setup import RunPlan
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["prove_run"]
+__all__ = ["proved_network"]
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """What is computed twice.
-
-    Attributes:
-        tiling: Tiling of the small image.
-        images: Random images (N, bands, H, W).
-        weights: Weights (N, classes, H, W) of the outputs; the loss is their sum.
-        each: Images of a replica, of its own where the network takes statistics of a step.
-        replicas: Replicas that have images of their own.
-    """
-
-    tiling: Tiling
-    images: Tensor
-    weights: Tensor
-    each: int
-    replicas: int
-
-    def of(self, replica: int) -> list[int]:
-        """Numbers of a replica's images."""
-        first = replica % self.replicas * self.each
-        return list(range(first, first + self.each))
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """Logits and the gradients of weights, by the module's names; on rank 0."""
-
-    logits: Tensor
-    gradients: Mapping[str, Tensor]
-
-
-def prove_run(
+def proved_network(
     run: RunFile,
     plan: RunPlan,
     module: nn.Module | None,
+    data: RunData,
     devices: RunDevices,
-    size: tuple[int, int],
-    pixels: int,
     comm: "MPI.Intracomm",
     stop: StopRequests | None = None,
-) -> None:
-    """Compare the run's ranks with the module, and say how far they are. Collective.
+) -> RunNetwork:
+    """The network of a run, whose ranks were compared with the module before. Collective.
 
     Args:
-        module: On rank 0 the network itself, which is used up; elsewhere None.
-        size: Height and width of an image or crop of the run.
-        pixels: Pixels of all its steps.
+        module: On rank 0 the user's network itself, which is used up; elsewhere None.
+        data: Images or crops of the run.
 
     Raises:
-        AgreedError: The ranks do not give the module's numbers.
+        AgreedError: The ranks do not give the module's numbers, or see `RunNetwork`.
         StopAgreed: A rank was asked to stop.
     """
+    sizes = [one.size for one in data.schedule.samples(0)]
+    pixels = data.last * sum(map(prod, sizes)) / comm.size
     reason = ""
     if run.prove and plan.adopted is not None:
         try:  # all ranks decide the same
-            problem = _problem(plan, size, pixels / comm.size)
+            problem = _problem(plan, sizes[0], pixels)
         except TilenetError as error:
             reason = str(error)
         else:
             with no_trace(devices.partitions):
                 reason = _prove(run, plan, problem, module, devices, comm, stop)
-    if reason and comm.rank == 0:
-        say(f"not proved: {reason}")
+    say_why_not(reason, comm)
     if module is not None:
         with suppress(Exception):  # a user's module may have its own ideas of moving
             module.to("meta")  # frees its memory
+    kinds = run.optimizer.kind, data.work.loads(), run.seed, run.exchange_from
+    return RunNetwork(plan, devices, run.swap, run.swapping, *kinds, comm, stop)
 
 
-def _problem(plan: RunPlan, size: tuple[int, int], run_pixels: float) -> _Problem:
+def _problem(plan: RunPlan, size: tuple[int, int], run_pixels: float) -> Problem:
     """Choose it.
 
     Raises:
@@ -148,13 +127,13 @@ def _problem(plan: RunPlan, size: tuple[int, int], run_pixels: float) -> _Proble
         torch.randn((number, channels, *tiling.extended), generator=generator, dtype=dtype)
         for channels in (layers[0].in_channels, layers[-1].out_channels)
     )
-    return _Problem(tiling, images, weights, asked.images, asked.replicas)
+    return Problem(tiling, images, weights, asked.images, asked.replicas)
 
 
 def _prove(
     run: RunFile,
     plan: RunPlan,
-    problem: _Problem,
+    problem: Problem,
     module: nn.Module | None,
     devices: RunDevices,
     comm: "MPI.Intracomm",
@@ -167,15 +146,16 @@ def _prove(
     reason: str = ""
     with together(comm, stop):  # ranks that wait leave the cores to rank 0
         if module is not None and plan.adopted is not None:
-            answer, reason = _of_module(run, plan.adopted, module, problem)
+            norms = run.network.batch_norm
+            answer, reason = answer_of_module(module, plan.adopted, norms, problem)
             if answer is not None and precision == "float32":
-                rounding = _rounding(plan.adopted, problem, answer, devices.partitions[0])
+                rounding = rounding_of(plan.adopted, problem, answer, devices.partitions[0])
     reason, rounding = comm.bcast((reason, rounding))
     if reason:
         return reason
     logits = share_tensors({} if answer is None else {"logits": answer.logits}, comm)["logits"]
-    kinds = run.swapping, run.optimizer.kind
-    network = RunNetwork(own, devices, "off", *kinds, (), run.seed, run.exchange_from, comm, stop)
+    kinds = run.optimizer.kind, (), run.seed, run.exchange_from
+    network = RunNetwork(own, devices, "off", run.swapping, *kinds, comm, stop)
     apart = _run(own, problem, network, logits, comm)
     sums = _gradients(own, problem, network, answer, comm)
     network.close()
@@ -199,109 +179,8 @@ def _how(plan: RunPlan) -> str:
     )
 
 
-def _of_module(
-    run: RunFile, adopted: Adopted, module: nn.Module, problem: _Problem
-) -> tuple[_Answer | None, str]:
-    """The module's answer in float64, or why there is none."""
-    try:
-        training = {part.training for part in module.modules()}
-        norms = [
-            part
-            for part in module.modules()
-            if isinstance(part, nn.modules.batchnorm._BatchNorm)
-            and (part.training or len(training) == 1)
-        ]
-        module = module.cpu().double().eval()
-        if run.network.batch_norm == "step":
-            for part in norms:
-                part.train()
-        answer = _answer(module, problem, adopted.names.values())
-    except Exception as error:  # whatever somebody's forward may raise on an image this small
-        height, width = problem.tiling.extended
-        return None, (
-            f"{adopted.name} cannot take {height} × {width} px in float64 "
-            f"({type(error).__name__}: {one_line(str(error))[:200]})"
-        )
-    if answer.logits.shape != problem.weights.shape:
-        return None, f"{adopted.name} gives a map of the shape {tuple(answer.logits.shape)}"
-    finite = [bool(one.isfinite().all()) for one in (answer.logits, *answer.gradients.values())]
-    return (answer, "") if all(finite) else (None, f"{adopted.name} gives values without end")
-
-
-def _rounding(
-    adopted: Adopted, problem: _Problem, answer: _Answer, device: torch.device
-) -> tuple[float, float]:
-    """How far the whole image on one device in float32 is from float64, as `Difference.apart`."""
-    network = _without_dropout(adopted.network(torch.float32).to(device).train())
-    found = _answer(network, problem, adopted.names.values(), adopted.names)
-    gradients = [
-        largest(found.gradients[name], wanted)
-        for name, wanted in answer.gradients.items()
-        if name in found.gradients
-    ]
-    scale = _scale(answer.gradients.values())
-    logits = largest(found.logits, answer.logits) / _scale([answer.logits])
-    return logits, max(gradients, default=0.0) / scale
-
-
-def _scale(tensors: Any) -> float:
-    return max(max((float(one.abs().max()) for one in tensors), default=0.0), 1e-30)
-
-
-def _without_dropout(network: Network) -> Network:
-    for part in network.modules():
-        if isinstance(part, KeyedDropout):
-            part.probability = 0.0
-    return network
-
-
-def _answer(
-    network: nn.Module,
-    problem: _Problem,
-    trained: Any,
-    names: Mapping[str, str] | None = None,
-) -> _Answer:
-    """Run forward and backward on the whole images.
-
-    Args:
-        trained: Names in the module of weights whose gradients count.
-        names: Name in the module of each of the network's weights; None: its own.
-    """
-    like = next(network.parameters())
-    network.zero_grad()
-    with _Plainly():
-        out = network(problem.images.to(like, copy=True))
-        while not isinstance(out, Tensor):
-            out = next(iter(out.values())) if isinstance(out, dict) else out[0]
-        (out * problem.weights.to(out)).sum().backward()  # type: ignore[no-untyped-call]
-    wanted, gradients = set(trained), {}
-    for name, parameter in network.named_parameters(remove_duplicate=False):
-        name = name if names is None else names[name]
-        if name in wanted and parameter.grad is not None:
-            gradients[name] = parameter.grad.double().cpu()
-    return _Answer(out.detach().double().cpu(), gradients)
-
-
-class _Plainly(TorchFunctionMode):
-    """Nothing is dropped, and instance norm has its right gradient.
-
-    torch 2.13 takes a wrong one on CPUs for one image whose incoming gradient has channels last.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name.rstrip("_123d").endswith("dropout"):
-            return args[0] if args else kwargs["input"]
-        out = func(*args, **(kwargs or {}))
-        if name == "instance_norm" and out.requires_grad:
-            out.register_hook(Tensor.contiguous)
-        return out
-
-
 def _run(
-    plan: RunPlan, problem: _Problem, network: RunNetwork, logits: Tensor, comm: "MPI.Intracomm"
+    plan: RunPlan, problem: Problem, network: RunNetwork, logits: Tensor, comm: "MPI.Intracomm"
 ) -> float:
     """Run the rank's tiles forward and backward; how far logits of any rank are. Collective."""
     from mpi4py import MPI
@@ -310,7 +189,7 @@ def _run(
     numbers = tiles_of(place, plan.mesh, tiling.grid)
     work = [(image, number) for image in problem.of(place.replica) for number in numbers]
     batches = stacks(plan.record.layers, work, [image for image, _ in work])
-    _without_dropout(network.network.train())
+    without_dropout(network.network.train())
     apart = 0.0
     for size in mini_batch_sizes(len(batches), plan.micro_batches):
         batch, batches = batches[:size], batches[size:]
@@ -332,7 +211,7 @@ def _run(
                 loss = loss + (own * _own(problem.weights, image, tile).to(own)).sum()
         if isinstance(loss, Tensor):
             loss.backward()  # type: ignore[no-untyped-call]
-    most: float = comm.allreduce(apart / _scale([logits]), op=MPI.MAX)
+    most: float = comm.allreduce(apart / scale_of([logits]), op=MPI.MAX)
     return most
 
 
@@ -348,9 +227,9 @@ def _own(maps: Tensor, image: int, tile: Tile) -> Tensor:
 
 def _gradients(
     plan: RunPlan,
-    problem: _Problem,
+    problem: Problem,
     network: RunNetwork,
-    answer: _Answer | None,
+    answer: Answer | None,
     comm: "MPI.Intracomm",
 ) -> tuple[float, str]:
     """How far the sums of gradients over all ranks are, and in which weight. Collective."""
@@ -359,7 +238,7 @@ def _gradients(
     assert plan.adopted is not None
     times = plan.mesh.replicas / problem.replicas  # replicas of the same image
     worst, where = 0.0, ""
-    scale = 1.0 if answer is None else _scale(answer.gradients.values())
+    scale = 1.0 if answer is None else scale_of(answer.gradients.values())
     for name, parameter in network.network.named_parameters():
         if not parameter.requires_grad:
             continue
