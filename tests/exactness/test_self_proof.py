@@ -84,6 +84,23 @@ def test_a_run_says_how_far_it_is(
     assert float(gradients.removeprefix("gradients ")) < 1e-12
 
 
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize(("name", "batch_norm"), [("pyramid", "step"), ("looking", "frozen")])
+def test_replicas_have_images_of_their_own_where_norms_sum_over_them(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    batch_norm: str,
+) -> None:
+    scenes = scenes_of(shared_path, [SIZE, SIZE], comm)
+    mesh = MeshKeys(2, 1, comm.size // 2)
+    run = run_file(shared_path, scenes, keys_of(name, batch_norm), mesh=mesh)
+    assert train(replace(run, classes=CLASSES[name], steps=1), comm=comm) == 0
+    line = proof_in(said_of(capfd, comm))
+    assert line.startswith(f"proved on 2 × 1 × {comm.size // 2} ranks, overlap: logits ")
+
+
 def short_halo(*arguments: Any) -> Any:
     rule = halo_rule(*arguments)
     return replace(rule, halo_px=rule.halo_px - rule.alignment_px)
