@@ -16,6 +16,7 @@ from tilenet.geometry.layers import Norm
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.job import MapJob, Mapper, WritingSink, decide_map
 from tilenet.mapping.prediction import MapSource, Prediction
+from tilenet.mapping.prove import prove_map
 from tilenet.mapping.resume import MapResume
 from tilenet.mapping.writer import MapWriter, check_target, map_lock
 from tilenet.model.choices import parameter_dtype
@@ -71,6 +72,9 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         say_layout(comm, place, devices)
         if first:
             _announce(job.plan, source)
+        if wanted.prove and source.record.names is not None:
+            watchdog.arm("the proof of the map", SLOW)
+            prove_map(job, comm)
         stopped = _make(wanted, job, source, requests, lock, comm)
         wait_quietly(comm)
         # Also a barrier: no rank says that it is done before the map stands in its place.

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
@@ -20,7 +22,7 @@ from tilenet.training.images.open import RunImages, agree_on_files, open_images
 from tilenet.training.images.survey import class_weights, run_survey
 from tilenet.training.images.workload import RunData
 from tilenet.training.loop import Loop
-from tilenet.training.network import RunNetwork
+from tilenet.training.proof.run import proved_network
 from tilenet.training.scoring import Validation
 from tilenet.training.setup import RunPlan, plan_run
 from tilenet.training.share import share_architecture
@@ -94,7 +96,7 @@ def _train(
         opened = hold_out(opened, *chosen_by, comm, watchdog, stop)
         if comm.rank == 0:
             announce_images(opened, plan)
-        loop = _prepare(run, plan, opened, folder, watchdog, stop, comm)
+        loop = _prepare(run, plan, architecture.module, opened, folder, watchdog, stop, comm)
         finished = loop.run(accept_gaps=accept_gaps)
         if comm.rank == 0:
             # A job that was told to end has no time for maps.
@@ -108,34 +110,28 @@ def _train(
 def _prepare(
     run: RunFile,
     plan: RunPlan,
+    module: nn.Module | None,
     opened: RunImages,
     folder: RunFolder,
     watchdog: Watchdog,
     stop: StopRequests,
     comm: "MPI.Intracomm",
 ) -> Loop:
-    """Look at the images, build the network, and make ready what the steps need. Collective."""
+    """Look at the images, build the network, and make ready what the steps need. Collective.
+
+    Args:
+        module: Somebody's network on the rank that made it, which is used up.
+    """
     watchdog.arm("the start of the run", SLOW)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
     found = run_survey(opened, plan, run.reading, folder.path, comm, watchdog, stop)
-    watchdog.arm("the plan of the run", SLOW)
+    watchdog.arm("the plan and the proof of the run", SLOW)
     weights = class_weights(run.class_weights, run.class_names, found.class_pixels, comm)
     with agreed(comm):
         statistics = run.network.statistics or (found.mean, found.std)
         plan = replace(plan, record=folder.record(plan.record, *statistics))
         data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
-    network = RunNetwork(
-        plan,
-        devices,
-        run.swap,
-        run.swapping,
-        run.optimizer.kind,
-        data.work.loads(),
-        run.seed,
-        run.exchange_from,
-        comm,
-        stop,
-    )
+    network = proved_network(run, plan, module, data, devices, comm, stop)
     validation = None
     if opened.validation:
         scored = plan.record, opened.validation, weights, run.validation.batch_size

@@ -45,6 +45,7 @@ class Prediction:
         window: Row, column, height and width of the pixels to map, instead of `bbox`.
         resume: Continue what an interrupted map left, and leave what is done when interrupted.
         overwrite: Whether an existing map may be replaced.
+        prove: Whether, with a user's network, a small image is first compared with the whole one.
         hang_seconds: End the job when a round of tiles takes longer; 0: never.
     """
 
@@ -65,6 +66,7 @@ class Prediction:
     window: tuple[int, ...] | None = None
     resume: bool = False
     overwrite: bool = False
+    prove: bool = True
     hang_seconds: float = 1800.0
 
     def check(self) -> None:
