@@ -160,7 +160,8 @@ def run_module(module: nn.Module, image: Tensor, batch_norm: BatchNormMode) -> R
         if isinstance(part, nn.modules.batchnorm._NormBase):
             part.register_forward_hook(contiguous)
     image = image.clone().requires_grad_()
-    logits = first(module(image))
+    with NearestOfFloat32():
+        logits = first(module(image))
     loss_of(logits).backward()
     assert image.grad is not None
     gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
@@ -175,6 +176,24 @@ def contiguous(norm: nn.Module, inputs: Any, output: Tensor) -> None:
     """
     if output.requires_grad:
         output.register_hook(lambda gradient: gradient.contiguous())
+
+
+class NearestOfFloat32(TorchFunctionMode):
+    """Enlarges float64 by the cells that float32 takes.
+
+    Otherwise, of two cells that are equally near, torch takes either in float64, as the memory
+    format, the channels and the size have it.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        size = kwargs.get("size")
+        if func is not F.interpolate or kwargs["mode"] != "nearest" or size is None:
+            return func(*args, **kwargs)
+        (x,) = args
+        places = torch.arange(x.shape[2] * x.shape[3], dtype=torch.float32)
+        taken = func(places.view(1, 1, *x.shape[2:]), size).long()
+        return x.flatten(2)[:, :, taken.flatten()].view(*x.shape[:2], *taken.shape[2:])
 
 
 class Drops(TorchFunctionMode):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tilenet.adoption.adopt import adopt
+from tilenet.adoption.as_defined import AsDefined
 from tilenet.errors import TilenetError
 from tilenet.model.network import Network
 
@@ -98,3 +99,26 @@ def test_statistics_and_gradients_are_compared(part: str, monkeypatch: pytest.Mo
 def test_weights_of_float64_keep_all_their_digits() -> None:
     adopted = adopt(Module(plain).double(), 3)
     assert adopted.state["one.weight"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_nearest_cells_of_float64_are_those_of_float32(channels: int) -> None:
+    """Of which torch takes others at some sizes, such as 164 of 2 cells."""
+    for bins, size in ((2, (164, 82)), (3, (123, 188)), (5, (166, 164))):
+        x = torch.randn(1, channels, bins, bins, requires_grad=True)
+        wanted = F.interpolate(x, size=size).double()
+        with AsDefined():
+            found = F.interpolate(x.double(), size=size)
+        assert torch.equal(found, wanted)
+
+
+def test_instance_norm_has_its_gradient() -> None:
+    """Of one image whose incoming gradient has channels last, torch 2.13 takes another."""
+    x = torch.randn(1, 4, 5, 7, dtype=torch.float64, requires_grad=True)
+    incoming = torch.randn(1, 5, 7, 4, dtype=torch.float64).permute(0, 3, 1, 2)
+    with AsDefined():
+        F.instance_norm(x).backward(incoming)
+    assert x.grad is not None
+    assert torch.autograd.gradcheck(lambda x: F.instance_norm(x), (x,))
+    (wanted,) = torch.autograd.grad(F.instance_norm(x), x, incoming.contiguous())
+    assert torch.allclose(x.grad, wanted, rtol=1e-10)

@@ -7,16 +7,15 @@ by itself. Random masks keep everything, in both.
 """
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tilenet.adoption.as_defined import AsDefined
 from tilenet.errors import TilenetError
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network
@@ -28,7 +27,6 @@ ROUNDING = 1e-9  # of float64, over some hundred layers, relative to the largest
 SMALL = 1e-3  # of the largest gradient of all weights: smaller ones are compared with this much
 GRADIENT = "the gradient"
 ALMOST = 1 - 1e-6  # a random number below 1
-TRAINING = 5  # place of batch norm's argument
 COUNT = "num_batches_tracked"  # of batch norm, on which nothing depends
 
 
@@ -113,8 +111,8 @@ def prove(subject: Subject) -> None:
             module.eval()
             own.eval()
         before = {f"buffer {name}": one.clone() for name, one in module.named_buffers()}
-        frozen = _StatisticsFrozen() if subject.frozen else nullcontext()
-        with _MasksKeepAll(), frozen:  # type: ignore[no-untyped-call]
+        as_defined = AsDefined(frozen=subject.frozen)
+        with _MasksKeepAll(), as_defined:  # type: ignore[no-untyped-call]
             wanted = _run(module, image, {name: name for name in subject.names.values()}, case)
         found = before | _run(own, image, subject.names, case)
         largest = max((_most(one) for what, one in wanted.items() if GRADIENT in what), default=0.0)
@@ -195,21 +193,6 @@ class _MasksKeepAll(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in ("bernoulli", "bernoulli_"):
             return result.fill_(1)
         return result.fill_(ALMOST) if name in ("rand", "rand_like") else result
-
-
-class _StatisticsFrozen(TorchFunctionMode):
-    """Batch norm takes its running statistics, whatever it is told."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__name__", "") == "batch_norm":  # of torch and of its functional
-            if len(args) > TRAINING:
-                args = (*args[:TRAINING], False, *args[TRAINING + 1 :])
-            else:
-                kwargs = {**kwargs, "training": False}
-        return func(*args, **kwargs)
 
 
 class _KeepsAll(nn.Module):

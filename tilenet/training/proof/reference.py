@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from tilenet.adoption.adopt import Adopted
+from tilenet.adoption.as_defined import AsDefined
 from tilenet.errors import one_line
 from tilenet.geometry.tiles import Tiling
 from tilenet.model.dropout import KeyedDropout
@@ -120,7 +120,7 @@ def _answer(
     """
     like = next(network.parameters())
     network.zero_grad()
-    with _Plainly():
+    with AsDefined(drops=False):
         out = network(problem.images.to(like, copy=True))
         while not isinstance(out, Tensor):
             out = next(iter(out.values())) if isinstance(out, dict) else out[0]
@@ -131,21 +131,3 @@ def _answer(
         if name in wanted and parameter.grad is not None:
             gradients[name] = parameter.grad.double().cpu()
     return Answer(out.detach().double().cpu(), gradients)
-
-
-class _Plainly(TorchFunctionMode):
-    """Nothing is dropped, and instance norm has its right gradient.
-
-    torch 2.13 takes a wrong one on CPUs for one image whose incoming gradient has channels last.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name.rstrip("_123d").endswith("dropout"):
-            return args[0] if args else kwargs["input"]
-        out = func(*args, **(kwargs or {}))
-        if name == "instance_norm" and out.requires_grad:
-            out.register_hook(Tensor.contiguous)
-        return out
