@@ -20,7 +20,9 @@ what another order makes of them, or by 1e-12.
 By turns networks meet 1 to 4 ranks, both halo modes, 1 to 3 partitions and, eight of them, batch
 norm of a step; --every runs all combinations, up to 6 ranks. Operations of a training step are
 counted on the middle one of 3 × 3 tiles of 1250 and 5000 px, over a ninth of the image's. At 1250
-px strides of 32 make own areas differ by 3 % and pools of whole images are computed on each rank.
+px strides of 32 make own areas differ by 3 %. And a convolution of own cells runs, with zeros in
+place of neighbours' cells, while these are under way; what they add comes after it. Where taps lie
+36 cells apart on a tile of 157, as in DeepLabV3, that is 31 % more.
 """
 
 import argparse
@@ -63,7 +65,7 @@ MODES = "overlap", "exchange"
 RANKS = (1, 2, 3, 4, 6)
 MOST_RANKS = 4  # without --every
 LEAST_PX = 190, 270
-TILES_PX = 1250, 5000
+TILES_PX = {1250: 1.1, 5000: 1.04}  # most operations
 LOGITS, GRADIENTS = 1e-12, 1e-10
 # Gradients are relative to at least this part of the largest of all weights.
 LEAST = 1e-3
@@ -368,11 +370,11 @@ def claims(networks: dict[str, dict[str, Any]], rows: list[dict[str, Any]]) -> l
     )
     slowest = max(seconds, key=lambda name: seconds[name])
     made.append(at_most(f"CPU seconds to adopt the slowest ({slowest})", seconds[slowest], 15))
-    for px in TILES_PX:
+    for px, goal in TILES_PX.items():
         work = {name: one["work"][str(px)]["exchange"] for name, one in taken.items()}
         most = max(work, key=lambda name: work[name])
         what = f"operations with exchange at {px} px, over the image's ({most})"
-        made.append(at_most(what, work[most], 1.04))
+        made.append(at_most(what, work[most], goal))
     wrong = [
         name for name, one in networks.items()
         if ("refused" in one) != (name.split("/")[0] in REFUSED)
