@@ -1,91 +1,73 @@
-"""Draw what benches found: one small SVG each, written by bench/render.py to bench/plots/NAME.svg.
+"""Draw what benches found, as PNG: a picture of each bench named below, and that of docs/speed.md.
 
-A plot is a function with its bench's name; the first line of its docstring is the text beside it.
-Text stays text, and nothing in the file depends on the day or the user's settings: the same results
-give the same bytes with the same matplotlib.
+    python -m bench.plots
+
+Pictures go to bench/out/NAME.png, which git ignores; docs/speed.png is that of `scaling`.
+A plot is a function with its bench's name.
 """
 
+import hashlib
+import json
 import re
-from collections import Counter
-from collections.abc import Callable
-from io import StringIO
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.plot_style import (
-    BLUE,
-    GREEN,
-    GREY,
-    MARKERS,
-    ORANGE,
-    PALE,
-    PURPLE,
-    RED,
-    WIDTH,
-    grouped,
-    labelled,
-    logarithmic,
-    settings,
-)
+from bench.report import ROOT
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["PLOTS", "drawn", "figure_of", "said"]
+__all__ = ["PICTURE", "PLOTS", "figure_of", "result_text", "write"]
 
 Result = dict[str, Any]
-MIB = 2**20
+OUT, PICTURE = ROOT / "bench" / "out", ROOT / "docs" / "speed.png"
+# By M. Okabe and K. Ito: told apart with any colour vision
+BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
+GREY, PALE = "#666666", "#e8e8e8"
+WIDTH = 6.6  # inches of 100 pixels
+STYLE: dict[str, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": PALE,
+    "lines.markersize": 4.5,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+}
 
 
-def drawn(name: str, result: Result) -> str:
-    """The text of a bench's SVG."""
-    text = StringIO()
-    with settings():
-        figure_of(name, result).savefig(
-            text, format="svg", metadata={"Date": None, "Creator": None}
-        )
-    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+def result_text(name: str) -> str:
+    """The kept result of a bench, a line of JSON."""
+    return (ROOT / "bench" / "results" / f"{name}.json").read_text()
 
 
 def figure_of(name: str, result: Result) -> "Figure":
-    """A bench's plot as matplotlib has it."""
+    """A bench's plot, in which nothing of a user's own settings counts."""
+    from matplotlib import style
     from matplotlib.figure import Figure
 
-    with settings():
-        figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    with style.context(["default", STYLE]):
+        figure = Figure(figsize=(WIDTH, 3.2), dpi=100, layout="constrained")
         PLOTS[name](figure, result)
     return figure
 
 
-def said(name: str) -> str:
-    """What a plot shows, in a sentence."""
-    return (PLOTS[name].__doc__ or "").splitlines()[0]
+def write(name: str, path: Path) -> None:
+    """Draw the kept result of a bench; the file names that result by its SHA-256."""
+    from matplotlib import style
 
-
-def exactness(figure: "Figure", result: Result) -> None:
-    """Trained weights against those of a plain loop over the whole image, for all tilings."""
-    axes = figure.subplots()
-    rows = result["figures"]["rows"]
-    ranks = sorted({row["ranks"] for row in rows})
-    networks = list(dict.fromkeys(row["network"] for row in rows))
-    for network, colour, marker in zip(
-        networks, (BLUE, ORANGE, GREEN, PURPLE), MARKERS, strict=False
-    ):
-        some = [row for row in rows if row["network"] == network and not row["less_px"]]
-        shift = (networks.index(network) - 1.5) / 8
-        places = [ranks.index(row["ranks"]) + shift for row in some]
-        values = [row["weights"] for row in some]
-        axes.plot(places, values, marker, color=colour, alpha=0.6, label=network)
-    some = [row for row in rows if row["less_px"]]
-    places = [ranks.index(row["ranks"]) for row in some]
-    axes.plot(places, [row["weights"] for row in some], "x", color=RED, label="a halo too small")
-    goal = _goal(result, "final weights differ relatively by")
-    axes.axhline(goal, ls=":", color=GREY, label="goal: at most")
-    axes.set_yscale("log")
-    axes.set_ylim(1e-16, 1)
-    axes.set_xticks(range(len(ranks)), [str(count) for count in ranks])
-    title = "Largest relative difference of the weights, float64"
-    labelled(axes, title, "ranks", "relative difference")
-    axes.legend(ncols=2)
+    text = result_text(name)
+    path.parent.mkdir(exist_ok=True)
+    source = {"Source": hashlib.sha256(text.encode()).hexdigest(), "Software": None}
+    with style.context(["default", STYLE]):
+        figure_of(name, json.loads(text)).savefig(path, metadata=source)
 
 
 def summit(figure: "Figure", result: Result) -> None:
@@ -104,8 +86,8 @@ def summit(figure: "Figure", result: Result) -> None:
         left.plot(
             int(gpu_count[0]), run["measured_s"], marker, color=RED, markersize=8, label=label
         )
-    logarithmic(left, [6, 24, 96, 384, 1536], [10, 100, 1000])
-    labelled(left, "An epoch of the paper's run", "GPUs", "seconds", legend=2)
+    _logarithmic(left, [6, 24, 96, 384, 1536], [10, 100, 1000])
+    _labelled(left, "An epoch of the paper's run", "GPUs", "seconds", legend=2)
     title = "how far 100 images a step scale: "
     for key, colour in ((f"{title}Summit, float32", BLUE), (f"{title}H200, bfloat16", ORANGE)):
         devices = [row["devices"] for row in figures[key]]
@@ -118,30 +100,7 @@ def summit(figure: "Figure", result: Result) -> None:
     right.set_xticks([10**n for n in (2, 3, 4, 5)], ["100", "1 000", "10 000", "100 000"])
     right.set_ylim(0, 105)
     title = "100 images of 10 000² a step"
-    labelled(right, title, "devices", "predicted efficiency, %", legend=2)
-
-
-def pipeline(figure: "Figure", result: Result) -> None:
-    """Predicted speed-up of the pipeline by partitions, and what the paper measured with six."""
-    figures, tile_px = result["figures"], 512
-    axes = figure.subplots()
-    parts = range(1, 7)
-    axes.plot(parts, parts, "--", color=GREY, label="linear")
-    rows = figures["two micro-batches per partition, tilenet's balances"]
-    rows = [row for row in rows if row["tile_px"] == tile_px]
-    paper = {row["model"]: row for row in figures["six partitions"] if row["tile_px"] == tile_px}
-    for row, colour, marker in zip(rows, (BLUE, ORANGE, GREEN), MARKERS, strict=False):
-        gains = [row[f"{count} partitions"] for count in parts]
-        axes.plot(parts, gains, f"{marker}-", color=colour, label=row["model"])
-        theirs = paper[row["model"]]["paper's balance, m = 12"]
-        axes.plot(6, theirs, marker, color=colour, markerfacecolor="white")
-    axes.plot([], [], "o", color=GREY, markerfacecolor="white", label="the paper's balance")
-    measured = [one for row in figures["six partitions"] if (one := row["paper measured"])]
-    low, high = min(measured), max(measured)
-    axes.bar(6.2, high - low, 0.07, bottom=low, color=RED, label="measured by the paper")
-    axes.set_ylim(0.8, 6.2)
-    title = f"Predicted for Summit: tiles of {tile_px}², two micro-batches per partition"
-    labelled(axes, title, "partitions, one GPU each", "speed-up over one GPU")
+    _labelled(right, title, "devices", "predicted efficiency, %", legend=2)
 
 
 def exchange(figure: "Figure", result: Result) -> None:
@@ -151,43 +110,17 @@ def exchange(figure: "Figure", result: Result) -> None:
     rows = [row for row in result["figures"]["work"] if row["size"] == 10_000]
     bars = {way: [row[way] for row in rows] for way in ways[:2]}
     presets = [row["preset"].replace("-", "\n") for row in rows]
-    grouped(left, presets, bars, (ORANGE, BLUE))
+    _grouped(left, presets, bars, (ORANGE, BLUE))
     left.axhline(1, ls="--", color=GREY)
-    labelled(left, "Work of 16 ranks on 10 000²", "", "computed, over the image")
+    _labelled(left, "Work of 16 ranks on 10 000²", "", "computed, over the image")
     rows = [row for row in result["figures"]["step"] if row["norm"] == "none"]
     ranks = sorted({row["ranks"] for row in rows})
     found = {(row["way"], row["ranks"]): row["seconds"] for row in rows}
     bars = {way: [found[way, count] for count in ranks] for way in ways}
-    grouped(right, [str(count) for count in ranks], bars, (ORANGE, BLUE, GREY))
+    _grouped(right, [str(count) for count in ranks], bars, (ORANGE, BLUE, GREY))
     side = result["figures"]["side_px"]
     title = f"A step on {side}², {_cores(result)} cores"
-    labelled(right, title, "ranks", "seconds")
-
-
-def model(figure: "Figure", result: Result) -> None:
-    """Predicted against measured seconds of steps that the calibration has not seen."""
-    figure.set_size_inches(WIDTH, 4)
-    axes = figure.subplots()
-    points = result["figures"]["points"]
-    every = [point[key] for point in points for key in ("measured_s", "step_s")]
-    ends = [min(every) / 1.4, max(every) * 1.4]
-    axes.fill_between(
-        ends, [0.8 * end for end in ends], [1.2 * end for end in ends], color=PALE, label="± 20 %"
-    )
-    axes.plot(ends, ends, "--", color=GREY, label="equal")
-    kinds: dict[str, list[Any]] = {}
-    for point in points:
-        halo = f", {point['halo_mode']}" if point["ranks"] > 1 else ""
-        kinds.setdefault(f"{_ranks(point['ranks'])}{halo}", []).append(point)
-    for number, (kind, some) in enumerate(kinds.items()):
-        took, says = ([one[key] for one in some] for key in ("measured_s", "step_s"))
-        colour = (BLUE, ORANGE, GREEN, RED, PURPLE)[number % 5]
-        axes.plot(took, says, MARKERS[number % 5], color=colour, label=kind)
-    places = [first * 10.0**n for n in range(-3, 4) for first in (1, 2, 5)]
-    places = [place for place in places if ends[0] <= place <= ends[1]]
-    logarithmic(axes, places, places)
-    axes.set(xlim=ends, ylim=ends)
-    labelled(axes, "A training step", "measured, seconds", "predicted, seconds")
+    _labelled(right, title, "ranks", "seconds")
 
 
 def scaling(figure: "Figure", result: Result) -> None:
@@ -197,7 +130,7 @@ def scaling(figure: "Figure", result: Result) -> None:
     ranks, cores = sorted({run["ranks"] for run in runs}), _cores(result)
     for key, axes in zip(("seconds", "efficiency"), panels, strict=True):
         for kind, colour, marker in zip(
-            ("images", "overlap", "exchange"), (GREEN, ORANGE, BLUE), MARKERS, strict=False
+            ("images", "overlap", "exchange"), (GREEN, ORANGE, BLUE), "osD", strict=False
         ):
             for way, line in (("weak", "-"), ("strong", ":")):
                 some = [run for run in runs if (run["kind"], run["scaling"]) == (kind, way)]
@@ -211,8 +144,8 @@ def scaling(figure: "Figure", result: Result) -> None:
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
     panels[1].axhline(1, ls="--", color=GREY)
-    labelled(panels[0], "Seconds of a training step", "ranks", "seconds", legend=0)
-    labelled(panels[1], "Efficiency", "ranks", "of one rank's", legend=0)
+    _labelled(panels[0], "Seconds of a training step", "ranks", "seconds", legend=0)
+    _labelled(panels[1], "Efficiency", "ranks", "of one rank's", legend=0)
     handles = panels[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4, handlelength=1.6)
 
@@ -223,142 +156,52 @@ def lms(figure: "Figure", result: Result) -> None:
     networks = result["figures"]["networks"]
     ways = ("checkpointing", "swap", "auto")
     bars = {way: [one["pixels_over_off"][way] for one in networks.values()] for way in ways}
-    grouped(axes, list(networks), bars, (ORANGE, BLUE, GREEN))
+    _grouped(axes, list(networks), bars, (ORANGE, BLUE, GREEN))
     theirs = [(n, one["articles"]) for n, one in enumerate(networks.values()) if one["articles"]]
     axes.plot(*zip(*theirs, strict=True), "*", color=RED, markersize=9, label="IBM's articles")
     axes.axhline(1, ls="--", color=GREY)
     title = f"Largest image in {result['figures']['limit_mib']:.0f} MiB of device memory"
-    labelled(axes, title, "network", "pixels, over those with neither")
-
-
-def memory(figure: "Figure", result: Result) -> None:
-    """Predicted over measured peak memory of each device in real training steps."""
-    axes = figure.subplots()
-    rows = [row for row in result["figures"].values() if isinstance(row, dict)]
-    took = [one for row in rows for one in _partitions(row["measured"])]
-    for way, key, marker in (
-        ("dry run", "predicted", "s"),
-        ("formula, which plans", "formula", "o"),
-    ):
-        says = [one for row in rows for one in _partitions(row[key])]
-        errors = [100 * (one / real - 1) for one, real in zip(says, took, strict=True)]
-        colour, fill = (BLUE, BLUE) if key == "predicted" else (RED, "none")
-        places = [one / MIB for one in took]
-        axes.plot(places, errors, marker, color=colour, markerfacecolor=fill, label=way)
-    axes.axhline(0, ls="--", color=GREY)
-    axes.set_xlim(left=0)
-    labelled(axes, "Error of a device's predicted peak", "measured, MiB", "predicted too much, %")
-
-
-def leaks(figure: "Figure", result: Result) -> None:
-    """Resident memory of each rank over the steps of training, from a quarter of them on."""
-    axes = figure.subplots()
-    for mode, colour, line in (("overlap", ORANGE, "-"), ("exchange", BLUE, "--")):
-        for number, counts in enumerate(result["figures"][mode]["ranks"]):
-            # the last is of after the run
-            held = list(zip(counts["step"], counts["rss_bytes"], strict=True))[:-1]
-            held = [one for one in held if one[0] >= counts["step"][-1] / 4]
-            steps = [step for step, _ in held]
-            more = [(count - held[0][1]) / MIB for _, count in held]
-            axes.plot(steps, more, line, color=colour, label=mode if number == 0 else None)
-    goal = _goal(result, "MiB added in all")
-    axes.axhline(goal, ls=":", color=GREY, label="goal: at most")
-    axes.set_ylim(bottom=-0.5)
-    labelled(axes, "Added resident memory, a line for each rank", "step", "MiB")
-
-
-def soak(figure: "Figure", result: Result) -> None:
-    """How the runs were killed, and at which moments."""
-    launchers = result["figures"]["launchers"]
-    panels = figure.subplots(1, 2)
-    for of, title, axes in zip(("kills", "moments"), ("kind", "moment"), panels, strict=True):
-        total = sum((Counter(one[of]) for one in launchers.values()), Counter[str]())
-        names = sorted(total, key=lambda kind: (total[kind], kind))
-        start = [0] * len(names)
-        for (name, one), colour in zip(launchers.items(), (BLUE, ORANGE), strict=False):
-            wide = [one[of].get(kind, 0) for kind in names]
-            axes.barh(names, wide, left=start, color=colour, label=f"under {name}")
-            start = [begun + more for begun, more in zip(start, wide, strict=True)]
-        axes.grid(visible=False, axis="y")
-        legend = 1 if of == "kills" else 0
-        labelled(axes, f"{total.total()} kills, by {title}", "kills", "", legend=legend)
-
-
-def store(figure: "Figure", result: Result) -> None:
-    """Peak of the fullest of six devices by micro-batches, with maps there and on the host."""
-    axes = figure.subplots()
-    rows = [row for row in result["figures"]["peaks"] if row["balance"] == "planned"]
-    counts = [row["micro_batches"] for row in rows]
-    for where, colour, marker in (("devices", ORANGE, "s"), ("host", BLUE, "o")):
-        peaks = [row[where]["dry_run_mib"] for row in rows]
-        axes.plot(counts, peaks, f"{marker}-", color=colour, label=f"maps on the {where}")
-    axes.set_xticks(counts)
-    axes.set_ylim(bottom=0)
-    labelled(axes, "Peak of the fullest of six devices", "micro-batches of 512²", "MiB")
-
-
-def reduction(figure: "Figure", result: Result) -> None:
-    """Seconds that a sum of all gradients over ranks adds to a backward that only writes them."""
-    axes = figure.subplots()
-    rows = result["figures"]["alone"]
-    names = [f"{row['network']},\n{_ranks(row['ranks'])}" for row in rows]
-    ways = {"ours": BLUE, "ddp": ORANGE, "pieces": GREEN, "one message": PURPLE}
-    bars = {way: [row["seconds"][way] - row["seconds"]["none"] for row in rows] for way in ways}
-    grouped(axes, names, bars, tuple(ways.values()))
-    labelled(axes, "Sums of gradients", "parameters", "seconds")
-
-
-def end_to_end(figure: "Figure", result: Result) -> None:
-    """Seconds of each command of the demo, and of the same arithmetic in bare torch."""
-    figure.set_size_inches(WIDTH, 2.8)
-    figures = result["figures"]
-    axes = figure.subplots()
-    took = {row["command"]: row["seconds"] for row in reversed(figures["commands"])}
-    axes.barh(list(took), list(took.values()), color=BLUE, label="tilenet")
-    colours = zip((ORANGE, GREEN), (0.2, -0.2), strict=True)
-    for (whose, floor), (colour, aside) in zip(figures["floor"].items(), colours, strict=True):
-        at = [place for place, name in enumerate(took) if f"{name}_s" in floor]
-        seconds = [floor[f"{name}_s"] for name in took if f"{name}_s" in floor]
-        axes.barh([place + aside for place in at], seconds, 0.2, color=colour, label=whose)
-    axes.grid(visible=False, axis="y")
-    size = f"{figures['size_px']:,}".replace(",", " ")
-    title = f"The demo on {size}², {_ranks(figures['ranks'])}"
-    labelled(axes, title, "seconds", "")
-
-
-def survival(figure: "Figure", result: Result) -> None:
-    """Seconds from a disturbance of a Slurm job to its first new step, or to its end."""
-    axes = figure.subplots()
-    rows = sorted(result["figures"]["rows"], key=lambda row: -row["seconds"])
-    names = [row["disturbance"] for row in rows]
-    for how, says, colour in (
-        ("by itself", "to its first new step, by itself", BLUE),
-        ("submitted", "to its end; to be submitted again", ORANGE),
-    ):
-        wide = [row["seconds"] if row["resumes"] == how else 0 for row in rows]
-        axes.barh(names, wide, color=colour, label=says)
-    axes.grid(visible=False, axis="y")
-    labelled(axes, "Disturbed jobs", "seconds", "")
+    _labelled(axes, title, "network", "pixels, over those with neither")
 
 
 PLOTS: dict[str, Callable[["Figure", Result], None]] = {
-    draw.__name__: draw
-    for draw in (
-        end_to_end, exactness, exchange, leaks, lms, memory, model, pipeline, reduction, scaling,
-        soak, store, summit, survival,
-    )
-}  # fmt: skip
+    draw.__name__: draw for draw in (summit, exchange, scaling, lms)
+}
 
 
-def _partitions(entry: Any) -> list[int]:
-    """Bytes of each partition, as the bench lists them."""
-    return list(entry["partitions"] if isinstance(entry, dict) else entry)
+def _labelled(axes: "Axes", title: str, x: str, y: str, *, legend: int = 1) -> None:
+    """Title, axes and a legend: 0: none; 1: inside; else below, in so many columns."""
+    axes.set_title(title)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if legend == 1:
+        axes.legend()
+    elif legend:
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(-0.15, -0.2), ncols=legend,
+            handlelength=1.6, columnspacing=1,
+        )  # fmt: skip
 
 
-def _goal(result: Result, ending: str) -> float:
-    """Of the claims that end so, which share it."""
-    (goal,) = {one["goal"] for one in result["claims"] if one["claim"].endswith(ending)}
-    return float(goal)
+def _grouped(
+    axes: "Axes", names: Sequence[str], bars: dict[str, list[float]], colours: Sequence[str]
+) -> None:
+    """Groups of bars side by side, a group for each name."""
+    wide = 0.8 / len(bars)
+    for number, ((label, values), colour) in enumerate(zip(bars.items(), colours, strict=True)):
+        shift = (number - (len(bars) - 1) / 2) * wide
+        places = [place + shift for place in range(len(names))]
+        axes.bar(places, values, wide, color=colour, label=label)
+    axes.set_xticks(range(len(names)), names)
+    axes.grid(visible=False, axis="x")
+
+
+def _logarithmic(axes: "Axes", x: Sequence[float], y: Sequence[float]) -> None:
+    """Both axes, with plain numbers at some places."""
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(x, [f"{one:g}" for one in x])
+    axes.set_yticks(y, [f"{one:g}" for one in y])
+    axes.minorticks_off()
 
 
 def _cores(result: Result) -> int:
@@ -367,5 +210,12 @@ def _cores(result: Result) -> int:
     return int(found[1]) if found else 1
 
 
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' if count > 1 else ''}"
+def main() -> None:
+    """Draw them all."""
+    for name in PLOTS:
+        write(name, OUT / f"{name}.png")
+    write("scaling", PICTURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,6 @@
 
     python -m bench.render [--run [NAME ...]]
 
-Plots are drawn along, to plots/NAME.svg (plots.py).
 Each program here that reports is a bench; its last line is kept in results/NAME.json, or, of those
 that name their device, in results/DEVICE.json. Without --run nothing is measured. With it the named
 ones are run first, or all of them where none is named.
@@ -11,20 +10,17 @@ ones are run first, or all of them where none is named.
 import argparse
 import ast
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from bench.plots import PLOTS, drawn, said
 from bench.report import ROOT, device_stem
 
-__all__ = ["WITHOUT", "benches", "plotted", "rendered"]
+__all__ = ["WITHOUT", "benches", "rendered"]
 
 BENCH = Path(__file__).resolve().parent
 RESULTS = BENCH / "results"
-MOST_ROWS, MOST_COLUMNS, MOST_CHARACTERS = 24, 12, 60
 BY_DEVICE = ("gpu",)  # there are as many results as devices
 # why a bench has no result yet
 WITHOUT = {
@@ -35,7 +31,8 @@ HEAD = """# What was measured
 Written by `python -m bench.render` from `bench/results/*.json`: change a bench and run it, never
 this page. `make bench` runs all of them, `make bench BENCH="balance pipeline"` some. Each prints a
 JSON line with the machine, the versions, the figures and the claims. A claim that does not hold is
-shown as such. Longer tables and lists are in the JSON.
+shown as such. How each measures is in its docstring, all its figures are in the JSON;
+`python -m bench.plots` draws some of them to `bench/out/`.
 """
 
 
@@ -109,27 +106,18 @@ def rendered() -> str:
     names = benches()
     index = [
         ["bench", "question", "claims that hold"],
-        *([f"[{name}](#{name})", _said(name)[0], _held(name)] for name in names),
+        *([f"[{name}](#{name})", _question(name), _held(name)] for name in names),
     ]
-    sections = (_section(name) for name in names)
-    return "\n".join([HEAD, _table(index), *sections]).rstrip() + "\n"
+    return "\n".join([HEAD, _table(index), *map(_section, names)])
 
 
-def plotted() -> dict[str, str]:
-    """The text of each bench's plot that has a result, by name."""
-    results = {name: _result(name) for name in sorted(PLOTS)}
-    return {name: drawn(name, result) for name, result in results.items() if result is not None}
+def _question(name: str) -> str:
+    """First line of a bench's docstring."""
+    return (ast.get_docstring(ast.parse(_programs()[name].read_text())) or "").partition("\n")[0]
 
 
-def _said(name: str) -> tuple[str, str]:
-    """First line of a bench's docstring, and what it says after the command."""
-    words = ast.get_docstring(ast.parse(_programs()[name].read_text())) or ""
-    question, _, rest = words.partition("\n\n")
-    return question, rest.partition("\n\n")[2]
-
-
-def _result(name: str) -> dict[str, Any] | None:
-    path = RESULTS / f"{name}.json"
+def _result(stem: str) -> dict[str, Any] | None:
+    path = RESULTS / f"{stem}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
@@ -142,127 +130,40 @@ def _kept(name: str) -> dict[str, dict[str, Any]]:
     return {stem: result for stem, result in found.items() if result["bench"] == name}
 
 
-def _why_not(name: str) -> str:
-    return WITHOUT.get(name, "nobody has said why.")
-
-
 def _held(name: str) -> str:
     kept = _kept(name)
     if not kept:
-        return f"no result: {_why_not(name)}"
+        return f"no result: {WITHOUT.get(name, 'the reason is not known.')}"
     claims = [claim for result in kept.values() for claim in result["claims"]]
     return f"{sum(claim['holds'] for claim in claims)} of {len(claims)}"
 
 
 def _section(name: str) -> str:
-    question, words = _said(name)
-    parts = ["", f"## {name}", "", question, "", words.strip(), ""]
-    kept = _kept(name)
-    if not kept:
-        return "\n".join([*parts, f"No result yet: {_why_not(name)}", ""])
-    for stem, result in kept.items():
-        parts += _shown(name, stem, result)
-    return "\n".join(parts)
-
-
-def _shown(name: str, stem: str, result: dict[str, Any]) -> list[str]:
-    """One result of a bench."""
-    parts = [f"### {result['figures']['device']}", ""] if name in BY_DEVICE else []
-    versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items())
-    parts += [f"On {result['machine']}; {versions}. [JSON](results/{stem}.json)", ""]
-    if name in PLOTS:
-        parts += [f"![{said(name)}](plots/{name}.svg)", ""]
-    if result["claims"]:
+    """Its command, its question, and the claims of each result."""
+    path = _programs()[name].relative_to(BENCH)
+    module = f"bench.{path.parent.name}.{name}"
+    parts = [f"## {name}", "", f"[`python -m {module}`]({path}): {_question(name)}"]
+    for stem, result in _kept(name).items():
+        device = f"{result['figures']['device']}; " if name in BY_DEVICE else ""
+        versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items())
+        parts += [f"On {device}{result['machine']}; {versions} ([JSON](results/{stem}.json)).", ""]
         rows = [
             [
                 claim["claim"].replace("|", "\\|"),
-                _cell(claim["value"]),
-                _cell(claim["goal"]),
-                _holds(claim["holds"]),
+                f"{claim['value']:.4g}",
+                f"{claim['goal']:.4g}",
+                "yes" if claim["holds"] else "**no**",
             ]
             for claim in result["claims"]
         ]
         parts += [_table([["claim", "value", "goal", "holds"], *rows])]
-    return parts + _figures(result["figures"], "")
-
-
-def _holds(holds: bool) -> str:
-    return "yes" if holds else "**no**"
-
-
-def _figures(figures: dict[str, Any], title: str) -> list[str]:
-    """Tables of what lies side by side, each under its place in the JSON."""
-    parts = []
-    plain = {key: value for key, value in figures.items() if not _nested(value)}
-    if plain:
-        text = "; ".join(f"{key}: {_cell(value)}" for key, value in plain.items())
-        parts.append(f"{title}: {text}\n" if title else f"{text}\n")
-    named = {key: value for key, value in figures.items() if isinstance(value, dict)}
-    if len(named) > 1 and _alike(list(named.values())):
-        parts.append(_listed(title, [{"": key, **value} for key, value in named.items()]))
-        named = {}
-    for key, value in figures.items():
-        under = f"{title} / {key}" if title else key
-        if key in named:
-            parts += _figures(value, under)
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            parts.append(_listed(under, value))
-    return parts
-
-
-def _alike(rows: list[dict[str, Any]]) -> bool:
-    """Whether they make a table: each shares a plain figure with the first."""
-    plain = [{key for key in row if not _nested(row[key])} for row in rows]
-    return all(plain[0] & keys for keys in plain)
-
-
-def _listed(title: str, rows: list[dict[str, Any]]) -> str:
-    """Their plain figures as a table, if it stays small; else how many rows there are."""
-    flat = [{key: row[key] for key in row if not _nested(row[key])} for row in rows]
-    keys = {key for row in flat for key in row}
-    if len(rows) > MOST_ROWS or not 3 <= len(keys) <= MOST_COLUMNS:
-        return f"{title or 'Figures'}: {len(rows)} rows, in the JSON\n"
-    return f"{title}\n\n{_table(_rows(flat))}" if title else _table(_rows(flat))
-
-
-def _rows(rows: list[dict[str, Any]]) -> list[list[str]]:
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    return [keys, *([_cell(row.get(key)) for key in keys] for row in rows)]
-
-
-def _nested(value: Any) -> bool:
-    """Whether a value is more than a cell can show."""
-    if isinstance(value, list):
-        return any(isinstance(one, (dict, list)) for one in value)
-    return isinstance(value, dict)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return ", ".join(map(_cell, value))
-    if isinstance(value, str) and value.startswith("/"):
-        return Path(value).name  # of a file that is gone
-    words = re.sub(r"\s+", " ", str(value)).replace("|", "\\|")
-    return words if len(words) <= MOST_CHARACTERS else words[: MOST_CHARACTERS - 1] + "…"
+    return "\n".join(parts if _kept(name) else [*parts, ""])
 
 
 def _table(rows: list[list[str]]) -> str:
     head, *body = rows
     lines = [head, ["---"] * len(head), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
-    aside = path.with_name(f"{path.name}.part")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
 
 
 def main() -> None:
@@ -275,9 +176,9 @@ def main() -> None:
         parser.error(f"no bench is called {unknown[0]} (there are: {', '.join(benches())})")
     wanted = [] if names is None else names or benches()
     failed = [says for name in wanted if (says := _failure(name))]
-    for name, text in plotted().items():
-        _write(BENCH / "plots" / f"{name}.svg", text)
-    _write(BENCH / "README.md", rendered())
+    page = BENCH / "README.md.part"
+    page.write_text(rendered(), encoding="utf-8")
+    page.replace(BENCH / "README.md")
     if failed:
         raise SystemExit("\n".join([*failed, "what was found before is kept"]))
 

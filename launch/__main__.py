@@ -15,7 +15,6 @@ from launch.planned_job import read_job
 from launch.scripts import Job, script, submit_command
 from tilenet.cli.options import Arguments
 from tilenet.errors import TilenetError, UsageError, printable
-from tilenet.parallel.ranks.start import say_stopped, stopped_by
 from tilenet.planning.machines import known_machines, machine
 from tilenet.storage.atomic import write_aside
 
@@ -144,8 +143,6 @@ def _parser() -> Arguments:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt as stop:
-        sys.exit(say_stopped(stopped_by(stop) or ""))
     except BrokenPipeError:  # the reader has seen enough: python -m launch … | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -6,7 +6,6 @@ import warnings
 from importlib import import_module
 
 from tilenet.errors import one_line
-from tilenet.parallel.ranks.start import end_at_once, say_stopped, stopped_by
 
 COMMANDS = (
     "info",
@@ -41,7 +40,7 @@ they are started on: mpiexec -n 4 tilenet train -c run.yaml"""
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit code.
 
-    0: done, 1: error, 2: usage, 75: stopped on request, 130: stopped by Ctrl-C.
+    0: done, 1: error, 2: usage, 75: stopped on request.
     """
     warnings.formatwarning = _shown
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -50,11 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough: tilenet halo … | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except BaseException as error:
-        words = stopped_by(error)
-        if words is None:
-            raise
-        return say_stopped(words)
 
 
 def _shown(
@@ -80,8 +74,7 @@ def _run(command: str, rest: list[str]) -> int:
             )
             return 1
         # Imported by name: the halo calculator answers at once, and MPI starts where it is used.
-        with end_at_once():
-            module = import_module(f"tilenet.cli.{command}")
+        module = import_module(f"tilenet.cli.{command}")
         return int(module.main(rest))
     if command in ("-h", "--help"):
         print(USAGE)

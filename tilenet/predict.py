@@ -16,6 +16,7 @@ from tilenet.geometry.layers import Norm
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.job import MapJob, Mapper, WritingSink, decide_map
 from tilenet.mapping.prediction import MapSource, Prediction
+from tilenet.mapping.prove import prove_map
 from tilenet.mapping.resume import MapResume
 from tilenet.mapping.writer import MapWriter, check_target, map_lock
 from tilenet.model.choices import parameter_dtype
@@ -25,7 +26,6 @@ from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
 from tilenet.parallel.ranks.devices import choose_devices, node_place
 from tilenet.parallel.ranks.layout import say_layout
-from tilenet.parallel.ranks.start import kept_on_ctrl_c
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.maps import MapPlan
 from tilenet.storage.lock import Lock
@@ -48,7 +48,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         TilenetError: On one rank, for a file that breaks later.
     """
     comm = world() if comm is None else comm
-    with kept_on_ctrl_c(wanted.how_to_resume), ExitStack() as stack:
+    with ExitStack() as stack:
         with agreed(comm):
             wanted.check()
             name = f"rank {comm.rank} of {comm.size}"
@@ -72,6 +72,9 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         say_layout(comm, place, devices)
         if first:
             _announce(job.plan, source)
+        if wanted.prove and source.record.names is not None:
+            watchdog.arm("the proof of the map", SLOW)
+            prove_map(job, comm)
         stopped = _make(wanted, job, source, requests, lock, comm)
         wait_quietly(comm)
         # Also a barrier: no rank says that it is done before the map stands in its place.

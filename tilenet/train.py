@@ -5,22 +5,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
-from tilenet.parallel.ranks.comm import agreed, kept_on_ctrl_c, wait_quietly, world
+from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.together import end_if_asked, together
 from tilenet.report.page import try_report
 from tilenet.training.announce import announce_images
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.folder import RunFolder, how_to_resume
+from tilenet.training.folder import RunFolder
 from tilenet.training.images.held_out import hold_out
-from tilenet.training.images.open import RunImages, agree_on_files, open_images, staged_on_node
+from tilenet.training.images.open import RunImages, agree_on_files, open_images
 from tilenet.training.images.survey import class_weights, run_survey
 from tilenet.training.images.workload import RunData
 from tilenet.training.loop import Loop
-from tilenet.training.network import RunNetwork
+from tilenet.training.proof.run import proved_network
 from tilenet.training.scoring import Validation
 from tilenet.training.setup import RunPlan, plan_run
 from tilenet.training.share import share_architecture
@@ -58,8 +60,7 @@ def train(
     """
     comm = world() if comm is None else comm
     try:
-        with kept_on_ctrl_c(lambda: how_to_resume(Path(run.output))):
-            return _train(run, comm, resume=resume, overwrite=overwrite, accept_gaps=accept_gaps)
+        return _train(run, comm, resume=resume, overwrite=overwrite, accept_gaps=accept_gaps)
     except StopAgreed:
         if comm.rank == 0:
             say("tilenet: stopped before the first step: run again as before, nothing was changed")
@@ -90,13 +91,12 @@ def _train(
         keep = run.checkpoints.keep
         folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms, keep=keep)
         stack.enter_context(folder).open(comm, watchdog, resume=resume, overwrite=overwrite)
-        stack.enter_context(staged_on_node(run.cache_dir, opened, comm))
         context_px, names = plan.record.context().context_any_pixel_px, run.class_names
         chosen_by = run.validation, len(names), run.seed, context_px
         opened = hold_out(opened, *chosen_by, comm, watchdog, stop)
         if comm.rank == 0:
             announce_images(opened, plan)
-        loop = _prepare(run, plan, opened, folder, watchdog, stop, comm)
+        loop = _prepare(run, plan, architecture.module, opened, folder, watchdog, stop, comm)
         finished = loop.run(accept_gaps=accept_gaps)
         if comm.rank == 0:
             # A job that was told to end has no time for maps.
@@ -110,34 +110,28 @@ def _train(
 def _prepare(
     run: RunFile,
     plan: RunPlan,
+    module: nn.Module | None,
     opened: RunImages,
     folder: RunFolder,
     watchdog: Watchdog,
     stop: StopRequests,
     comm: "MPI.Intracomm",
 ) -> Loop:
-    """Look at the images, build the network, and make ready what the steps need. Collective."""
+    """Look at the images, build the network, and make ready what the steps need. Collective.
+
+    Args:
+        module: Somebody's network on the rank that made it, which is used up.
+    """
     watchdog.arm("the start of the run", SLOW)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
     found = run_survey(opened, plan, run.reading, folder.path, comm, watchdog, stop)
-    watchdog.arm("the plan of the run", SLOW)
+    watchdog.arm("the plan and the proof of the run", SLOW)
     weights = class_weights(run.class_weights, run.class_names, found.class_pixels, comm)
     with agreed(comm):
         statistics = run.network.statistics or (found.mean, found.std)
         plan = replace(plan, record=folder.record(plan.record, *statistics))
         data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
-    network = RunNetwork(
-        plan,
-        devices,
-        run.swap,
-        run.swapping,
-        run.optimizer.kind,
-        data.work.loads(),
-        run.seed,
-        run.exchange_from,
-        comm,
-        stop,
-    )
+    network = proved_network(run, plan, module, data, devices, comm, stop)
     validation = None
     if opened.validation:
         scored = plan.record, opened.validation, weights, run.validation.batch_size

@@ -60,7 +60,7 @@ def demo(folder: Path, size: int, steps: int) -> dict[str, dict[str, Any]]:
     scene, trained = str(folder / "scene.tif"), str(folder / "run")
     found = {"scene": run(python, "demo/make_scene.py", str(folder), "--size", str(size))}
     keys = {"images": scene, "labels": folder / "labels_train.tif", "output": trained}
-    keys |= {"cache_dir": folder, "steps": str(steps)}
+    keys |= {"steps": str(steps)}
     options = [f"--{name}={value}" for name, value in keys.items()]
     found["train"] = run(*ranks, "-m", "tilenet", "train", "-c", "demo/run.yaml", *options)
     arguments = [trained, scene, str(folder / "map.tif"), "--json"]

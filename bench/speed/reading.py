@@ -10,9 +10,9 @@ names a Python that has it, with TorchGeo's RasterDataset and GridGeoSampler, wh
 in memory.
 
 Then trains a small network on one rank of one thread, on crops of an image of 4000² (quick: 2000²,
-of which GDAL may keep 8 MiB), with and without reading ahead and staging: how much of a step waits
-for pixels, and how long steps are, by the clock. Reading ahead needs a second core: where other
-work has it, steps are not shorter. The first steps, in which caches fill, do not count.
+of which GDAL may keep 8 MiB), with and without reading ahead: how much of a step waits for pixels,
+and how long steps are, by the clock. Reading ahead needs a second core: where other work has it,
+steps are not shorter. The first steps, in which caches fill, do not count.
 """
 
 import argparse
@@ -169,12 +169,9 @@ def training(folder: Path, side: int, steps: int, repeats: int) -> dict[str, Any
     labels = {**GRID, "height": side, "width": side, "count": 1, "dtype": "uint8", "nodata": None}
     with rasterio.open(folder / "labels.tif", "w", **labels) as file:
         file.write(np.random.default_rng(0).integers(0, 5, (1, side, side)).astype(np.uint8))
-    cache = ("--cache_dir", str(folder / "cache"))
     ways = {
         "plain": ("--read_ahead", "0"),
         "ahead": ("--read_ahead", "2"),
-        "staged": ("--read_ahead", "0", *cache),
-        "ahead, staged": ("--read_ahead", "2", *cache),
     }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(repeats):
@@ -222,7 +219,6 @@ def main() -> None:
     claims += [
         at_most("reading ahead: share of a step that waits", made["ahead"]["waiting"], 0.1),
         at_most("reading ahead: step over step without", made["ahead"]["step ÷ plain"], 1.0),
-        at_most("staged: step over step without", made["staged"]["step ÷ plain"], 1.0),
     ]
     if isinstance(figures["torchgeo"], dict):
         ratio = figures["torchgeo"]["tilenet ÷ torchgeo"]

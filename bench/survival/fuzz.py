@@ -4,7 +4,7 @@
 
 Runs `tests/fuzz` (as `make fuzz` does) with N inputs for each kind at the most (60; quick: 5), and
 counts the inputs that were made, by kind, and the kinds of which one was not refused in a sentence,
-took too long or too much memory. The same seed makes the same inputs.
+gave a wrong result or took too long. The same seed makes the same inputs.
 """
 
 import argparse

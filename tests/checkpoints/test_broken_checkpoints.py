@@ -126,18 +126,6 @@ def test_where_all_are_broken_one_sentence_says_so_and_nothing_changes(
     assert sorted(run.rglob("*")) == before
 
 
-def test_a_run_of_an_older_version_goes_on_without_checksums(
-    scene: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
-    for one in saved_checkpoints(run):
-        (one / "checksums.json").unlink()
-    assert train(scene, run, "--resume", steps=8) == 0
-    assert "broken" not in capsys.readouterr().err
-    assert [row["step"] for row in rows(run, "history.csv")] == [str(n) for n in range(1, 9)]
-
-
 def test_no_map_is_made_of_a_checkpoint_that_nobody_named(
     scene: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from tilenet.training.step import Step
     ("step", "words"),
     [(2, "there is no checkpoint yet"), (6, "the checkpoint of step 4 is whole")],
 )
-@pytest.mark.parametrize("what", ["loss", "weights", "disk", "differs"])
+@pytest.mark.parametrize("what", ["loss", "weights", "disk"])
 def test_the_checkpoint_that_is_kept_is_named_by_its_step(
     scene: Path,
     tmp_path: Path,
@@ -44,11 +44,8 @@ def test_the_checkpoint_that_is_kept_is_named_by_its_step(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def save(run: Path, number: int, *arguments: Any, **more: Any) -> Any:
-        if number == step:
-            name = {"disk": "save_file", "differs": "differing_files"}.get(what)
-            if name is not None:
-                made = full if what == "disk" else lambda *_: ["weights.safetensors"]
-                monkeypatch.setattr(weights, name, made)
+        if number == step and what == "disk":
+            monkeypatch.setattr(weights, "save_file", full)
         return real(run, number, *arguments, **more)
 
     real = weights.save_checkpoint
@@ -59,5 +56,5 @@ def test_the_checkpoint_that_is_kept_is_named_by_its_step(
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("tilenet: ")
     assert said.endswith(words)
-    if what in ("disk", "differs"):
+    if what == "disk":
         assert (" again with --resume: " in said) == (step == 6)

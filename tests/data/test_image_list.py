@@ -206,9 +206,6 @@ def test_lists_that_are_no_files_or_too_large(here: Path, monkeypatch: pytest.Mo
     for one in (path, vector):
         with pytest.raises(TilenetError, match=r"at most 1 images \(.* lists more\)"):
             read_image_list(one)
-    monkeypatch.setattr(image_list, "MOST_BYTES", 5)
-    with pytest.raises(TilenetError, match="MiB at the most"):
-        read_image_list(path)
 
 
 def test_a_run_holds_plain_lists_afterwards(here: Path) -> None:

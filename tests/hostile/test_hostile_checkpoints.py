@@ -1,8 +1,6 @@
-"""Checkpoints of strangers: networks, weights and optimizer states that are none."""
+"""Malformed network descriptions, weights and optimizer states are refused in one sentence."""
 
 import json
-import struct
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ import torch
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network, check_weight_count, load_weights
-from tilenet.storage.checkpoints import load_tensors
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.folder import check_state
 
@@ -23,29 +20,25 @@ RECORD = NetworkRecord(LAYERS, (1,), ("a", "b"), 255, (0.5,), (2.0,), None, None
     ("change", "said"),
     [
         ({"bands": [float("inf")]}, "every key with its type"),
-        ({"ignore_index": 10**400}, "numbers below 2³¹"),
         ({"statistics": {"mean": [float("nan")], "std": [1]}}, "finite statistics"),
-        ({"statistics": {"mean": [10**400], "std": [1]}}, "every key with its type"),
         ({"resolution": "fine"}, "every key with its type"),
-        ({"nodata": [1]}, "every key with its type"),
         ({"precision": "float17"}, "is no precision"),
         ({"layers": []}, "1 to 10000 layers"),
-        ({"layers": RECORD.to_json()["layers"][2:3] * 10**5}, r"1 to 10000 layers .*: 100000\)"),
         ({"layers": RECORD.to_json()["layers"][:-1]}, "one channel per class"),
         ({"classes": ["a", "b", "c"]}, "one channel per class"),
         ({"bands": [1, 2], "statistics": {"mean": [0, 0], "std": [1, 1]}}, "layer 0.*in_channels"),
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_network_that_is_none_is_refused(change: dict[str, Any], said: str) -> None:
+def test_malformed_network_descriptions_are_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(TilenetError, match=said):
         NetworkRecord.from_json(RECORD.to_json() | change)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [(key, value) for key in ("out_channels", "kernel", "stride") for value in (0, -1, "x", 10**9)]
-    + [("padding", -1), ("padding", 0.5), ("bias", 1), ("dilation", float("nan")), ("kernel", [])],
+    [(key, value) for key in ("out_channels", "kernel") for value in (0, -1, "x", 10**9)]
+    + [("padding", -1), ("padding", 0.5), ("bias", 1), ("dilation", float("nan"))],
 )
 def test_a_layer_of_wrong_values_is_refused(key: str, value: Any) -> None:
     entry = RECORD.to_json()
@@ -67,10 +60,8 @@ HEAD = {**CONV, "out_channels": 2}
         ([{**CONV, "stride": 2}] * 7 + [CONV] * 9000 + [ENLARGE] * 7, r"9015 layers .* 29 px"),
         ([{**CONV, "kernel": 4096, "dilation": 4096}], "begin within 1048576 px"),
         ([{**CONV, "padding": 4096}] * 300, "begin within 1048576 px"),
-        ([{**CONV, "in_channels": "x" * 10**6}], "given 1 channels"),
-        ([{"kind": "c" * 10**6}], "known kind"),
     ],
-    ids=["strides", "enlargements", "many layers", "kernel", "padding", "value", "kind"],
+    ids=["strides", "enlargements", "many layers", "kernel", "padding"],
 )
 def test_a_network_whose_tiles_take_endless_time_is_refused_before_they_are_worked_out(
     layers: list[dict[str, Any]], said: str, monkeypatch: pytest.MonkeyPatch
@@ -100,15 +91,6 @@ def test_weights_that_are_no_numbers_are_refused(wrong: Any) -> None:
     weights["0.weight"] = weights["0.weight"] * torch.tensor(wrong)
     with pytest.raises(TilenetError, match=r"finite real numbers \(w: 0\.weight and 0 more"):
         load_weights(network, weights, "w")
-
-
-@pytest.mark.parametrize("shape", [[2**60], [0, 2**63], [2**32, 2**32], [-1]])
-def test_shapes_without_end_are_refused(tmp_path: Path, shape: list[int]) -> None:
-    header = {"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}
-    text = json.dumps(header).encode()
-    (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
-    with pytest.raises(TilenetError, match="files must be whole"):
-        load_tensors(tmp_path / "w.safetensors")
 
 
 @pytest.mark.parametrize(

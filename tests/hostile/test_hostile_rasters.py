@@ -1,4 +1,4 @@
-"""Rasters and polygons that ask for more memory, time or digits than there are."""
+"""Rasters and polygons that ask for more memory or digits than there are."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,17 +31,6 @@ def test_blocks_larger_than_memory_are_refused(tmp_path: Path) -> None:
     small = sparse(tmp_path / "b.tif", 100_000, tiled=True)
     with Raster(small) as image:
         assert image.read(Window(99_000, 99_000, 9, 9)).values.shape == (1, 9, 9)
-
-
-def test_many_bands_are_looked_at_once(tmp_path: Path) -> None:
-    band = '<VRTRasterBand dataType="Byte" band="{}"/>'
-    for count in (4096, 4097):
-        text = "".join(band.format(number + 1) for number in range(count))
-        path = tmp_path / f"{count}.vrt"
-        path.write_text(f'<VRTDataset rasterXSize="9" rasterYSize="9">{text}</VRTDataset>')
-    Raster(str(tmp_path / "4096.vrt")).close()
-    with pytest.raises(TilenetError, match="at most 4096 bands"):
-        Raster(str(tmp_path / "4097.vrt"))
 
 
 @pytest.mark.parametrize("a", [float("nan"), float("inf")])

@@ -1,4 +1,4 @@
-"""Tables, lists and patterns of strangers."""
+"""Tables and lists that hold other things than they should."""
 
 import json
 import warnings
@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from tilenet.data.image_list import read_image_list
-from tilenet.data.image_patterns import matched
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.raster import Raster
-from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.storage.tables import History
 
@@ -29,7 +27,7 @@ def test_a_table_of_other_things_is_refused(tmp_path: Path, text: bytes) -> None
         History(tmp_path / "history.csv", 3)
 
 
-@pytest.mark.parametrize("step", ["²", "1" * 9999, "0", "-1", "x", "1.0", ""])
+@pytest.mark.parametrize("step", ["²", "0", "x", "1.0", ""])
 def test_a_row_of_no_step_is_refused(tmp_path: Path, step: str) -> None:
     path = tmp_path / "history.csv"
     path.write_text(f"\0tep,loss\n{step},2\n1,3\n")
@@ -37,31 +35,11 @@ def test_a_row_of_no_step_is_refused(tmp_path: Path, step: str) -> None:
         History(path, 3)
 
 
-@pytest.mark.usefixtures("in_time")
-def test_lists_without_end_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "list.csv"
-    path.write_text("image,label\n" + "," * (2 << 20))
-    with pytest.raises(TilenetError, match="a line has 1048576 letters or more"):
-        read_image_list(str(path))
-    assert len(stacked_paths("+" * 4000)) == 4001
-
-
 def test_lists_within_a_list_are_texts(tmp_path: Path) -> None:
     feature = {"type": "Feature", "geometry": None, "properties": {"image": [1, 2], "label": "b"}}
     path = tmp_path / "list.geojson"
     path.write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}))
     assert len(read_image_list(str(path)).train) == 1
-
-
-@pytest.mark.usefixtures("in_time")
-def test_patterns_without_end_are_refused(tmp_path: Path) -> None:
-    for name in ("a", "b", "c"):
-        (tmp_path / name).symlink_to(".")
-    (tmp_path / ("x" * 200 + ".tif")).write_text("")
-    with pytest.raises(TilenetError, match=r"searches at most 20,000 folders"):
-        matched(f"{tmp_path}/**/*.tif", f"{tmp_path}/**/*.tif")
-    with pytest.raises(TilenetError, match=r"at most 8 wildcards.*: 30\)"):
-        matched(f"{tmp_path}/{'*x' * 30}.tif", f"{tmp_path}/{'*x' * 30}.tif")
 
 
 def test_what_gdal_mends_of_polygons_is_not_said(

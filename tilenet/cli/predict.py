@@ -143,3 +143,10 @@ def _add_ways(parser: Arguments) -> None:
         metavar="BAND,…",
         help="names or numbers of the bands that the network reads (default: as in training)",
     )
+    parser.add_argument(
+        "--no-prove",
+        dest="prove",
+        action="store_false",
+        help="do not compare a small image over these ranks and tiles with the whole one first, "
+        "which is done for networks that are modules",
+    )

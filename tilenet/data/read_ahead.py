@@ -7,7 +7,6 @@ results that wait are bounded, since each may be as large as a tile.
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Generic, TypeVar
 
 __all__ = ["ReadAhead"]
@@ -70,12 +69,7 @@ class ReadAhead(Generic[Item, Result]):
     def __enter__(self) -> "ReadAhead[Item, Result]":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

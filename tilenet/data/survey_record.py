@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from tilenet.errors import TilenetError
-from tilenet.storage.atomic import refuse_special
 
 __all__ = ["PERCENTS", "Survey", "load_survey", "save_survey"]
 
@@ -89,7 +88,6 @@ def load_survey(path: Path, key: str) -> Survey | None:
         TilenetError: It is not whole.
     """
     try:
-        refuse_special(path)
         with safe_open(path, "numpy") as file:
             about = file.metadata() or {}
             arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118

@@ -28,7 +28,6 @@ from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.opening import GDAL_ERRORS
 from tilenet.errors import TilenetError
-from tilenet.storage.atomic import read_plain, refuse_special
 
 __all__ = [
     "Done",
@@ -65,7 +64,6 @@ def frame_of(path: str, block_bytes: int) -> tuple[int, int]:
     Raises:
         OSError: It cannot be read.
     """
-    refuse_special(path)
     num_bytes = max(0, os.path.getsize(path) - block_bytes)
     with open(path, "rb") as file:
         return num_bytes, zlib.crc32(file.read(num_bytes))
@@ -120,7 +118,6 @@ def _crc_of(file: Any, band: int, place: tuple[int, int, int, int], crc: int) ->
     return crc
 
 
-MOST_BYTES = 1 << 30
 # What lines raise that hold something else than what is noted.
 NONSENSE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 DAMAGED = "damaged: the lines of its journal do not follow from one another"
@@ -163,7 +160,7 @@ class MapJournal:
         A line that a killed run did not finish is as if it were not there.
         """
         try:
-            lines = read_plain(self.path, MOST_BYTES).split(b"\n")[:-1]
+            lines = Path(self.path).read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
             return None, ""
         except OSError as error:

@@ -1,6 +1,5 @@
 """What `tilenet predict` was asked for, and what it opened for it."""
 
-import os
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from tilenet.geometry.tiles import HaloRule, Tiling, halo_rule
 from tilenet.geometry.windows import Part, Window
 from tilenet.mapping.job import Computed, Output
 from tilenet.mapping.journal import file_facts, hash_of
-from tilenet.mapping.writer import journal_of
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, build_network, check_weight_count, load_weights
 from tilenet.storage.checkpoints import checked_checkpoint, find_checkpoint, load_json, load_tensors
@@ -47,6 +45,7 @@ class Prediction:
         window: Row, column, height and width of the pixels to map, instead of `bbox`.
         resume: Continue what an interrupted map left, and leave what is done when interrupted.
         overwrite: Whether an existing map may be replaced.
+        prove: Whether, with a user's network, a small image is first compared with the whole one.
         hang_seconds: End the job when a round of tiles takes longer; 0: never.
     """
 
@@ -67,6 +66,7 @@ class Prediction:
     window: tuple[int, ...] | None = None
     resume: bool = False
     overwrite: bool = False
+    prove: bool = True
     hang_seconds: float = 1800.0
 
     def check(self) -> None:
@@ -94,13 +94,6 @@ class Prediction:
             raise TilenetError(
                 "a part of an image is named once, by --bbox or by --window; leave one of them out"
             )
-
-    def how_to_resume(self) -> str:
-        """Words for who ended a map: how it goes on."""
-        if self.resume and os.path.exists(journal_of(self.out)):
-            return "what was done of the map is kept: the same command goes on with it"
-        more = "" if self.resume else "; with --resume a map goes on after that"
-        return f"nothing of the map is kept: the same command starts from the beginning{more}"
 
 
 @dataclass(frozen=True)

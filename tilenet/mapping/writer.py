@@ -8,11 +8,11 @@ A cloud-optimised GeoTIFF from a raw one: copied with overviews, read back, put 
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Callable, Sequence
 from colorsys import hsv_to_rgb
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -25,7 +25,6 @@ from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.opening import quiet
 from tilenet.data.rasters.raster import GDAL_ERRORS, Raster
-from tilenet.data.rasters.special_files import local_paths, refuse_special_beside
 from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window, overlap
@@ -169,9 +168,6 @@ def check_target(path: str, *, overwrite: bool, image: str | None = None) -> Non
     check_name("a map", path)
     name = os.path.basename(path)
     probe = os.path.join(folder, f".{name}.probe.part")
-    raw, cog = (os.path.join(folder, part) for part in _aside(name))
-    for aside in (probe, cog, f"{raw}."):  # what stands in the raw file's own place is taken away
-        refuse_special_beside(aside)
     try:
         with open(probe, "wb"):
             pass
@@ -268,7 +264,6 @@ class MapWriter:
         # First: it would speak of the pixels that are overwritten now.
         self._journal.remove()
         if not os.path.isdir(self._raw):
-            # Whatever it is: a pipe would be waited for.
             Path(self._raw).unlink(missing_ok=True)
         self._dataset = rasterio.open(self._raw, "w", **self._profile)
         self._describe()
@@ -372,12 +367,7 @@ class MapWriter:
     def __enter__(self) -> "MapWriter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with contextlib.suppress(*GDAL_ERRORS):
             self._dataset.close()
         self._remove()
@@ -414,9 +404,9 @@ def _aside(name: str) -> tuple[str, str]:
 
 
 def _files_of(image: str) -> list[str]:
-    """All that a name of an image may stand for, subdatasets' files too."""
+    """All that a name of an image may stand for, the file in NETCDF:"file":variable too."""
     parts = (image, *stacked_paths(image))
-    return [*parts, *(file for part in parts for file in local_paths(part))]
+    return [piece for part in parts for piece in (part, *re.split('[":!?]+', part)) if piece]
 
 
 def class_colours(classes: int) -> list[tuple[int, int, int, int]]:

@@ -30,6 +30,7 @@ __all__ = [
     "Place",
     "expand_layer",
     "join_layer",
+    "joined",
     "origin_under_way",
     "stash_layer",
 ]
@@ -95,23 +96,28 @@ class JoinMaps(nn.Module):
         for name in self.layer.kept:
             kept = yield pop(name)
             maps.append(kept)
-        match self.layer.how:
-            case "take":
-                taken: Tensor = _Take.apply(maps[0], x)  # type: ignore[no-untyped-call]
-                return taken
-            case "concatenate":
-                return self._concatenated(x, maps)
-        maps.insert(self.layer.place, x)
-        return reduce(torch.add if self.layer.how == "add" else torch.mul, maps)
+        return joined(self.layer, x, maps)
 
-    def _concatenated(self, x: Tensor, maps: list[Tensor]) -> Tensor:
-        if self.layer.fit == "crop":
-            maps = [_cropped(one, x) for one in maps]
-        else:
-            rows, cols = maps[0].shape[2] - x.shape[2], maps[0].shape[3] - x.shape[3]
-            x = F.pad(x, (0, cols, 0, rows)) if rows or cols else x
-        maps.insert(self.layer.place, x)
-        return torch.cat(maps, dim=1)
+
+def joined(layer: Join, x: Tensor, maps: list[Tensor]) -> Tensor:
+    """A map with the ones that were kept for it, in the order of their names."""
+    match layer.how:
+        case "take":
+            taken: Tensor = _Take.apply(maps[0], x)  # type: ignore[no-untyped-call]
+            return taken
+        case "concatenate":
+            return _concatenated(layer, x, maps)
+    ordered = [*maps[: layer.place], x, *maps[layer.place :]]
+    return reduce(torch.add if layer.how == "add" else torch.mul, ordered)
+
+
+def _concatenated(layer: Join, x: Tensor, maps: list[Tensor]) -> Tensor:
+    if layer.fit == "crop":
+        maps = [_cropped(one, x) for one in maps]
+    else:
+        rows, cols = maps[0].shape[2] - x.shape[2], maps[0].shape[3] - x.shape[3]
+        x = F.pad(x, (0, cols, 0, rows)) if rows or cols else x
+    return torch.cat([*maps[: layer.place], x, *maps[layer.place :]], dim=1)
 
 
 class _Take(torch.autograd.Function):

@@ -54,7 +54,7 @@ class HostBytes:
         ahead: Tiles that wait to be taken, with their labels.
         weights: As they are drawn or loaded before they go to the devices, and the copy of them
             and of the optimizer's states that a checkpoint is written from while training goes on;
-            there is one at a time, and what is read back is compared tensor by tensor.
+            there is one at a time.
         pieces: Gradients on their way between ranks.
     """
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tilenet.errors import TilenetError
-from tilenet.storage.atomic import read_plain
 
 __all__ = [
     "PRECISIONS",
@@ -153,7 +152,6 @@ else:
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 LARGEST = 1e30  # beyond any machine; products of whole numbers stay within floats
-MOST_BYTES = 1 << 20
 PACKAGED = Path(__file__).with_name("machines.toml")
 
 
@@ -278,7 +276,7 @@ def _tables() -> dict[str, dict[str, Any]]:
 
 def _user_tables(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        read: dict[str, Any] = tomllib.loads(read_plain(path, MOST_BYTES).decode("utf-8"))
+        read: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

@@ -19,7 +19,7 @@ from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut
 from tilenet.planning.memory.partition import inference_bytes
 from tilenet.planning.mesh import choose_mesh
 
-__all__ = ["MapPlan", "MapQuestion", "choose_map"]
+__all__ = ["MapPlan", "MapQuestion", "choose_map", "plan_passes"]
 
 # Ranks that are looked through for a number that would hold the image.
 MOST_RANKS = 4096
@@ -118,7 +118,7 @@ def choose_map(asked: MapQuestion) -> MapPlan:
         return _tile_by_tile(asked, whole)
     if asked.tile_px is not None:
         tiling = cut(*asked.size, Cut(size_px=asked.tile_px), asked.rule)
-        return _passes(asked, tiling, _why_tiles(asked))
+        return plan_passes(asked, tiling, _why_tiles(asked))
     fits_one = asked.fits(*whole.extended)
     if asked.num_ranks > 1 and not asked.halo_asked:
         shared_out = _shares(asked, asked.num_ranks)
@@ -127,7 +127,7 @@ def choose_map(asked: MapQuestion) -> MapPlan:
     if fits_one:
         return _tile_by_tile(asked, whole)
     tiling = cut(*asked.size, Cut(size_px=_tile_px(asked)), asked.rule)
-    return _passes(asked, tiling, _why(asked))
+    return plan_passes(asked, tiling, _why(asked))
 
 
 def _check_image(asked: MapQuestion, whole: Tiling) -> None:
@@ -179,7 +179,12 @@ def _share_fits(asked: MapQuestion, tiling: Tiling) -> bool:
     return asked.fits(max(s.own for s in tiling.rows), max(s.own for s in tiling.cols))
 
 
-def _passes(asked: MapQuestion, tiling: Tiling, why: str) -> MapPlan:
+def plan_passes(asked: MapQuestion, tiling: Tiling, why: str) -> MapPlan:
+    """One pass per layer that needs the whole image, and the one that maps; of one tile that.
+
+    Raises:
+        TilenetError: The tiles do not start on the network's grid.
+    """
     if tiling.grid == (1, 1):
         return _tile_by_tile(asked, tiling)
     if tiling.rule.alignment_px != asked.unit_px:

@@ -12,7 +12,7 @@ from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.planning.machines import Machine
 from tilenet.planning.swap.plan import SwapPlan
 from tilenet.planning.time.profile import Profile
-from tilenet.storage.atomic import read_plain, write_aside
+from tilenet.storage.atomic import write_aside
 from tilenet.storage.checksums import parsed_json
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
 ]
 
 VERSION = 1
-MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -250,7 +249,7 @@ def read_plan(path: Path) -> PlannedRun:
         TilenetError: It is no plan, or not one that this version understands.
     """
     try:
-        entry = parsed_json(read_plain(path, MOST_BYTES).decode("utf-8"))
+        entry = parsed_json(path.read_text("utf-8"))
     except OSError as error:
         raise TilenetError(
             f"the plan must be a readable file ({path}: {error.strerror}); write one with tilenet "

@@ -3,7 +3,6 @@
 templates/page.html lays it out; it is given values, and escapes all of them but charts.
 """
 
-import unicodedata
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -66,9 +65,7 @@ def page(view: RunView, map_path: str | None = None, *, maps: bool = True) -> st
     """The page as text."""
     from jinja2 import Environment, PackageLoader
 
-    environment = Environment(
-        loader=PackageLoader("tilenet.report"), autoescape=True, finalize=_visible
-    )
+    environment = Environment(loader=PackageLoader("tilenet.report"), autoescape=True)
     warning: list[str | None] = [None]
     facts: list[tuple[str, object]] = [("folder", str(view.folder))]
 
@@ -93,20 +90,8 @@ def page(view: RunView, map_path: str | None = None, *, maps: bool = True) -> st
         if one.parts
     ]
     values = {"name": view.folder.resolve().name, "warning": warning[0], "facts": facts}
-    return environment.get_template("page.html").render(**values, sections=sections)
-
-
-def _visible(value: object) -> object:
-    """Write out what cannot be printed: it may be a command to a terminal that shows the source."""
-    if type(value) is not str or value.isprintable():
-        return value
-    return "".join(
-        letter if _shows(letter) else letter.encode("unicode_escape").decode() for letter in value
-    )
-
-
-def _shows(letter: str) -> bool:
-    return letter.isprintable() or letter in "\n\t" or unicodedata.category(letter) == "Zs"
+    text = environment.get_template("page.html").render(**values, sections=sections)
+    return text.encode("utf-8", "backslashreplace").decode()  # names of files may be no UTF-8
 
 
 def _section(title: str, make: Callable[[], Section]) -> Section:

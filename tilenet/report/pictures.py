@@ -58,14 +58,12 @@ def rgba(picture: NDArray[np.uint8], valid: NDArray[np.bool_]) -> NDArray[np.uin
     return np.concatenate([picture, np.where(valid, 255, 0).astype(np.uint8)[None]])
 
 
-def class_picture(
-    labels: NDArray[np.int64], num_classes: int, background: int = 245
-) -> NDArray[np.uint8]:
+def class_picture(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.uint8]:
     """Classes in their colours (3, H, W); light grey where there is none."""
     known = (labels >= 0) & (labels < num_classes)
     colours = _colours(num_classes)
     picture = colours[np.where(known, labels, 0)].transpose(2, 0, 1)
-    return np.where(known, picture, background).astype(np.uint8)
+    return np.where(known, picture, 245).astype(np.uint8)
 
 
 def overlaid(

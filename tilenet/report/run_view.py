@@ -9,7 +9,6 @@ from typing import Any
 from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError, UsageError
 from tilenet.parallel.health.progress import TIMINGS
-from tilenet.storage.atomic import read_plain
 from tilenet.storage.checkpoints import find_checkpoint, load_json
 from tilenet.storage.checksums import parsed_json
 from tilenet.storage.network_json import NetworkRecord
@@ -20,7 +19,6 @@ from tilenet.training.folder import FACTS, KEPT_RUN_FILE
 
 __all__ = ["RunView"]
 
-MOST_BYTES = 64 << 20
 CONFUSION = "step", "label", "predicted", "pixels"
 
 
@@ -49,8 +47,7 @@ class RunView:
     def run_text(self) -> str | None:
         """The same as text."""
         try:
-            kept = read_plain(self.folder / KEPT_RUN_FILE, MOST_BYTES)
-            return kept.decode("utf-8", errors="replace")
+            return (self.folder / KEPT_RUN_FILE).read_text("utf-8", errors="replace")
         except OSError:
             return None
 
@@ -120,7 +117,7 @@ class RunView:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = parsed_json(read_plain(path, MOST_BYTES))
+        found = parsed_json(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

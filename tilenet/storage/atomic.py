@@ -2,18 +2,14 @@
 
 A rename reaches the disk with the folder, so that both the file and its folder are synced: after
 a power cut there is the old file or the new one, never an empty one or none.
-
-Files that are no pipes, devices or sockets, which would be waited for, or read forever.
 """
 
-import errno
 import os
-import stat
 from pathlib import Path
 
 from tilenet.errors import TilenetError
 
-__all__ = ["check_name", "put", "read_plain", "refuse_special", "sync", "write_aside"]
+__all__ = ["check_name", "put", "sync", "write_aside"]
 
 
 def sync(path: str | Path) -> None:
@@ -75,33 +71,3 @@ def check_name(what: str, path: str | Path) -> None:
         raise TilenetError(
             f"the name of {what} is UTF-8 without NUL bytes ({text!r}); give it another one"
         )
-
-
-def refuse_special(path: str | Path) -> None:
-    """Refuse what is there but neither a file nor a folder; nothing is opened.
-
-    What is not there at all passes: GDAL may know what it is (/vsicurl/…).
-
-    Raises:
-        OSError: It is a pipe, a device or a socket.
-    """
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):
-        return
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise OSError(errno.EINVAL, "is a pipe, device or socket and no file", str(path))
-
-
-def read_plain(path: str | Path, most_bytes: int) -> bytes:
-    """All bytes of a file.
-
-    Raises:
-        OSError: It cannot be read, is no file, or is larger than that.
-    """
-    refuse_special(path)
-    with open(path, "rb") as file:
-        found = file.read(most_bytes + 1)
-    if len(found) > most_bytes:
-        raise OSError(errno.EFBIG, f"is larger than {most_bytes >> 20} MiB", str(path))
-    return found

@@ -30,7 +30,6 @@ from types import TracebackType
 from typing import Any, Literal
 
 from tilenet.errors import TilenetError
-from tilenet.storage.atomic import refuse_special
 
 __all__ = ["Lock"]
 
@@ -115,7 +114,6 @@ class Lock:
     def _take(self, say: Callable[[str], None]) -> int:
         """Take the lock, and return the file's descriptor, which holds it."""
         while True:
-            refuse_special(self.path)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             file = os.open(self.path, flags, 0o666)
             try:

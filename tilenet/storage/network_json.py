@@ -21,11 +21,8 @@ from tilenet.geometry.layer_json import (
     layer_to_json,
 )
 from tilenet.geometry.layers import Layer
-from tilenet.storage.atomic import read_plain
 
 __all__ = ["NetworkRecord", "check_class_names", "names_in_map"]
-
-MOST_BYTES = 4 << 20
 
 # What XML 1.0 cannot hold at all, not even escaped, and the ends of lines and tabs, which it
 # changes. GDAL keeps names as XML, next to a map and in it.
@@ -63,7 +60,7 @@ def names_in_map(path: str, tags: Mapping[str, str]) -> tuple[str, ...]:
         tags: Tags of its band, where tilenet writes them too, for maps that were copied alone.
     """
     with suppress(OSError, ElementTree.ParseError, ValueError, LookupError):
-        tree = ElementTree.fromstring(read_plain(f"{path}.aux.xml", MOST_BYTES))
+        tree = ElementTree.parse(f"{path}.aux.xml")
         found = tree.findall("PAMRasterBand[@band='1']/CategoryNames/Category")
         if found:
             return tuple(one.text or "" for one in found)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
-from tilenet.storage.atomic import put, refuse_special
+from tilenet.storage.atomic import put
 
 __all__ = ["COLUMNS", "History", "RunTable", "read_run_table", "whole_lines"]
 
@@ -77,7 +77,6 @@ class History:
         try:
             rows: list[list[str]] = []
             if steps_done > 0 and path.exists():
-                refuse_special(path)
                 lines, left = whole_lines(path.read_bytes())
                 self.torn = bool(left)
                 rows = _rows(path, lines, steps_done, columns, of_steps)
@@ -249,7 +248,6 @@ def read_run_table(path: Path) -> RunTable | None:
     text.
     """
     try:
-        refuse_special(path)
         lines, _ = whole_lines(path.read_bytes())
         text = lines.decode("utf-8", errors="replace").replace("\0", "")
         rows = csv.reader(io.StringIO(text, newline=""))

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from torch import nn
+
 from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.adoption.source import fill_in, made
 from tilenet.errors import TilenetError
@@ -24,6 +26,7 @@ class Architecture:
         options: Of a U-Net of our own.
         adopted: Of somebody's network: its first weights, and the names that it has for them.
         note: What was filled into it.
+        module: Somebody's network itself, on the rank that made it.
     """
 
     layers: tuple[Layer, ...]
@@ -31,6 +34,7 @@ class Architecture:
     options: UNetOptions | None = None
     adopted: Adopted | None = None
     note: str = ""
+    module: nn.Module | None = None
 
     @classmethod
     def of(cls, keys: NetworkKeys, bands: int, classes: int, seed: int) -> "Architecture":
@@ -62,7 +66,7 @@ class Architecture:
                 f"a network that is trained has weights that are (network.module: {keys.module} "
                 "trains none); call requires_grad_() of those to train"
             )
-        return cls(adopted.layers, adopted=adopted, note=note)
+        return cls(adopted.layers, adopted=adopted, note=note, module=module)
 
 
 def _options(keys: NetworkKeys, bands: int, classes: int) -> UNetOptions:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +31,6 @@ from tilenet.storage.checkpoints import (
     checkpoint_of_step,
     find_checkpoint,
     kept_checkpoint,
-    last_step,
     load_json,
     load_tensors,
     mark_best,
@@ -54,7 +52,6 @@ __all__ = [
     "BackgroundSave",
     "RunFolder",
     "check_state",
-    "how_to_resume",
 ]
 
 
@@ -179,12 +176,7 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._lock is not None:
             self._lock.release()
 
@@ -435,14 +427,6 @@ class RunFolder:
         checkpoint = checkpoint_of_step(self.path, step)
         if self._write and checkpoint is not None:
             mark_best(self.path, checkpoint, self._keep)
-
-
-def how_to_resume(folder: Path) -> str:
-    """Words for who ended a run: how it goes on."""
-    kept = last_step(folder)
-    if kept is None:
-        return "there was no checkpoint yet: the same command starts from the beginning"
-    return f"the checkpoint of step {kept} is kept: go on with --resume"
 
 
 def in_background(parameter: Tensor) -> bool:

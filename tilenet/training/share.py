@@ -4,7 +4,7 @@ Each rank's own module could have other weights: drawn from entropy, or from a f
 """
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -34,7 +34,7 @@ def share_architecture(
     watchdog: Watchdog = NEVER,
     stop: StopRequests | None = None,
 ) -> Architecture:
-    """The network that a run file names, the same on all ranks. Collective.
+    """The network that a run file names, the same on all ranks; rank 0 has the module. Collective.
 
     Raises:
         AgreedError: It cannot be made, or is for other bands or classes.
@@ -44,14 +44,15 @@ def share_architecture(
         with agreed(comm):
             return Architecture.of(keys, bands, classes, seed)
     watchdog.arm("the adoption of the module", SLOW)
-    text, state = "", {}
+    text, state, module = "", {}, None
     with together(comm, stop):  # ranks that wait leave the cores to rank 0
         if comm.rank == 0:
             made = Architecture.of(keys, bands, classes, seed)
             assert made.adopted is not None
             text, state = _to_json(made.adopted, made.note), made.adopted.state
+            module = made.module
     text = comm.bcast(text)
-    return _from_json(text, share_tensors(state, comm))
+    return replace(_from_json(text, share_tensors(state, comm)), module=module)
 
 
 def _to_json(adopted: Adopted, note: str) -> str:

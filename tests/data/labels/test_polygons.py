@@ -15,7 +15,7 @@ from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.polygons import VectorLabels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys
-from tilenet.data.rasters.cache import BlockCache
+from tilenet.data.rasters.block_cache import BlockCache
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.windows import Window
 

@@ -14,11 +14,12 @@ from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.plan import Layout, Question
-from tilenet.planning.time.messages import Link, halo_bytes, halo_times, norm_times
+from tilenet.planning.time.messages import Link, halo_times, norm_times
 
 MEASURED = Path(__file__).resolve().parents[3] / "bench" / "results" / "exchange.json"
 SIDE = 1024
 COUNTING = Link(message_s=1, latency_s=0, bandwidth=inf)
+MOVING = Link(message_s=0, latency_s=0, bandwidth=1)
 
 
 def layers_of(norm: Any = "none") -> Any:
@@ -40,22 +41,23 @@ def test_halos_are_those_that_ranks_sent(ranks: int, grid: tuple[int, int], norm
         for row in figures["step"]
         if (row["ranks"], row["norm"], row["way"]) == (ranks, norm, "exchange")
     )
-    forward = halo_bytes(layers_of(norm), tiling_of(grid), 4)
-    # The image's halo has no gradient that would go back; all else goes both ways.
-    messages = 2 * sum(count for count, _ in forward) - forward[0][0]
-    sent = 2 * sum(num_bytes for _, num_bytes in forward) - forward[0][1]
-    assert messages == row["messages"]
+    messages, sent = (
+        sum(
+            one.forward_s + one.backward_s
+            for one in halo_times(layers_of(norm), tiling_of(grid), 4, link)
+        )
+        for link in (COUNTING, MOVING)
+    )
+    assert messages == 2 * row["messages"]  # between equal neighbours as many come as go
     assert sent / 2**20 == pytest.approx(row["sent_mib"], rel=1e-12)
-    # Between equal neighbours as many come as go
-    times = halo_times(layers_of(norm), tiling_of(grid), 4, COUNTING)
-    assert sum(one.forward_s + one.backward_s for one in times) == 2 * messages
 
 
 def test_a_tile_amid_others_sends_to_eight_one_in_a_corner_to_three() -> None:
     counts = [
-        max(n for n, _ in halo_bytes(layers_of(), tiling_of((k, k)), 4)) for k in (1, 2, 3, 4)
+        max(one.forward_s for one in halo_times(layers_of(), tiling_of((k, k)), 4, COUNTING))
+        for k in (1, 2, 3, 4)
     ]
-    assert counts == [0, 3, 8, 8]
+    assert counts == [0, 2 * 3, 2 * 8, 2 * 8]
 
 
 def test_messages_cost_what_loggp_says() -> None:

@@ -23,11 +23,10 @@ from rasterio.features import rasterize
 from tilenet.data.labels.crs import crs_of_layer, shapes_on_image
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys, text_of
-from tilenet.data.rasters.cache import BlockCache
+from tilenet.data.rasters.block_cache import BlockCache
 from tilenet.data.rasters.extent import Bounds, bounds_in, bounds_of, check_overlap
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import VECTOR_INFO
-from tilenet.data.rasters.stack import fingerprint
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
 
@@ -246,25 +245,13 @@ class VectorLabels(LabelSource):
         self.path, self.ignore_index, self.keys = path, ignore_index, keys
         self._layer = VectorLayer(path, image, keys)
         self._number = next(NUMBERS)
-        self._transform, self._grid = image.transform, image.grid
+        self._transform = image.transform
         self.height, self.width = image.size
 
     @property
     def layer(self) -> VectorLayer:
         """The polygons' layer."""
         return self._layer
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """Whatever labels depend on."""
-        return (
-            "polygons",
-            fingerprint(self.files),
-            self.path,
-            self.ignore_index,
-            self.keys,
-            self._grid,
-        )
 
     def close(self) -> None:
         """Forget what was burned; the file is only open while it is read."""

@@ -117,7 +117,6 @@ class Labels(LabelSource):
         if factor is not None and image is not None and image.part is not None:
             self._raster.cut(self._raster.fine(image.part, factor))
         self.factor = factor or 1  # the most frequent class of each block
-        self._grid = None if image is None else image.grid
         self.height, self.width = self._raster.size if image is None else image.size
 
     @property
@@ -134,12 +133,6 @@ class Labels(LabelSource):
     def files(self) -> tuple[str, ...]:
         """All files that are read, with masks and whatever else lies next to them."""
         return self._raster.files
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """Whatever labels depend on."""
-        grid = self._grid if self.resampled else None
-        return "pixels", self._raster.identity, self.ignore_index, self.factor, grid
 
     def close(self) -> None:
         """Close the file."""

@@ -13,7 +13,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.data.rasters.cache import Kind, StagedBlocks, StagingFolder
 from tilenet.data.rasters.raster import READING, Raster
 from tilenet.data.rasters.stack import files_beside
 from tilenet.errors import TilenetError
@@ -42,7 +41,6 @@ class LabelSource(ABC):
     ignore_index: int
     height: int
     width: int
-    staged: StagedBlocks | None = None
 
     def __enter__(self: Source) -> Source:
         return self
@@ -82,27 +80,9 @@ class LabelSource(ABC):
         if height > 0 and width > 0:
             row, col = region.row + window.row + top, region.col + window.col + left
             with READING:
-                inside = self._read_or_staged(Window(row, col, height, width))
+                inside = self._read_inside(Window(row, col, height, width))
             labels[top : top + height, left : left + width] = inside
         return labels
-
-    def stage_in(self, folder: StagingFolder) -> None:
-        """From now on read what a folder holds, and leave there what it does not."""
-        # Class numbers are small; blocks that hold others are not staged.
-        stored = np.result_type(np.int16, np.min_scalar_type(self.ignore_index))
-        kinds = [Kind((), np.dtype(np.int64), stored)]
-        self.staged = StagedBlocks(folder, self.identity, (self.height, self.width), kinds)
-
-    def _read_or_staged(self, window: Window) -> NDArray[np.int64]:
-        if self.staged is None:
-            return self._read_inside(window)
-        (labels,) = self.staged.read(window, lambda part: (self._read_inside(part),))
-        return labels
-
-    @property
-    @abstractmethod
-    def identity(self) -> tuple[object, ...]:
-        """Whatever labels depend on."""
 
     def sample(self, window: Window) -> NDArray[np.int64]:
         """One label for each pixel of a window within the image: for pictures, (H, W).
@@ -163,11 +143,6 @@ class HeldOutLabels(LabelSource):
     def files(self) -> tuple[str, ...]:
         """All files that are read."""
         return self._labels.files
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """This object alone knows what it hides, so nobody else's labels are the same."""
-        return "held out", self._labels.identity, id(self)
 
     def close(self) -> None:
         """Close the file."""

@@ -41,10 +41,9 @@ class Bounds(NamedTuple):
         """Whether it is a rectangle at all."""
         return bool(np.isfinite(self).all())
 
-    def wider(self, share: float, least: float = 0.0) -> "Bounds":
-        """With `share` of its sides, and at least `least`, added on each side."""
-        x = max((self.right - self.left) * share, least)
-        y = max((self.top - self.bottom) * share, least)
+    def wider(self, share: float) -> "Bounds":
+        """With `share` of its sides added on each side."""
+        x, y = (self.right - self.left) * share, (self.top - self.bottom) * share
         return Bounds(self.left - x, self.bottom - y, self.right + x, self.top + y)
 
     def meets(self, other: "Bounds") -> bool:

@@ -15,12 +15,11 @@ import numpy as np
 from affine import Affine
 from numpy.typing import NDArray
 
-from tilenet.data.rasters.cache import Kind, StagedBlocks, StagingFolder
 from tilenet.data.rasters.collar import Collar, Runs, collar_strips, strip_runs
 from tilenet.data.rasters.ground import Ground
 from tilenet.data.rasters.opening import GDAL_ERRORS, reason, why_no_raster
 from tilenet.data.rasters.resample import block_mean, factor_of, sample_parts
-from tilenet.data.rasters.stack import BandNames, FileStack, band_numbers, fingerprint
+from tilenet.data.rasters.stack import BandNames, FileStack, band_numbers
 from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import strips_of, within
 from tilenet.geometry.windows import Part, Window, reflected
@@ -91,7 +90,6 @@ class Raster:
         self.path = path
         self._files = FileStack(path)
         self.nodata = nodata
-        self.staged: StagedBlocks | None = None
         self._collar: Collar | None = None
         try:
             self.bands = self._checked_bands(bands)
@@ -239,27 +237,7 @@ class Raster:
             values, valid = values[:, :, places], valid[:, places]
         return Pixels(values, valid)
 
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """Whatever its pixels depend on."""
-        files = fingerprint(self._files.files)
-        return self.path, files, self.bands, self.factor, self.nodata, str(self.dtype), self.part
-
-    def stage_in(self, folder: StagingFolder) -> None:
-        """From now on read what a folder holds, and leave there what it does not."""
-        kinds = (
-            Kind((len(self.bands),), self.dtype, self.dtype),
-            Kind((), np.dtype(np.bool_), np.dtype(np.bool_)),
-        )
-        self.staged = StagedBlocks(folder, self.identity, self.size, kinds)
-
     def _read_inside(self, window: Window) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        if self.staged is None:
-            return self._read_source(window)
-        values, valid = self.staged.read(window, self._read_source)
-        return values, valid
-
-    def _read_source(self, window: Window) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         if self.factor == 1:
             return self._read_file(window)
         values = np.empty((len(self.bands), window.height, window.width), self.dtype)

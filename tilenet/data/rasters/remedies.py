@@ -12,7 +12,6 @@ __all__ = [
     "ON_THE_GROUND",
     "SET_CRS",
     "SET_TRANSFORM",
-    "SOME_BANDS",
     "TILED",
     "VECTOR_INFO",
     "tiled_copy",
@@ -38,7 +37,6 @@ ON_THE_GROUND = "put it on the ground with " + _either(
 )
 SET_CRS = _either("gdal_edit -a_srs", "edit-info --crs EPSG:… FILE")
 SET_TRANSFORM = _either("gdal_edit -a_ullr", "edit-info --transform '[A,B,C,D,E,F]' FILE")
-SOME_BANDS = _either("gdal_translate -b", "stack --bidx 1,2 IN OUT.tif")
 TILED = _either("gdal_translate -co TILED=YES", f"convert {TILED_OPTIONS} IN OUT.tif")
 VECTOR_INFO = "ogrinfo -al, or python -c 'import pyogrio; print(pyogrio.read_info(FILE))'"
 

@@ -36,7 +36,6 @@ from tilenet.data.rasters.opening import (
     reason,
 )
 from tilenet.data.rasters.remedies import CHECK, LIKE
-from tilenet.data.rasters.special_files import local_paths
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
 
@@ -354,8 +353,11 @@ def _open_all(path: str) -> list[Any]:
         return [opened(path)]
     except TilenetError:
         paths = stacked_paths(path)
-        # A wrong name with a plus sign in it is one name, unless some of its parts are files.
-        if len(paths) == 1 or not any("/vsi" in part or local_paths(part) for part in paths):
+        # A wrong name with a plus sign in it is one name, unless some of its parts are files, or
+        # names such as /vsizip/… and NETCDF:….
+        if len(paths) == 1 or not any(
+            "/vsi" in part or ":" in part or os.path.exists(part) for part in paths
+        ):
             raise
     with ExitStack() as stack:
         datasets = [stack.enter_context(opened(part)) for part in paths]

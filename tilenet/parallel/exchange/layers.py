@@ -8,12 +8,13 @@ The parameters stay the network's own, under their own names.
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv, Upsample
 from tilenet.geometry.ownership import AxisShares, LayerHalo, halo_of, takes_copy, tiling_shares
@@ -118,7 +119,20 @@ def here() -> Origin:
     return origin
 
 
-def spatial_layer(layer: Layer, index: int, module: nn.Module, around: Surroundings) -> nn.Module:
+class Halos(Protocol):
+    """Where layers get what they look at from.
+
+    Attributes:
+        grids: Of the input and of each layer's output.
+    """
+
+    grids: list[Grid]
+
+    def journey(self, layer: int) -> Journey:
+        """What the layer looks at for what this thread computes."""
+
+
+def spatial_layer(layer: Layer, index: int, module: nn.Module, around: Halos) -> nn.Module:
     """The module that gives the layer's output on a rank's own cells.
 
     Raises:
@@ -154,7 +168,7 @@ class _Spatial(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, module: nn.Module, index: int, around: Surroundings) -> None:
+    def __init__(self, module: nn.Module, index: int, around: Halos) -> None:
         super().__init__()
         # Not a child: its parameters are registered here, under the names that they had.
         self.__dict__["plain"] = module
@@ -171,14 +185,15 @@ class _Spatial(nn.Module):
 class SpatialConv(_Spatial):
     """A convolution with any kernel, stride, dilation and padding."""
 
-    def __init__(self, module: nn.Module, index: int, around: Surroundings, layer: Conv) -> None:
+    def __init__(self, module: nn.Module, index: int, around: Halos, layer: Conv) -> None:
         super().__init__(module, index, around)
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
         journey, layer = self.around.journey(self.index), self.layer
         # Ranks may differ in this: their messages are the same.
-        if not takes_copy(layer, x.shape[0] * x.shape[2] * x.shape[3]):
+        same = journey.halo.own == journey.halo.out
+        if same and not takes_copy(layer, x.shape[0] * x.shape[2] * x.shape[3]):
             shape = Shape(layer.kernel, layer.dilation, layer.groups)
             return convolve(x, self.weight, self.bias, shape, journey)
         extended = extend(x, journey, 0.0)
@@ -190,7 +205,7 @@ class SpatialConv(_Spatial):
 class SpatialPool(_Spatial):
     """A maximum, whose border is −∞, or an average, whose border counts as zeros."""
 
-    def __init__(self, module: nn.Module, index: int, around: Surroundings, layer: Pool) -> None:
+    def __init__(self, module: nn.Module, index: int, around: Halos, layer: Pool) -> None:
         super().__init__(module, index, around)
         self.layer = layer
 
@@ -208,9 +223,7 @@ class SpatialPool(_Spatial):
 class EnlargedByCells(_Spatial):
     """Nearest or bilinear enlargement; outermost cells repeat the map's own beyond its edge."""
 
-    def __init__(
-        self, module: nn.Module, index: int, around: Surroundings, layer: Upsample
-    ) -> None:
+    def __init__(self, module: nn.Module, index: int, around: Halos, layer: Upsample) -> None:
         super().__init__(module, index, around)
         self.factor = layer.factor
 
@@ -227,9 +240,7 @@ class EnlargedByCells(_Spatial):
 class AnyTransposedConv(_Spatial):
     """A transposed convolution with any kernel, stride and padding."""
 
-    def __init__(
-        self, module: nn.Module, index: int, around: Surroundings, layer: TransposedConv
-    ) -> None:
+    def __init__(self, module: nn.Module, index: int, around: Halos, layer: TransposedConv) -> None:
         super().__init__(module, index, around)
         self.layer = layer
 

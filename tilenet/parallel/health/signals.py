@@ -4,7 +4,7 @@ Rounds of work that end early when any rank is asked to stop.
 """
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,12 +40,7 @@ class StopRequests:
         self._before = [signal.signal(number, self._caught) for number in SIGNALS]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if not self.agreed:
             self._restore()
 

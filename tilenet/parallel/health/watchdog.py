@@ -9,7 +9,7 @@ import os
 import time
 from tempfile import TemporaryFile
 from threading import Event, Thread
-from types import FunctionType, TracebackType
+from types import FunctionType
 
 from tilenet.errors import TilenetError
 
@@ -55,12 +55,7 @@ class Watchdog:
             self._over = Event()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._over:
             self._over.set()
             self._over = None

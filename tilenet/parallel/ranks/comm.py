@@ -15,6 +15,7 @@ Wait for other ranks without taking a core from them.
 import faulthandler
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -26,23 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.parallel.ranks.start import (
-    INTERRUPTED,
-    STEP_SIZES,
-    heard_in_c,
-    kept_on_ctrl_c,
-    launched,
-    say_started,
-    stopped_by,
-    wait_for_first,
-    watched_start,
-)
+from tilenet.parallel.ranks.start import STEP_SIZES, launched, say_started, watched_start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
-    "agreed", "kept_on_ctrl_c", "launched", "run_as_rank", "unname_shared_memory", "wait_quietly",
+    "agreed", "launched", "run_as_rank", "unname_shared_memory", "wait_quietly",
     "world",
 ]  # fmt: skip
 
@@ -77,7 +68,7 @@ def world() -> "MPI.Intracomm":
     Raises:
         TilenetError: The launcher started several tasks, but MPI sees one: each would train alone.
     """
-    with watched_start(), heard_in_c():
+    with watched_start():
         from mpi4py import MPI  # not at the top: importing starts MPI, and planning must not
 
     if MPI.COMM_WORLD.size == 1:
@@ -130,21 +121,19 @@ def run_as_rank(main: Callable[[], int]) -> int:
     An error that all ranks agreed on is printed once, and each rank returns 1. Anything else, on
     any rank and in any thread, prints its reason and ends the job on all ranks. So does a rank that
     exits with 0 in between: it would wait in MPI_Finalize for ranks that wait for its messages.
-    Ctrl-C ends it with exit code 130.
+    Ctrl-C ends the job with exit code 130.
     """
     before, threading.excepthook = threading.excepthook, _thread_failed
     try:
         return main()
     except BaseException as error:
-        if words := stopped_by(error):
-            if not _several():
-                raise  # the command line says it
-            _end(words, INTERRUPTED)
         if isinstance(error, TilenetError):
             return _fail(f"tilenet: {error}", alone=not isinstance(error, AgreedError))
+        if isinstance(error, SystemExit | KeyboardInterrupt) and not _several():
+            raise  # --help, mostly
+        if isinstance(error, KeyboardInterrupt):
+            _end("tilenet: stopped by Ctrl-C", 128 + signal.SIGINT)
         if isinstance(error, SystemExit):
-            if not _several():
-                raise  # --help, mostly
             return _fail(f"tilenet: stopped ({error.code})", alone=True)
         return _fail(traceback.format_exc(), alone=True)
     finally:
@@ -191,8 +180,6 @@ def _end(reason: str, code: int = 1) -> NoReturn:
             from mpi4py import MPI
 
             who = f"[rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}] "
-            if code == INTERRUPTED:
-                wait_for_first(MPI.COMM_WORLD.rank)
         # Who cannot say why must end the others all the same: a launcher may not notice by itself
         # (hydra, once in some hundred).
         with suppress(OSError, ValueError):

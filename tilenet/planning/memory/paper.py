@@ -34,11 +34,6 @@ class LevelBytes:
         """E + D, level by level, as the paper draws them."""
         return tuple(down + up for down, up in zip(self.encoder, (*self.decoder, 0), strict=True))
 
-    @property
-    def in_order(self) -> tuple[int, ...]:
-        """Down the encoder, through the bottleneck, and up the decoder: as the network runs."""
-        return (*self.encoder, *reversed(self.decoder))
-
 
 def level_bytes(options: UNetOptions, size_px: int, item_bytes: int = 4) -> LevelBytes:
     """Bytes per level for a square input of `size_px`.

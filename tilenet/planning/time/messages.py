@@ -15,7 +15,7 @@ from tilenet.geometry.ownership import LayerHalo, halo_of, tiling_shares
 from tilenet.geometry.tiles import Tiling
 from tilenet.parallel.pipeline.layer_times import LayerTime
 
-__all__ = ["Link", "halo_bytes", "halo_times", "norm_times", "together"]
+__all__ = ["Link", "halo_times", "norm_times", "together"]
 
 STATISTIC_BYTES = 8  # sums are float64
 # Sums that `exchange/norm.py` takes: of values and cells, of what is left over and its squares;
@@ -63,19 +63,6 @@ def _halos(layers: tuple[Layer, ...], tiling: Tiling) -> tuple[LayerHalo, ...]:
     rows, cols = tiling_shares(layers, tiling)
     place = _busiest(tiling)
     return tuple(halo_of(row, col, place) for row, col in zip(rows, cols, strict=True))
-
-
-def halo_bytes(
-    layers: tuple[Layer, ...], tiling: Tiling, item_bytes: int
-) -> tuple[tuple[int, int], ...]:
-    """Messages and bytes that the busiest rank sends forward, before each layer."""
-    return tuple(
-        (
-            len(halo.gives),
-            item_bytes * layer.in_channels * sum(w.height * w.width for _, w in halo.gives),
-        )
-        for layer, halo in zip(layers, _halos(layers, tiling), strict=True)
-    )
 
 
 def halo_times(

@@ -11,13 +11,11 @@ from tilenet.geometry.layer_json import KINDS, POP, layer_from_json, layer_to_js
 from tilenet.geometry.layers import Layer
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.machines import PRECISIONS
-from tilenet.storage.atomic import read_plain
 from tilenet.storage.checksums import parsed_json
 
 __all__ = ["Profile", "ProfiledLayer", "layer_times_of_profile", "read_profile"]
 
 VERSION = 2  # of the file; 1 kept kinds alone, so that widths could not be compared
-MOST_BYTES = 64 << 20
 LONGEST_S = 1e6  # of a layer; far beyond any, and small enough that sums stay finite
 LARGEST_PX = 2**20  # per side; far beyond any tile, and small enough that products stay exact
 
@@ -75,7 +73,7 @@ def read_profile(path: Path) -> Profile:
         TilenetError: It is no profile, or not one that this version understands.
     """
     try:
-        entry = parsed_json(read_plain(path, MOST_BYTES).decode("utf-8"))
+        entry = parsed_json(path.read_text("utf-8"))
     except OSError as error:
         raise TilenetError(
             f"the profile must be a readable file ({error}); write one with tilenet profile"

@@ -15,7 +15,7 @@ from typing import Literal
 from tilenet.errors import TilenetError
 from tilenet.model.choices import Checkpointing
 
-__all__ = ["Event", "Timeline", "simulate", "table"]
+__all__ = ["Event", "Timeline", "simulate"]
 
 Kind = Literal["F", "R", "B", "loss", "update"]
 
@@ -141,33 +141,6 @@ def _check(
             "checkpointing must be always, except_last or never "
             f"(checkpointing: {checkpointing}); torchgpipe's own choice is except_last"
         )
-
-
-def table(timeline: Timeline, unit_s: float) -> str:
-    """The timeline as text: a row per partition, a column per slot of `unit_s` seconds.
-
-    A slot shows what runs in its middle, with the micro-batch's number.
-    """
-    num_slots = max(1, round(timeline.makespan_s / unit_s))
-    rows = [["", *(f"t{slot}" for slot in range(num_slots))]]
-    for number in range(timeline.num_partitions):
-        mine = [event for event in timeline.events if event.partition == number]
-        slots = [_slot(mine, (slot + 0.5) * unit_s) for slot in range(num_slots)]
-        rows.append([f"partition {number}", *slots])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _slot(events: list[Event], middle_s: float) -> str:
-    for event in events:
-        if event.start_s <= middle_s < event.stop_s:
-            batch = "" if event.micro_batch is None else str(event.micro_batch)
-            return f"{event.kind}{batch}"
-    return "·"
 
 
 def _moved(left_s: list[float], takes_s: float) -> list[float]:

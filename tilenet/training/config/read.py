@@ -1,10 +1,5 @@
 """Read a run file and options of the command line into a `RunFile`, and write one as text.
 
-The text of a run file is looked at before it is parsed: the parser walks into lists and groups by
-recursion in C, which ends the process where they are nested deeply, and unfolds aliases (`*name`),
-of which ten lines may stand for a billion values. The scan here does neither: it reads the text's
-marks one after another.
-
 Patterns and list files become plain lists of images and labels, once, on one rank: folders that
 differ between nodes would have ranks train on different images.
 """
@@ -29,21 +24,15 @@ from tilenet.data.image_list import ImageList, Pair, read_image_list
 from tilenet.data.image_patterns import is_list_file, is_pattern, matched
 from tilenet.errors import TilenetError, UsageError
 from tilenet.planning.plan import read_plan
-from tilenet.storage.atomic import read_plain, refuse_special
 from tilenet.training.config.run_file import RunFile
 
 __all__ = [
     "check_config",
-    "check_text",
     "flow_text",
     "read_run_file",
     "run_file_text",
     "with_listed_images",
 ]
-
-MOST_BYTES = 4 << 20
-MOST_DEPTH = 16
-MOST_VALUES = 20_000  # aliases counted as what they stand for
 
 
 def check_config(arguments: Sequence[str], groups: Sequence[str]) -> None:
@@ -70,7 +59,6 @@ def check_config(arguments: Sequence[str], groups: Sequence[str]) -> None:
                 f"{option} is a group of keys ({option}: {value}); set them one by one, as in "
                 f"{option}.KEY VALUE"
             )
-        check_text(value)
         _check_once(value)
         if option in ("-c", "--config"):
             _check_keys(value, groups)
@@ -83,43 +71,6 @@ def _check_letters(option: str, value: str) -> None:
             f"words of the command line are UTF-8 ({option}: {value!r}); rename the file, or write "
             "the word in a terminal that writes UTF-8"
         )
-
-
-def check_text(text: str) -> None:
-    """Refuse a text of YAML that is nested or unfolds too much, or holds NUL; broken ones pass.
-
-    Raises:
-        UsageError: With the limit.
-    """
-    sizes: dict[str, int] = {}
-    open_nodes: list[tuple[str | None, int]] = []
-    total = 0
-    try:
-        for event in yaml.parse(text, Loader=_Loader):
-            if isinstance(event, yaml.AliasEvent):
-                total += sizes.get(event.anchor, 1)
-            elif isinstance(event, yaml.CollectionStartEvent):
-                open_nodes.append((event.anchor, total))
-                total += 1
-            elif isinstance(event, yaml.CollectionEndEvent):
-                anchor, before = open_nodes.pop()
-                if anchor is not None:
-                    sizes[anchor] = total - before
-            elif isinstance(event, yaml.ScalarEvent):
-                total += 1
-                if "\0" in event.value:
-                    raise UsageError(
-                        f"no text of a run file holds a NUL byte (got {event.value!r}); write it "
-                        "again"
-                    )
-            if len(open_nodes) > MOST_DEPTH or total > MOST_VALUES:
-                raise UsageError(
-                    f"a run file holds at most {MOST_VALUES} values, {MOST_DEPTH} levels deep "
-                    f"(got {'more levels' if len(open_nodes) > MOST_DEPTH else 'more values'}); "
-                    "name many images by a pattern, or in a CSV file"
-                )
-    except (yaml.YAMLError, ValueError):
-        return  # the parser says what is wrong
 
 
 def _check_once(text: str) -> None:
@@ -163,10 +114,9 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def _text_of(value: str) -> str:
     """The text of a run file; the value itself where it is one."""
     try:
-        refuse_special(value)
         if not os.path.isfile(value):
             return value
-        text = read_plain(value, MOST_BYTES).decode("utf-8")
+        text = Path(value).read_text("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"a run file is UTF-8 text ({value}: byte {error.start} is not); save it as UTF-8"

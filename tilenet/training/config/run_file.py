@@ -101,9 +101,6 @@ class RunFile:
     read_ahead: int = READ_AHEAD
     """micro-batches that a thread of each rank reads before they are needed, those of the next
     steps too; 0: each is read when it is computed ([below](#reading)). Default: 2."""
-    cache_dir: str | None = None
-    """folder on the nodes' own disks for decoded pixels and labels, which the ranks of a node share
-    as long as the run lasts ([below](#reading))"""
     checkpointing: Checkpointing = "never"
     """which micro-batches keep only their input and are computed again in backward: `always` all,
     `except_last` all but the last"""
@@ -164,6 +161,10 @@ class RunFile:
     """when a step takes longer, every rank prints its stacks and the job ends
     ([failures.md](failures.md)); four times as long for the first step, checkpoints and what is
     done once; 0: never"""
+    prove: bool = True
+    """where the network is a module: before the first step a small random image goes through this
+    run's ranks, tiles, partitions and devices, forward and backward, and is compared with the
+    module on the whole image ([exactness.md](exactness.md)); about 2 s, or 2 % of the run"""
     profile: ProfileKeys = field(default_factory=ProfileKeys)
     tensorboard: bool = False
     """write scalars for TensorBoard too, into `tensorboard/` of the output; it needs `pip install

@@ -1,27 +1,23 @@
-"""The images of a run: opened by every rank, partly held out, cached on the node's own disk."""
+"""The images of a run: opened by every rank, partly held out."""
 
 import resource
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilenet.data.holdout import HeldOut
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource, ValidationImage
-from tilenet.data.rasters.cache import StagingFolder
 from tilenet.data.rasters.extent import check_units
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import JOIN
 from tilenet.data.rasters.stack import stacked_paths
 from tilenet.data.same_files import SampleFile, check_apart, check_same_files, sample_files
 from tilenet.data.survey import share_collars
-from tilenet.errors import AgreedError, TilenetError
-from tilenet.parallel.health.progress import say
+from tilenet.errors import TilenetError
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
-from tilenet.parallel.ranks.comm import agreed
 from tilenet.training.config.run_file import RunFile
 
 if TYPE_CHECKING:
@@ -32,7 +28,6 @@ __all__ = [
     "agree_on_files",
     "allow_open_files",
     "open_images",
-    "staged_on_node",
 ]
 
 OTHER_FILES = 64  # libraries, sockets, logs
@@ -190,55 +185,3 @@ def _opened(
         labels.append(stack.enter_context(opened))
         part_done()
     return images, labels
-
-
-@contextmanager
-def staged_on_node(
-    cache_dir: str | None, opened: RunImages, comm: "MPI.Intracomm"
-) -> Iterator[None]:
-    """Have files read by way of a folder in `cache_dir`, if any. Collective, at its end too.
-
-    An error that only one rank raises ends the job, so then that rank removes its node's folder
-    and waits for nobody; what the others read is not there any more and comes from its files.
-
-    Raises:
-        AgreedError: On some node the folder cannot be made.
-    """
-    if cache_dir is None:
-        yield
-        return
-    from mpi4py import MPI
-
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    folder: StagingFolder | None = None
-    together = False
-    sources: list[Raster | LabelSource] = [*opened.all_images, *opened.all_labels]
-
-    def warn(sentence: str) -> None:
-        say(f"rank {comm.rank} of {comm.size}: {sentence}")
-
-    try:
-        with agreed(comm):
-            if node.rank == 0:
-                folder = StagingFolder.make(Path(cache_dir), warn)
-        path = node.bcast(folder.path if folder else None)
-        with agreed(comm):
-            folder = folder or StagingFolder(path, warn)
-            for source in sources:
-                source.stage_in(folder)
-        yield
-        together = True
-    except AgreedError:
-        together = True
-        raise
-    finally:
-        for source in sources:
-            source.staged = None
-        if together:
-            node.Barrier()
-        if folder is not None:
-            if node.rank == 0 or not together:
-                folder.remove()
-            folder.close()
-        if together:
-            node.Free()

@@ -1,0 +1,38 @@
+"""Blocks of labels that were burned lately: a step reads what an earlier one read."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BlockCache"]
+
+
+class BlockCache:
+    """The blocks that were used last, in a number of bytes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes, self.num_bytes = most_bytes, 0
+        self._blocks: OrderedDict[tuple[Hashable, int, int], NDArray[np.int64]] = OrderedDict()
+
+    def get(self, owner: Hashable, row: int, col: int) -> NDArray[np.int64] | None:
+        """A block, if it is still there; of the smallest dtype that holds it."""
+        block = self._blocks.get((owner, row, col))
+        if block is not None:
+            self._blocks.move_to_end((owner, row, col))
+        return block
+
+    def put(self, owner: Hashable, row: int, col: int, block: NDArray[np.int64]) -> None:
+        """Keep a block; the ones that were used longest ago make room."""
+        least, most = np.min_scalar_type(block.min()), np.min_scalar_type(block.max())
+        small = block.astype(np.result_type(least, most))
+        self._blocks[owner, row, col] = small
+        self.num_bytes += small.nbytes
+        while self.num_bytes > self.most_bytes and len(self._blocks) > 1:
+            self.num_bytes -= self._blocks.popitem(last=False)[1].nbytes
+
+    def drop(self, owner: Hashable) -> None:
+        """Forget all blocks of an owner."""
+        for key in [key for key in self._blocks if key[0] == owner]:
+            self.num_bytes -= self._blocks.pop(key).nbytes

@@ -1,0 +1,199 @@
+"""A map's proof: a small image in the way of the map, next to the network on the whole image.
+
+Method, ranks, tiles, passes, partitions and devices are the map's own. What the network is compared
+with is its plain list of layers: no module is imported for a map.
+"""
+
+import copy
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.tiles import Tiling
+from tilenet.geometry.windows import Window
+from tilenet.mapping.job import Computed, MapJob, Mapper
+from tilenet.model.network import Network
+from tilenet.parallel.proof import (
+    Difference,
+    largest,
+    no_trace,
+    proof_precision,
+    say_or_refuse,
+    say_why_not,
+)
+from tilenet.parallel.ranks.share import share_tensors
+from tilenet.parallel.ranks.together import together
+from tilenet.planning.maps import MapPlan, MapQuestion, plan_passes
+from tilenet.planning.small_image import (
+    ImageQuestion,
+    choose_small_image,
+    proof_grid,
+    untested_halo,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["prove_map"]
+
+
+def prove_map(job: MapJob, comm: "MPI.Intracomm") -> None:
+    """Compare, and say how far the map's tiles are from the whole image. Collective.
+
+    Args:
+        job: The map; its network is on the CPU.
+
+    Raises:
+        AgreedError: Tiles do not give the network's numbers.
+    """
+    try:  # all ranks decide the same
+        plan = _small_plan(job, comm.size)
+    except TilenetError as error:
+        reason = str(error)
+    else:
+        with no_trace(job.devices):
+            reason = _prove(job, plan, comm)
+    say_why_not(reason, comm)
+
+
+def _small_plan(job: MapJob, num_ranks: int) -> MapPlan:
+    """The map's plan for the small image.
+
+    Raises:
+        TilenetError: There is no image that takes little time.
+    """
+    plan, layers = job.plan, job.mapper.record.layers
+    tiling = plan.tiling
+    if not tiling.rule.exact:
+        raise TilenetError(
+            f"the halo that was asked for ({tiling.rule.halo_px} px) is not the exact one"
+        )
+    columns = min(num_ranks, tiling.grid[1], 3)
+    ranks = -(-num_ranks // columns), columns
+    grid = tiling.grid if tiling.rule.exchanged else proof_grid(tiling.grid, ranks)
+    asked = ImageQuestion(
+        layers,
+        tiling.rule,
+        grid,
+        tiling,
+        tiles=-(-prod(grid) // num_ranks) * (len(plan.passes) + 1),
+        run_pixels=prod(tiling.extended) / num_ranks,
+    )
+    small = choose_small_image(asked)
+    if plan.method != "passes":
+        return MapPlan(plan.method, small)
+    question = MapQuestion(
+        layers,
+        small.extended,
+        tiling.rule,
+        halo_asked=False,
+        tile_px=None,
+        num_ranks=num_ranks,
+        item_bytes=0,
+        budget_bytes=0,
+        most_px=0,
+    )
+    return plan_passes(question, small, "")
+
+
+def _prove(job: MapJob, plan: MapPlan, comm: "MPI.Intracomm") -> str:
+    """Compute, compare and say it; returns why it cannot be done."""
+    from mpi4py import MPI
+
+    layers, size = job.mapper.record.layers, plan.tiling.extended
+    generator = torch.Generator().manual_seed(0)
+    shape = 1, layers[0].in_channels, *size
+    image = torch.randn(shape, generator=generator, dtype=torch.float64)
+    precision = proof_precision(job.devices, comm)
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    wanted, rounding = {}, 0.0
+    reason: str = ""
+    with together(comm):  # ranks that wait leave the cores to rank 0
+        if comm.rank == 0:
+            wanted["logits"] = _on_whole(job.network, image)
+            if not wanted["logits"].isfinite().all():
+                reason = "the network gives values without end"
+            elif precision == "float32":
+                apart = _on_whole(job.network, image, dtype, job.devices[0]) - wanted["logits"]
+                rounding = float(apart.abs().max()) / _scale(wanted["logits"])
+    reason, rounding = comm.bcast((reason, rounding))
+    if reason:
+        return reason
+    logits = share_tensors(wanted, comm)["logits"]
+    own = replace(
+        job,
+        plan=plan,
+        mapper=_RandomMapper(job.mapper, plan.tiling, image.to(dtype)),
+        network=copy.deepcopy(job.network).to(dtype),
+        precision=precision,
+        brief=True,
+    )
+    sink = _Comparing(comm.rank, logits)
+    own.map(own.fix_statistics(comm), comm, sink)
+    apart = comm.allreduce(sink.apart / _scale(logits), op=MPI.MAX)
+    difference = Difference("logits", apart, rounding if precision == "float32" else None)
+    note = untested_halo(plan.tiling)
+    say_or_refuse([difference], _how(job, comm.size), note, "--no-prove", comm)
+    return ""
+
+
+def _how(job: MapJob, num_ranks: int) -> str:
+    """Ranks, method and partitions, for people."""
+    rows, cols = job.plan.tiling.grid
+    number, parts, passes = num_ranks, len(job.balance), len(job.plan.passes) + 1
+    ranks = f"{rows} × {cols}" if job.plan.method == "exchange" else f"{number}"
+    method = f"{passes} passes" if passes > 1 else job.plan.method
+    return f"{ranks} rank{'s' * (num_ranks > 1)}, {method}" + f", {parts} partitions" * (parts > 1)
+
+
+def _scale(logits: Tensor) -> float:
+    return max(float(logits.abs().max()), 1e-30)
+
+
+def _on_whole(
+    network: Network,
+    image: Tensor,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Logits of the whole image, in float64 on the CPU."""
+    plain = copy.deepcopy(network).to(device=device, dtype=dtype).eval()
+    with torch.inference_mode():
+        logits: Tensor = plain(image.to(device=device, dtype=dtype, copy=True))
+    return logits.double().cpu().clone()
+
+
+class _RandomMapper(Mapper):
+    """Reads a random image, of which all pixels have data."""
+
+    def __init__(self, like: Mapper, tiling: Tiling, pixels: Tensor) -> None:
+        super().__init__("logits", like.record, like.image, tiling, pixels.dtype)
+        self.pixels = pixels
+
+    def input(self, window: Window) -> tuple[Tensor, NDArray[np.bool_]]:
+        rows = slice(window.row, window.row + window.height)
+        cols = slice(window.col, window.col + window.width)
+        return self.pixels[:, :, rows, cols].clone(), np.ones((window.height, window.width), bool)
+
+
+class _Comparing:
+    """Keeps how far this rank's pieces are from the whole image's logits, (1, C, H, W)."""
+
+    def __init__(self, rank: int, logits: Tensor) -> None:
+        self.rank, self.logits = rank, logits
+        self.apart = 0.0
+
+    def wants(self, rank: int, window: Window) -> bool:
+        return rank == self.rank
+
+    def take(self, rank: int, window: Window, computed: Computed | None) -> None:
+        assert computed is not None
+        rows = slice(window.row, window.row + window.height)
+        cols = slice(window.col, window.col + window.width)
+        self.apart = max(self.apart, largest(computed.logits, self.logits[0, :, rows, cols]))

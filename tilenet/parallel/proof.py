@@ -1,0 +1,117 @@
+"""How far ranks and tiles are from the network on the whole image: said by rank 0, or refused.
+
+In float64 nothing but the order of sums differs. Elsewhere the same network on the whole image on
+one device differs from float64 by its own rounding, which says how far ranks may be.
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tilenet.errors import AgreedError
+from tilenet.parallel.health.progress import EXCHANGING, say
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Difference", "largest", "no_trace", "proof_precision", "say_or_refuse", "say_why_not"]
+
+# Relative to the largest value. Some hundred layers leave 1e-15 to 1e-13; norms of few cells blow
+# that up by 1/√ε, 300 times, and gradients pass them twice. A halo that is short by a pixel, or a
+# sum that a rank lacks, is off by 1e-6 and more.
+LIMITS = {"logits": 1e-9, "gradients": 1e-8}
+LEAST_LIMIT, TIMES_ROUNDING = 1e-4, 50.0  # in float32, whose kernels depend on the tile's size
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far logits or gradients are from those of the whole image.
+
+    Attributes:
+        what: `logits` or `gradients`.
+        apart: Largest difference over the largest value.
+        rounding: The same of one device in the same precision; None: float64.
+        where: Where the largest is, for people.
+    """
+
+    what: str
+    apart: float
+    rounding: float | None = None
+    where: str = ""
+
+    @property
+    def limit(self) -> float:
+        """What is still rounding."""
+        if self.rounding is None:
+            return LIMITS[self.what]
+        return max(LEAST_LIMIT, TIMES_ROUNDING * self.rounding)
+
+
+def largest(found: Tensor, wanted: Tensor) -> float:
+    """Largest difference; infinite where one is not a number."""
+    if not wanted.numel():
+        return 0.0
+    apart = (found.detach().double().cpu() - wanted.double().cpu()).abs().max()
+    return float(apart.nan_to_num(nan=torch.inf))
+
+
+def proof_precision(devices: Sequence[torch.device], comm: "MPI.Comm") -> str:
+    """float64 on CPUs, float32 where a rank has another device. Collective."""
+    others = any(device.type != "cpu" for device in devices)
+    return "float32" if any(comm.allgather(others)) else "float64"
+
+
+@contextmanager
+def no_trace(devices: Sequence[torch.device]) -> Generator[None, None, None]:
+    """Leave random states, clocks and the memory of devices as they were."""
+    cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False  # it rounds more than what many mistakes change
+    try:
+        with torch.random.fork_rng(devices=cuda):
+            yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    EXCHANGING.take()
+    if cuda:
+        torch.cuda.empty_cache()
+
+
+def say_or_refuse(
+    differences: Sequence[Difference], how: str, note: str, off: str, comm: "MPI.Comm"
+) -> None:
+    """Have rank 0 say the differences. Collective; all ranks give the same.
+
+    Args:
+        how: Ranks, mode and partitions, for people.
+        note: What is said behind the differences.
+        off: What turns the proof off.
+
+    Raises:
+        AgreedError: One is more than rounding.
+    """
+    for one in differences:
+        if not one.apart <= one.limit:
+            raise AgreedError(
+                f"ranks and tiles give the numbers of the network on the whole image ({how}: "
+                f"{one.what} of a small random image{one.where} differ by {one.apart:.1e} of the "
+                f"largest, rounding is at most {one.limit:.0e}); report it, please, and until then "
+                f"use one rank and one tile, or {off} for a result that depends on them"
+            )
+    if comm.rank == 0:
+        found = ", ".join(f"{one.what} {one.apart:.0e}" for one in differences)
+        rounding = ", ".join(
+            f"{one.rounding:.0e}" for one in differences if one.rounding is not None
+        )
+        rounding = f" (float32, one device: {rounding})" * bool(rounding)
+        say(f"proved on {how}: {found}{rounding}{note}")
+
+
+def say_why_not(reason: str, comm: "MPI.Comm") -> None:
+    """Have rank 0 say why nothing was proved, where there is a reason."""
+    if reason and comm.rank == 0:
+        say(f"not proved: {reason}")

@@ -1,0 +1,184 @@
+"""The small image on which a run proves itself: the cheapest that is cut as the run's own are.
+
+What counts is the time of rank 0, which computes its tiles and then the whole image.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import map_shapes
+from tilenet.geometry.layers import Conv, Layer, TransposedConv
+from tilenet.geometry.ownership import check_shares
+from tilenet.geometry.tiles import Cut, HaloRule, Span, Tiling, check_norms, cut
+from tilenet.geometry.windows import Window
+
+__all__ = ["ImageQuestion", "choose_small_image", "proof_grid", "untested_halo"]
+
+SECONDS = 2.0  # of a core
+SHARE = 0.02  # of the run, where that is more
+LEAST_PX = 64  # height and width: networks do not do the same on the smallest images
+MOST_UNITS = 256  # alignment units of a tile that are looked through
+
+# Measured with float64 on a core of 3 GHz: 6 to 16e9 multiplications per second; of convolutions in
+# groups a tenth of that, and 10 µs per group, as of all layers some nanoseconds per value.
+SPEED = 5e9
+SLOWER, PER_GROUP, PER_VALUE = 8, 50_000, 10
+
+
+@dataclass(frozen=True)
+class ImageQuestion:
+    """What a small image is to prove.
+
+    Attributes:
+        layers: Layers of the network.
+        rule: How the run's tiles read.
+        grid: Tiles of the small image along rows and columns, see `proof_grid`.
+        like: Tiling of an image of the run, whose remainders the small image has.
+        tiles: Most tiles of a rank.
+        images: Images of a replica.
+        replicas: Replicas whose images rank 0 computes.
+        backward: Whether gradients are compared.
+        run_pixels: Pixels that each rank computes in the run.
+    """
+
+    layers: tuple[Layer, ...]
+    rule: HaloRule
+    grid: tuple[int, int]
+    like: Tiling
+    tiles: int = 1
+    images: int = 1
+    replicas: int = 1
+    backward: bool = False
+    run_pixels: float = 0
+
+    def seconds(self, tiling: Tiling) -> float:
+        """Seconds that rank 0 takes."""
+        read = max(s.read for s in tiling.rows), max(s.read for s in tiling.cols)
+        own = self.tiles * self.images * _work(self.layers, *read)
+        whole = self.images * self.replicas * _work(self.layers, *tiling.extended)
+        return (own + whole) * (3 if self.backward else 1) / SPEED
+
+    def most_seconds(self, tiling: Tiling) -> float:
+        """Seconds that it may take."""
+        pixels = prod(tiling.extended)
+        once = _work(self.layers, *tiling.extended) / pixels * (3 if self.backward else 1) / SPEED
+        return max(SECONDS, SHARE * self.run_pixels * once)
+
+
+def proof_grid(run: tuple[int, int], ranks: tuple[int, int]) -> tuple[int, int]:
+    """As few tiles as have all kinds of neighbours and give each rank one, as in the run."""
+    rows, cols = (min(tiles, max(3, least)) for tiles, least in zip(run, ranks, strict=True))
+    return rows, cols
+
+
+def choose_small_image(asked: ImageQuestion) -> Tiling:
+    """Choose: one that tests the halo, or else the smallest.
+
+    Raises:
+        TilenetError: None is legal, or each takes too long.
+    """
+    rows, cols = (_smallest_axis(asked, axis) for axis in (0, 1))
+    found = [(_longer(asked, 0, rows), cols), (rows, _longer(asked, 1, cols)), (rows, cols)]
+    tilings = [tiling for sizes in found if (tiling := _with_norms(asked, sizes)) is not None]
+    for tiling in sorted(tilings, key=lambda one: bool(untested_halo(one))):
+        if asked.seconds(tiling) <= asked.most_seconds(tiling):
+            return tiling
+    if not tilings:
+        raise TilenetError(f"no image of up to {MOST_UNITS} alignment units per tile is legal")
+    raise TilenetError(
+        f"the smallest image for {asked.grid[0]} × {asked.grid[1]} tiles "
+        f"({rows} × {cols} px) takes about {asked.seconds(tilings[-1]):.0f} s, more than "
+        f"{SECONDS:g} s and {SHARE:.0%} of the run"
+    )
+
+
+def untested_halo(tiling: Tiling) -> str:
+    """What is said of tiles that a shorter halo would not harm."""
+    if tiling.rule.exchanged or len(tiling.tiles) == 1 or not tiling.rule.halo_px:
+        return ""
+    if any(_tests_halo(spans) for spans in (tiling.rows, tiling.cols)):
+        return ""
+    height, width = tiling.extended
+    return f"; {height} × {width} px are too few to test the halo"
+
+
+def _tests_halo(spans: tuple[Span, ...]) -> bool:
+    """Whether a tile begins and ends inside the image, as those at an edge have twice the halo.
+
+    Of two tiles, whether one ends inside.
+    """
+    end = spans[-1].first + spans[-1].own
+    inner = [span.start > 0 or len(spans) == 2 for span in spans]
+    return any(
+        begins and span.start + span.read < end
+        for span, begins in zip(spans, inner, strict=True)
+        if len(spans) > 1
+    )
+
+
+def _sizes(asked: ImageQuestion, axis: int) -> list[int]:
+    """Pixels along an axis that leave the run's own remainder of alignment units."""
+    unit, tiles = asked.rule.alignment_px, asked.grid[axis]
+    rest = asked.like.extended[axis] // unit % tiles
+    return [(tiles * each + rest) * unit for each in range(1, MOST_UNITS)]
+
+
+def _spans(asked: ImageQuestion, axis: int, pixels: int) -> tuple[Span, ...]:
+    """The tiles along an axis."""
+    return cut(pixels, pixels, Cut(grid=(asked.grid[axis],) * 2), asked.rule).rows
+
+
+def _smallest_axis(asked: ImageQuestion, axis: int) -> int:
+    """Smallest legal size along an axis; of those that are looked through the largest otherwise."""
+    name, sizes = ("rows", "columns")[axis], _sizes(asked, axis)
+    for pixels in sizes:
+        spans = _spans(asked, axis, pixels)
+        if pixels >= LEAST_PX and (
+            not asked.rule.exchanged or _legal(partial(check_shares, asked.layers, spans, name))
+        ):
+            return pixels
+    return sizes[-1]
+
+
+def _longer(asked: ImageQuestion, axis: int, least: int) -> int:
+    """Smallest size along an axis that tests the halo; the least where there is none."""
+    for pixels in _sizes(asked, axis) if asked.grid[axis] > 1 and asked.rule.halo_px else ():
+        if pixels >= least and _tests_halo(_spans(asked, axis, pixels)):
+            return pixels
+    return least
+
+
+def _with_norms(asked: ImageQuestion, least: tuple[int, int]) -> Tiling | None:
+    """The smallest image from a size on whose norms have cells to take statistics of."""
+    sizes = ([one for one in _sizes(asked, axis) if one >= least[axis]] for axis in (0, 1))
+    images = asked.images * asked.replicas if asked.backward else None
+    for height, width in zip(*sizes, strict=False):
+        tiling = cut(height, width, Cut(grid=asked.grid), asked.rule)
+        whole = Window(0, 0, *tiling.extended)
+        if _legal(partial(check_norms, asked.layers, whole, images)):
+            return tiling
+    return None
+
+
+def _legal(check: Callable[[], None]) -> bool:
+    try:
+        check()
+    except TilenetError:
+        return False
+    return True
+
+
+def _work(layers: tuple[Layer, ...], height: int, width: int) -> float:
+    """Multiplications, or what takes as long, of one pass forward."""
+    shapes, total = map_shapes(layers, height, width), 0.0
+    for layer, before, after in zip(layers, shapes, shapes[1:], strict=False):
+        total += PER_VALUE * after.num_elements
+        if isinstance(layer, Conv | TransposedConv):
+            cells = before if isinstance(layer, TransposedConv) else after
+            slower = min(layer.groups, SLOWER)
+            total += slower * layer.num_parameters * cells.rows * cells.cols
+            total += PER_GROUP * layer.groups if layer.groups > 1 else 0
+    return total

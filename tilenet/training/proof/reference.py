@@ -1,0 +1,151 @@
+"""What a user's network gives on small whole images: logits and gradients, with nothing dropped."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tilenet.adoption.adopt import Adopted
+from tilenet.errors import one_line
+from tilenet.geometry.tiles import Tiling
+from tilenet.model.dropout import KeyedDropout
+from tilenet.model.network import Network
+from tilenet.parallel.proof import largest
+
+__all__ = ["Answer", "Problem", "answer_of_module", "rounding_of", "scale_of", "without_dropout"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is computed twice.
+
+    Attributes:
+        tiling: Tiling of the small image.
+        images: Random images (N, bands, H, W).
+        weights: Weights (N, classes, H, W) of the outputs; the loss is their sum.
+        each: Images of a replica, of its own where the network takes statistics of a step.
+        replicas: Replicas that have images of their own.
+    """
+
+    tiling: Tiling
+    images: Tensor
+    weights: Tensor
+    each: int
+    replicas: int
+
+    def of(self, replica: int) -> list[int]:
+        """Numbers of a replica's images."""
+        first = replica % self.replicas * self.each
+        return list(range(first, first + self.each))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Logits and the gradients of weights, by the module's names; on rank 0."""
+
+    logits: Tensor
+    gradients: Mapping[str, Tensor]
+
+
+def answer_of_module(
+    module: nn.Module, adopted: Adopted, batch_norm: str | None, problem: Problem
+) -> tuple[Answer | None, str]:
+    """The answer in float64 of the module, which is used up, or why there is none."""
+    try:
+        training = {part.training for part in module.modules()}
+        norms = [
+            part
+            for part in module.modules()
+            if isinstance(part, nn.modules.batchnorm._BatchNorm)
+            and (part.training or len(training) == 1)
+        ]
+        module = module.cpu().double().eval()
+        if batch_norm == "step":
+            for part in norms:
+                part.train()
+        answer = _answer(module, problem, adopted.names.values())
+    except Exception as error:  # whatever somebody's forward may raise on an image this small
+        height, width = problem.tiling.extended
+        return None, (
+            f"{adopted.name} cannot take {height} × {width} px in float64 "
+            f"({type(error).__name__}: {one_line(str(error))[:200]})"
+        )
+    if answer.logits.shape != problem.weights.shape:
+        return None, f"{adopted.name} gives a map of the shape {tuple(answer.logits.shape)}"
+    finite = [bool(one.isfinite().all()) for one in (answer.logits, *answer.gradients.values())]
+    return (answer, "") if all(finite) else (None, f"{adopted.name} gives values without end")
+
+
+def rounding_of(
+    adopted: Adopted, problem: Problem, answer: Answer, device: torch.device
+) -> tuple[float, float]:
+    """How far the whole image on one device in float32 is from float64, as `Difference.apart`."""
+    network = without_dropout(adopted.network(torch.float32).to(device).train())
+    found = _answer(network, problem, adopted.names.values(), adopted.names)
+    gradients = [
+        largest(found.gradients[name], wanted)
+        for name, wanted in answer.gradients.items()
+        if name in found.gradients
+    ]
+    scale = scale_of(answer.gradients.values())
+    logits = largest(found.logits, answer.logits) / scale_of([answer.logits])
+    return logits, max(gradients, default=0.0) / scale
+
+
+def scale_of(tensors: Any) -> float:
+    return max(max((float(one.abs().max()) for one in tensors), default=0.0), 1e-30)
+
+
+def without_dropout(network: Network) -> Network:
+    for part in network.modules():
+        if isinstance(part, KeyedDropout):
+            part.probability = 0.0
+    return network
+
+
+def _answer(
+    network: nn.Module,
+    problem: Problem,
+    trained: Any,
+    names: Mapping[str, str] | None = None,
+) -> Answer:
+    """Run forward and backward on the whole images.
+
+    Args:
+        trained: Names in the module of weights whose gradients count.
+        names: Name in the module of each of the network's weights; None: its own.
+    """
+    like = next(network.parameters())
+    network.zero_grad()
+    with _Plainly():
+        out = network(problem.images.to(like, copy=True))
+        while not isinstance(out, Tensor):
+            out = next(iter(out.values())) if isinstance(out, dict) else out[0]
+        (out * problem.weights.to(out)).sum().backward()  # type: ignore[no-untyped-call]
+    wanted, gradients = set(trained), {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        name = name if names is None else names[name]
+        if name in wanted and parameter.grad is not None:
+            gradients[name] = parameter.grad.double().cpu()
+    return Answer(out.detach().double().cpu(), gradients)
+
+
+class _Plainly(TorchFunctionMode):
+    """Nothing is dropped, and instance norm has its right gradient.
+
+    torch 2.13 takes a wrong one on CPUs for one image whose incoming gradient has channels last.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name.rstrip("_123d").endswith("dropout"):
+            return args[0] if args else kwargs["input"]
+        out = func(*args, **(kwargs or {}))
+        if name == "instance_norm" and out.requires_grad:
+            out.register_hook(Tensor.contiguous)
+        return out

@@ -1,0 +1,256 @@
+"""A run's proof: a small image over its own ranks, next to the user's module on the whole image.
+
+Tiles, exchanges, partitions, checkpointing and devices are the run's own; nothing is dropped.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+from math import inf, prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from tilenet.data.schedule import mini_batch_sizes
+from tilenet.errors import TilenetError
+from tilenet.geometry.tiles import Tile, owned
+from tilenet.model.skips import Origin
+from tilenet.parallel.health.signals import StopRequests
+from tilenet.parallel.proof import (
+    Difference,
+    largest,
+    no_trace,
+    proof_precision,
+    say_or_refuse,
+    say_why_not,
+)
+from tilenet.parallel.ranks.layout import RunDevices
+from tilenet.parallel.ranks.share import share_tensors
+from tilenet.parallel.ranks.together import together
+from tilenet.planning.compatibility import stacks, whole_image
+from tilenet.planning.mesh import most_tiles, tiles_of
+from tilenet.planning.small_image import (
+    ImageQuestion,
+    choose_small_image,
+    proof_grid,
+    untested_halo,
+)
+from tilenet.training.config.run_file import RunFile
+from tilenet.training.images.workload import RunData
+from tilenet.training.network import RunNetwork
+from tilenet.training.proof.reference import (
+    Answer,
+    Problem,
+    answer_of_module,
+    rounding_of,
+    scale_of,
+    without_dropout,
+)
+from tilenet.training.setup import RunPlan
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["proved_network"]
+
+
+def proved_network(
+    run: RunFile,
+    plan: RunPlan,
+    module: nn.Module | None,
+    data: RunData,
+    devices: RunDevices,
+    comm: "MPI.Intracomm",
+    stop: StopRequests | None = None,
+) -> RunNetwork:
+    """The network of a run, whose ranks were compared with the module before. Collective.
+
+    Args:
+        module: On rank 0 the user's network itself, which is used up; elsewhere None.
+        data: Images or crops of the run.
+
+    Raises:
+        AgreedError: The ranks do not give the module's numbers, or see `RunNetwork`.
+        StopAgreed: A rank was asked to stop.
+    """
+    sizes = [one.size for one in data.schedule.samples(0)]
+    pixels = data.last * sum(map(prod, sizes)) / comm.size
+    reason = ""
+    if run.prove and plan.adopted is not None:
+        try:  # all ranks decide the same
+            problem = _problem(plan, sizes[0], pixels)
+        except TilenetError as error:
+            reason = str(error)
+        else:
+            with no_trace(devices.partitions):
+                reason = _prove(run, plan, problem, module, devices, comm, stop)
+    say_why_not(reason, comm)
+    if module is not None:
+        with suppress(Exception):  # a user's module may have its own ideas of moving
+            module.to("meta")  # frees its memory
+    kinds = run.optimizer.kind, data.work.loads(), run.seed, run.exchange_from
+    return RunNetwork(plan, devices, run.swap, run.swapping, *kinds, comm, stop)
+
+
+def _problem(plan: RunPlan, size: tuple[int, int], run_pixels: float) -> Problem:
+    """Choose it.
+
+    Raises:
+        TilenetError: There is none that takes little time.
+    """
+    mesh, layers, rule = plan.mesh, plan.record.layers, plan.rule
+    if not rule.exact:
+        raise TilenetError(f"the halo that was asked for ({rule.halo_px} px) is not the exact one")
+    like = plan.tiling(*size)
+    grid = like.grid if rule.exchanged else proof_grid(like.grid, (mesh.rows, mesh.columns))
+    together = whole_image(layers) == "batch norm"
+    asked = ImageQuestion(
+        layers,
+        rule,
+        grid,
+        like,
+        most_tiles(mesh, grid),
+        replicas=mesh.replicas if together else 1,
+        backward=True,
+        run_pixels=run_pixels,
+    )
+    try:
+        tiling = choose_small_image(asked)
+    except TilenetError:
+        if not together:
+            raise
+        asked = replace(asked, images=2)  # of one average a norm has no spread
+        tiling = choose_small_image(asked)
+    generator = torch.Generator().manual_seed(0)
+    number, dtype = asked.images * asked.replicas, torch.float64
+    images, weights = (
+        torch.randn((number, channels, *tiling.extended), generator=generator, dtype=dtype)
+        for channels in (layers[0].in_channels, layers[-1].out_channels)
+    )
+    return Problem(tiling, images, weights, asked.images, asked.replicas)
+
+
+def _prove(
+    run: RunFile,
+    plan: RunPlan,
+    problem: Problem,
+    module: nn.Module | None,
+    devices: RunDevices,
+    comm: "MPI.Intracomm",
+    stop: StopRequests | None,
+) -> str:
+    """Compute, compare and say it; returns why it cannot be done."""
+    precision = proof_precision(devices.partitions, comm)
+    own = replace(plan, record=replace(plan.record, precision=precision))
+    answer, rounding = None, (inf, inf)
+    reason: str = ""
+    with together(comm, stop):  # ranks that wait leave the cores to rank 0
+        if module is not None and plan.adopted is not None:
+            norms = run.network.batch_norm
+            answer, reason = answer_of_module(module, plan.adopted, norms, problem)
+            if answer is not None and precision == "float32":
+                rounding = rounding_of(plan.adopted, problem, answer, devices.partitions[0])
+    reason, rounding = comm.bcast((reason, rounding))
+    if reason:
+        return reason
+    logits = share_tensors({} if answer is None else {"logits": answer.logits}, comm)["logits"]
+    kinds = run.optimizer.kind, (), run.seed, run.exchange_from
+    network = RunNetwork(own, devices, "off", run.swapping, *kinds, comm, stop)
+    apart = _run(own, problem, network, logits, comm)
+    sums = _gradients(own, problem, network, answer, comm)
+    network.close()
+    of_device = rounding if precision == "float32" else (None, None)
+    differences = [
+        Difference("logits", apart, of_device[0]),
+        Difference("gradients", sums[0], of_device[1], sums[1]),
+    ]
+    say_or_refuse(differences, _how(plan), untested_halo(problem.tiling), "prove: false", comm)
+    return ""
+
+
+def _how(plan: RunPlan) -> str:
+    """Ranks, mode and pipeline, for people."""
+    mesh, parts = plan.mesh, len(plan.balance)
+    replicas = f"{mesh.replicas} × " * (mesh.replicas > 1)
+    return (
+        f"{replicas}{mesh.rows} × {mesh.columns} ranks, {plan.halo_mode}"
+        + f", {parts} partitions" * (parts > 1)
+        + f", checkpointing {plan.checkpointing}" * (plan.checkpointing != "never")
+    )
+
+
+def _run(
+    plan: RunPlan, problem: Problem, network: RunNetwork, logits: Tensor, comm: "MPI.Intracomm"
+) -> float:
+    """Run the rank's tiles forward and backward; how far logits of any rank are. Collective."""
+    from mpi4py import MPI
+
+    place, tiling = plan.mesh.place(comm.rank), problem.tiling
+    numbers = tiles_of(place, plan.mesh, tiling.grid)
+    work = [(image, number) for image in problem.of(place.replica) for number in numbers]
+    batches = stacks(plan.record.layers, work, [image for image, _ in work])
+    without_dropout(network.network.train())
+    apart = 0.0
+    for size in mini_batch_sizes(len(batches), plan.micro_batches):
+        batch, batches = batches[:size], batches[size:]
+        origins = [
+            Origin(tuple(i for i, _ in parts), tiling, tuple(n for _, n in parts), micro_batch)
+            for micro_batch, parts in enumerate(batch)
+        ]
+        like = next(network.network.parameters()).dtype
+        images = [
+            torch.cat([_read(problem.images, i, tiling.tiles[n]) for i, n in parts]).to(like)
+            for parts in batch
+        ]
+        loss: Tensor | float = 0.0
+        for output, parts in zip(network.pipe(images, origins), batch, strict=True):
+            for row, (image, number) in enumerate(parts):
+                tile = tiling.tiles[number]
+                own = owned(output[row : row + 1], tile, plan.rule.offset_px)
+                apart = max(apart, largest(own, _own(logits, image, tile)))
+                loss = loss + (own * _own(problem.weights, image, tile).to(own)).sum()
+        if isinstance(loss, Tensor):
+            loss.backward()  # type: ignore[no-untyped-call]
+    most: float = comm.allreduce(apart / scale_of([logits]), op=MPI.MAX)
+    return most
+
+
+def _read(images: Tensor, image: int, tile: Tile) -> Tensor:
+    read = tile.read
+    rows, cols = slice(read.row, read.row + read.height), slice(read.col, read.col + read.width)
+    return images[image : image + 1, :, rows, cols].clone()
+
+
+def _own(maps: Tensor, image: int, tile: Tile) -> Tensor:
+    return owned(maps[image : image + 1], Tile(replace(tile.read, row=0, col=0), tile.own))
+
+
+def _gradients(
+    plan: RunPlan,
+    problem: Problem,
+    network: RunNetwork,
+    answer: Answer | None,
+    comm: "MPI.Intracomm",
+) -> tuple[float, str]:
+    """How far the sums of gradients over all ranks are, and in which weight. Collective."""
+    from mpi4py import MPI
+
+    assert plan.adopted is not None
+    times = plan.mesh.replicas / problem.replicas  # replicas of the same image
+    worst, where = 0.0, ""
+    scale = 1.0 if answer is None else scale_of(answer.gradients.values())
+    for name, parameter in network.network.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        total = gradient.double().cpu().contiguous()
+        comm.Allreduce(MPI.IN_PLACE, total.numpy())
+        parameter.grad = None
+        if answer is not None:
+            known = plan.adopted.names[name]
+            wanted = answer.gradients.get(known, torch.zeros(()).expand(total.shape))
+            apart = largest(total / times, wanted.reshape(total.shape)) / scale
+            if apart > worst:
+                worst, where = apart, f" ({known})"
+    found: tuple[float, str] = comm.bcast((worst, where))
+    return found
