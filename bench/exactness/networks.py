@@ -393,8 +393,8 @@ def claims_of_cases(rows: list[dict[str, Any]]) -> list[Claim]:
             continue
 
         def bound(row: dict[str, Any]) -> float:
-            orders = ORDERS if row["batch_norm"] == "step" else 0
-            return max(LOGITS, orders * float(row["logits_other_order"]))
+            rounding = row["batch_norm"] == "step" and row["logits"] > LOGITS
+            return ORDERS * float(row["logits_other_order"]) if rounding else LOGITS
 
         cases = f"{len(some)} cases of {len({row['network'] for row in some})} networks"
         for what, goal in (("logits", bound), ("gradients", lambda row: GRADIENTS)):
