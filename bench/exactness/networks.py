@@ -65,7 +65,7 @@ MODES = "overlap", "exchange"
 RANKS = (1, 2, 3, 4, 6)
 MOST_RANKS = 4  # without --every
 LEAST_PX = 190, 270
-TILES_PX = {1250: 1.1, 5000: 1.04}  # most operations
+TILES_PX = {1250: 1.04, 5000: 1.04}  # most operations
 LOGITS, GRADIENTS = 1e-12, 1e-10
 # Gradients are relative to at least this part of the largest of all weights.
 LEAST = 1e-3
