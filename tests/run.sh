@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # run.sh test [OPTION…]: tests of one process, and over 2 ranks those of exactness/ and parallel/.
-# run.sh rest [OPTION…]: the others over 2, all over 3, 4 and 6 ranks, fuzzing, and whole jobs.
+# run.sh rest [OPTION…]: the others over 2, all over 3 and 4 ranks, a few over 6 (3 × 2), fuzzing,
+#                        and whole jobs.
 # run.sh jobs [OPTION…]: whole jobs alone: commands and pages of the guide as users start them, jobs
 #                        that fail, hang or are killed, and a real Slurm (root, Debian).
 set -euo pipefail
@@ -24,7 +25,7 @@ over_ranks() { # RANKS "FOLDER…" [OPTION…]
     local ranks=$1 folders files
     read -ra folders <<<"$2"
     shift 2
-    mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.ranks' "${folders[@]}")
+    mapfile -t files < <(grep -rlE --include='test_*.py' "mark\.ranks\([^)]*\<$ranks\>" "${folders[@]}")
     echo "== $ranks ranks"
     # -x and `-m mpi4py`: a failure on one rank ends all; the timeout makes a hang print its stacks.
     mpiexec -n "$ranks" python -m mpi4py -m pytest -x -q --ranks "$ranks" \

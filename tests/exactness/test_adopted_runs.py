@@ -22,7 +22,7 @@ from tilenet.errors import AgreedError
 from tilenet.train import train
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 4, 6)
+pytestmark = pytest.mark.ranks(2, 3, 4)
 
 SIZE = 109, 151
 # Pixels that the networks' strides divide.
@@ -143,7 +143,7 @@ def test_a_norm_of_a_single_average_is_refused(comm: MPI.Intracomm, shared_path:
         train(run, comm=comm)
 
 
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("name", UNITS)
 def test_more_tiles_than_ranks_and_maps_of_small_tiles(
     comm: MPI.Intracomm, shared_path: Path, name: str

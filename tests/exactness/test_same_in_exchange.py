@@ -18,7 +18,7 @@ from whole_image import Scene
 
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 4, 6)
+pytestmark = pytest.mark.ranks(2, 3, 4)
 
 KEYS = NetworkKeys(poolings=2, base=6, groups=2, dropout=0.2)
 LOSSES = ("ce", "dice", "ce+dice")
@@ -62,7 +62,7 @@ def test_dice_of_whole_images(comm: MPI.Intracomm, shared_path: Path, loss: str,
     check(comm, shared_path, scenes, KEYS, loss, **more)
 
 
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks(2, 4)
 def test_dice_of_tiles_in_a_pipeline(comm: MPI.Intracomm, shared_path: Path) -> None:
     """More tiles than ranks, and ranks without any."""
     scenes = scenes_of(shared_path, [(97, 131), (24, 20)], comm)

@@ -285,7 +285,7 @@ def rewrite(comm: MPI.Intracomm, made: Trained, **statistics: np.ndarray[Any, An
     comm.Barrier()
 
 
-@pytest.mark.ranks(1, 2, 4, 6)
+@pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("size", [(9, 200), (13, 13), (5, 9), (200, 6)])
 @pytest.mark.parametrize("tile_px", [None, 8])
 def test_images_that_are_small_for_the_ranks(

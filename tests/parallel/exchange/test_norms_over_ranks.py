@@ -16,7 +16,7 @@ from tilenet.model.skips import Origin, OriginTracker
 from tilenet.parallel.exchange.layers import Surroundings
 from tilenet.parallel.exchange.norm import Cells, WholeImageNorm
 
-pytestmark = pytest.mark.ranks(2, 3, 4, 6)
+pytestmark = pytest.mark.ranks(2, 3, 4)
 
 
 @pytest.mark.parametrize("norm", ["instance", "group", "batch"])

@@ -6,7 +6,7 @@ from shared_out import Case, assert_same, grids, shared_out, whole
 
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv, Upsample
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 4, 6)
+pytestmark = pytest.mark.ranks(2, 3, 4)
 
 # Those that peers get wrong, or refuse (peers' tables), among them.
 LAYERS: dict[str, tuple[Layer, ...]] = {

@@ -12,7 +12,7 @@ from shared_out import Case, assert_same, grids, shared_out, whole
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.unet import UNetOptions, unet_layers
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 4, 6)
+pytestmark = pytest.mark.ranks(2, 3, 4)
 
 NORMS = ("none", "instance", "group", "batch")
 # The presets' numbers of poolings and convolutions, with few channels.
@@ -92,7 +92,7 @@ def test_the_papers_networks(comm: MPI.Intracomm, shape: str) -> None:
         assert_same(shared_out(one, comm), whole(one), *bounds, comm)
 
 
-@pytest.mark.ranks(2, 4, 6)
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_float32(comm: MPI.Intracomm, mode: str, norm: str) -> None:
