@@ -136,7 +136,7 @@ def test_training_and_prediction_arm_it_around_all_that_may_hang(
         *survey,
         ("the survey on other ranks", SLOW + 1 / comm.size),
         ("the sums of the survey", SLOW),
-        ("the plan of the run", SLOW),
+        ("the plan and the proof of the run", SLOW),
         ("the first weights", SLOW),
         ("step 1", SLOW),
         ("step 2", 1.0),
