@@ -104,8 +104,6 @@ def test_statistics_and_classes_are_those_of_all_pixels_with_data(
         assert (band["minimum"], band["maximum"]) == (ours.min(), ours.max())
         assert band["mean"] == pytest.approx(ours.mean(), rel=1e-14)
         assert band["std"] == pytest.approx(ours.std(), rel=1e-13)
-        wanted = [np.percentile(ours, q, method="inverted_cdf") for q in (2, 25, 50, 75, 98)]
-        assert list(band["percentiles"].values()) == wanted
     counts = np.bincount(labels[valid & (labels != 77)])
     assert counts[1] == 0
     assert found["labels"]["class_pixels"] == counts.tolist()
@@ -114,7 +112,7 @@ def test_statistics_and_classes_are_those_of_all_pixels_with_data(
     assert any("2 (12.5); leave them out with bands: [1, 3]" in note for note in found["notes"])
     text, _ = shown(capfd, image, *options)
     lines = [line.split() for line in text.splitlines()]
-    assert ["2", "12.5", "0", *["12.5"] * 7] in lines
+    assert ["2", "12.5", "0", "12.5", "12.5"] in lines
     assert ["4", f"{counts[4]:,}", f"{counts[4] / counts.sum():.2%}"] in [x[:3] for x in lines]
     assert not any(x[:1] == ["1"] and "%" in x[-2] for x in lines)
 

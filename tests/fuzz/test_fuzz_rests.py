@@ -26,7 +26,7 @@ PIXELS = np.random.default_rng(5).integers(0, 2, (1, SIDE, SIDE)).astype("uint8"
 TILES = [Window(0, 0, 30, SIDE), Window(30, 0, 34, 30), Window(30, 30, 34, 34)]
 MADE_OF = {"the weights": "ab12", "nodata": float("nan"), "the tiles": [[0, 1], [2, 3]]}
 SURVEY = Survey(
-    *(4096, (1.5,), (0.5,), (0.0,), (3.0,), ((0.0, 1.0, 1.0, 2.0, 3.0),), (7, 9)),
+    *(4096, (1.5,), (0.5,), (0.0,), (3.0,), (7, 9)),
     (np.arange(64, dtype=np.uint8).reshape(1, 8, 8),),
 )
 KEY = "0123456789abcdef"

@@ -202,19 +202,15 @@ def _key(text: str) -> str:
 
 
 def _pixels(pixels: dict[str, Any]) -> list[Row]:
-    percents = list(pixels["bands"][0]["percentiles"])
-    heads = ["band", "mean", "std", "min", *(f"{percent} %" for percent in percents), "max"]
+    names = ("mean", "std", "minimum", "maximum")
     table = [
-        [str(band["band"])]
-        + [f"{band[name]:.6g}" for name in ("mean", "std", "minimum")]
-        + [f"{value:.6g}" for value in (*band["percentiles"].values(), band["maximum"])]
-        for band in pixels["bands"]
+        [str(band["band"]), *(f"{band[name]:.6g}" for name in names)] for band in pixels["bands"]
     ]
     number, share = pixels["num_pixels"], pixels["share_without_data"]
     without = (
         f"{number - pixels['num_valid']:,} of {number:,} pixels ({share:.2%}) are without data"
     )
-    return [("pixels", without), *_table(heads, table)]
+    return [("pixels", without), *_table(["band", "mean", "std", "min", "max"], table)]
 
 
 def _classes(labels: dict[str, Any]) -> list[Row]:

@@ -12,18 +12,16 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from tilenet.data.image_patterns import MOST_IMAGES
 from tilenet.data.rasters.remedies import VECTOR_INFO
 from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError
 
 __all__ = ["ImageList", "read_image_list"]
 
-MOST_LETTERS = 4096  # of a path, as on Linux
-
 SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
 Pair = tuple[str, str]  # an image and its labels
+Row = Mapping[str, Any]  # cells by the names of their columns
 
 
 @dataclass(frozen=True)
@@ -61,29 +59,28 @@ def read_image_list(path: str) -> ImageList:
     return _listed(path, rows)
 
 
-def _csv_rows(path: str) -> list[Mapping[str, Any]]:
+def _csv_rows(path: str) -> list[Row]:
     """Rows by the names of their columns; a number of cells that is not the header's is refused."""
     with open(path, encoding="utf-8-sig", newline="") as file:
-        header = file.readline()
         # Spreadsheets write semicolons where the comma is a decimal sign.
-        delimiter = max(",;\t", key=header.count)
-        names = next(csv.reader([header], delimiter=delimiter), [])
-        rows = []
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
-        for number, cells in enumerate(reader, start=2):
-            if not any(cell.strip() for cell in cells):
+        delimiter = max(",;\t", key=file.readline().count)
+        file.seek(0)
+        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+        names = reader.fieldnames = _columns(path, reader.fieldnames or ())
+        rows: list[Row] = []
+        for row in reader:
+            if not any(cell.strip() for cell in row.values() if isinstance(cell, str)):
                 continue
-            if len(cells) != len(names):
+            if None in row or None in row.values():  # more cells, or fewer
                 raise TilenetError(
-                    f"each row of a list has as many cells as the first ({path}, row {number}: "
-                    f"{len(cells)}, columns: {len(names)}); put quotes around commas"
+                    f"each row of a list has as many cells as the first ({path}, line "
+                    f"{reader.line_num}, columns: {len(names)}); put quotes around commas"
                 )
-            rows.append(cells)
-            _check_length(path, len(rows))
-    return _by_name(path, names, rows)
+            rows.append(row)
+    return rows
 
 
-def _vector_rows(path: str) -> list[Mapping[str, Any]]:
+def _vector_rows(path: str) -> list[Row]:
     """Attributes of the features of a vector file with one layer."""
     # Not at the top: most runs have no such list, and thousands of ranks load what they import.
     import pyogrio
@@ -97,7 +94,6 @@ def _vector_rows(path: str) -> list[Mapping[str, Any]]:
                 f"a list of images has one layer ({path} has {len(layers)}); copy it to a file of "
                 "its own with ogr2ogr or QGIS"
             )
-        _check_length(path, int(pyogrio.read_info(path, force_feature_count=True)["features"]))
         meta, _, _, columns = pyogrio.raw.read(path, read_geometry=False)
     except VECTOR_ERRORS as error:
         raise TilenetError(
@@ -105,30 +101,24 @@ def _vector_rows(path: str) -> list[Mapping[str, Any]]:
             f"{' '.join(str(error).partition(';')[0].split())}); check the path, and the file with "
             f"{VECTOR_INFO}"
         ) from error
-    rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    return _by_name(path, [str(name) for name in meta["fields"]], rows)
+    names = _columns(path, meta["fields"])
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def _by_name(path: str, names: list[str], rows: Iterable[Iterable[Any]]) -> list[Mapping[str, Any]]:
-    """Rows by the names of their columns, which case and blanks do not change."""
-    names = [name.strip().lower() for name in names]
+def _columns(path: str, fields: Iterable[str]) -> list[str]:
+    """Names of the columns, which case and blanks do not change."""
+    names = [str(name).strip().lower() for name in fields]
     for name in ("image", "label", "split"):
         if names.count(name) != 1 and (name != "split" or name in names):
             raise TilenetError(
                 f"a list of images has the columns image, label and, if some are held out, split, "
                 f"each once ({path}: {', '.join(names) or 'none'}); name them in the first row"
             )
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    return names
 
 
-def _check_length(path: str, rows: int) -> None:
-    if rows > MOST_IMAGES:
-        raise TilenetError(
-            f"a run has at most {MOST_IMAGES:,} images ({path} lists more); split the list"
-        )
-
-
-def _listed(path: str, rows: list[Mapping[str, Any]]) -> ImageList:
+def _listed(path: str, rows: list[Row]) -> ImageList:
     if not rows:
         raise TilenetError(f"a list of images must name at least one ({path}: none); add rows")
     has_splits = "split" in rows[0]
@@ -145,10 +135,10 @@ def _listed(path: str, rows: list[Mapping[str, Any]]) -> ImageList:
         names = {column: _text(row[column]) for column in ("image", "label")}
         for column, name in names.items():
             wanted = column == "image" or split != "test"
-            if (wanted and not name) or "\0" in name or len(name) > MOST_LETTERS:
+            if (wanted and not name) or "\0" in name:
                 raise TilenetError(
-                    f"each entry of a list names a file for its {column} ({where}: "
-                    f"{name[:40]!r}{'…' * (len(name) > 40)}); fill it in, or delete the entry"
+                    f"each entry of a list names a file for its {column} ({where}: {name!r}); fill "
+                    "it in, or delete the entry"
                 )
         image = _from(path, names["image"])
         before = first_in.setdefault(os.path.normpath(image), number)

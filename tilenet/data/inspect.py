@@ -25,7 +25,7 @@ from tilenet.data.rasters.remedies import tiled_copy
 from tilenet.data.rasters.stack import BandNames, stacked_paths
 from tilenet.data.schedule import balanced_weights
 from tilenet.data.survey import share_collars, survey
-from tilenet.data.survey_record import PERCENTS, Survey
+from tilenet.data.survey_record import Survey
 from tilenet.errors import TilenetError
 from tilenet.parallel.ranks.comm import agreed
 
@@ -250,10 +250,6 @@ def _pixels(image: Raster, seen: Survey) -> dict[str, Any]:
             "std": seen.std[place],
             "minimum": seen.minimum[place],
             "maximum": seen.maximum[place],
-            "percentiles": {
-                str(percent): value
-                for percent, value in zip(PERCENTS, seen.percentiles[place], strict=True)
-            },
         }
         for place, band in enumerate(image.bands)
     ]

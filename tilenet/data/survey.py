@@ -1,17 +1,16 @@
 """Look at every pixel once before training: statistics, labels, and everything that is wrong.
 
 The images are cut into blocks that have nothing to do with tiles or ranks. Ranks take them in turn.
-Counts of values are whole numbers, merged in any order; means and deviations of integers of up to
-16 bits follow from them. Those of wider numbers are merged block by block, in the same order
-everywhere. So statistics are the same to the last bit on any number of ranks.
+Means and deviations are merged block by block, in the same order everywhere. So statistics are the
+same to the last bit on any number of ranks.
 
-A rank holds a block, the counts, at most `MOST_MOMENTS` moments, and the classes of the cells of
-all images, which `data.crops.cell_side` bounds.
+A rank holds a block, at most `MOST_MOMENTS` moments, and the classes of the cells of all images,
+which `data.crops.cell_side` bounds.
 
 Find the black collars of images together: each rank looks at its share of the strips.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.data.histogram import ValueCounts, count_values, counts_each, merge_counts
 from tilenet.data.labels.source import LabelSource, check_classes
 from tilenet.data.rasters.collar import Collar, Runs
 from tilenet.data.rasters.raster import Pixels, Raster
-from tilenet.data.survey_record import PERCENTS, Survey
+from tilenet.data.survey_record import Survey
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.tiles import Blocks, strips_of, within
 from tilenet.geometry.windows import Window
@@ -95,29 +93,26 @@ def survey(
     look = _Look(images, labels, num_classes, cell_px, held_out)
     blocks = Blocks([image.size for image in images], BLOCK_PX)
     # Groups of one block each, unless their moments would fill memory.
-    size = 1 if look.counts_each else max(1, -(-len(blocks) * look.num_bands // MOST_MOMENTS))
+    size = max(1, -(-len(blocks) * look.num_bands // MOST_MOMENTS))
     groups = -(-len(blocks) // size)
     mine = range(comm.rank, groups, comm.size)
     moments = _look_at_share(look, blocks, mine, size, comm, watchdog, requests)
     watchdog.arm("the sums of the survey", SLOW)
     look.join(comm)
+    every = _everybodys(moments, groups, comm)
     with agreed(comm):
-        _check_something_is_there(images, labels, look.values[0].total, look.class_pixels)
-    if look.counts_each:
-        mean, std = zip(*(band.mean_and_std for band in look.values), strict=True)
-    else:
-        mean, std = _everybodys(moments, groups, comm)
-        _check_finite(images, mean, std, look.values)
-    return Survey(
-        num_valid=look.values[0].total,
-        mean=mean,
-        std=std,
-        minimum=tuple(band.minimum for band in look.values),
-        maximum=tuple(band.maximum for band in look.values),
-        percentiles=tuple(band.percentiles(PERCENTS) for band in look.values),
+        _check_something_is_there(images, labels, every.count, look.class_pixels)
+    found = Survey(
+        num_valid=every.count,
+        mean=tuple(every.mean.tolist()),
+        std=tuple(np.sqrt(every.squares / every.count).tolist()),
+        minimum=tuple(look.minimum.tolist()),
+        maximum=tuple(look.maximum.tolist()),
         class_pixels=tuple(look.class_pixels.tolist()),
         classes_in_cells=tuple(look.planes),
     )
+    _check_finite(images, found)
+    return found
 
 
 def _look_at_share(
@@ -130,7 +125,7 @@ def _look_at_share(
     requests: StopRequests | None,
 ) -> NDArray[np.float64]:
     """Look at this rank's groups of `size` blocks; count, means and squares of each. Collective."""
-    moments = np.zeros((0 if look.counts_each else len(mine), 1 + 2 * look.num_bands))
+    moments = np.zeros((len(mine), 1 + 2 * look.num_bands))
     total = len(mine) * size
     what = "all pixels are looked at"
     with (
@@ -141,10 +136,8 @@ def _look_at_share(
             found = None
             for number in range(group * size, min((group + 1) * size, len(blocks))):
                 watchdog.arm_part("the survey", place * size + number % size, total)
-                inside = look.at(*blocks[number], turns.part_done)
-                if not look.counts_each:
-                    own = _moments(inside)
-                    found = own if found is None else merge(found, own)
+                own = _moments(look.at(*blocks[number], turns.part_done))
+                found = own if found is None else merge(found, own)
                 progress.update(1)
                 turns.part_done()
             if found is not None:
@@ -157,10 +150,10 @@ class _Look:
     """What a rank has found in the blocks that it has looked at.
 
     Attributes:
-        values: Counts of each band's values.
+        minimum: Smallest value of each band; inf: there is none.
+        maximum: Largest value of each band.
         class_pixels: Labelled valid pixels of each class.
         planes: Classes of the cells of each image, see `Survey`; empty where nobody asks.
-        counts_each: Whether means and deviations follow from `values`.
     """
 
     def __init__(
@@ -174,9 +167,8 @@ class _Look:
         self._images, self._labels, self._held_out = images, labels, held_out
         self._num_classes, self._cell_px = num_classes, cell_px
         self.num_bands = len(images[0].bands)
-        self._dtype = np.result_type(*(image.dtype for image in images))  # holds the values of all
-        self.counts_each = counts_each(self._dtype)
-        self.values = [count_values(np.empty(0, self._dtype))] * self.num_bands
+        self.minimum = np.full(self.num_bands, np.inf)
+        self.maximum = np.full(self.num_bands, -np.inf)
         self.class_pixels = np.zeros(num_classes, np.int64)
         self.planes = []
         if cell_px is not None:
@@ -198,11 +190,13 @@ class _Look:
         entering = pixels.valid
         if self._held_out is not None:
             entering = entering & ~self._held_out(index, window)
-        inside = list(_entering(pixels.values, entering, self._dtype))
-        self.values = [
-            merge_counts(known, count_values(band, known.shift))
-            for known, band in zip(self.values, inside, strict=True)
-        ]
+        every = bool(entering.all())
+        inside = [band.ravel() if every else band[entering] for band in pixels.values]
+        if inside[0].size:
+            # + 0.0: there are no two zeros, of which ranks would find the one or the other
+            low, high = ([float(end(band)) + 0.0 for band in inside] for end in (np.min, np.max))
+            self.minimum = np.minimum(self.minimum, low)
+            self.maximum = np.maximum(self.maximum, high)
         if labels is not None and classes is not None:
             check_classes(labels, classes, window, self._num_classes)
             self._look_at_labels(labels, classes, index, window, pixels)
@@ -237,15 +231,13 @@ class _Look:
 
     def join(self, comm: "MPI.Intracomm") -> None:
         """Have all ranks hold what any of them found. Collective."""
-        self.values = comm.allreduce(self.values, op=_merged)
+        from mpi4py import MPI
+
+        comm.Allreduce(MPI.IN_PLACE, self.minimum, op=MPI.MIN)
+        comm.Allreduce(MPI.IN_PLACE, self.maximum, op=MPI.MAX)
         self.class_pixels = comm.allreduce(self.class_pixels)
         for cells in self.planes:
             _join(cells, comm)
-
-
-def _merged(first: list[ValueCounts], second: list[ValueCounts]) -> list[ValueCounts]:
-    """Band by band."""
-    return [merge_counts(*pair) for pair in zip(first, second, strict=True)]
 
 
 def _read(
@@ -265,15 +257,6 @@ def _read(
             classes[place] = labels.read(part)
         part_done()
     return Pixels(values, valid), classes
-
-
-def _entering(
-    values: NDArray[Any], entering: NDArray[np.bool_], dtype: np.dtype[Any]
-) -> Iterator[NDArray[Any]]:
-    """Values (C, H, W) of the pixels that enter, (N,) for each band."""
-    every = bool(entering.all())
-    for band in values:
-        yield (band.ravel() if every else band[entering]).astype(dtype, copy=False)
 
 
 def _joined(bits: NDArray[np.uint8], window: Window, cell_px: int) -> NDArray[np.uint8]:
@@ -311,10 +294,8 @@ def _moments(bands: Sequence[NDArray[Any]]) -> Moments:
     return Moments(count, mean, squares)
 
 
-def _everybodys(
-    mine: NDArray[np.float64], groups: int, comm: "MPI.Intracomm"
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Means and deviations of all groups' bands, merged in the order of the groups.
+def _everybodys(mine: NDArray[np.float64], groups: int, comm: "MPI.Intracomm") -> Moments:
+    """Moments of all groups, merged in the order of the groups.
 
     Args:
         mine: Count, means and squares of each group of this rank's.
@@ -324,28 +305,22 @@ def _everybodys(
         every[rank :: comm.size] = part
     bands = mine.shape[1] // 2
     with np.errstate(over="ignore", invalid="ignore"):  # _check_finite says it
-        found = reduce(merge, (Moments(int(r[0]), r[1 : 1 + bands], r[1 + bands :]) for r in every))
-    return tuple(found.mean.tolist()), tuple(np.sqrt(found.squares / found.count).tolist())
+        return reduce(merge, (Moments(int(r[0]), r[1 : 1 + bands], r[1 + bands :]) for r in every))
 
 
-def _check_finite(
-    images: Sequence[Raster],
-    mean: Sequence[float],
-    std: Sequence[float],
-    values: Sequence[ValueCounts],
-) -> None:
+def _check_finite(images: Sequence[Raster], found: Survey) -> None:
     """Refuse bands whose mean or deviation float64 cannot hold; all ranks know the same.
 
     Raises:
         AgreedError: With the band and its values.
     """
-    for band, *moments, seen in zip(images[0].bands, mean, std, values, strict=True):
-        if not np.isfinite(moments).all():
+    for place, band in enumerate(images[0].bands):
+        if not np.isfinite((found.mean[place], found.std[place])).all():
             paths = f"{images[0].path}{f' and {len(images) - 1} more' if len(images) > 1 else ''}"
             raise AgreedError(
                 f"pixels must be small enough for the sum of their squares ({paths}, band {band}: "
-                f"{seen.minimum:g} to {seen.maximum:g}); name a value that means no data with "
-                "nodata, or scale the file"
+                f"{found.minimum[place]:g} to {found.maximum[place]:g}); name a value that means "
+                "no data with nodata, or scale the file"
             )
 
 

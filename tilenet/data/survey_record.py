@@ -8,7 +8,6 @@ import hashlib
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +16,7 @@ from safetensors.numpy import save_file
 
 from tilenet.errors import TilenetError
 
-__all__ = ["PERCENTS", "Survey", "load_survey", "save_survey"]
-
-PERCENTS = (2, 25, 50, 75, 98)
+__all__ = ["Survey", "load_survey", "save_survey"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,6 @@ class Survey:
         std: Per band.
         minimum: Per band.
         maximum: Per band.
-        percentiles: Per band, one for each of `PERCENTS`; see `ValueCounts.percentiles`.
         class_pixels: Labelled valid pixels of each class.
         classes_in_cells: For each image, which classes the labelled valid pixels of each square
             cell are of: (ceil(K / 8), rows, columns), a bit per class, class 0 the lowest bit of
@@ -44,7 +40,6 @@ class Survey:
     std: tuple[float, ...]
     minimum: tuple[float, ...]
     maximum: tuple[float, ...]
-    percentiles: tuple[tuple[float, ...], ...]
     class_pixels: tuple[int, ...]
     classes_in_cells: tuple[NDArray[np.uint8], ...]
 
@@ -100,13 +95,9 @@ def load_survey(path: Path, key: str) -> Survey | None:
     if not all(np.isfinite(arrays[name]).all() for name in ("mean", "std")):
         return None  # older versions kept them; a new survey says what is wrong
     num_valid = int(arrays.pop("num_valid")[0])
-    values = {name: _tuples(arrays.pop(name).tolist()) for name in PER_BAND_OR_CLASS}
+    values = {name: tuple(arrays.pop(name).tolist()) for name in PER_BAND_OR_CLASS}
     planes = tuple(arrays[f"classes_in_cells.{number}"] for number in range(len(arrays)))
     return Survey(num_valid, **values, classes_in_cells=planes)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _digest(arrays: dict[str, NDArray[np.generic]]) -> str:

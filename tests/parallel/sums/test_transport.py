@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.parallel.sums import transport_choice
-from tilenet.parallel.sums import transports as process_groups
+from tilenet.parallel.sums import transports as module
 from tilenet.parallel.sums.transport_choice import RankFacts, choose_transport, rank_facts
 from tilenet.parallel.sums.transports import (
     DeviceTransport,
-    GroupTransport,
+    NcclTransport,
     Transport,
     open_transport,
 )
@@ -26,7 +27,7 @@ from tilenet.parallel.sums.transports import (
 pytestmark = pytest.mark.ranks(2, 3)
 
 SIZES = [1, 7, 1000, 65537, 3]
-ON_CPU = ["host", "device", "gloo"]
+ON_CPU = ["host", "device", "group"]
 
 
 def pieces_of(rank: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
@@ -36,9 +37,25 @@ def pieces_of(rank: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
     return list(flat.split(SIZES))
 
 
+def group_on_cpu(store: Any, rank: int, size: int) -> Any:
+    """A group of torch that needs no GPU, where NCCL's would be."""
+    return torch.distributed.ProcessGroupGloo(store, rank, size, module.CONNECT)
+
+
+@pytest.fixture(autouse=True)
+def groups_on_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr(module, "_nccl", group_on_cpu)
+
+
 @contextmanager
 def opened(name: str, comm: MPI.Intracomm, pieces: list[Tensor]) -> Iterator[Transport]:
-    transport = open_transport(name, comm, pieces)
+    """A transport; `group`: NCCL's, with a group that sums on a CPU."""
+    transport: Transport
+    if name == "group":
+        transport = NcclTransport(comm, pieces)
+    else:
+        transport = open_transport(name, comm, pieces)
     yield transport
     transport.close()
 
@@ -85,16 +102,15 @@ def test_a_group_per_device(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
         device = torch.device("cpu", 1)  # type: ignore[assignment]
 
     made: list[str] = []
-    original = process_groups._gloo
 
     def counted(store, rank, size):  # type: ignore[no-untyped-def]
         made.append(str(rank))
-        return original(store, rank, size)
+        return group_on_cpu(store, rank, size)
 
-    monkeypatch.setattr(process_groups, "_gloo", counted)
+    monkeypatch.setattr(module, "_nccl", counted)
     pieces = pieces_of(comm.rank, torch.float64)
     pieces[3:] = [piece.as_subclass(Elsewhere) for piece in pieces[3:]]
-    transport = GroupTransport("gloo", comm, pieces)
+    transport = NcclTransport(comm, pieces)
     assert len(made) == 2
     assert len(transport._groups) == 2
     check_sums(comm, transport, pieces)
@@ -103,13 +119,13 @@ def test_a_group_per_device(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 
 def test_two_transports_at_once(comm: MPI.Intracomm) -> None:
     a, b = pieces_of(comm.rank, torch.float64, 1), pieces_of(comm.rank, torch.float64, 2)
-    with opened("gloo", comm, a) as first, opened("gloo", comm, b) as second:
+    with opened("group", comm, a) as first, opened("group", comm, b) as second:
         check_sums(comm, first, a)
         check_sums(comm, second, b)
         check_sums(comm, first, a)
 
 
-def test_gloo_leaves_environment_and_default_group_alone(
+def test_a_group_leaves_environment_and_default_group_alone(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lies = {"RANK": "7", "WORLD_SIZE": "99", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
@@ -117,7 +133,7 @@ def test_gloo_leaves_environment_and_default_group_alone(
         monkeypatch.setenv(name, value)
     before = dict(os.environ)
     pieces = pieces_of(comm.rank, torch.float64)
-    with opened("gloo", comm, pieces) as transport:
+    with opened("group", comm, pieces) as transport:
         check_sums(comm, transport, pieces)
         assert dict(os.environ) == before
         assert not torch.distributed.is_initialized()
@@ -131,20 +147,20 @@ def test_an_unreachable_rank_is_said_on_all(
         def fails(*_: object) -> None:
             raise RuntimeError("connection refused\nby a long trace")
 
-        monkeypatch.setattr(process_groups, "_gloo", fails)
+        monkeypatch.setattr(module, "_nccl", fails)
     else:
-        monkeypatch.setattr(process_groups, "CONNECT", timedelta(seconds=1))
-    with pytest.raises(AgreedError, match=r"ranks of gloo must reach one another") as raised:
-        open_transport("gloo", comm, pieces_of(comm.rank, torch.float64))
+        monkeypatch.setattr(module, "CONNECT", timedelta(seconds=1))
+    with pytest.raises(AgreedError, match=r"ranks of nccl must reach one another") as raised:
+        NcclTransport(comm, pieces_of(comm.rank, torch.float64))
     assert str(raised.value) == comm.bcast(str(raised.value))
 
 
 def test_a_slow_rank_may_take_longer_than_connecting(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_groups, "CONNECT", timedelta(seconds=2))
+    monkeypatch.setattr(module, "CONNECT", timedelta(seconds=2))
     pieces = pieces_of(comm.rank, torch.float64)
-    with opened("gloo", comm, pieces) as transport:
+    with opened("group", comm, pieces) as transport:
         if comm.rank == comm.size - 1:
             time.sleep(3)
         total = pieces[2].clone()
@@ -158,9 +174,9 @@ def test_a_rank_that_never_comes_is_an_error(
 ) -> None:
     if comm.size == 1:
         pytest.skip("one rank waits for no other")
-    monkeypatch.setattr(process_groups, "SUM", timedelta(seconds=1))
+    monkeypatch.setattr(module, "SUM", timedelta(seconds=1))
     pieces = pieces_of(comm.rank, torch.float64)
-    with opened("gloo", comm, pieces) as transport:
+    with opened("group", comm, pieces) as transport:
         if comm.rank < comm.size - 1:
             with pytest.raises(RuntimeError):
                 transport.sum(pieces[0])
@@ -197,7 +213,7 @@ def test_ranks_that_lay_out_otherwise_are_refused(comm: MPI.Intracomm) -> None:
 
 
 def a_rank(*gpus: str, nccl: bool = True, mpi: bool | None = False, version: str = "") -> RankFacts:
-    return RankFacts(gpus, has_nccl=nccl, has_gloo=True, device_mpi=mpi, mpi=version)
+    return RankFacts(gpus, has_nccl=nccl, device_mpi=mpi, mpi=version)
 
 
 A, B = a_rank("a"), a_rank("b")
@@ -214,8 +230,6 @@ CHOICES = [
     ("auto", [a_rank("a", mpi=True, nccl=False), a_rank("b", mpi=None)], "host"),
     ("auto", [a_rank("a", mpi=True), a_rank(mpi=True)], "host"),
     ("host", [A, B], "host"),
-    ("gloo", [A, A], "gloo"),
-    ("gloo", [CPU, CPU], "gloo"),
     ("nccl", [A, B], "nccl"),
     ("device", [CPU, CPU], "host"),
     ("device", [a_rank("a", mpi=None), a_rank("a", mpi=True)], "device"),
@@ -233,7 +247,6 @@ REFUSALS = [
     ("nccl", [A, CPU], r"on GPUs only \(those of rank 1 are on a CPU\)"),
     ("nccl", [A, a_rank("b", nccl=False)], r"built into torch \(on rank 1 it is not\)"),
     ("nccl", [A, B, A], r"\(ranks 0 and 2 share a\)"),
-    ("gloo", [CPU, RankFacts(has_gloo=False)], r"built into torch \(on rank 1 it is not\)"),
     ("device", [a_rank("a", mpi=True), B], r"\(on rank 1 it does not: .*as its manual says"),
     ("device", [a_rank("a", version=CRAY)], "set MPICH_GPU_SUPPORT_ENABLED=1, or"),
     ("device", [a_rank("a", version="MPICH Version: 5.0.2")], "an MPICH configured --with-cuda"),
@@ -273,7 +286,7 @@ def test_this_mpi_is_asked() -> None:
 
 @pytest.mark.ranks(1, 2)
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["nccl", "host", "gloo", "device", "auto"])
+@pytest.mark.parametrize("name", ["nccl", "host", "device", "auto"])
 def test_sums_on_gpus(comm: MPI.Intracomm, name: str) -> None:
     if torch.cuda.device_count() < comm.size:
         pytest.skip(f"{comm.size} ranks need as many GPUs, torch sees {torch.cuda.device_count()}")

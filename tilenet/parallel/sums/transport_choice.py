@@ -40,20 +40,18 @@ class RankFacts:
     Attributes:
         gpus: Names, unique over all nodes, of the GPUs that hold gradients; empty: a CPU does.
         has_nccl: Whether torch can use NCCL, or RCCL.
-        has_gloo: Whether torch can use gloo.
         device_mpi: Whether MPI takes device memory; None: it does not say.
         mpi: The first line of MPI's version.
     """
 
     gpus: tuple[str, ...] = ()
     has_nccl: bool = False
-    has_gloo: bool = True
     device_mpi: bool | None = None
     mpi: str = ""
 
 
 def choose_transport(name: str, facts: Sequence[RankFacts]) -> str:
-    """What `name` becomes: `host`, `device`, `nccl` or `gloo`.
+    """What `name` becomes: `host`, `device` or `nccl`.
 
     Args:
         facts: Facts of all ranks, by rank. All ranks conclude the same from them.
@@ -68,13 +66,6 @@ def choose_transport(name: str, facts: Sequence[RankFacts]) -> str:
         return "device" if on_gpus and all(rank.device_mpi for rank in facts) else "host"
     if name == "nccl" and (fault := _nccl_fault(facts)):
         raise TilenetError(fault)
-    if name == "gloo":
-        for number, rank in enumerate(facts):
-            if not rank.has_gloo:
-                raise TilenetError(
-                    f"gloo must be built into torch (on rank {number} it is not); use "
-                    "gradients.transport: host"
-                )
     if name == "device":
         if not any(rank.gpus for rank in facts):
             return "host"
@@ -160,7 +151,6 @@ def rank_facts(pieces: Sequence[Tensor]) -> RankFacts:
             f"GPU {names[device.index or 0]} of {MPI.Get_processor_name()}" for device in devices
         ),
         has_nccl=distributed and torch.distributed.is_nccl_available(),
-        has_gloo=distributed and torch.distributed.is_gloo_available(),
         device_mpi=mpi_takes_device_memory(),
         mpi=_mpi_version(MPI.Get_library_version()),
     )

@@ -1,6 +1,6 @@
 """How a piece of gradients is summed over ranks: the door, and MPI on host and on device memory.
 
-Gradient sums over NCCL, RCCL or gloo, whose groups are made from what MPI knows alone.
+Gradient sums over NCCL or RCCL, whose groups are made from what MPI knows alone.
 
 torch.distributed normally takes ranks, address and a port from the environment, where a batch
 script's variables may lie or another job's port may be taken, and keeps one default group per
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeviceTransport",
-    "GroupTransport",
     "HostTransport",
+    "NcclTransport",
     "OwnStreams",
     "Transport",
     "open_transport",
@@ -64,11 +64,10 @@ CONNECT = timedelta(minutes=2)
 SUM = timedelta(minutes=30)  # the slowest rank may be reading, or writing a checkpoint
 
 
-class GroupTransport:
+class NcclTransport:
     """A process group of torch per device of a rank, each over all ranks.
 
     Args:
-        name: `nccl` or `gloo`.
         comm: Is duplicated.
         pieces: What will be summed; the ranks' first devices sum with one another, their second
             ones, and so on.
@@ -77,26 +76,25 @@ class GroupTransport:
         AgreedError: The ranks cannot reach one another.
     """
 
-    def __init__(self, name: str, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> None:
-        self.name = name
+    def __init__(self, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> None:
+        self.name = "nccl"
         self._comm = comm.Dup()
         self._groups: dict[torch.device, Any] = {}
         self._streams = OwnStreams()
-        self._store = _open_store(self._comm, name)
+        self._store = _open_store(self._comm)
         with agreed(self._comm):
             try:
                 for piece in pieces:
                     if piece.device not in self._groups:
                         self._open_group(piece)
             except RuntimeError as error:
-                raise TilenetError(_unreachable(name, str(error))) from error
+                raise TilenetError(_unreachable(str(error))) from error
 
     def _open_group(self, piece: Tensor) -> None:
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         store = PrefixStore(f"device {len(self._groups)}", self._store)
-        make = _nccl if self.name == "nccl" else _gloo
-        self._groups[piece.device] = make(store, self._comm.rank, self._comm.size)
+        self._groups[piece.device] = _nccl(store, self._comm.rank, self._comm.size)
         # NCCL connects on first use: better here, where a failure has a sentence, and soon.
         self.sum(torch.zeros(1, dtype=piece.dtype, device=piece.device))
         self._groups[piece.device]._set_default_timeout(SUM)
@@ -111,7 +109,7 @@ class GroupTransport:
 
     def close(self) -> None:
         for group in self._groups.values():
-            # torch 2.3's groups have `_shutdown` (NCCL) or end with their last reference (gloo)
+            # torch 2.3's groups have `_shutdown`
             end = getattr(group, "shutdown", None) or getattr(group, "_shutdown", None)
             if end is not None:
                 end()
@@ -122,7 +120,7 @@ class GroupTransport:
         self._comm.Free()
 
 
-def _open_store(comm: "MPI.Intracomm", name: str) -> Any:
+def _open_store(comm: "MPI.Intracomm") -> Any:
     """A key-value store that rank 0 serves. Collective."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -142,13 +140,13 @@ def _open_store(comm: "MPI.Intracomm", name: str) -> Any:
     host, port, fault = comm.bcast((host, port, fault), root=0)
     with agreed(comm):
         if fault:
-            raise TilenetError(_unreachable(name, fault))
+            raise TilenetError(_unreachable(fault))
         if store is None:
             try:
                 store = TCPStore(host, port, is_master=False, timeout=CONNECT)
             except (RuntimeError, OSError) as error:
                 raise TilenetError(
-                    _unreachable(name, f"rank {comm.rank}, {host}:{port}: {error}")
+                    _unreachable(f"rank {comm.rank}, {host}:{port}: {error}")
                 ) from error
     return store
 
@@ -161,17 +159,11 @@ def _nccl(store: Any, rank: int, size: int) -> Any:
     return ProcessGroupNCCL(store, rank, size, options)
 
 
-def _gloo(store: Any, rank: int, size: int) -> Any:
-    from torch.distributed import ProcessGroupGloo
-
-    return ProcessGroupGloo(store, rank, size, CONNECT)
-
-
-def _unreachable(name: str, fault: str) -> str:
+def _unreachable(fault: str) -> str:
     reason = fault.partition("\n")[0].strip()
     return (
-        f"the ranks of {name} must reach one another by TCP ({reason}); set GLOO_SOCKET_IFNAME or "
-        "NCCL_SOCKET_IFNAME to the network between the nodes, or use gradients.transport: host"
+        f"the ranks of nccl must reach one another by TCP ({reason}); set NCCL_SOCKET_IFNAME to "
+        "the network between the nodes, or use gradients.transport: host"
     )
 
 
@@ -179,7 +171,7 @@ class Transport(Protocol):
     """Sums one-dimensional tensors over ranks, in place; called from one thread.
 
     Attributes:
-        name: What was chosen: `host`, `device`, `nccl` or `gloo`.
+        name: What was chosen: `host`, `device` or `nccl`.
     """
 
     name: str
@@ -256,7 +248,7 @@ def open_transport(name: str, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -
     """The transport of that name; its `name` says which one `auto` became. Collective.
 
     Args:
-        name: `auto`, `host`, `device`, `nccl` or `gloo`; the same on all ranks.
+        name: `auto`, `host`, `device` or `nccl`; the same on all ranks.
         comm: The ranks that sum.
         pieces: What will be summed: as many of the same sizes on each rank.
 
@@ -273,7 +265,7 @@ def open_transport(name: str, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -
         return HostTransport(comm, pieces)
     if chosen == "device":
         return DeviceTransport(comm)
-    return GroupTransport(chosen, comm, pieces)
+    return NcclTransport(comm, pieces)
 
 
 def _check_alike(comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> None:

@@ -183,9 +183,9 @@ class TileKeys:
 class GradientKeys:
     """How gradients are summed over ranks."""
 
-    transport: Literal["auto", "host", "device", "nccl", "gloo"] = "auto"
+    transport: Literal["auto", "host", "device", "nccl"] = "auto"
     """how gradients travel between ranks: `host` (MPI on host memory), `device` (MPI on device
-    memory, if it is CUDA-aware), `nccl` (NCCL or RCCL), `gloo`"""
+    memory, if it is CUDA-aware), `nccl` (NCCL or RCCL)"""
     piece_mb: float = 4.0
     """MiB of the pieces in which they travel, 1/1024 to 1024"""
 
