@@ -101,7 +101,7 @@ def _claim(wanted: Prediction, stack: ExitStack) -> Lock:
         TilenetError: It is there already, or cannot be written.
     """
     check_target(wanted.out, overwrite=wanted.overwrite, image=wanted.image)
-    lock: Lock = stack.enter_context(map_lock(wanted.out, say))
+    lock: Lock = stack.enter_context(map_lock(wanted.out))
     # Once more: another job may have made the map while this one waited for the lock.
     check_target(wanted.out, overwrite=wanted.overwrite, image=wanted.image)
     return lock

@@ -93,7 +93,7 @@ def _measured(
         states = [one for state in optimizer.state.values() for one in state.values()]
         parameters = list(network.parameters())
         with LiveBytes() as live:
-            live.charge([*parameters, *(p.grad for p in parameters), *states, *images], 0)
+            live.charge([*parameters, *(p.grad for p in parameters), *states, *images])
             one_step(pipe, images, optimizer)
         peak = live.peak
     predicted = sum(part.total for part in parts)

@@ -10,6 +10,7 @@ is compared with the dry run at the bottleneck.
 """
 
 import argparse
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -18,12 +19,14 @@ from typing import Any
 
 import torch
 
-from bench.report import Claim, at_least, at_most, report
+from bench.report import ROOT, Claim, at_least, at_most, report
 from bench.swapping.scratch import Scratch, allocated_peak
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
-from tilenet.planning.memory.dry_run import dry_run, measured_run
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
+
+sys.path.insert(0, str(ROOT / "tests" / "planning" / "memory"))
+from dry_run import dry_run, measured_run
 
 Case = dict[str, Any]
 

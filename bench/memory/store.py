@@ -12,6 +12,7 @@ those of the same pipeline without a store, one after the other in this run.
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from itertools import pairwise
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.report import Claim, at_least, at_most, report
+from bench.report import ROOT, Claim, at_least, at_most, report
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin
@@ -30,9 +31,11 @@ from tilenet.parallel.swap.copies import HostCopies
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.planning.balance import least_bytes
-from tilenet.planning.memory.dry_run import dry_run, measured_run
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import block_bytes, partition_bytes
+
+sys.path.insert(0, str(ROOT / "tests" / "planning" / "memory"))
+from dry_run import dry_run, measured_run
 
 MIB = 2**20
 CPU = torch.device("cpu")

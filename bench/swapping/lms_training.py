@@ -176,7 +176,7 @@ class Training:
         with self.under(way):
             if not self._place.cuda:
                 with LiveBytes() as live:
-                    live.charge(self._before(), 0)
+                    live.charge(self._before())
                     self.step()
                 most: int = live.peak
                 return most

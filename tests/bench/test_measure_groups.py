@@ -62,7 +62,7 @@ def test_bytes_are_those_of_a_step_that_keeps_all(tmp_path: Path, kind: str) -> 
         group.register_forward_pre_hook(enter)
         group.register_forward_hook(lambda *_: peaks.append(live.peak))
     with live:
-        live.charge([x], 0)
+        live.charge([x])
         y = model(x)
         loss, last = y.square().sum(), y.nbytes
         del y

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from dry_run import dry_run, measured_run
+from owned_bytes import OwnedBytes
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.swapping.scratch import Scratch, allocated_peak
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.planning.memory.dry_run import dry_run, measured_run
-from tilenet.planning.memory.live import LiveBytes
 
 CPU = torch.device("cpu")
 
@@ -37,7 +37,7 @@ def test_scratch_counts_for_the_peak_only(fake: bool) -> None:
 
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else torch.no_grad():
         x = torch.ones(1000)
-        with LiveBytes(scratch=scratch) as live:
+        with OwnedBytes(scratch=scratch) as live:
             y = x * 2
             current = live.current
             z = y + 1
@@ -54,7 +54,7 @@ def test_a_kind_of_operation_is_measured_once() -> None:
     scratch._measure = lambda *call: measured.append(call[0]) or measure(*call)
     peaks = []
     for _ in range(2):
-        with FakeTensorMode(), LiveBytes(scratch=scratch) as live:
+        with FakeTensorMode(), OwnedBytes(scratch=scratch) as live:
             x = torch.empty(1, 5, 61, 53, dtype=torch.float64)
             F.conv2d(x, torch.empty(7, 5, 3, 3, dtype=torch.float64), padding=1)
             peaks.append(live.peak)

@@ -1,18 +1,16 @@
-"""One job at a time writes: locks of processes that live, died, stopped, or run elsewhere."""
+"""One job at a time writes: locks of processes that live, died, or run elsewhere."""
 
-import fcntl
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,19 +22,20 @@ HOLD = """
 import sys
 from pathlib import Path
 from tilenet.storage.lock import Lock
-with Lock(Path(sys.argv[1]), "the run's folder out", print):
+with Lock(Path(sys.argv[1]), "the run's folder out"):
     print("held", flush=True)
     sys.stdin.read()
 """
+# Each leaves the lock of a dead process, so that the next one takes it over.
 COUNT = """
-import sys
+import json, sys
 from pathlib import Path
 from tilenet.storage.lock import Lock
-counter = Path(sys.argv[1] + ".counter")
+path, counter = Path(sys.argv[1]), Path(sys.argv[1] + ".counter")
 for _ in range(int(sys.argv[2])):
-    with Lock(Path(sys.argv[1]), "a counter", print):
-        number = int(counter.read_text())
-        counter.write_text(str(number + 1))
+    with Lock(path, "a counter") as lock:
+        counter.write_text(str(int(counter.read_text()) + 1))
+        path.write_text(json.dumps(lock._record | {"started": "never"}) + "\\n")
 """
 
 
@@ -44,15 +43,17 @@ for _ in range(int(sys.argv[2])):
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ENDING_SECONDS", 0.3)
     monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(module, "BEAT_SECONDS", 0.02)
-    monkeypatch.setattr(module, "DEAD_SECONDS", 0.5)
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "LSB_JOBINDEX"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
-def take(tmp_path: Path) -> Iterator[Callable[..., Lock]]:
-    """Take the lock of a folder; given back at the end."""
-    with ExitStack() as stack:
-        yield lambda say=print: stack.enter_context(Lock(tmp_path / ".lock", "the map m.tif", say))
+def path(tmp_path: Path) -> Path:
+    return tmp_path / ".lock"
+
+
+def take(path: Path) -> Lock:
+    return Lock(path, "the map m.tif")
 
 
 @contextmanager
@@ -69,162 +70,138 @@ def holding(path: Path) -> "Iterator[subprocess.Popen[str]]":
             process.kill()
 
 
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process run on another machine, whose `flock` does not reach the first."""
-    kernel = f"another than {module._kernel()}"
-    monkeypatch.setattr(module, "_kernel", lambda: kernel)
-    monkeypatch.setattr(module, "_flock", lambda file: "ours")
+def change(path: Path, **values: Any) -> None:
+    """Let another process have written the lock file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_a_second_process_is_told_who_holds_the_lock_and_since_when(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[..., Lock]
+def test_a_second_process_is_told_who_holds_the_lock(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "8641")
-    with holding(tmp_path / ".lock") as other:
-        since = json.loads((tmp_path / ".lock").read_text())["since"]
-        with pytest.raises(TilenetError) as refused:
-            take()
-        # Also where the first was stopped: it may go on at any time.
-        other.send_signal(signal.SIGSTOP)
-        with pytest.raises(TilenetError):
-            take()
-    assert str(refused.value) == (
-        f"one job at a time writes the map m.tif (process {other.pid} on host {platform.node()}, "
-        f"job 8641 has written it since {since}); wait for its end, stop it, or choose another "
-        "place"
-    )
-
-
-def test_a_lock_is_free_once_its_process_ends_however_it_ends(
-    tmp_path: Path, take: Callable[..., Lock]
-) -> None:
-    path = tmp_path / ".lock"
     with holding(path) as other:
-        other.kill()
-        other.wait()
-        assert path.exists()
-        said: list[str] = []
-        take(said.append).release()
-        assert said == []  # nothing is waited for
-        assert os.listdir(tmp_path) == []
+        record = json.loads(path.read_text())
+        # Also where the first was stopped, and though the job is the same: it may continue.
+        for signum in (signal.SIGCONT, signal.SIGSTOP):
+            other.send_signal(signum)
+            with pytest.raises(TilenetError) as refused:
+                take(path)
+            assert str(refused.value) == (
+                f"one job at a time writes the map m.tif (process {other.pid} on host "
+                f"{record['host']}, job 8641 has written it since {record['since']}); wait for its "
+                f"end, or delete {path} if it no longer runs"
+            )
+
+
+def test_a_lock_is_free_once_its_process_ends_however_it_ends(path: Path) -> None:
+    with holding(path) as other:
+        other.kill()  # not waited for: a zombie is dead
+        take(path).release()
+        assert not path.exists()
     with holding(path) as other:
         assert other.communicate("") == ("", None)
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(path.parent) == []
 
 
 def test_a_process_that_is_ending_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[..., Lock]
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ENDING_SECONDS", 60)
-    with holding(tmp_path / ".lock") as other:
-        end = threading.Timer(0.2, other.kill)
-        end.start()
-        take()
+    with holding(path) as other:
+        threading.Timer(0.2, other.kill).start()
+        take(path)
         assert other.wait() == -signal.SIGKILL
 
 
-def test_a_job_on_another_machine_that_lives_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[..., Lock]
+def test_another_process_under_the_number_of_a_dead_one_holds_nothing(path: Path) -> None:
+    take(path)
+    change(path, started="12345")
+    take(path).check()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7"}, True),
+        ({"PBS_JOBID": "7[2].pbs"}, {"PBS_JOBID": "7[2].pbs"}, True),
+        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "2"}, {"LSB_JOBID": "7", "LSB_JOBINDEX": "2"}, True),
+        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "2"}, {"LSB_JOBID": "7", "LSB_JOBINDEX": "3"}, False),
+        ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "8"}, False),
+        ({"SLURM_JOB_ID": "7"}, {}, False),
+        ({}, {}, False),
+    ],
+)
+def test_on_another_machine_only_the_same_job_takes_over(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: dict[str, str],
+    now: dict[str, str],
+    same: bool,
 ) -> None:
-    first, said = take(), []
-    elsewhere(monkeypatch)
-    with pytest.raises(TilenetError, match=rf"process {os.getpid()} on host .* has written it"):
-        take(said.append)
-    assert re.search(r"has not given back the map m.tif: waiting \d+ s to see whether", said[0])
-    first.check()
-    assert not first.lost
+    with monkeypatch.context() as first:
+        for name, value in before.items():
+            first.setenv(name, value)
+        old = take(path)
+    for name, value in now.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(module, "_kernel", lambda: "another")
+    monkeypatch.setattr(module, "ENDING_SECONDS", 0.3 if not same else 0)  # at once
+    if not same:
+        with pytest.raises(TilenetError, match=rf"or delete {re.escape(str(path))} if it no long"):
+            take(path)
+        old.check()
+        path.unlink()
+    new = take(path)
+    with pytest.raises(TilenetError, match=r"one job at a time .* this one ends"):
+        old.check()
+    old.release()
+    new.check()
+    new.release()
+    assert os.listdir(path.parent) == []
 
 
-def test_a_job_on_another_machine_that_died_is_waited_for_and_then_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[..., Lock]
-) -> None:
-    with holding(tmp_path / ".lock") as other:
-        other.kill()
-    elsewhere(monkeypatch)
-    began = time.monotonic()
-    second = take()
-    assert time.monotonic() - began >= module.DEAD_SECONDS
-    second.check()
-
-
-def test_a_job_that_was_replaced_notices_before_it_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[..., Lock]
-) -> None:
-    monkeypatch.setattr(module, "BEAT_SECONDS", 60.0)  # as when the process is stopped
-    first = take()
-    first.check()
-    elsewhere(monkeypatch)
-    second = take()
-    with pytest.raises(TilenetError, match=r"has taken over: this one gave no sign of life"):
-        first.check()
-    assert first.lost
-    second.check()
-    first.release()
-    second.check()
-    assert (tmp_path / ".lock").exists()  # the other's
-    second.release()
-    assert not (tmp_path / ".lock").exists()
-
-
-def test_heartbeats_notice_it_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[..., Lock]
-) -> None:
-    first = take()
-    (tmp_path / ".lock").unlink()
-    elsewhere(monkeypatch)
-    second = take()
-    until = time.monotonic() + 60
-    while not first.lost and time.monotonic() < until:
-        time.sleep(0.01)
-    assert first.lost
-    assert not second.lost
-
-
-def test_a_deleted_lock_file_alone_ends_nothing(tmp_path: Path, take: Callable[..., Lock]) -> None:
-    lock = take()
-    (tmp_path / ".lock").unlink()
+def test_a_deleted_lock_file_alone_ends_nothing(path: Path) -> None:
+    lock = take(path)
+    path.unlink()
     lock.check()
     assert not lock.lost
 
 
-def test_where_a_file_system_has_no_locks_heartbeats_decide(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[..., Lock]
-) -> None:
-    def unknown(*_: object) -> None:
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(fcntl, "flock", unknown)
-    first = take()
-    with pytest.raises(TilenetError, match=r"has written it since \d{4}-"):
-        take()
-    monkeypatch.setattr(os, "utime", lambda path: None)  # no beat any more
-    take().check()
-    with pytest.raises(TilenetError, match="has taken over"):
-        first.check()
-
-
-def test_processes_that_take_turns_lose_no_update(tmp_path: Path) -> None:
-    path, turns = tmp_path / ".lock", 15
-    (tmp_path / ".lock.counter").write_text("0")
+def test_processes_that_take_turns_lose_no_update(path: Path) -> None:
+    turns, counter = 15, Path(f"{path}.counter")
+    counter.write_text("0")
     words = [sys.executable, "-c", COUNT, str(path), str(turns)]
     processes = [subprocess.Popen(words) for _ in range(3)]
     assert [process.wait(120) for process in processes] == [0, 0, 0]
-    assert (tmp_path / ".lock.counter").read_text() == str(3 * turns)
-    assert not path.exists()
+    assert counter.read_text() == str(3 * turns)
+
+
+def test_a_takeover_that_was_killed_is_cleared_away_with_the_lock_file(path: Path) -> None:
+    take(path)
+    change(path, started="12345")
+    (path.parent / ".lock.next").write_text("")
+    with pytest.raises(TilenetError, match="or delete"):
+        take(path)
+    path.unlink()
+    take(path).release()
+    assert os.listdir(path.parent) == []
 
 
 @pytest.mark.parametrize("what", ["folder", "link", "garbage"])
-def test_strange_lock_files(tmp_path: Path, take: Callable[..., Lock], what: str) -> None:
-    path, precious = tmp_path / ".lock", tmp_path / "precious"
+def test_strange_lock_files(path: Path, what: str) -> None:
+    precious = path.parent / "precious"
     precious.write_text("text")
-    if what == "garbage":
-        path.write_bytes(b'["\xff')
-        take().release()
-        return
     if what == "folder":
         path.mkdir()
-    else:
+    elif what == "link":
         path.symlink_to(precious)
-    with pytest.raises(TilenetError, match=r"the map m.tif needs a lock file that can be written"):
-        take()
+    else:
+        path.write_bytes(b'["\xff')
+    with pytest.raises(TilenetError, match=r"one job at a time .*its lock file does not say which"):
+        take(path)
     assert precious.read_text() == "text"
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TilenetError, match=r"the map m.tif needs a lock file that can be written"):
+        take(tmp_path / "missing" / ".lock")

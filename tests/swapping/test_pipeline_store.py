@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from dry_run import dry_run
 from test_pipeline import CPU, MODES, balance_of, check, images, made, options, piped, plain
 from test_swaps_in_flight import LateStreams
 from torch import Tensor
@@ -22,7 +23,6 @@ from tilenet.parallel.swap.copies import HostCopies
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.planning.balance import least_bytes
-from tilenet.planning.memory.dry_run import dry_run
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import block_bytes
 

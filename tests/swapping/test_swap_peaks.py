@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from dry_run import measured_run
 from test_dry_run import random_balance, random_network
 
 from tilenet.parallel.pipeline.layer_times import LayerTime
@@ -16,7 +17,6 @@ from tilenet.parallel.pipeline.skip_store import HostStore
 from tilenet.parallel.swap.actions import acting
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.swapper import Swapper
-from tilenet.planning.memory.dry_run import measured_run
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.swap.choose import predict

@@ -15,7 +15,6 @@ from tilenet.geometry.unet import unet_layers
 from tilenet.planning.advise import question_again, sweep, why_nothing_fits
 from tilenet.planning.compatibility import obstacle, whole_image
 from tilenet.planning.machines import known_machines, machine
-from tilenet.planning.memory.dry_run import dry_run
 from tilenet.planning.memory.paper import level_bytes
 from tilenet.planning.plan import Plan, Question, write_plan
 from tilenet.planning.search import Search
@@ -33,16 +32,14 @@ def main(arguments: list[str]) -> int:
     try:
         given = _parser().parse_args(arguments)
         question = _question(given, arguments)
-        if given.sweep and (given.plot or given.out or given.dry_run):
-            raise UsageError("--sweep prints a table; leave --plot, --dry-run and -o out")
+        if given.sweep and (given.plot or given.out):
+            raise UsageError("--sweep prints a table; leave --plot and -o out")
         if given.sweep:
             rows = sweep(question)
             print(json.dumps(rows) if given.json else _sweep_table(rows))
             return 0
         search = Search(question)
         plans = answer(search)
-        if given.dry_run:
-            plans[0] = _rehearsed(plans[0])
         for path in given.plot or []:
             _plot(search, plans[0], Path(path))
         if given.out:
@@ -67,33 +64,6 @@ def answer(search: Search) -> list[Plan]:
     if not plans:
         raise TilenetError(why_nothing_fits(search))
     return [replace(plan, notes=_notes(plan)) for plan in plans]
-
-
-def _rehearsed(plan: Plan) -> Plan:
-    """The plan, with the bytes that a step of it takes on tensors without memory."""
-    asked, layout = plan.question, plan.layout
-    if asked.halo_mode == "exchange":
-        raise UsageError(
-            "--dry-run runs one rank's tiles (--halo-mode: exchange, where layers wait for other "
-            "ranks); leave it out"
-        )
-    if plan.swaps is not None and any(part.acts for part in plan.swaps.partitions):
-        raise UsageError(
-            "--dry-run has no layer groups that swap or are computed again; leave it out"
-        )
-    found = dry_run(
-        unet_layers(asked.options),
-        plan.tile_read_px,
-        plan.balance,
-        min(layout.micro_batches, plan.tiles_per_rank),
-        layout.checkpointing,
-        asked.precision,
-        asked.optimizer,
-        stored=plan.swaps is not None and plan.swaps.stored,
-    )
-    sizes = ", ".join(f"{num_bytes / GIB:.2f}" for num_bytes in found.partitions)
-    note = f"Dry run of a mini-batch: {sizes} GiB on partitions 0 to {len(plan.balance) - 1}."
-    return replace(plan, notes=(*plan.notes, note))
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:
@@ -364,11 +334,6 @@ def _parser() -> Arguments:
         action="append",
         metavar="FILE",
         help="draw the timeline, or, where the name contains memory, the levels' bytes",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="also run a mini-batch on tensors without memory and say what it takes, to the byte",
     )
     parser.add_argument("-o", "--out", metavar="plan.json", help="for train and predict")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

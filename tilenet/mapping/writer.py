@@ -179,17 +179,14 @@ def check_target(path: str, *, overwrite: bool, image: str | None = None) -> Non
         ) from error
 
 
-def map_lock(path: str, say: Callable[[str], None]) -> Lock:
+def map_lock(path: str) -> Lock:
     """The right to write a map, next to which other jobs would write the same files.
-
-    Args:
-        say: Called with a sentence where it takes long to see whether another job lives.
 
     Raises:
         TilenetError: Another job writes it.
     """
     folder, name = os.path.split(os.path.abspath(path))
-    return Lock(Path(folder, f".{name}.lock.part"), f"the map {path}", say)
+    return Lock(Path(folder, f".{name}.lock.part"), f"the map {path}")
 
 
 def journal_of(path: str) -> str:

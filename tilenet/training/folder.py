@@ -191,13 +191,11 @@ class RunFolder:
         # One rank compares checkpoints with their checksums, and the others wait.
         watchdog.arm("the look into the run's folder", SLOW)
         with agreed(comm):
-            found = self.prepare(resume=resume, overwrite=overwrite, say=say)
+            found = self.prepare(resume=resume, overwrite=overwrite)
         for warning in self.go_on_from(comm.bcast(found)):
             say(warning)
 
-    def prepare(
-        self, *, resume: bool, overwrite: bool, say: Callable[[str], None] = print
-    ) -> Path | None:
+    def prepare(self, *, resume: bool, overwrite: bool) -> Path | None:
         """Make the folder, lock it, and decide whether to begin or to resume. Deletes nothing.
 
         Returns:
@@ -216,7 +214,7 @@ class RunFolder:
             probe = self.path / ".writable.part"
             probe.touch()
             probe.unlink()
-            self._lock = Lock(self.path / ".lock", f"the run's folder {self.path}", say)
+            self._lock = Lock(self.path / ".lock", f"the run's folder {self.path}")
             holds_run = self.history.exists() or os.path.lexists(self.path / "last")
         except OSError as error:
             raise TilenetError(
@@ -404,8 +402,8 @@ class RunFolder:
 
     @property
     def failed(self) -> bool:
-        """Whether a save in the background failed or the lock is lost, which `wait` raises."""
-        return self._saving.failed or (self._lock is not None and self._lock.lost)
+        """Whether a save in the background failed, which `wait` raises."""
+        return self._saving.failed
 
     def wait(self) -> None:
         """Wait for a save in the background.

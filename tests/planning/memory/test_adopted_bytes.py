@@ -3,12 +3,12 @@
 import random
 
 import pytest
+from dry_run import dry_run, measured_run
 from networks import random_balance
 from zoo import ZOO, network
 
 from tilenet.adoption.adopt import adopt
 from tilenet.geometry.layers import Layer
-from tilenet.planning.memory.dry_run import dry_run, measured_run
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import pytest
 import torch
+from dry_run import dry_run, measured_run
 from networks import random_balance, random_options
 
 from tilenet.errors import TilenetError
@@ -18,7 +19,6 @@ from tilenet.parallel.pipeline.skip_store import HostStore
 from tilenet.parallel.swap.copies import HostCopies
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.statistics import SwapStatistics
-from tilenet.planning.memory.dry_run import dry_run, measured_run
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.partition import partition_bytes

@@ -1,6 +1,7 @@
 """The tracker of live storages, on tensors whose lives are known."""
 
 import torch
+from owned_bytes import OwnedBytes
 from torch import Tensor
 
 from tilenet.planning.memory.live import LiveBytes
@@ -25,11 +26,12 @@ def test_a_storage_counts_once_while_anything_views_it() -> None:
 def test_what_was_there_before_counts_only_when_charged() -> None:
     before = torch.randn(9, 5)
     other = torch.randn(3)
-    with LiveBytes() as live:
+    with OwnedBytes() as live:
+        live.owner = 4
         view = before[1:]
         view.mul_(2)
         assert live.current == 0
-        live.charge([before, view, other], 4)
+        live.charge([before, view, other])
         assert live.current == before.nbytes + other.nbytes
         assert live.current_of[4] == live.current
         assert live.owner_of(view) == 4
@@ -50,7 +52,7 @@ def test_bytes_go_to_their_owners() -> None:
         owners = [live.owner_of(x) for x in given]
         return next((owner for owner in owners if owner is not None), live.owner)
 
-    with LiveBytes(same) as live:
+    with OwnedBytes(same) as live:
         live.owner = 1
         x = torch.randn(10)
         live.owner = 2

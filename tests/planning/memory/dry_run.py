@@ -1,10 +1,8 @@
 """The peak of one training step, to the byte, from running it on tensors that have no memory.
 
 The pipeline itself runs, with its engine, its recomputation and its skips, in one thread and on
-fake tensors; `live.py` counts. `partition.py` predicts the same in a thousandth of
-the time, but for the order in which partitions wait for one another.
-
-Which partition each storage of a counted step belongs to.
+fake tensors; `owned_bytes.py` counts. `partition.py` of the planner predicts the same in a
+thousandth of the time, but for the order in which partitions wait for one another.
 """
 
 import weakref
@@ -15,21 +13,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from owned_bytes import OwnedBytes, ScratchRule
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torchgpipe import phony
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Layer, in_place
 from tilenet.model.choices import Checkpointing, parameter_dtype
 from tilenet.model.dropout import MaskKey
-from tilenet.model.gpipe import copies_made_by, new_phonies
+from tilenet.model.gpipe import Copy, SkipTrackerThroughPotals
 from tilenet.model.network import Network, build_layer, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.pipeline.skip_store import Store
 from tilenet.planning.memory.layer import check_map_sizes
-from tilenet.planning.memory.live import LiveBytes, ScratchRule
 from tilenet.planning.memory.partition import OPTIMIZER_STATES
 
 __all__ = ["ChargedStore", "Charges", "NoStore", "StepBytes", "dry_run", "measured_run"]
@@ -38,7 +37,7 @@ __all__ = ["ChargedStore", "Charges", "NoStore", "StepBytes", "dry_run", "measur
 class Charges:
     """Says to which partition a storage belongs: results lie where the operands lie."""
 
-    def __init__(self, live: LiveBytes) -> None:
+    def __init__(self, live: OwnedBytes) -> None:
         self.live = live
         self._copy_to: int | None = None
 
@@ -183,7 +182,7 @@ def dry_run(
             for name, buffer in list(part.named_buffers(recurse=False)):
                 kind = dtype if buffer.is_floating_point() else buffer.dtype
                 part.register_buffer(name, torch.empty(buffer.shape, dtype=kind))
-        live = LiveBytes(scratch=scratch)
+        live = OwnedBytes(scratch=scratch)
         stores = [NoStore() for _ in balance] if stored else None
         return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live, stores)
 
@@ -216,7 +215,7 @@ def measured_run(
     network = build_network(layers, dtype=dtype)
     devices = [CPU] * len(balance)
     pipe = Pipe(network, balance, devices, checkpointing, precision, inline=True, groups=groups)
-    live = LiveBytes() if count else None
+    live = OwnedBytes() if count else None
     with nullcontext() if acting is None else acting(pipe):
         return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live, stores)
 
@@ -239,7 +238,7 @@ def _step(
     optimizer: str,
     cut: int,
     one_device: bool,
-    counting: LiveBytes | None,
+    counting: OwnedBytes | None,
     stores: Sequence[Store] | None,
 ) -> StepBytes:
     """Run a step and count."""
@@ -250,7 +249,7 @@ def _step(
             f"a tile must own at least one pixel (tile: {tile[0]} × {tile[1]}, cut on each side: "
             f"{cut}); use larger tiles"
         )
-    live = counting or LiveBytes()
+    live = counting or OwnedBytes()
     owners = Charges(live)
     live.owner_rule = owners.of
     if stores is not None:
@@ -299,13 +298,12 @@ def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return losses.sum(dtype=torch.float64)
 
 
-def _prepare(pipe: Pipe, live: LiveBytes, optimizer: str) -> Callable[[], None]:
+def _prepare(pipe: Pipe, live: OwnedBytes, optimizer: str) -> Callable[[], None]:
     """Make the flat gradients and the optimizer's states; return the optimizer's step."""
     states: list[tuple[Tensor, list[Tensor]]] = []
     for number, partition in enumerate(pipe.partitions):
         live.owner = number
-        live.charge(partition.parameters(), number)
-        live.charge(partition.buffers(), number)
+        live.charge([*partition.parameters(), *partition.buffers()])
         parameters = list(partition.parameters())
         flat = torch.zeros(sum(p.numel() for p in parameters), dtype=_dtype(pipe))
         start = 0
@@ -331,3 +329,51 @@ def _prepare(pipe: Pipe, live: LiveBytes, optimizer: str) -> Callable[[], None]:
 
 def _dtype(pipe: Pipe) -> torch.dtype:
     return next(pipe.network.parameters()).dtype
+
+
+@contextmanager
+def new_phonies() -> Iterator[None]:
+    """Context without torchgpipe's store of empty tensors: fake ones must not meet real ones."""
+    before = dict(phony._phonies)
+    phony._phonies.clear()
+    try:
+        yield
+    finally:
+        phony._phonies.clear()
+        phony._phonies.update(before)
+
+
+@contextmanager
+def copies_made_by(
+    copy: Callable[[Tensor, int], Tensor], owner_of: Callable[[Tensor], int | None]
+) -> Iterator[None]:
+    """Context in which maps are copied between partitions that share one device, too.
+
+    Args:
+        copy: Copies a tensor for a partition.
+        owner_of: The partition of a tensor; None: it is unknown.
+    """
+    before = Copy.forward, Copy.backward, SkipTrackerThroughPotals.copy
+    of_skip: list[tuple[int, int]] = []  # where the skip under way comes from, and goes
+
+    def forward(ctx: Any, before: Any, behind: Any, *given: Tensor) -> tuple[Tensor, ...]:
+        ctx.prev_stream, ctx.next_stream = before, behind
+        source = (owner_of(given[0]) or 0) if given else 0
+        ctx.source, target = of_skip[-1] if of_skip else (source, source + 1)
+        return tuple(copy(x, target) for x in given)
+
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, *(copy(x, ctx.source) for x in given))
+
+    def copy_skip(tracker: Any, batch: Any, prev: Any, behind: Any, ns: Any, name: str) -> None:
+        of_skip.append(tracker.skip_layout.by_ns_name[ns, name])
+        before[2](tracker, batch, prev, behind, ns, name)
+        of_skip.pop()
+
+    Copy.forward, Copy.backward = staticmethod(forward), staticmethod(backward)
+    SkipTrackerThroughPotals.copy = copy_skip
+    try:
+        yield
+    finally:
+        Copy.forward, Copy.backward = staticmethod(before[0]), staticmethod(before[1])
+        SkipTrackerThroughPotals.copy = before[2]
