@@ -114,7 +114,7 @@ def whole(case: Case) -> Result:
     return Result(
         [one.detach() for one in outputs],
         [gradient(image) for image in images],
-        {name: gradient(p) for name, p in network.named_parameters()},
+        {name: gradient(p) for name, p in network.named_parameters() if p.requires_grad},
         {name: b.clone() for name, b in network.named_buffers()},
     )
 
@@ -177,7 +177,11 @@ def shared_out(case: Case, comm: MPI.Intracomm, stacked: bool = False) -> Result
     result = Result(
         gathered,
         to_images,
-        {name: summed(gradient(p).clone(), comm) for name, p in spatial.named_parameters()},
+        {
+            name: summed(gradient(p).clone(), comm)
+            for name, p in spatial.named_parameters()
+            if p.requires_grad
+        },
         {name: b.clone() for name, b in spatial.named_buffers()},
     )
     assert own.height > 0

@@ -25,7 +25,7 @@ TRAIN = {
     "tilenet.parallel.ranks.layout:say_layout": "the start of the run",
     "tilenet.data.survey:check_classes": "the survey, part 1 of 1",
     "tilenet.data.survey:_check_something_is_there": "the sums of the survey",
-    "tilenet.training.network:build_network": "the plan of the run",
+    "tilenet.training.network:build_network": "the plan and the proof of the run",
     "tilenet.training.loop:announce": "the first weights",
     "tilenet.training.loop:Step.take": "step 1",
     "tilenet.training.folder:save_checkpoint": "the checkpoint of step 1",

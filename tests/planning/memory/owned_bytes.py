@@ -18,7 +18,7 @@ OwnerRule = Callable[[Any, list[Tensor]], int]
 ScratchRule = Callable[[Any, Any, dict[str, Any]], int]
 
 
-class OwnedBytes(LiveBytes):
+class OwnedBytes(LiveBytes):  # type: ignore[no-untyped-call]
     """Live bytes, each storage of which is charged to a number.
 
     Args:
