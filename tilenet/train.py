@@ -120,7 +120,7 @@ def _prepare(
     """Look at the images, build the network, and make ready what the steps need. Collective.
 
     Args:
-        module: Somebody's network on the rank that made it, which is used up.
+        module: The user module, on the rank that made it; its proof uses it up.
     """
     watchdog.arm("the start of the run", SLOW)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)

@@ -96,6 +96,13 @@ def test_statistics_and_gradients_are_compared(part: str, monkeypatch: pytest.Mo
         adopt(Module(normed), 3, "step")
 
 
+def test_sparse_buffers_are_refused() -> None:
+    module = Module(plain)
+    module.register_buffer("held", torch.eye(5).to_sparse())
+    with pytest.raises(TilenetError, match=r"\(held of Module is torch.sparse_coo\)"):
+        adopt(module, 3)
+
+
 def test_weights_of_float64_keep_all_their_digits() -> None:
     adopted = adopt(Module(plain).double(), 3)
     assert adopted.state["one.weight"].dtype == torch.float64

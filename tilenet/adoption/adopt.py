@@ -131,7 +131,7 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
             prove(_subject(mine, found, batch_norm))
         except TilenetError:
             raise
-        except Exception as error:  # whatever somebody's forward may raise
+        except Exception as error:  # whatever a user's forward may raise
             raise TilenetError(
                 f"a network runs in float64 and on images of other sizes ({found.name}: "
                 f"{type(error).__name__}: {' '.join(str(error).split())[:200]}); use one that does"
@@ -166,7 +166,7 @@ def _copied(module: nn.Module) -> nn.Module:
         )
     try:
         mine = copy.deepcopy(module).cpu().float()
-    except Exception as error:  # whatever hooks and tensors somebody's module may hold
+    except Exception as error:  # whatever hooks and tensors a user module may hold
         raise TilenetError(
             f"a network can be copied ({type(module).__name__}: {type(error).__name__}: "
             f"{' '.join(str(error).split())[:200]}); use one without what cannot, such as "
@@ -194,7 +194,13 @@ def _twins(module: nn.Module) -> dict[str, str]:
 
 
 def _check_weights(adopted: Adopted) -> None:
-    """Refuse weights that several layers use, or that the module's state does not hold."""
+    """Refuse weights that several layers use, that the state does not hold, or that are sparse."""
+    for name, tensor in adopted.state.items():
+        if tensor.layout != torch.strided:
+            raise TilenetError(
+                f"a network's weights and buffers are dense ({name} of {adopted.name} is "
+                f"{tensor.layout}); use to_dense()"
+            )
     names = list(adopted.names.values())
     for name in names:
         if names.count(name) > 1:
@@ -234,7 +240,7 @@ def _recorded(
         except TilenetError as error:
             # At sizes that a stride does not divide, maps do not fit each other.
             said.append(str(error))
-        except Exception as error:  # a graph that nobody thought of
+        except Exception as error:  # a graph of an unknown form
             said.append(
                 f"a network's graph must be a list of layers ({type(module).__name__}: "
                 f"{type(error).__name__}: {' '.join(str(error).split())[:200]}); report it, please"

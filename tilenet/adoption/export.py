@@ -159,7 +159,7 @@ class _Interpreter:
             return function(call, held[x.name], **more)
         except TilenetError as error:
             return error
-        except Exception as error:  # a form of the call that nobody thought of
+        except Exception as error:  # an unknown form of the call
             words = f" {type(error).__name__}: {error}"
             return call.refused("this form of the operator is unknown", values=words)
 

@@ -26,7 +26,7 @@ class Architecture:
         options: Of a U-Net of our own.
         adopted: Of somebody's network: its first weights, and the names that it has for them.
         note: What was filled into it.
-        module: Somebody's network itself, on the rank that made it.
+        module: The user module itself, on the rank that made it.
     """
 
     layers: tuple[Layer, ...]
@@ -61,7 +61,7 @@ class Architecture:
                 f"{adopted.classes}, classes: {classes}); set network.options, such as classes: "
                 f"{classes}"
             )
-        if not adopted.network().trained:
+        if not set(adopted.names.values()) - adopted.fixed:
             raise TilenetError(
                 f"a network that is trained has weights that are (network.module: {keys.module} "
                 "trains none); call requires_grad_() of those to train"

@@ -32,7 +32,7 @@ from tilenet.parallel.exchange.layers import spatial_layer
 
 __all__ = ["Sweep"]
 
-SQUARE = Conv | Pool | TransposedConv | Upsample
+WINDOWED = Conv | Pool | TransposedConv | Upsample
 
 
 class Sweep:
@@ -77,7 +77,7 @@ class Sweep:
                 f"{layer.kind}); find them first"
             )
         corners = isinstance(layer, Upsample) and layer.mode == "bilinear" and layer.corners
-        if isinstance(layer, SQUARE) and not corners and not self.grids[number].whole:
+        if isinstance(layer, WINDOWED) and not corners and not self.grids[number].whole:
             return spatial_layer(layer, number, module, self)
         return module
 
@@ -177,7 +177,7 @@ class Sweep:
                 low = max(rows.need[0], 0)
                 x = self._rows(number, (low, min(rows.need[1], self._shapes[number].rows)))
                 return self._enlarged(number, x, (low, self._shapes[number].rows), "bilinear", True)
-        if isinstance(layer, SQUARE) and not self.grids[number].whole:
+        if isinstance(layer, WINDOWED) and not self.grids[number].whole:
             out: Tensor = self._modules[number](self._maps[number])  # `journey` says which rows
         else:
             out = self._modules[number](self._rows(number, rows.out))
@@ -209,6 +209,6 @@ def _last_readers(reads: tuple[tuple[int, ...], ...]) -> list[list[int]]:
     last = {map_: layer for layer, maps in enumerate(reads) for map_ in maps}
     found: list[list[int]] = [[] for _ in reads]
     for map_ in range(len(reads)):
-        # Nobody reads rows of a map that is averaged, or of which another takes the place.
+        # Without a reader: a map that is averaged, or whose place another takes.
         found[last.get(map_, map_)].append(map_)
     return found
