@@ -156,11 +156,12 @@ def branching(x: Tensor) -> Tensor:
     ],
 )
 def test_what_cannot_be_a_layer_is_refused(
-    function: Callable[[Tensor], Tensor], sentence: str
+    function: Callable[[Tensor], Tensor], sentence: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(TilenetError, match=sentence) as caught:
         adopt(Made(function), 3)
     assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")  # of some, torch would print the graph
 
 
 def test_a_refusal_names_the_submodule() -> None:

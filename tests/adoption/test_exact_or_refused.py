@@ -119,6 +119,12 @@ def seen(m: Around, x: Tensor) -> Tensor:
     return x * m.count
 
 
+def seen_in_training(m: Around, x: Tensor) -> Tensor:
+    if m.training:
+        m.count += 1
+    return x * m.count
+
+
 def counted(m: Around, x: Tensor) -> Tensor:
     m.count += 1
     return x
@@ -157,6 +163,11 @@ def pool_first(m: Around, x: Tensor) -> Tensor:
     return torch.cat([up, m.one(x)], 1)
 
 
+def pool_of_last(m: Around, x: Tensor) -> Tensor:
+    one, two = m.one(x), m.two(x)
+    return torch.cat([F.interpolate(F.adaptive_avg_pool2d(x, 1), size=two.shape[2:]), one, two], 1)
+
+
 def head_before(m: Around, x: Tensor) -> Tensor:
     m.one(x)  # an auxiliary head, which training alone would use
     return F.interpolate(F.adaptive_avg_pool2d(x, 2), size=x.shape[-2:], mode="bilinear") + x
@@ -191,6 +202,9 @@ CASES = {
     ),
     # Buffers that forward changes
     "a count that is used": around(seen, "changes count", count=torch.ones(())),
+    "a count that training uses": around(
+        seen_in_training, "changes count", count=torch.ones(4, 1, 1)
+    ),
     "a count": around(counted, "changes count", count=torch.ones(())),
     "running means": around(running, "changes mean", mean=torch.ones(4)),
     "a buffer that is replaced": around(replaced, "changes mean", mean=torch.ones(4)),
@@ -200,6 +214,9 @@ CASES = {
         lambda m, x: F.conv2d(x, m.w.detach()), "passes no gradient on", w=weight(2, 4, 1, 1)
     ),
     "the pool first": around(pool_first, one=nn.Conv2d(4, 2, 1)),
+    "the pool first, as large as the last": around(
+        pool_of_last, one=nn.Conv2d(4, 2, 1), two=nn.Conv2d(4, 2, 1)
+    ),
     "a head before": around(head_before, one=nn.Conv2d(4, 2, 1)),
     "1 + gamma": around(
         lambda m, x: x * (1 + m.gamma[:, None, None]), "weight is computed", gamma=weight(4)

@@ -10,6 +10,7 @@ import referee
 from grammar import generate
 from referee import judge, mode_of
 from torch import Tensor, nn
+from zoo import SUMS, Shifted, Sum
 
 import tilenet
 from tilenet.adoption.adopt import Adopted
@@ -29,6 +30,16 @@ def test_a_module_is_exact_or_refused(seed: int) -> None:
         f"seed {seed} ({mode_of(seed)}): {outcome.kind}, {outcome.words}\n{outcome.more}\n"
         f"{module.describe()}\npython tests/adoption/survey.py --from {seed} --count 1 --reduce"
     )
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_tiles_see_what_is_summed(name: str) -> None:
+    outcome = judge(Sum(name), "step")
+    assert outcome.kind == "exact", f"{outcome.words}\n{outcome.more}"
+
+
+def test_a_map_that_is_shifted_and_shifted_back_is_padded() -> None:
+    assert judge(Shifted(), "frozen").kind == "exact"
 
 
 CHANGES: dict[str, Callable[[Adopted], Adopted]] = {

@@ -57,3 +57,9 @@ def test_all_ranks_make_the_same_first_weights() -> None:
         states.append(adopted.state["head.weight"])
     assert states[0].equal(states[1])
     assert not states[0].equal(states[2])
+
+
+def test_a_module_without_weights_is_not_trained() -> None:
+    options = {"kernel_size": 3, "stride": 1, "padding": 1}
+    with pytest.raises(TilenetError, match=r"torch\.nn:AvgPool2d trains none"):
+        Architecture.of(NetworkKeys(module="torch.nn:AvgPool2d", options=options), 3, 3, 0)

@@ -190,6 +190,49 @@ class Between(nn.Module):
         return out
 
 
+def mean(x: Tensor) -> Tensor:
+    return x.mean((2, 3), keepdim=True)
+
+
+def bins(x: Tensor) -> Tensor:
+    return F.adaptive_avg_pool2d(x, 3).sigmoid()
+
+
+def like(y: Tensor, x: Tensor) -> Tensor:
+    return F.interpolate(y, x.shape[2:])
+
+
+# What is summed of a map `y` that looks further than the map `x` which it is joined with.
+SUMS: dict[str, Callable[[nn.Module, Tensor, Tensor], Tensor]] = {
+    "gate": lambda m, x, y: x * mean(F.relu(y)).sigmoid(),
+    "bins": lambda m, x, y: x * like(bins(y), x),
+    "norm": lambda m, x, y: x * mean(F.silu(m.norm(y))),
+    "batch norm": lambda m, x, y: x * mean(F.silu(m.batch(y))),
+    "average of bins": lambda m, x, y: x * mean(bins(y)),
+    "average of enlarged bins": lambda m, x, y: x * mean(like(bins(y), x) * x),
+    "norm of bins": lambda m, x, y: x * like(m.norm(bins(y)), x),
+    "norm of enlarged bins": lambda m, x, y: x + m.norm(like(bins(y), x)),
+    "norm of averages": lambda m, x, y: x * m.groups(mean(y).tanh()),
+}
+
+
+class Sum(nn.Module):
+    """One of them."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 3, 1)
+        self.far = nn.Conv2d(4, 4, 9, padding=4)
+        self.norm, self.batch = nn.InstanceNorm2d(4, 0.1), nn.BatchNorm2d(4)
+        self.groups = nn.GroupNorm(2, 4, 0.1)
+        self.sum = SUMS[name]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        out: Tensor = self.head(self.sum(self, x, self.far(x)))
+        return out
+
+
 ZOO: dict[str, Callable[[], nn.Module]] = {
     "residual": Residual,
     "gated": Gated,

@@ -16,7 +16,7 @@ from shared_out import grids
 from test_same_as_whole_image import LR, STEPS, outcome_of, read_outcome, run_file, scenes_of
 from torch import nn
 from whole_image import IGNORE, Outcome, Scene, random_scene, standardised
-from zoo import network
+from zoo import SUMS, Sum, network
 
 from tilenet.errors import AgreedError
 from tilenet.train import train
@@ -155,6 +155,22 @@ def test_more_tiles_than_ranks_and_maps_of_small_tiles(
     wanted = wanted_of(name, "frozen")
     check_same(comm, outcome_of(run, comm, scene.image, None), wanted, scene)
     check_same(comm, read_outcome(run, scene.image, comm, tile_px=40), wanted, scene)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("name", [name for name in SUMS if " of " in name])
+def test_maps_of_small_tiles_of_sums_of_sums(
+    comm: MPI.Intracomm, shared_path: Path, name: str
+) -> None:
+    (scene,) = scenes_of(shared_path, [(61, 83)], comm)
+    keys = NetworkKeys(module="zoo:Sum", options={"name": name})
+    run = replace(run_file(shared_path, [scene], keys), steps=0, prove=False)
+    found = outcome_of(run, comm, scene.image, 40)
+    module = Sum(name).double().eval()
+    module.load_state_dict(found.weights)
+    wanted = run_whole(module, scene, 1)[0].detach().numpy()
+    apart = float(np.abs(found.logits - wanted)[:, scene.valid].max())
+    assert apart <= 1e-12 * max(1.0, float(np.abs(wanted).max()))
 
 
 @pytest.mark.ranks(2)
