@@ -9,8 +9,12 @@ import torch
 from mpi4py import MPI
 from shared_out import Case, assert_same, grids, shared_out, whole
 
+from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import context_of
+from tilenet.geometry.layers import Conv
 from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.model.network import build_network
+from tilenet.parallel.exchange.network import spatial_network
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
 
@@ -100,3 +104,24 @@ def test_float32(comm: MPI.Intracomm, mode: str, norm: str) -> None:
     # Not plain float32, which is further from float64 than ours.
     wanted = whole(replace(one, dtype=torch.float64))
     assert_same(shared_out(one, comm), wanted, 1e-5, 1e-5, comm)
+
+
+@pytest.mark.ranks(1)
+def test_layers_are_walked_as_often_however_many_they_are(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Conv] = []
+    plain = Conv.grid
+
+    def counted(layer: Conv, grid: Grid, *kept: Grid) -> Grid:
+        calls.append(layer)
+        return plain(layer, grid, *kept)
+
+    monkeypatch.setattr(Conv, "grid", counted)
+    per_layer = []
+    for number in (20, 100):
+        calls.clear()
+        layers = (Conv(4, 4, 3, padding=1),) * number
+        spatial_network(build_network(layers), layers, [number], "overlap", comm, comm).close()
+        per_layer.append(len(calls) / number)
+    assert per_layer[0] == per_layer[1] > 0
