@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey import share_collars
-from tilenet.geometry.layers import Norm
-from tilenet.geometry.windows import Window, overlap
-from tilenet.mapping.job import MapJob, Mapper, WritingSink, decide_map
+from tilenet.mapping.announce import announce_map
+from tilenet.mapping.choose import decide_map
+from tilenet.mapping.job import MapJob, WritingSink
+from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.prediction import MapSource, Prediction
 from tilenet.mapping.prove import prove_map
 from tilenet.mapping.resume import MapResume
@@ -27,7 +27,6 @@ from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
 from tilenet.parallel.ranks.devices import choose_devices, node_place
 from tilenet.parallel.ranks.layout import say_layout
 from tilenet.planning.balance import check_balance, likely_balance
-from tilenet.planning.maps import MapPlan
 from tilenet.storage.lock import Lock
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         job = _job(wanted, source, devices, watchdog, comm)
         say_layout(comm, place, devices)
         if first:
-            _announce(job.plan, source)
+            announce_map(job.plan, source)
         if wanted.prove and source.record.names is not None:
             watchdog.arm("the proof of the map", SLOW)
             prove_map(job, comm)
@@ -88,7 +87,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         "grid": list(tiling.grid),
         "tile_own_px": max(span.own for span in (*tiling.rows, *tiling.cols)),
         "halo_px": tiling.rule.halo_px,
-        "work_ratio": tiling.work_ratio,
+        "work_ratio": plan.work_ratio,
         "stopped": stopped,
         "peak_bytes": peaks,
     }
@@ -125,6 +124,8 @@ def _job(
         comm,
         halo_asked=wanted.halo != "exact",
         tile_px=wanted.tile_px,
+        partitions=wanted.partitions,
+        window=source.window,
     )
     read = plan.tiling.tiles[0].read
     with agreed(comm):
@@ -194,51 +195,3 @@ def _work(job: MapJob, comm: "MPI.Intracomm", sink: WritingSink, resume: MapResu
     finally:
         sink.close()
     return False
-
-
-def _announce_part(plan: MapPlan, window: Window, image: Raster) -> None:
-    if window == image.whole:
-        return
-    touched = sum(overlap(tile.own, window) is not None for tile in plan.tiling.tiles)
-    say(
-        f"rows {window.row} to {window.row + window.height - 1}, columns {window.col} to "
-        f"{window.col + window.width - 1} of the image: {touched} of its tiles"
-    )
-
-
-def _announce(plan: MapPlan, source: MapSource) -> None:
-    """Say how the map is made, and everything that makes it approximate."""
-    record, image, tiling = source.record, source.image, plan.tiling
-    rows, cols = tiling.grid
-    rule = tiling.rule
-    own = f"own at most {max(s.own for s in tiling.rows)} × {max(s.own for s in tiling.cols)} px"
-    if plan.method == "exchange":
-        say(
-            f"statistics over the whole image: one pass, since {rows} × {cols} ranks hold it, "
-            f"{own}; halos travel between them"
-        )
-    else:
-        say(
-            f"{rows} × {cols} tiles, {own}, halo {rule.halo_px} px, work ratio "
-            f"{tiling.work_ratio:.2f}"
-        )
-    if plan.method == "passes":
-        say(
-            f"statistics over the whole image: {len(plan.passes) + 1} passes over {rows} × {cols} "
-            f"tiles, {plan.work:.1f} times the work of one pass, since {plan.why}"
-        )
-    if not rule.exact:
-        say(
-            f"approximate: the halo ({rule.halo_px} px) is not the exact one "
-            f"({record.context().halo_px} px), so the map depends on the tiles"
-        )
-    tile_norms = [n for n in record.layers if isinstance(n, Norm) and n.scope == "tile"]
-    norms = {layer.norm for layer in tile_norms}
-    if norms - {"batch"}:
-        say(
-            f"approximate: {', '.join(sorted(norms))} norm uses the statistics of each tile, so "
-            "the map depends on the tiles"
-        )
-    _announce_part(plan, source.window, image)
-    if image.ground.lacks:
-        say(f"the image has {image.ground.lacks}, and so has the map: {image.ground.remedy}")

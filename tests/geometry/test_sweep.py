@@ -21,7 +21,7 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
-from tilenet.geometry.sweep import Strip, row_readers, sweep
+from tilenet.geometry.sweep import Strip, row_readers, strip_edges, sweep
 from tilenet.geometry.unet import UNetOptions, unet_layers
 
 KEEPING = (
@@ -106,7 +106,7 @@ def test_each_row_once_and_no_more_kept_than_needed(
     layers: tuple[Layer, ...], strip_rows: int, units: int
 ) -> None:
     rows = 8 * units
-    check(layers, rows, sweep(layers, rows, strip_rows))
+    check(layers, rows, tuple(sweep(layers, strip_edges(rows, strip_rows))))
 
 
 @pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "transposed"])
@@ -114,7 +114,7 @@ def test_the_output_is_late_by_the_context_at_the_most(upsampling: str) -> None:
     layers = unet_layers(UNetOptions(poolings=3, base=2, bands=1, classes=1, upsampling=upsampling))
     context = context_of(layers)
     rows, strip_rows = 40 * context.alignment_px, 5 * context.alignment_px
-    strips = sweep(layers, rows, strip_rows)
+    strips = tuple(sweep(layers, strip_edges(rows, strip_rows)))
     check(layers, rows, strips)
     outputs = [strip.output for strip in strips]
     assert outputs[0][0] == 0
@@ -141,4 +141,4 @@ def test_a_row_too_few_is_seen(change: str, monkeypatch: pytest.MonkeyPatch) -> 
         ready = sweeping._ready
         monkeypatch.setattr(sweeping, "_ready", lambda *of: min(ready(*of) + 1, of[2]))
     with pytest.raises(AssertionError, match="is there"):
-        check(layers, 64, sweep(layers, 64, Random(1).choice([8, 12, 20])))
+        check(layers, 64, tuple(sweep(layers, strip_edges(64, Random(1).choice([8, 12, 20])))))

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Conv
-from tilenet.mapping.job import Output
+from tilenet.mapping.mapper import Output
 from tilenet.model.network import build_network
 from tilenet.predict import Prediction, predict
 from tilenet.storage.checkpoints import save_checkpoint

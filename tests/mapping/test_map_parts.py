@@ -18,7 +18,7 @@ import tilenet.mapping.resume
 import tilenet.predict
 from tilenet.__main__ import main
 from tilenet.errors import AgreedError
-from tilenet.mapping.job import Mapper
+from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.resume import MapResume
 from tilenet.predict import Prediction, predict
 

@@ -14,6 +14,7 @@ from mpi4py import MPI
 from safetensors.torch import save_file
 from whole_image import Scene, random_scene, whole_input
 
+import tilenet.mapping.choose
 import tilenet.mapping.job
 import tilenet.planning.maps
 from tilenet.errors import AgreedError
@@ -206,13 +207,13 @@ def test_memory_decides_and_rank_0_says_so(
     made = trained(comm, shared_path, scene, OPTIONS)
     wanted = wanted_map(made, scene)
     # 160 × 212 px take 160 · 212 · 8 · (8 + 4 + 4) bytes where most lives
-    monkeypatch.setattr(tilenet.mapping.job, "CPU_BYTES", 300_000)
-    monkeypatch.setattr(tilenet.mapping.job, "CPU_TILE_PX", 64)
+    monkeypatch.setattr(tilenet.mapping.choose, "CPU_BYTES", 300_000)
+    monkeypatch.setattr(tilenet.mapping.choose, "CPU_TILE_PX", 64)
     capfd.readouterr()
     found, done = mapped(made, scene, comm)
     words = "".join(comm.allgather(capfd.readouterr().err))
     assert worst(found, wanted, scene) <= 1e-12
-    assert done["method"] == "passes"
+    assert done["method"] == "sweep"
     norms = sum(isinstance(layer, Norm) for layer in made.layers)
     assert done["passes"] == norms + 1
     assert words.count(f"statistics over the whole image: {norms + 1} passes over") == 1

@@ -18,7 +18,7 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.data.thumbnail import thumbnail
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.mapping.job import Mapper
+from tilenet.mapping.mapper import Mapper
 from tilenet.report import maps as small_maps
 from tilenet.report.page import write_report
 from tilenet.report.run_view import RunView

@@ -27,7 +27,7 @@ import tilenet.mapping.count
 import tilenet.mapping.job
 import tilenet.train
 from tilenet.geometry.windows import Window
-from tilenet.mapping.job import Mapper
+from tilenet.mapping.mapper import Mapper
 from tilenet.parallel.health.watchdog import Watchdog
 from tilenet.predict import Prediction, predict
 from tilenet.scores import scores

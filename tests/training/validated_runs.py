@@ -15,8 +15,8 @@ from mpi4py import MPI
 from test_same_as_whole_image import run_file
 from whole_image import IGNORE, Scene, random_scene
 
+import tilenet.mapping.choose
 import tilenet.mapping.count
-import tilenet.mapping.job
 import tilenet.train
 from tilenet.mapping.evaluate import confusion_matrix
 from tilenet.predict import Prediction, predict
@@ -76,8 +76,8 @@ def table(run: RunFile, name: str = "validation.csv") -> list[dict[str, str]]:
 
 def small_tiles(monkeypatch: pytest.MonkeyPatch, num_bytes: int = 1 << 20) -> None:
     """So that images have several tiles, and with few bytes norms of images several passes."""
-    monkeypatch.setattr(tilenet.mapping.job, "CPU_BYTES", num_bytes)
-    monkeypatch.setattr(tilenet.mapping.job, "CPU_TILE_PX", 32)
+    monkeypatch.setattr(tilenet.mapping.choose, "CPU_BYTES", num_bytes)
+    monkeypatch.setattr(tilenet.mapping.choose, "CPU_TILE_PX", 32)
 
 
 def wanted_row(checkpoint: Path, held: list[Scene], comm: MPI.Intracomm) -> dict[str, Any]:

@@ -7,12 +7,14 @@ computed twice. (Alwani et al., "Fused-layer CNN accelerators", MICRO 2016.)
 """
 
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Expand, GlobalPool, Join, Layer, Stash, walk
 
-__all__ = ["LayerRows", "Rows", "Strip", "row_readers", "sweep"]
+__all__ = ["LayerRows", "Rows", "Strip", "row_readers", "strip_edges", "sweep"]
 
 Rows = tuple[int, int]  # the first, and the one behind the last
 
@@ -64,22 +66,31 @@ def row_readers(layers: tuple[Layer, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(one.reads for one in _readers(layers))
 
 
-def sweep(layers: tuple[Layer, ...], rows: int, strip_rows: int) -> tuple[Strip, ...]:
+def strip_edges(rows: int, strip_rows: int) -> tuple[int, ...]:
+    """Edges of strips of so many rows, the last of which may have fewer."""
+    return (*range(0, rows, strip_rows), rows)
+
+
+def sweep(layers: tuple[Layer, ...], edges: Sequence[int]) -> Iterator[Strip]:
     """The strips of an image, the last of which completes the output.
 
     Averages and statistics of the whole image are taken as known.
 
     Args:
-        layers: Of a network that gives one cell per pixel (*same* padding).
-        rows: Of the image, extended to a multiple of the alignment.
-        strip_rows: Rows that come in at once.
+        layers: A network with *same* padding, or its first layers.
+        edges: Rows of the image between strips, 0 and the image's rows included, which are a
+            multiple of the alignment.
     """
+    rows = edges[-1]
     sizes = walk(layers, rows, lambda layer, size, kept: layer.size(size, *kept))
     readers = _readers(layers)
+    read_by: list[list[int]] = [[] for _ in sizes]
+    for number, reader in enumerate(readers):
+        for one in reader.reads:
+            read_by[one].append(number)
     done = [0] * len(sizes)
-    strips = []
-    for first in range(0, rows, strip_rows):
-        done[0] = min(first + strip_rows, rows)
+    for first, stop in pairwise(edges):
+        done[0] = stop
         steps = []
         for number, (layer, reader) in enumerate(zip(layers, readers, strict=True), start=1):
             start = done[number]
@@ -87,12 +98,11 @@ def sweep(layers: tuple[Layer, ...], rows: int, strip_rows: int) -> tuple[Strip,
             need = _needs(layer, start, done[number]) if reader.reads else (0, 0)
             steps.append(LayerRows((start, done[number]), need))
         held = tuple(
-            (min(_still_read(layers, readers, one, done, sizes), stop), stop)
+            (min(_still_read(layers, read_by[one], done, sizes, stop), stop), stop)
             for one, stop in enumerate(done)
         )
-        strips.append(Strip((first, done[0]), tuple(steps), held))
+        yield Strip((first, done[0]), tuple(steps), held)
     assert done == sizes, "a sweep ends with all rows of all maps"
-    return tuple(strips)
 
 
 def _readers(layers: tuple[Layer, ...]) -> tuple[_Reader, ...]:
@@ -134,16 +144,12 @@ def _ready(
 
 
 def _still_read(
-    layers: tuple[Layer, ...],
-    readers: tuple[_Reader, ...],
-    number: int,
-    done: list[int],
-    sizes: list[int],
+    layers: tuple[Layer, ...], read_by: list[int], done: list[int], sizes: list[int], stop: int
 ) -> int:
-    """The first row of a map that a row to come looks at."""
+    """The first row that a row to come looks at, of a map that has come to `stop`."""
     lows = [
-        layer.needs(done[after], done[after])[0]
-        for after, (layer, reader) in enumerate(zip(layers, readers, strict=True), start=1)
-        if number in reader.reads and done[after] < sizes[after]
+        layers[number].needs(done[number + 1], done[number + 1])[0]
+        for number in read_by
+        if done[number + 1] < sizes[number + 1]
     ]
-    return max(min(lows, default=done[number]), 0)
+    return max(min(lows, default=stop), 0)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tilenet.data.labels.source import ValidationImage, check_classes
 from tilenet.geometry.windows import Window
-from tilenet.mapping.job import Computed, Mapper
+from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.model.loss import cross_entropy
 
 __all__ = ["CountingSink"]

@@ -1,62 +1,42 @@
-"""The ranks' work on a map: tiles in turn, or windows of the image at once.
+"""The ranks' work on a map: bands in strips, tiles in turn, or windows of the image at once.
 
 What becomes of it is a sink's business: `tilenet predict` has rank 0 write it, validation counts.
-
-How an image is mapped on the memory that the ranks have: decided alike on all of them.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from tilenet.data.rasters.raster import Raster
-from tilenet.geometry.tiles import HaloRule, Tile, Tiling, own_pieces, owned
+from tilenet.geometry.bands import bands
+from tilenet.geometry.tiles import Tile, own_pieces, owned
 from tilenet.geometry.windows import Window, overlap
+from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.mapping.resume import MapResume
-from tilenet.mapping.writer import BLOCK_PX, MapKind, MapWriter
-from tilenet.model.inputs import standardise
+from tilenet.mapping.writer import BLOCK_PX, MapWriter
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.network import placed_network, spatial_network
 from tilenet.parallel.exchange.passes import KeptSums, StatisticPasses
+from tilenet.parallel.exchange.swept_bands import sweep_statistics
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed
-from tilenet.planning.maps import MapPlan, MapQuestion, choose_map
-from tilenet.planning.memory.layer import check_map_sizes
-from tilenet.storage.network_json import NetworkRecord
+from tilenet.planning.maps import MapPlan
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Computed", "MapJob", "MapSink", "Mapper", "Output", "WritingSink", "decide_map"]
-
-Output = Literal["classes", "logits", "probabilities"]
+__all__ = ["MapJob", "MapSink", "WritingSink"]
 
 # What rank 0 takes of another rank's window at once, if the image is shared out over the ranks.
 PIECE_PX = BLOCK_PX, 4 * BLOCK_PX
-
-LEVELS = 250  # of a probability in a byte: 255 is nodata
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A piece of the map on the rank that computed it.
-
-    Attributes:
-        logits: (C, H, W), on the last device.
-        valid: Where the image has data, (H, W).
-    """
-
-    logits: Tensor
-    valid: NDArray[np.bool_]
 
 
 class MapSink(Protocol):
@@ -81,7 +61,7 @@ class MapJob:
     """
 
     plan: MapPlan
-    mapper: "Mapper"
+    mapper: Mapper
     network: Network
     balance: tuple[int, ...]
     devices: tuple[torch.device, ...]
@@ -100,6 +80,18 @@ class MapJob:
         """
         if not self.plan.passes:
             return self.network
+        if self.plan.method == "sweep":
+            return sweep_statistics(
+                self.network.to(self.devices[0]),
+                self.mapper.record.layers,
+                self.plan.passes,
+                self.precision,
+                lambda w: self.mapper.input(w)[0].to(self.devices[0]),
+                comm,
+                self.watchdog,
+                kept,
+                brief=self.brief,
+            )
         finder = StatisticPasses(
             self.mapper.record.layers,
             self.balance,
@@ -130,6 +122,8 @@ class MapJob:
         """
         if self.plan.method == "exchange":
             self._share_out(network, comm, sink)
+        elif self.plan.method == "sweep":
+            self._strip_by_strip(network, comm, sink, resume)
         else:
             placed = placed_network(network, self.mapper.record.layers, self.balance)
             self._tile_by_tile(self._pipe(placed), comm, sink, resume)
@@ -169,6 +163,36 @@ class MapJob:
                 progress.update(len(turn))
                 if resume:
                     resume.tiles_done(turn, last=start + each >= len(tiles))
+
+    def _strip_by_strip(
+        self, network: Network, comm: "MPI.Intracomm", sink: MapSink, resume: MapResume | None
+    ) -> None:
+        """Sweep the ranks' bands side by side, and hand on a tile of each rank in turn."""
+        tiles, layers = self.plan.tiling.tiles, self.mapper.record.layers
+        # The rank that computes a tile wants it, so that all ranks make the same list.
+        wanted = [n for n, tile in enumerate(tiles) if sink.wants(comm.rank, tile.own)]
+        shares = bands(self.plan.tiling, wanted, comm.size)
+        turns = [[number for band in share for number in band.tiles] for share in shares]
+        network = network.to(self.devices[0]).eval()
+        mine = chain.from_iterable(
+            self.mapper.strips(network, layers, band, self.devices[0], self.precision)
+            for band in shares[comm.rank]
+        )
+        rounds = max(len(turn) for turn in turns)
+        bar = progress_bar(comm, len(wanted), "strip", brief=self.brief, what=self.what)
+        with bar as progress:
+            for number in range(rounds):
+                self.watchdog.arm(f"round {number} of strips", 1.0 if number else SLOW)
+                computed = next(mine, None)
+                done = [
+                    (rank, turn[number]) for rank, turn in enumerate(turns) if number < len(turn)
+                ]
+                for rank, tile in done:
+                    if sink.wants(rank, tiles[tile].own):
+                        sink.take(rank, tiles[tile].own, computed if rank == comm.rank else None)
+                progress.update(len(done))
+                if resume:
+                    resume.tiles_done([tiles[n] for _, n in done], last=number + 1 == rounds)
 
     def _share_out(self, network: Network, comm: "MPI.Intracomm", sink: MapSink) -> None:
         """Compute all windows at once, one per rank, and hand them on in pieces."""
@@ -215,7 +239,7 @@ class WritingSink:
 
     def __init__(
         self,
-        mapper: "Mapper",
+        mapper: Mapper,
         comm: "MPI.Intracomm",
         writer: MapWriter | None,
         window: Window,
@@ -253,141 +277,3 @@ class WritingSink:
         if self._sent is not None:
             self._sent[0].Wait()
             self._sent = None
-
-
-class Mapper:
-    """Computes what the map holds."""
-
-    def __init__(
-        self,
-        output: Output,
-        record: NetworkRecord,
-        image: Raster,
-        tiling: Tiling,
-        dtype: torch.dtype,
-        *,
-        scaled: bool = False,
-    ) -> None:
-        self.output, self.record, self.image = output, record, image
-        self.scaled = scaled
-        self.dtype = dtype
-        self.tiling = tiling
-        self.offset_px = tiling.rule.offset_px
-        count = len(record.classes)
-        if output == "classes":
-            kind = "uint8" if count <= 255 else "uint16"
-            most = np.iinfo(kind).max
-            nodata = record.ignore_index if count <= record.ignore_index <= most else int(most)
-            self.kind = MapKind(1, kind, nodata, record.classes)
-        elif scaled:
-            self.kind = MapKind(count, "uint8", 255, record.classes, 1 / LEVELS)
-        else:
-            kind = "float64" if dtype == torch.float64 else "float32"
-            self.kind = MapKind(count, kind, float("nan"), record.classes)
-
-    def input(self, window: Window) -> tuple[Tensor, NDArray[np.bool_]]:
-        """What the network sees of a window, (1, C, H, W), and where there is data, (H, W)."""
-        pixels = self.image.read(window)
-        mean, std = self.record.mean, self.record.std
-        return standardise(pixels.values, pixels.valid, mean, std, self.dtype), pixels.valid
-
-    def tiles(self, pipe: Pipe, tiles: Sequence[Tile]) -> list[Computed]:
-        """The tiles' own pixels."""
-        if not tiles:
-            return []
-        images, valid = zip(*(self.input(tile.read) for tile in tiles), strict=True)
-        numbers = [self.tiling.number(tile.own) for tile in tiles]
-        origins = [
-            Origin((0,), self.tiling, (number,), micro_batch)
-            for micro_batch, number in enumerate(numbers)
-        ]
-        with torch.inference_mode():
-            outputs = pipe(list(images), origins)
-        return [
-            Computed(owned(output, tile, self.offset_px)[0].to(self.dtype), owned(where, tile))
-            for output, where, tile in zip(outputs, valid, tiles, strict=True)
-        ]
-
-    def values(self, computed: Computed) -> NDArray[Any]:
-        """The map's values (bands, H, W); nodata where the image has none."""
-        logits = computed.logits
-        if self.output == "classes":
-            values = logits.argmax(dim=0, keepdim=True).cpu().numpy()
-        elif self.output == "logits":
-            values = logits.cpu().numpy()
-        elif self.scaled:
-            # In float64, which holds the products: the nearest level, whatever the precision.
-            levels = logits.softmax(dim=0).double().mul_(LEVELS).round_()
-            values = levels.nan_to_num_(nan=self.kind.nodata).cpu().numpy()
-        else:
-            values = logits.softmax(dim=0).cpu().numpy()
-        values = values.astype(self.kind.dtype)
-        values[:, ~computed.valid] = self.kind.nodata
-        return np.ascontiguousarray(values)
-
-
-# Feature maps of a tile may take this much on a CPU; on a GPU, a quarter of what is free. Measured
-# peaks are about twice as high: convolutions reorder their input and output.
-CPU_BYTES = 256 << 20
-# Larger tiles save little work (at a halo of 96 px 1.4× the pixels are read, at 4096 1.1×) but
-# cost memory that a GPU has to spare and a node with many CPU ranks has not.
-CPU_TILE_PX, GPU_TILE_PX = 1024, 4096
-
-
-def decide_map(
-    record: NetworkRecord,
-    size: tuple[int, int],
-    rule: HaloRule,
-    device: torch.device,
-    dtype: torch.dtype,
-    comm: "MPI.Intracomm",
-    *,
-    halo_asked: bool = False,
-    tile_px: int | None = None,
-    at_once: int = 1,
-) -> MapPlan:
-    """Decide. Collective.
-
-    Args:
-        record: The network.
-        size: Height and width of the image.
-        rule: The halo.
-        device: The rank's first.
-        dtype: Dtype of feature maps.
-        comm: The ranks that map together.
-        halo_asked: Whether another halo than the exact one was asked for.
-        tile_px: Largest own size that was asked for; None: as much as memory allows.
-        at_once: Tiles of a rank that are in the pipeline at a time.
-
-    Raises:
-        AgreedError: The image cannot be mapped so.
-    """
-    # Ranks that chose for themselves could choose differently.
-    budget, most_px = min(comm.allgather(_memory(device)))
-    with agreed(comm):
-        asked = MapQuestion(
-            layers=record.layers,
-            size=size,
-            rule=rule,
-            halo_asked=halo_asked,
-            tile_px=tile_px,
-            num_ranks=comm.size,
-            item_bytes=dtype.itemsize,
-            budget_bytes=budget,
-            most_px=most_px,
-            at_once=at_once,
-        )
-        plan = choose_map(asked)
-        read = plan.tiling.tiles[0].read
-        check_map_sizes(record.layers, read.height, read.width)
-    return plan
-
-
-def _memory(device: torch.device) -> tuple[int, int]:
-    """Bytes for feature maps, and the largest own size of a tile."""
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-        # What torch keeps for later is free for us.
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return (free + kept) // 4, GPU_TILE_PX
-    return CPU_BYTES, CPU_TILE_PX

@@ -12,8 +12,8 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import HaloRule, Tiling, halo_rule
 from tilenet.geometry.windows import Part, Window
-from tilenet.mapping.job import Computed, Output
 from tilenet.mapping.journal import file_facts, hash_of
+from tilenet.mapping.mapper import Computed, Output
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, build_network, check_weight_count, load_weights
 from tilenet.storage.checkpoints import checked_checkpoint, find_checkpoint, load_json, load_tensors

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.bands import read_ratio
 from tilenet.geometry.tiles import Tiling
 from tilenet.geometry.windows import Window
-from tilenet.mapping.job import Computed, MapJob, Mapper
+from tilenet.mapping.job import MapJob
+from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.model.network import Network
 from tilenet.parallel.proof import (
     Difference,
@@ -74,24 +76,27 @@ def _small_plan(job: MapJob, num_ranks: int) -> MapPlan:
         raise TilenetError(
             f"the halo that was asked for ({tiling.rule.halo_px} px) is not the exact one"
         )
-    columns = min(num_ranks, tiling.grid[1], 3)
+    rule, columns = tiling.rule, min(num_ranks, tiling.grid[1], 3)
     ranks = -(-num_ranks // columns), columns
-    grid = tiling.grid if tiling.rule.exchanged else proof_grid(tiling.grid, ranks)
+    grid = tiling.grid if rule.exchanged else proof_grid(tiling.grid, ranks)
+    if plan.method == "sweep" and num_ranks == tiling.grid[1] == 1:
+        rule = replace(rule, halo_px=0)  # what a strip lacks is kept, and nothing read twice
     asked = ImageQuestion(
         layers,
-        tiling.rule,
+        rule,
         grid,
         tiling,
         tiles=-(-prod(grid) // num_ranks) * (len(plan.passes) + 1),
         run_pixels=prod(tiling.extended) / num_ranks,
     )
     small = choose_small_image(asked)
-    if plan.method != "passes":
-        return MapPlan(plan.method, small)
+    swept = read_ratio(small, num_ranks) if plan.method == "sweep" else None
+    if not plan.passes:
+        return MapPlan(plan.method, small, swept=swept)
     question = MapQuestion(
         layers,
         small.extended,
-        tiling.rule,
+        rule,
         halo_asked=False,
         tile_px=None,
         num_ranks=num_ranks,
@@ -99,7 +104,7 @@ def _small_plan(job: MapJob, num_ranks: int) -> MapPlan:
         budget_bytes=0,
         most_px=0,
     )
-    return plan_passes(question, small, "")
+    return plan_passes(question, small, "", swept)
 
 
 def _prove(job: MapJob, plan: MapPlan, comm: "MPI.Intracomm") -> str:
@@ -148,7 +153,8 @@ def _how(job: MapJob, num_ranks: int) -> str:
     rows, cols = job.plan.tiling.grid
     number, parts, passes = num_ranks, len(job.balance), len(job.plan.passes) + 1
     ranks = f"{rows} × {cols}" if job.plan.method == "exchange" else f"{number}"
-    method = f"{passes} passes" if passes > 1 else job.plan.method
+    kind = "sweeps" if job.plan.method == "sweep" else "passes"
+    method = f"{passes} {kind}" if passes > 1 else job.plan.method
     return f"{ranks} rank{'s' * (num_ranks > 1)}, {method}" + f", {parts} partitions" * (parts > 1)
 
 

@@ -115,6 +115,15 @@ class MapResume:
         if stop:
             raise StopAgreed
 
+    def round_done(self) -> None:
+        """After a round of a pass of which nothing is kept.
+
+        Raises:
+            StopAgreed: On all ranks, if any was asked to stop.
+        """
+        if self._rounds.round_done():
+            raise StopAgreed
+
     def _pays(self) -> bool:
         return time.monotonic() - self._kept_at >= self._cost / SHARE
 

@@ -1,10 +1,12 @@
-"""How an image is mapped: tile after tile, shared out over the ranks, or in several passes.
+"""How an image is mapped: swept, tile after tile, shared out over the ranks, or in several passes.
+
+A sweep computes each pixel once per rank that looks at it, and is taken wherever it computes less
+than tiles do.
 
 Instance and group norm with `scope: image` need the statistics of the whole image at their layer,
 global pools its averages. Where each rank's share of the image fits its memory, the ranks hold it
-all at once and exchange halos: one pass, no redundant work. Else the image is read tile after tile,
-once for each such layer and once more to map, with bounded memory. Everything else is mapped tile
-after tile.
+all at once and exchange halos: one pass, no redundant work. Else the image is read strip by strip
+or tile after tile, once for each such layer and once more to map, with bounded memory.
 """
 
 from dataclasses import dataclass, replace
@@ -12,11 +14,13 @@ from functools import cached_property
 from typing import Literal
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.bands import read_ratio
 from tilenet.geometry.halo import context_of, fewest_cells, map_shapes, summed_cells
 from tilenet.geometry.layers import Conv, Layer, Norm, TransposedConv
 from tilenet.geometry.ownership import check_shares, prefix_halo_px
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut
 from tilenet.planning.memory.partition import inference_bytes
+from tilenet.planning.memory.swept import swept_bytes
 from tilenet.planning.mesh import choose_mesh
 
 __all__ = ["MapPlan", "MapQuestion", "choose_map", "plan_passes"]
@@ -25,6 +29,10 @@ __all__ = ["MapPlan", "MapQuestion", "choose_map", "plan_passes"]
 MOST_RANKS = 4096
 # As many times its budget a tile may take that owns less than twice its halo.
 WIDE_HALO = 4
+# Rows of the deepest maps in a strip, the best first: of fewer, their neighbours are copied more
+# often than they are computed. Rows of the image are at least so many.
+STRIP_CELLS, STRIP_PX = (4, 2, 1), 64
+MOST_COLUMNS = 16  # of tiles that are looked through for one rank
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class MapQuestion:
         budget_bytes: What feature maps may take on a rank.
         most_px: Largest own size of a tile that is chosen here; twice the halo if that is more.
         at_once: Tiles of a rank that share its memory.
+        sweep_bytes: What feature maps of a sweep may take on a rank; 0: there is none.
     """
 
     layers: tuple[Layer, ...]
@@ -54,6 +63,7 @@ class MapQuestion:
     budget_bytes: int
     most_px: int
     at_once: int = 1
+    sweep_bytes: int = 0
 
     @cached_property
     def of_whole_image(self) -> tuple[int, ...]:
@@ -80,20 +90,28 @@ class MapPlan:
     """What was chosen.
 
     Attributes:
-        method: `tiles`: one pass, tile after tile; `exchange`: each rank holds its window of the
-            image; `passes`: tile after tile, after one pass for each norm's statistics.
-        tiling: Tiling of the pass that maps.
+        method: `sweep`: bands of the image, strip after strip; `tiles`: one pass, tile after tile;
+            `exchange`: each rank holds its window of the image; `passes`: tile after tile, after
+            one pass for each norm's statistics.
+        tiling: Tiling of the pass that maps; of a sweep, rows of tiles are its strips.
         passes: For each layer that needs something of the whole image its number, and the tiles of
             the pass that finds it.
-        why: Said of `passes`.
+        why: Said of passes.
         work: Arithmetic of all passes, in multiples of the one that maps.
+        swept: Pixels that a sweep reads on all ranks, per pixel of the image.
     """
 
-    method: Literal["tiles", "exchange", "passes"]
+    method: Literal["sweep", "tiles", "exchange", "passes"]
     tiling: Tiling
     passes: tuple[tuple[int, Tiling], ...] = ()
     why: str = ""
     work: float = 1.0
+    swept: float | None = None
+
+    @property
+    def work_ratio(self) -> float:
+        """Pixels that are read, per pixel of the image."""
+        return self.tiling.work_ratio if self.swept is None else self.swept
 
 
 def choose_map(asked: MapQuestion) -> MapPlan:
@@ -104,7 +122,9 @@ def choose_map(asked: MapQuestion) -> MapPlan:
     """
     if not asked.of_whole_image:
         size_px = _tile_px(asked) if asked.tile_px is None else asked.tile_px
-        return _tile_by_tile(asked, cut(*asked.size, Cut(size_px=size_px), asked.rule))
+        tiles = _tile_by_tile(asked, cut(*asked.size, Cut(size_px=size_px), asked.rule))
+        swept = _swept(asked)
+        return swept if swept and _less_work(swept, tiles, asked.num_ranks) else tiles
     whole = cut(*asked.size, Cut(grid=(1, 1)), asked.rule)
     _check_image(asked, whole)
     if asked.rule.valid_layers:
@@ -126,8 +146,52 @@ def choose_map(asked: MapQuestion) -> MapPlan:
             return MapPlan("exchange", shared_out)
     if fits_one:
         return _tile_by_tile(asked, whole)
+    if swept := _swept(asked):
+        return plan_passes(asked, swept.tiling, _why(asked), swept.swept)
     tiling = cut(*asked.size, Cut(size_px=_tile_px(asked)), asked.rule)
     return plan_passes(asked, tiling, _why(asked))
+
+
+def _swept(asked: MapQuestion) -> MapPlan | None:
+    """The sweep of least work that fits; None: there is none."""
+    tile_norms = any(
+        isinstance(layer, Norm) and layer.scope == "tile" and layer.norm != "batch"
+        for layer in asked.layers
+    )
+    rule = asked.rule
+    if not asked.sweep_bytes or asked.tile_px is not None or asked.halo_asked or tile_norms:
+        return None
+    if rule.valid_layers or not rule.exact:
+        return None
+    height, width = cut(*asked.size, Cut(grid=(1, 1)), rule).extended
+    found, num_cols = [], 1
+    while num_cols <= min(width // asked.unit_px, max(asked.num_ranks, MOST_COLUMNS)):
+        strips = _strips(asked, height, width, num_cols)
+        if strips is not None:
+            tiling = cut(*asked.size, Cut(grid=(strips, num_cols)), rule)
+            found.append(MapPlan("sweep", tiling, swept=read_ratio(tiling, asked.num_ranks)))
+            if asked.num_ranks == 1:
+                break  # more columns read more
+        num_cols += max(1, num_cols // 2)
+    return min(found, key=lambda plan: plan.work_ratio, default=None)
+
+
+def _strips(asked: MapQuestion, height: int, width: int, num_cols: int) -> int | None:
+    """Number of strips, as few rows of the deepest maps as are computed well; None: none fits."""
+    unit = asked.unit_px
+    read = min(width, -(-width // num_cols // unit) * unit + 2 * asked.rule.halo_px)
+    for cells in STRIP_CELLS:
+        rows = max(cells * unit, STRIP_PX // unit * unit)
+        if swept_bytes(asked.layers, height, read, rows, asked.item_bytes) <= asked.sweep_bytes:
+            return -(-height // rows)
+    return None
+
+
+def _less_work(swept: MapPlan, tiles: MapPlan, num_ranks: int) -> bool:
+    """Whether a rank computes fewer pixels in a sweep than with tiles; one tile repeats nothing."""
+    count = len(tiles.tiling.tiles)
+    uneven = -(-count // num_ranks) * num_ranks / count
+    return count > 1 and swept.work_ratio < tiles.work_ratio * uneven
 
 
 def _check_image(asked: MapQuestion, whole: Tiling) -> None:
@@ -179,8 +243,13 @@ def _share_fits(asked: MapQuestion, tiling: Tiling) -> bool:
     return asked.fits(max(s.own for s in tiling.rows), max(s.own for s in tiling.cols))
 
 
-def plan_passes(asked: MapQuestion, tiling: Tiling, why: str) -> MapPlan:
+def plan_passes(
+    asked: MapQuestion, tiling: Tiling, why: str, swept: float | None = None
+) -> MapPlan:
     """One pass per layer that needs the whole image, and the one that maps; of one tile that.
+
+    Args:
+        swept: As in `MapPlan`, of a sweep.
 
     Raises:
         TilenetError: The tiles do not start on the network's grid.
@@ -198,9 +267,10 @@ def plan_passes(asked: MapQuestion, tiling: Tiling, why: str) -> MapPlan:
         for index in asked.of_whole_image
         for halo in [prefix_halo_px(asked.layers, index)]
     )
-    once = _operations(asked.layers, tiling)
-    every = sum(_operations(asked.layers[:index], tiles) for index, tiles in passes)
-    return MapPlan("passes", tiling, passes, why, 1 + every / max(once, 1))
+    once = _operations(asked.layers, tiling, swept)
+    every = sum(_operations(asked.layers[:index], tiles, swept) for index, tiles in passes)
+    method: Literal["sweep", "passes"] = "passes" if swept is None else "sweep"
+    return MapPlan(method, tiling, passes, why, 1 + every / max(once, 1), swept)
 
 
 def _for_prefix(asked: MapQuestion, tiling: Tiling, halo_px: int) -> Tiling:
@@ -209,18 +279,19 @@ def _for_prefix(asked: MapQuestion, tiling: Tiling, halo_px: int) -> Tiling:
     return cut(*asked.size, Cut(grid=tiling.grid), rule)
 
 
-def _operations(layers: tuple[Layer, ...], tiling: Tiling) -> int:
-    """Multiplications of the convolutions for all tiles."""
+def _operations(layers: tuple[Layer, ...], tiling: Tiling, swept: float | None) -> int:
+    """Multiplications of the convolutions for all tiles; in a sweep for each cell once."""
     if not layers:
         return 0
     read = tiling.tiles[0].read
-    shapes = map_shapes(layers, read.height, read.width)
+    size = (read.height, read.width) if swept is None else tiling.extended
+    shapes = map_shapes(layers, *size)
     total = 0
     for layer, before, after in zip(layers, shapes, shapes[1:], strict=False):
         if isinstance(layer, Conv | TransposedConv):
             cells = before if isinstance(layer, TransposedConv) else after
             total += layer.num_parameters * cells.rows * cells.cols
-    return total * len(tiling.tiles)
+    return total * len(tiling.tiles) if swept is None else total
 
 
 def _why_tiles(asked: MapQuestion) -> str:

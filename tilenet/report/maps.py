@@ -10,7 +10,7 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import Tile, halo_rule
 from tilenet.geometry.windows import Window, overlap
-from tilenet.mapping.job import Mapper
+from tilenet.mapping.mapper import Mapper
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import build_network, load_weights
 from tilenet.parallel.pipeline.pipe import Pipe

@@ -22,8 +22,10 @@ from tilenet.data.labels.source import ValidationImage
 from tilenet.data.survey import survey
 from tilenet.errors import AgreedError
 from tilenet.geometry.tiles import halo_rule
+from tilenet.mapping.choose import decide_map
 from tilenet.mapping.count import CountingSink
-from tilenet.mapping.job import MapJob, Mapper, decide_map
+from tilenet.mapping.job import MapJob
+from tilenet.mapping.mapper import Mapper
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, network_to_score
 from tilenet.parallel.health.signals import StopRequests
@@ -107,7 +109,14 @@ class Validation:
         rule = halo_rule("exact", context, record.layers, record.epsilon_px)
         self.plans = [
             decide_map(
-                record, one.image.size, rule, devices[0], self.dtype, comm, at_once=batch_size
+                record,
+                one.image.size,
+                rule,
+                devices[0],
+                self.dtype,
+                comm,
+                at_once=batch_size,
+                partitions=len(devices),
             )
             for one in images
         ]

@@ -12,6 +12,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry import sweep as sweeping
 from tilenet.geometry.halo import context_of, map_grids
 from tilenet.geometry.layers import GlobalPool, Layer, Norm
+from tilenet.geometry.sweep import strip_edges
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
 from tilenet.model.network import Network, build_network
@@ -47,7 +48,8 @@ def with_statistics(layers: tuple[Layer, ...], net: Network, image: Tensor) -> N
 
 
 def swept(layers: tuple[Layer, ...], net: Network, image: Tensor, strip_rows: int) -> Tensor:
-    sweep = Sweep(layers, net, (image.shape[2], image.shape[3]), strip_rows)
+    edges = strip_edges(image.shape[2], strip_rows)
+    sweep = Sweep(layers, net, (image.shape[2], image.shape[3]), edges)
     parts = [sweep.feed(part) for part in torch.split(image, strip_rows, dim=2)]
     assert sweep.held_bytes == 0
     return torch.cat(parts, 2)
@@ -109,10 +111,10 @@ def test_statistics_that_are_not_given_are_refused(norm: str) -> None:
     layers = unet_layers(replace(UNetOptions(poolings=2, base=4), norm=norm))
     net = build_network(layers).train(norm == "batch")
     with pytest.raises(TilenetError, match=r"statistics of the whole image as given \(layer"):
-        Sweep(layers, net, (64, 64), 16)
+        Sweep(layers, net, (64, 64), (0, 16, 64))
 
 
 def test_averages_that_are_not_given_are_refused() -> None:
     adopted = adopt(network("gated"), 3)
     with pytest.raises(TilenetError, match="global_pool"):
-        Sweep(adopted.layers, adopted.network().eval(), (64, 64), 16)
+        Sweep(adopted.layers, adopted.network().eval(), (64, 64), (0, 16, 64))

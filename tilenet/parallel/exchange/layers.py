@@ -196,9 +196,10 @@ class SpatialConv(_Spatial):
         if same and not takes_copy(layer, x.shape[0] * x.shape[2] * x.shape[3]):
             shape = Shape(layer.kernel, layer.dilation, layer.groups)
             return convolve(x, self.weight, self.bias, shape, journey)
-        extended = extend(x, journey, 0.0)
+        padding, journey = _padded_columns(layer, journey)
+        extended = _extended(x, journey, 0.0)
         return F.conv2d(
-            extended, self.weight, self.bias, layer.stride, 0, layer.dilation, layer.groups
+            extended, self.weight, self.bias, layer.stride, padding, layer.dilation, layer.groups
         )
 
 
@@ -210,14 +211,14 @@ class SpatialPool(_Spatial):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        journey = self.around.journey(self.index)
+        padding, journey = _padded_columns(self.layer, self.around.journey(self.index))
         kernel, stride = self.layer.kernel, self.layer.stride
         if self.layer.mode == "max":
             extended = _extended(x, journey, float("-inf"))
             if self.layer.in_blocks:
                 return block_max(extended)
-            return F.max_pool2d(extended, kernel, stride)
-        return F.avg_pool2d(_extended(x, journey, 0.0), kernel, stride)
+            return F.max_pool2d(extended, kernel, stride, padding)
+        return F.avg_pool2d(_extended(x, journey, 0.0), kernel, stride, padding)
 
 
 class EnlargedByCells(_Spatial):
@@ -276,6 +277,19 @@ def _extended(x: Tensor, journey: Journey, fill: float) -> Tensor:
     if halo.need == halo.own and not any(halo.border) and not halo.gives:
         return x
     return extend(x, journey, fill)
+
+
+def _padded_columns(layer: Conv | Pool, journey: Journey) -> tuple[tuple[int, int], Journey]:
+    """What the operator pads by itself, rows and columns, and what is left to do.
+
+    Columns on both sides of a rank that has all of them need no copy.
+    """
+    halo, padding = journey.halo, layer.padding
+    top, bottom, left, right = halo.border
+    cols = (halo.need.width + 2 * padding - layer.reach - 1) // layer.stride + 1
+    if not left == padding >= right or cols != halo.out.width:
+        return (0, 0), journey
+    return (0, padding), replace(journey, halo=replace(halo, border=(top, bottom, 0, 0)))
 
 
 def without_border(journey: Journey) -> Journey:

@@ -32,7 +32,7 @@ from tilenet.parallel.ranks.comm import agreed
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["KeptSums", "StatisticPasses"]
+__all__ = ["KeptSums", "StatisticPasses", "Values"]
 
 Values = NDArray[np.float64]
 
@@ -45,6 +45,9 @@ class KeptSums(Protocol):
 
     def sums_done(self, layer: int, tiles: int, values: Values, *, last: bool) -> None:
         """After a round: the sums of the tiles so far; raises what ends the run, if asked to."""
+
+    def round_done(self) -> None:
+        """After a round of which nothing is kept; raises what ends the run, if asked to."""
 
 
 class StatisticPasses:

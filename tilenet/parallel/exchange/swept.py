@@ -4,10 +4,13 @@ The layers are those of the exchange, which take halos from neighbours in space:
 look at is at hand, in rows that `geometry.sweep` says to keep, and nothing is taken or given.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import map_grids, map_shapes
 from tilenet.geometry.layers import (
     Conv,
@@ -21,8 +24,9 @@ from tilenet.geometry.layers import (
     Upsample,
 )
 from tilenet.geometry.ownership import LayerHalo
-from tilenet.geometry.sweep import LayerRows, Rows, row_readers, sweep
+from tilenet.geometry.sweep import LayerRows, Rows, Strip, row_readers, sweep
 from tilenet.geometry.windows import Window
+from tilenet.model.choices import AUTOCAST
 from tilenet.model.modules import BatchNorm
 from tilenet.model.network import Network
 from tilenet.model.resample import AxisPlace, resampled
@@ -36,36 +40,53 @@ WINDOWED = Conv | Pool | TransposedConv | Upsample
 
 
 class Sweep:
-    """Makes the map of one image; strips go in by `feed`, in order.
+    """Makes the map of a part of an image; strips go in by `feed`, in order.
+
+    Where the part ends inside the image, the output is that of the image but for a halo, as a
+    tile's is.
 
     Args:
-        layers: Of a network that gives one cell per pixel (*same* padding).
-        network: Of these layers, in evaluation mode; statistics of whole images are given
-            (`fixed.py`) or frozen.
+        layers: A network with *same* padding, or its first layers.
+        network: Of these layers, in evaluation mode, on one device; statistics of whole images are
+            given (`fixed.py`) or frozen.
         size: Rows and columns of the image, extended to a multiple of the alignment.
-        strip_rows: Rows of a strip; the last may have fewer.
+        edges: Rows between strips, counted from the part's first, see `geometry.sweep`.
+        part: What is swept of the image, from multiples of the alignment to others; None: all.
+        precision: As for `Pipe`.
+
+    Attributes:
+        starts: Row and column of each map's first cell, on the map of the whole image.
 
     Raises:
         TilenetError: A layer needs something of the whole image.
     """
 
     def __init__(
-        self, layers: tuple[Layer, ...], network: Network, size: tuple[int, int], strip_rows: int
+        self,
+        layers: tuple[Layer, ...],
+        network: Network,
+        size: tuple[int, int],
+        edges: Sequence[int],
+        part: Window | None = None,
+        precision: str = "float32",
     ) -> None:
+        part = part or Window(0, 0, *size)
         self.layers, self.grids = layers, map_grids(layers)
-        self.strips = sweep(layers, size[0], strip_rows)
-        self._shapes = map_shapes(layers, *size)
+        self.strips = sweep(layers, edges)
+        self._shapes = map_shapes(layers, part.height, part.width)
+        self._image = map_shapes(layers, *size)
+        self.starts = [_first_cells(grid, part) for grid in self.grids]
         self._inputs = _inputs(layers)
         self._done_with = _last_readers(row_readers(layers))
         self._modules = [
             self._swept(layer, number, module)
             for number, (layer, module) in enumerate(zip(layers, network, strict=True))
         ]
-        self._maps: list[Tensor | None] = [None for _ in self._shapes]  # rows that are held
-        self._first = [0 for _ in self._shapes]
-        self._next = 0
+        # Rows that are held of each map, in the pieces in which they came, with their first rows.
+        self._pieces: list[list[tuple[int, Tensor]]] = [[] for _ in self._shapes]
+        self._whole: dict[int, Tensor] = {}
         self._now: LayerRows
-        self._line = Line(None)
+        self._line, self._dtype = Line(None), AUTOCAST.get(precision)
 
     def _swept(self, layer: Layer, number: int, module: nn.Module) -> nn.Module:
         whole = isinstance(module, nn.InstanceNorm2d | nn.GroupNorm | nn.AdaptiveAvgPool2d)
@@ -81,34 +102,35 @@ class Sweep:
             return spatial_layer(layer, number, module, self)
         return module
 
+    def _seen(self, layer: int) -> Rows:
+        """Rows of its input that the layer looks at, in the map."""
+        low, high = self._now.need
+        return max(low, 0), min(high, self._shapes[layer].rows)
+
     def journey(self, layer: int) -> Journey:
-        """What the layer looks at: rows that are here, and its border where the image ends."""
+        """What the layer looks at: rows that are here, and its border where the part ends."""
         before, after = self._shapes[layer], self._shapes[layer + 1]
         (low, high), (start, stop) = self._now.need, self._now.out
         left, right = self.layers[layer].needs(0, after.cols - 1)
-        cols = max(left, 0), min(right + 1, before.cols)
-        rows = max(low, 0), min(high, before.rows)
-        first = self._first[layer]
-        here = self._maps[layer]
-        assert here is not None
-        need = Window(rows[0], cols[0], rows[1] - rows[0], cols[1] - cols[0])
         border = (
             max(-low, 0),
             max(high - before.rows, 0),
             max(-left, 0),
             max(right + 1 - before.cols, 0),
         )
-        own = Window(first, 0, here.shape[2], before.cols)
+        (top, bottom), first = self._seen(layer), max(left, 0)
+        need = Window(top, first, bottom - top, min(right + 1, before.cols) - first)
+        own = Window(top, 0, bottom - top, before.cols)
         out = Window(start, 0, stop - start, after.cols)
         return Journey(LayerHalo(own, need, border, out, (), ()), self._line, 0)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the rows that are kept for strips to come."""
-        maps = zip(self._maps, self.grids, strict=True)
-        return sum(one.nbytes for one, grid in maps if one is not None and not grid.whole)
+        pieces = (piece for pieces in self._pieces for _, piece in pieces)
+        storages = (piece.untyped_storage() for piece in pieces)
+        return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
 
-    @torch.inference_mode()
     def feed(self, strip: Tensor) -> Tensor:
         """The output's rows that a strip completes.
 
@@ -118,43 +140,53 @@ class Sweep:
         Returns:
             (B, classes, H′, W); H′ may be 0.
         """
-        plan = self.strips[self._next]
-        self._next += 1
-        self._add(0, strip)
+        kind = strip.device.type
+        with (
+            torch.inference_mode(),
+            torch.autocast(kind, self._dtype, enabled=self._dtype is not None),
+        ):
+            return self._fed(strip, next(self.strips))
+
+    def _fed(self, strip: Tensor, plan: Strip) -> Tensor:
+        self._pieces[0].append((plan.image[0], strip))
         for number, (layer, rows) in enumerate(zip(self.layers, plan.layers, strict=True)):
             self._now = rows
             if self.grids[number + 1].whole:
-                if self._maps[number + 1] is None:
-                    self._maps[number + 1] = self._whole(number, layer, strip)
+                if number + 1 not in self._whole:
+                    self._whole[number + 1] = self._of_whole_image(number, layer, strip)
             elif rows.out[0] < rows.out[1]:
-                self._add(number + 1, self._computed(number, layer, rows))
+                found = self._computed(number, layer, rows)
+                self._pieces[number + 1].append((rows.out[0], found))
             for map_ in self._done_with[number]:
-                self._keep(map_, plan.held[map_][0])
-        out, shape = self._maps[-1], self._shapes[-1]
-        self._maps[-1], self._first[-1] = None, plan.output[1]
-        return strip.new_empty(len(strip), shape.channels, 0, shape.cols) if out is None else out
+                self._let_go(map_, plan.held[map_][0])
+        shape, pieces = self._shapes[-1], self._pieces[-1]
+        if not pieces:
+            return strip.new_empty(len(strip), shape.channels, 0, shape.cols)
+        return pieces.pop()[1]
 
-    def _add(self, number: int, rows: Tensor) -> None:
-        held = self._maps[number]
-        self._maps[number] = rows if held is None else torch.cat([held, rows], 2)
-
-    def _keep(self, number: int, first: int) -> None:
+    def _let_go(self, number: int, first: int) -> None:
         """Let rows before the first one go."""
-        held = self._maps[number]
-        if held is None or self.grids[number].whole:
-            return
-        rest = held[:, :, first - self._first[number] :]
-        # A part of a tensor would keep all of it in memory.
-        self._maps[number] = rest.clone() if rest.shape[2] else None
-        self._first[number] = first
+        pieces = self._pieces[number]
+        while pieces and pieces[0][0] + pieces[0][1].shape[2] <= first:
+            del pieces[0]
+        if pieces and (gone := first - pieces[0][0]) > pieces[0][1].shape[2] // 2:
+            # A part of a tensor keeps all of it in memory.
+            pieces[0] = first, pieces[0][1][:, :, gone:].clone()
 
     def _rows(self, number: int, rows: Rows) -> Tensor:
         """Rows of a map; all of a whole one."""
-        held, first = self._maps[number], self._first[number]
-        assert held is not None
-        return held if self.grids[number].whole else held[:, :, rows[0] - first : rows[1] - first]
+        if self.grids[number].whole:
+            return self._whole[number]
+        start, stop = rows
+        found = [
+            piece[:, :, max(start - first, 0) : stop - first]
+            for first, piece in self._pieces[number]
+            if first < stop and start < first + piece.shape[2]
+        ]
+        assert sum(one.shape[2] for one in found) == stop - start, "rows come before they are due"
+        return found[0] if len(found) == 1 else torch.cat(found, 2)
 
-    def _whole(self, number: int, layer: Layer, strip: Tensor) -> Tensor:
+    def _of_whole_image(self, number: int, layer: Layer, strip: Tensor) -> Tensor:
         """A map that all rows have; averages are given."""
         if isinstance(layer, GlobalPool) and not self.grids[number].whole:
             out: Tensor = self._modules[number](strip)
@@ -171,26 +203,31 @@ class Sweep:
                 x = kept[0] if layer.how == "take" else self._rows(number, rows.out)
                 return joined(layer, x, kept)
             case Expand():
-                x = self._rows(number, rows.out)
-                return self._enlarged(number, x, (0, x.shape[2]), layer.mode, layer.corners)
+                return self._enlarged(number, self._rows(number, rows.out), 0, layer)
             case Upsample(mode="bilinear", corners=True) if not self.grids[number].whole:
-                low = max(rows.need[0], 0)
-                x = self._rows(number, (low, min(rows.need[1], self._shapes[number].rows)))
-                return self._enlarged(number, x, (low, self._shapes[number].rows), "bilinear", True)
+                seen = self._seen(number)
+                return self._enlarged(number, self._rows(number, seen), seen[0], layer)
         if isinstance(layer, WINDOWED) and not self.grids[number].whole:
-            out: Tensor = self._modules[number](self._maps[number])  # `journey` says which rows
-        else:
-            out = self._modules[number](self._rows(number, rows.out))
+            return self._run(number, self._rows(number, self._seen(number)))
+        return self._run(number, self._rows(number, rows.out))
+
+    def _run(self, number: int, x: Tensor) -> Tensor:
+        out: Tensor = self._modules[number](x)
         return out
 
-    def _enlarged(
-        self, number: int, x: Tensor, place: tuple[int, int], mode: str, corners: bool
-    ) -> Tensor:
-        """Rows of an enlarged map, of a part that begins at `place` of so many rows."""
-        (start, stop), after = self._now.out, self._shapes[number + 1]
-        along = AxisPlace(*place, start, stop - start, after.rows)
-        across = AxisPlace(0, x.shape[3], 0, after.cols, after.cols)
-        return resampled(x, along, across, mode, corners=corners)
+    def _enlarged(self, number: int, x: Tensor, first: int, layer: Expand | Upsample) -> Tensor:
+        """Rows of an enlarged map, of those from `first` on; both lie where the image has them."""
+        (start, stop), width = self._now.out, self._shapes[number + 1].cols
+        (top, left), (out_top, out_left) = self.starts[number], self.starts[number + 1]
+        before, after = self._image[number], self._image[number + 1]
+        along = AxisPlace(top + first, before.rows, out_top + start, stop - start, after.rows)
+        across = AxisPlace(left, before.cols, out_left, width, after.cols)
+        return resampled(x, along, across, layer.mode, corners=layer.corners)
+
+
+def _first_cells(grid: Grid, part: Window) -> tuple[int, int]:
+    """Row and column of the map's first cell of a part of the image."""
+    return (0, 0) if grid.whole else (int(part.row / grid.stride), int(part.col / grid.stride))
 
 
 def _inputs(layers: tuple[Layer, ...]) -> list[tuple[int, ...]]:

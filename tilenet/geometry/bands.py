@@ -1,0 +1,85 @@
+"""Which rank sweeps what: tiles in columns, and bands of each column from top to bottom.
+
+A band is swept at once, a row of tiles after the other, so that just its outermost tiles read a
+halo. One rank and one column of tiles read every pixel once.
+
+Whoever sweeps a tile, layers compute the same rows at once for it, so that its numbers are the same
+to the last bit: strips are rows of tiles wherever a band begins, and it begins a strip before its
+halo. In its first strip layers compute more rows at once, in its last one all that are left, and
+nothing of either is seen by its tiles.
+"""
+
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tilenet.geometry.tiles import Span, Tiling
+from tilenet.geometry.windows import Window
+
+__all__ = ["Band", "bands", "read_ratio"]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Tiles below one another.
+
+    Attributes:
+        tiles: Their numbers, from the top.
+        strips: Rows of tiles that it is swept in.
+        part: The window of all strips.
+        read_rows: Rows of the strips that have to come until the last tile is done.
+    """
+
+    tiles: tuple[int, ...]
+    strips: tuple[Span, ...]
+    part: Window
+    read_rows: int
+
+
+def bands(tiling: Tiling, numbers: Sequence[int], parts: int) -> list[list[Band]]:
+    """Bands that all tiles of `numbers` are in, shared out over the ranks as evenly as they can be.
+
+    Args:
+        tiling: Its halo is the exact one.
+        numbers: Tiles, in any order.
+        parts: Ranks.
+
+    Returns:
+        One list per rank.
+    """
+    num_cols = tiling.grid[1]
+    in_columns = sorted(numbers, key=lambda number: (number % num_cols, number))
+    edges = [len(in_columns) * part // parts for part in range(parts + 1)]
+    found = []
+    for first, stop in pairwise(edges):
+        runs: list[list[int]] = []
+        for number in in_columns[first:stop]:
+            if runs and number == runs[-1][-1] + num_cols:
+                runs[-1].append(number)
+            else:
+                runs.append([number])
+        found.append([_band(tiling, run) for run in runs])
+    return found
+
+
+def _band(tiling: Tiling, run: list[int]) -> Band:
+    num_cols, halo_px, rows = tiling.grid[1], tiling.rule.halo_px, tiling.rows
+    top, bottom = rows[run[0] // num_cols], rows[run[-1] // num_cols]
+    first = max(_strip_at(rows, max(top.first - halo_px, 0)) - 1, 0)
+    stop = _strip_at(rows, min(bottom.first + bottom.own + halo_px, tiling.extended[0]) - 1) + 1
+    strips, col = rows[first : stop + 1], tiling.cols[run[0] % num_cols]
+    height = strips[-1].first + strips[-1].own - strips[0].first
+    part = Window(strips[0].first, col.start, height, col.read)
+    return Band(tuple(run), strips, part, sum(strip.own for strip in rows[first:stop]))
+
+
+def _strip_at(rows: tuple[Span, ...], row: int) -> int:
+    return bisect(rows, row, key=lambda span: span.first) - 1
+
+
+def read_ratio(tiling: Tiling, parts: int) -> float:
+    """Pixels that ranks read, if all read as many as the one that reads most, per pixel."""
+    shares = bands(tiling, range(len(tiling.tiles)), parts)
+    most = max(sum(band.read_rows * band.part.width for band in share) for share in shares)
+    return most * parts / (tiling.height * tiling.width)

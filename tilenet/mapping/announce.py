@@ -1,0 +1,59 @@
+"""What is said of a map before it is made: how, and everything that makes it approximate."""
+
+from tilenet.data.rasters.raster import Raster
+from tilenet.geometry.layers import Norm
+from tilenet.geometry.windows import Window, overlap
+from tilenet.mapping.prediction import MapSource
+from tilenet.parallel.health.progress import say
+from tilenet.planning.maps import MapPlan
+
+__all__ = ["announce_map"]
+
+
+def _announce_part(plan: MapPlan, window: Window, image: Raster) -> None:
+    if window == image.whole:
+        return
+    touched = sum(overlap(tile.own, window) is not None for tile in plan.tiling.tiles)
+    say(
+        f"rows {window.row} to {window.row + window.height - 1}, columns {window.col} to "
+        f"{window.col + window.width - 1} of the image: {touched} of its tiles"
+    )
+
+
+def announce_map(plan: MapPlan, source: MapSource) -> None:
+    """Say how the map is made, and everything that makes it approximate."""
+    record, image, tiling = source.record, source.image, plan.tiling
+    rows, cols = tiling.grid
+    rule = tiling.rule
+    own = f"own at most {max(s.own for s in tiling.rows)} × {max(s.own for s in tiling.cols)} px"
+    if plan.method == "exchange":
+        say(
+            f"statistics over the whole image: one pass, since {rows} × {cols} ranks hold it, "
+            f"{own}; halos travel between them"
+        )
+    else:
+        kind = "strips" if plan.method == "sweep" else "tiles"
+        say(
+            f"{rows} × {cols} {kind}, {own}, halo {rule.halo_px} px, work ratio "
+            f"{plan.work_ratio:.2f}"
+        )
+        if plan.passes:
+            say(
+                f"statistics over the whole image: {len(plan.passes) + 1} passes over {rows} × "
+                f"{cols} {kind}, {plan.work:.1f} times the work of one pass, since {plan.why}"
+            )
+    if not rule.exact:
+        say(
+            f"approximate: the halo ({rule.halo_px} px) is not the exact one "
+            f"({record.context().halo_px} px), so the map depends on the tiles"
+        )
+    tile_norms = [n for n in record.layers if isinstance(n, Norm) and n.scope == "tile"]
+    norms = {layer.norm for layer in tile_norms}
+    if norms - {"batch"}:
+        say(
+            f"approximate: {', '.join(sorted(norms))} norm uses the statistics of each tile, so "
+            "the map depends on the tiles"
+        )
+    _announce_part(plan, source.window, image)
+    if image.ground.lacks:
+        say(f"the image has {image.ground.lacks}, and so has the map: {image.ground.remedy}")

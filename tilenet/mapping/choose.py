@@ -1,0 +1,93 @@
+"""How an image is mapped on the memory that the ranks have: decided alike on all of them."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tilenet.geometry.tiles import HaloRule
+from tilenet.geometry.windows import Window
+from tilenet.parallel.ranks.comm import agreed
+from tilenet.planning.maps import MapPlan, MapQuestion, choose_map
+from tilenet.planning.memory.layer import check_map_sizes
+from tilenet.storage.network_json import NetworkRecord
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["decide_map"]
+
+# Feature maps of a tile may take this much on a CPU; on a GPU, a quarter of what is free. Measured
+# peaks are about twice as high: convolutions reorder their input and output.
+CPU_BYTES = 256 << 20
+# Larger tiles save little work (at a halo of 96 px 1.4× the pixels are read, at 4096 1.1×) but
+# cost memory that a GPU has to spare and a node with many CPU ranks has not.
+CPU_TILE_PX, GPU_TILE_PX = 1024, 4096
+# A sweep keeps whole rows. Columns of tiles would need less, but compute their halos twice.
+SWEEP_TIMES = 8
+
+
+def decide_map(
+    record: NetworkRecord,
+    size: tuple[int, int],
+    rule: HaloRule,
+    device: torch.device,
+    dtype: torch.dtype,
+    comm: "MPI.Intracomm",
+    *,
+    halo_asked: bool = False,
+    tile_px: int | None = None,
+    at_once: int = 1,
+    partitions: int = 1,
+    window: Window | None = None,
+) -> MapPlan:
+    """Decide. Collective.
+
+    Args:
+        record: The network.
+        size: Height and width of the image.
+        rule: The halo.
+        device: The rank's first.
+        dtype: Dtype of feature maps.
+        comm: The ranks that map together.
+        halo_asked: Whether another halo than the exact one was asked for.
+        tile_px: Largest own size that was asked for; None: as much as memory allows.
+        at_once: Tiles of a rank that are in the pipeline at a time.
+        partitions: Devices of a rank.
+        window: What the map shows of the image; None: all.
+
+    Raises:
+        AgreedError: The image cannot be mapped so.
+    """
+    # Ranks that chose for themselves could choose differently.
+    budget, most_px = min(comm.allgather(_memory(device)))
+    # A sweep computes whole rows, of which a narrow map would show little.
+    wide = window is None or 2 * window.width >= size[1]
+    sweeps = partitions == 1 and wide
+    with agreed(comm):
+        asked = MapQuestion(
+            layers=record.layers,
+            size=size,
+            rule=rule,
+            halo_asked=halo_asked,
+            tile_px=tile_px,
+            num_ranks=comm.size,
+            item_bytes=dtype.itemsize,
+            budget_bytes=budget,
+            most_px=most_px,
+            at_once=at_once,
+            sweep_bytes=budget * (1 if device.type == "cuda" else SWEEP_TIMES) if sweeps else 0,
+        )
+        plan = choose_map(asked)
+        read = plan.tiling.tiles[0].read
+        check_map_sizes(record.layers, read.height, read.width)
+    return plan
+
+
+def _memory(device: torch.device) -> tuple[int, int]:
+    """Bytes for feature maps, and the largest own size of a tile."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        # What torch keeps for later is free for us.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return (free + kept) // 4, GPU_TILE_PX
+    return CPU_BYTES, CPU_TILE_PX

@@ -1,0 +1,140 @@
+"""What a map holds: computed tile by tile or band by band, and made values of."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tilenet.data.rasters.raster import Raster
+from tilenet.geometry.bands import Band
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.tiles import Tile, Tiling, owned
+from tilenet.geometry.windows import Window
+from tilenet.mapping.writer import MapKind
+from tilenet.model.inputs import standardise
+from tilenet.model.network import Network
+from tilenet.model.skips import Origin
+from tilenet.parallel.exchange.swept_bands import sweep_band
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.storage.network_json import NetworkRecord
+
+__all__ = ["Computed", "Mapper", "Output"]
+
+Output = Literal["classes", "logits", "probabilities"]
+
+
+LEVELS = 250  # of a probability in a byte: 255 is nodata
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A piece of the map on the rank that computed it.
+
+    Attributes:
+        logits: (C, H, W), on the last device.
+        valid: Where the image has data, (H, W).
+    """
+
+    logits: Tensor
+    valid: NDArray[np.bool_]
+
+
+class Mapper:
+    """Computes what the map holds."""
+
+    def __init__(
+        self,
+        output: Output,
+        record: NetworkRecord,
+        image: Raster,
+        tiling: Tiling,
+        dtype: torch.dtype,
+        *,
+        scaled: bool = False,
+    ) -> None:
+        self.output, self.record, self.image = output, record, image
+        self.scaled = scaled
+        self.dtype = dtype
+        self.tiling = tiling
+        self.offset_px = tiling.rule.offset_px
+        count = len(record.classes)
+        if output == "classes":
+            kind = "uint8" if count <= 255 else "uint16"
+            most = np.iinfo(kind).max
+            nodata = record.ignore_index if count <= record.ignore_index <= most else int(most)
+            self.kind = MapKind(1, kind, nodata, record.classes)
+        elif scaled:
+            self.kind = MapKind(count, "uint8", 255, record.classes, 1 / LEVELS)
+        else:
+            kind = "float64" if dtype == torch.float64 else "float32"
+            self.kind = MapKind(count, kind, float("nan"), record.classes)
+
+    def input(self, window: Window) -> tuple[Tensor, NDArray[np.bool_]]:
+        """What the network sees of a window, (1, C, H, W), and where there is data, (H, W)."""
+        pixels = self.image.read(window)
+        mean, std = self.record.mean, self.record.std
+        return standardise(pixels.values, pixels.valid, mean, std, self.dtype), pixels.valid
+
+    def tiles(self, pipe: Pipe, tiles: Sequence[Tile]) -> list[Computed]:
+        """The tiles' own pixels."""
+        if not tiles:
+            return []
+        images, valid = zip(*(self.input(tile.read) for tile in tiles), strict=True)
+        numbers = [self.tiling.number(tile.own) for tile in tiles]
+        origins = [
+            Origin((0,), self.tiling, (number,), micro_batch)
+            for micro_batch, number in enumerate(numbers)
+        ]
+        with torch.inference_mode():
+            outputs = pipe(list(images), origins)
+        return [
+            Computed(owned(output, tile, self.offset_px)[0].to(self.dtype), owned(where, tile))
+            for output, where, tile in zip(outputs, valid, tiles, strict=True)
+        ]
+
+    def strips(
+        self,
+        network: Network,
+        layers: tuple[Layer, ...],
+        band: Band,
+        device: torch.device,
+        precision: str,
+    ) -> Iterator[Computed]:
+        """The own pixels of a band's tiles, one after another."""
+        valid: list[NDArray[np.bool_]] = []
+        first = band.part.row  # of `valid`
+
+        def read(window: Window) -> Tensor:
+            pixels, where = self.input(window)
+            valid.append(where)
+            return pixels.to(device)
+
+        owns = [self.tiling.tiles[number].own for number in band.tiles]
+        maps = sweep_band(network, layers, self.tiling, band, owns, precision, read)
+        for own, logits in zip(owns, maps, strict=True):
+            rows = np.concatenate(valid)[own.row - first :]
+            left = own.col - band.part.col
+            where = rows[: own.height, left : left + own.width]
+            yield Computed(logits[0].to(self.dtype), where)
+            valid[:], first = [rows[own.height :]], own.row + own.height
+
+    def values(self, computed: Computed) -> NDArray[Any]:
+        """The map's values (bands, H, W); nodata where the image has none."""
+        logits = computed.logits
+        if self.output == "classes":
+            values = logits.argmax(dim=0, keepdim=True).cpu().numpy()
+        elif self.output == "logits":
+            values = logits.cpu().numpy()
+        elif self.scaled:
+            # In float64, which holds the products: the nearest level, whatever the precision.
+            levels = logits.softmax(dim=0).double().mul_(LEVELS).round_()
+            values = levels.nan_to_num_(nan=self.kind.nodata).cpu().numpy()
+        else:
+            values = logits.softmax(dim=0).cpu().numpy()
+        values = values.astype(self.kind.dtype)
+        values[:, ~computed.valid] = self.kind.nodata
+        return np.ascontiguousarray(values)

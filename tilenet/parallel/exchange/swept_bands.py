@@ -1,0 +1,175 @@
+"""Bands of an image that ranks sweep: to the network's end, or to a layer for its statistics.
+
+What a layer takes of the whole image depends on the layers before it, so pass k sweeps those before
+number k, with what earlier passes found. Statistics are found tile by tile and merged in the order
+of the tiles, so that they do not depend on the number of ranks.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tilenet.geometry.bands import Band, bands
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.ownership import AxisShares, tiling_shares
+from tilenet.geometry.tiles import Tiling
+from tilenet.geometry.windows import Window
+from tilenet.model.network import Network
+from tilenet.parallel.exchange.fixed import Statistic, statistic_of
+from tilenet.parallel.exchange.norm import Cells
+from tilenet.parallel.exchange.passes import KeptSums, Values
+from tilenet.parallel.exchange.swept import Sweep
+from tilenet.parallel.exchange.whole_maps import AveragedOver
+from tilenet.parallel.health.progress import progress_bar
+from tilenet.parallel.health.watchdog import SLOW, Watchdog
+from tilenet.parallel.ranks.comm import agreed
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["sweep_band", "sweep_statistics"]
+
+
+def sweep_band(
+    network: Network,
+    layers: tuple[Layer, ...],
+    tiling: Tiling,
+    band: Band,
+    owns: Sequence[Window],
+    precision: str,
+    read: Callable[[Window], Tensor],
+) -> Iterator[Tensor]:
+    """Of a band's tiles, one after another, their own cells of the last layer's map.
+
+    Args:
+        network: Of these layers, in evaluation mode, on the device of what is read.
+        layers: The network's, or its first ones.
+        owns: For each tile the cells of that map which it owns, counted on the whole map.
+        precision: As for `Pipe`.
+        read: The network's input for a window, (1, bands, H, W).
+
+    Yields:
+        (1, C, H, W).
+    """
+    part = band.part
+    edges = [*(span.first - part.row for span in band.strips), part.height]
+    sweep = Sweep(layers, network, tiling.extended, edges, part, precision)
+    (done, left), there = sweep.starts[-1], list[Tensor]()
+    first, strips = done, iter(band.strips)
+    for own in owns:
+        while done < own.row + own.height:
+            strip = next(strips)
+            out = sweep.feed(read(Window(strip.first, part.col, strip.own, part.width)))
+            there.append(out)
+            done += out.shape[2]
+        found = there[0] if len(there) == 1 else torch.cat(there, 2)
+        top, col = own.row - first, own.col - left
+        yield found[:, :, top : top + own.height, col : col + own.width]
+        first = own.row + own.height
+        there = [found[:, :, first - done :].clone()] if first < done else []
+
+
+def sweep_statistics(
+    network: Network,
+    layers: tuple[Layer, ...],
+    passes: Sequence[tuple[int, Tiling]],
+    precision: str,
+    read: Callable[[Window], Tensor],
+    comm: "MPI.Intracomm",
+    watchdog: Watchdog,
+    kept: KeptSums | None = None,
+    *,
+    brief: bool = False,
+) -> Network:
+    """The same network with fixed statistics. Collective.
+
+    Args:
+        network: In evaluation mode, on the device of what is read.
+        passes: As for `StatisticPasses.run`.
+        kept: Knows the sums of passes that an interrupted run finished, and keeps new ones.
+        brief: Whether progress shows only while it takes long.
+
+    Raises:
+        AgreedError: On all ranks, for a file that one of them cannot read.
+    """
+    fixed = Network(list(network), network.mask_key).eval()
+    total = sum(len(tiling.tiles) for _, tiling in passes)
+    with progress_bar(comm, total, "strip", brief=brief) as progress:
+        for number, (index, tiling) in enumerate(passes):
+            statistic, count = statistic_of(layers[index]), len(tiling.tiles)
+            known, values = kept.sums(index) if kept else (0, None)
+            if values is None or known < count:
+                shares = bands(tiling, range(count), comm.size)
+                prefix = Network(list(fixed)[:index], network.mask_key).eval()
+                mine = _found(prefix, layers, index, tiling, shares[comm.rank], precision, read)
+                found: list[Values] = []
+                rounds = max(sum(len(band.tiles) for band in share) for share in shares)
+                for turn in range(rounds):
+                    doing = f"statistics of layer {index}, pass {number + 1} of {len(passes)}"
+                    watchdog.arm(f"{doing}, round {turn}", 1.0 if number or turn else SLOW)
+                    with agreed(comm):  # a file may be broken where only one rank reads it
+                        found += [one for one in [next(mine, None)] if one is not None]
+                    progress.update(min(comm.size, count - turn * comm.size))
+                    if kept and turn + 1 < rounds:
+                        kept.round_done()
+                values = _merged(statistic, shares, found, comm)
+                if kept:
+                    kept.sums_done(index, count, values, last=True)
+            fixed[index] = statistic.fixed(network[index], values).eval()
+    return fixed
+
+
+def _found(
+    prefix: Network,
+    layers: tuple[Layer, ...],
+    index: int,
+    tiling: Tiling,
+    share: Sequence[Band],
+    precision: str,
+    read: Callable[[Window], Tensor],
+) -> Iterator[Values]:
+    """What each of a rank's tiles adds to the statistic of layer `index`."""
+    rows, cols = (axis[index] for axis in tiling_shares(layers, tiling))
+    whole, statistic = (rows.cells, cols.cells), statistic_of(layers[index])
+    for band in share:
+        owns = [_own(rows, cols, divmod(number, tiling.grid[1])) for number in band.tiles]
+        maps = sweep_band(prefix, layers[:index], tiling, band, owns, precision, read)
+        for own, x in zip(owns, maps, strict=True):
+            here = Window(0, 0, own.height, own.width)
+            where = AveragedOver(Cells((here,), (0,)), ((own.row, own.col),), whole)
+            with torch.inference_mode():
+                yield statistic.find(x, where)
+
+
+def _own(rows: AxisShares, cols: AxisShares, place: tuple[int, int]) -> Window:
+    (top, bottom), (left, right) = (
+        axis.edges[at : at + 2] for axis, at in zip((rows, cols), place, strict=True)
+    )
+    return Window(top, left, bottom - top, right - left)
+
+
+def _merged(
+    statistic: Statistic,
+    shares: Sequence[Sequence[Band]],
+    found: list[Values],
+    comm: "MPI.Intracomm",
+) -> Values:
+    """The statistic of all tiles, alike on all ranks."""
+    most = max(sum(len(band.tiles) for band in share) for share in shares)
+    mine = np.zeros((most, statistic.num_values))
+    for place, one in enumerate(found):
+        mine[place] = one
+    everything = np.empty((comm.size, *mine.shape))
+    comm.Allgather(mine, everything)
+    by_tile: dict[int, Values] = {}
+    for rank, share in enumerate(shares):
+        for place, tile in enumerate(chain.from_iterable(band.tiles for band in share)):
+            by_tile[tile] = everything[rank, place]
+    first, *rest = (by_tile[tile] for tile in sorted(by_tile))
+    for one in rest:
+        first = statistic.merged(first, one)
+    return first

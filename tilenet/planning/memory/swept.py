@@ -1,0 +1,115 @@
+"""What a sweep holds: rows that are kept, and what a layer takes and gives."""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from tilenet.geometry.halo import map_grids, map_shapes
+from tilenet.geometry.layers import Layer, Stash
+from tilenet.geometry.sweep import LayerRows, row_readers, strip_edges, sweep
+
+__all__ = ["swept_bytes"]
+
+FULL_STRIPS = 4  # that complete as many rows as come in, until nothing new is to be seen
+
+
+@lru_cache(maxsize=256)  # many images are of one width
+def swept_bytes(
+    layers: tuple[Layer, ...], height: int, width: int, strip_rows: int, item_bytes: int
+) -> int:
+    """Most bytes of feature maps that live at one time while a part of an image is swept.
+
+    Counted are rows that are kept, in the pieces in which they came, the input of the layer at hand
+    where it is put together of pieces, and its output; not the convolution's workspace.
+
+    Args:
+        height: Rows of the part.
+        width: Its columns.
+        strip_rows: Rows of a strip.
+    """
+    held = _Held(layers, height, width)
+    most = full = 0
+    for strip in sweep(layers, strip_edges(height, strip_rows)):
+        held.add(0, strip.image[0], strip.image[1])
+        for number, rows in enumerate(strip.layers):
+            most = max(most, held.cells + held.taken(number, rows))
+            held.give(number, rows)
+            most = max(most, held.cells)
+            for map_ in held.done_with[number]:
+                held.let_go(map_, strip.held[map_][0])
+        held.maps[-1].clear()
+        full += strip.output[1] - strip.output[0] >= strip_rows
+        if full > FULL_STRIPS:
+            break
+    return most * item_bytes
+
+
+@dataclass
+class _Piece:
+    """Rows of a map; pieces of one storage lie in the same memory."""
+
+    first: int
+    rows: int
+    storage: int
+
+
+@dataclass
+class _Held:
+    """The pieces that a sweep holds, in cells."""
+
+    layers: tuple[Layer, ...]
+    height: int
+    width: int
+    sizes: dict[int, int] = field(default_factory=dict)  # of storages that were ever made
+
+    def __post_init__(self) -> None:
+        self.shapes = map_shapes(self.layers, self.height, self.width)
+        self.whole = [grid.whole for grid in map_grids(self.layers)]
+        self.reads = row_readers(self.layers)
+        self.maps: list[list[_Piece]] = [[] for _ in self.shapes]
+        last = {map_: layer for layer, maps in enumerate(self.reads) for map_ in maps}
+        self.done_with: list[list[int]] = [[] for _ in self.layers]
+        for map_ in range(len(self.layers)):
+            self.done_with[last.get(map_, map_)].append(map_)
+
+    def _new(self, number: int, rows: int) -> int:
+        storage = len(self.sizes)
+        self.sizes[storage] = rows * self.shapes[number].cols * self.shapes[number].channels
+        return storage
+
+    def add(self, number: int, first: int, stop: int) -> None:
+        """A piece of a map comes."""
+        if first < stop:
+            self.maps[number].append(_Piece(first, stop - first, self._new(number, stop - first)))
+
+    def give(self, number: int, rows: LayerRows) -> None:
+        """A layer gives its rows; a stash those that it was given."""
+        (first, stop), layer = rows.out, self.layers[number]
+        inside = [one for one in self.maps[number] if one.first <= first < one.first + one.rows]
+        if isinstance(layer, Stash) and inside and stop <= inside[0].first + inside[0].rows:
+            self.maps[number + 1].append(_Piece(first, stop - first, inside[0].storage))
+        elif not self.whole[number + 1]:
+            self.add(number + 1, first, stop)
+
+    def taken(self, number: int, rows: LayerRows) -> int:
+        """Cells of what is put together of several pieces for a layer."""
+        total = 0
+        for map_ in self.reads[number]:
+            first, stop = max(rows.need[0], 0), min(rows.need[1], self.shapes[map_].rows)
+            found = [p for p in self.maps[map_] if p.first < stop and first < p.first + p.rows]
+            if len(found) > 1:
+                total += (stop - first) * self.shapes[map_].cols * self.shapes[map_].channels
+        return total
+
+    def let_go(self, number: int, first: int) -> None:
+        """As `Sweep` lets rows go."""
+        pieces = self.maps[number]
+        while pieces and pieces[0].first + pieces[0].rows <= first:
+            del pieces[0]
+        if pieces and first - pieces[0].first > pieces[0].rows // 2:
+            rest = pieces[0].first + pieces[0].rows - first
+            pieces[0] = _Piece(first, rest, self._new(number, rest))
+
+    @property
+    def cells(self) -> int:
+        """Of all memory that is held."""
+        return sum(self.sizes[one] for one in {p.storage for map_ in self.maps for p in map_})
