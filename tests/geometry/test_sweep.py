@@ -93,7 +93,7 @@ def check(layers: tuple[Layer, ...], rows: int, strips: tuple[Strip, ...]) -> No
         held = list(strip.held)
         for source, (first, stop) in enumerate(held):
             kept[source].append(set(range(first, stop)))
-    assert [stop for _, stop in held] == [one.rows for one in shapes]
+    assert held[-1][1] == shapes[-1].rows
     for source, before in enumerate(kept):
         if not grids[source].whole:
             assert before[-1] == set()

@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.bands import read_ratio
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Norm
-from tilenet.geometry.tiles import halo_rule
+from tilenet.geometry.tiles import Cut, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.maps import MapQuestion, _tile_px, choose_map
 from tilenet.planning.memory.partition import inference_bytes
+from tilenet.planning.memory.swept import swept_bytes
 
 OPTIONS = UNetOptions(poolings=5, base=64, bands=4, classes=1, norm="instance")
 LAYERS = unet_layers(OPTIONS)
@@ -138,3 +140,43 @@ def test_an_image_with_one_cell_on_a_level_is_refused() -> None:
 def test_the_papers_tiles_are_refused() -> None:
     with pytest.raises(TilenetError, match="use halo: exact or a multiple of the stride"):
         choose_map(question(halo="epsilon", tile_px=250))
+
+
+SWEPT = replace(OPTIONS, norm="batch")
+
+
+def test_a_sweep_is_taken_where_it_computes_less() -> None:
+    more = {"size": (4000, 4096), "sweep_bytes": 1 << 30}
+    sweep = choose_map(question(1, 1 << 28, SWEPT, **more))
+    assert (sweep.method, sweep.tiling.grid[1], sweep.passes) == ("sweep", 1, ())
+    assert sweep.work_ratio == pytest.approx(4000 / 4000, abs=0.01)
+    for other in ({"sweep_bytes": 0}, {"tile_px": 512}, {"halo": 96}, {"size": (200, 300)}):
+        assert choose_map(question(1, 1 << 28, SWEPT, **{**more, **other})).method == "tiles"
+
+
+def test_little_memory_sweeps_columns() -> None:
+    size = 4000, 4096
+    whole = choose_map(question(1, 1 << 26, SWEPT, size=size, sweep_bytes=1 << 30))
+    strip = max(span.own for span in whole.tiling.rows)
+    need = swept_bytes(unet_layers(SWEPT), 4000, 4096, strip, 4)
+    less = choose_map(question(1, 1 << 26, SWEPT, size=size, sweep_bytes=need // 3))
+    assert (less.method, less.tiling.grid[1] > 1) == ("sweep", True)
+    width, rows = less.tiling.cols[0].read, max(span.own for span in less.tiling.rows)
+    assert swept_bytes(unet_layers(SWEPT), 4000, width, rows, 4) <= need // 3
+    assert less.work_ratio > whole.work_ratio
+
+
+def test_passes_of_sweeps() -> None:
+    plan = choose_map(question(2, 1 << 22, size=(2000, 2048), sweep_bytes=1 << 30))
+    tiles = choose_map(question(2, 1 << 22, size=(2000, 2048)))
+    assert (plan.method, tiles.method) == ("sweep", "passes")
+    assert [index for index, _ in plan.passes] == [index for index, _ in tiles.passes]
+    assert plan.work_ratio < tiles.work_ratio
+
+
+def test_ranks_sweep_columns_where_bands_would_be_flat() -> None:
+    plan = choose_map(question(64, 1 << 26, SWEPT, size=(4096, 4096), sweep_bytes=1 << 30))
+    assert plan.method == "sweep"
+    assert plan.tiling.grid[1] > 1
+    flat = cut(4096, 4096, Cut(grid=(plan.tiling.grid[0], 1)), plan.tiling.rule)
+    assert plan.work_ratio < read_ratio(flat, 64)

@@ -3,10 +3,9 @@
 A band is swept at once, a row of tiles after the other, so that just its outermost tiles read a
 halo. One rank and one column of tiles read every pixel once.
 
-Whoever sweeps a tile, layers compute the same rows at once for it, so that its numbers are the same
-to the last bit: strips are rows of tiles wherever a band begins, and it begins a strip before its
-halo. In its first strip layers compute more rows at once, in its last one all that are left, and
-nothing of either is seen by its tiles.
+For a tile, layers compute the same rows at once in every band, so that its numbers are the same to
+the last bit: strips are rows of tiles wherever a band begins, and it begins a strip before its
+halo. In its first strip layers compute more rows at once, of which its tiles see nothing.
 """
 
 from bisect import bisect
@@ -26,15 +25,14 @@ class Band:
 
     Attributes:
         tiles: Their numbers, from the top.
-        strips: Rows of tiles that it is swept in.
+        strips: Rows of tiles that it is swept in, until its own tiles are done: the last one may
+            not have to come.
         part: The window of all strips.
-        read_rows: Rows of the strips that have to come until the last tile is done.
     """
 
     tiles: tuple[int, ...]
     strips: tuple[Span, ...]
     part: Window
-    read_rows: int
 
 
 def bands(tiling: Tiling, numbers: Sequence[int], parts: int) -> list[list[Band]]:
@@ -71,7 +69,7 @@ def _band(tiling: Tiling, run: list[int]) -> Band:
     strips, col = rows[first : stop + 1], tiling.cols[run[0] % num_cols]
     height = strips[-1].first + strips[-1].own - strips[0].first
     part = Window(strips[0].first, col.start, height, col.read)
-    return Band(tuple(run), strips, part, sum(strip.own for strip in rows[first:stop]))
+    return Band(tuple(run), strips, part)
 
 
 def _strip_at(rows: tuple[Span, ...], row: int) -> int:
@@ -81,5 +79,5 @@ def _strip_at(rows: tuple[Span, ...], row: int) -> int:
 def read_ratio(tiling: Tiling, parts: int) -> float:
     """Pixels that ranks read, if all read as many as the one that reads most, per pixel."""
     shares = bands(tiling, range(len(tiling.tiles)), parts)
-    most = max(sum(band.read_rows * band.part.width for band in share) for share in shares)
+    most = max(sum(band.part.height * band.part.width for band in share) for share in shares)
     return most * parts / (tiling.height * tiling.width)

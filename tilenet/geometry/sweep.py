@@ -9,12 +9,13 @@ computed twice. (Alwani et al., "Fused-layer CNN accelerators", MICRO 2016.)
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Expand, GlobalPool, Join, Layer, Stash, walk
 
 __all__ = ["LayerRows", "Rows", "Strip", "row_readers", "strip_edges", "sweep"]
+
+MOST_BORDER = 1 << 16  # cells beyond the end of a map that a layer looks at
 
 Rows = tuple[int, int]  # the first, and the one behind the last
 
@@ -38,7 +39,7 @@ class Strip:
     """What happens when a strip has come in.
 
     Attributes:
-        image: Rows of the image.
+        image: Rows of the image; none when all have come, and layers still look beyond its end.
         layers: For each layer in order.
         held: For the image and each layer's map the rows that are kept for strips to come.
     """
@@ -74,35 +75,54 @@ def strip_edges(rows: int, strip_rows: int) -> tuple[int, ...]:
 def sweep(layers: tuple[Layer, ...], edges: Sequence[int]) -> Iterator[Strip]:
     """The strips of an image, the last of which completes the output.
 
-    Averages and statistics of the whole image are taken as known.
+    Behind the last rows of the image come strips without any, so that layers never compute more
+    rows at once than elsewhere.
+
+    Averages and statistics of the whole image are taken as known, and what only they look at is
+    not computed.
 
     Args:
         layers: A network with *same* padding, or its first layers.
         edges: Rows of the image between strips, 0 and the image's rows included, which are a
             multiple of the alignment.
     """
-    rows = edges[-1]
+    rows, height = edges[-1], edges[-1] - edges[-2]
     sizes = walk(layers, rows, lambda layer, size, kept: layer.size(size, *kept))
     readers = _readers(layers)
     read_by: list[list[int]] = [[] for _ in sizes]
+    seen = _seen(readers)
+    sizes = [size if number in seen else 0 for number, size in enumerate(sizes)]
     for number, reader in enumerate(readers):
-        for one in reader.reads:
+        for one in reader.reads if number + 1 in seen else ():
             read_by[one].append(number)
-    done = [0] * len(sizes)
-    for first, stop in pairwise(edges):
-        done[0] = stop
+    come = [0] * len(sizes)  # rows of each map, those beyond its end too
+    ends = iter(edges[1:])
+    while come[-1] < sizes[-1]:
+        image = min(come[0], rows), next(ends, rows)
+        come[0] = max(come[0] + height, image[1]) if image[0] == rows else image[1]
         steps = []
-        for number, (layer, reader) in enumerate(zip(layers, readers, strict=True), start=1):
-            start = done[number]
-            done[number] = _ready(layer, start, sizes[number], reader.waits, done, sizes)
-            need = _needs(layer, start, done[number]) if reader.reads else (0, 0)
-            steps.append(LayerRows((start, done[number]), need))
-        held = tuple(
-            (min(_still_read(layers, read_by[one], done, sizes, stop), stop), stop)
-            for one, stop in enumerate(done)
-        )
-        yield Strip((first, done[0]), tuple(steps), held)
-    assert done == sizes, "a sweep ends with all rows of all maps"
+        for number, (layer, waits) in enumerate(zip(layers, readers, strict=True), start=1):
+            before, size = come[number], sizes[number]
+            come[number] = _ready(layer, before, size, waits.waits, come)
+            out = min(before, size), min(come[number], size)
+            steps.append(LayerRows(out, _needs(layer, *out) if waits.reads else (0, 0)))
+        done = [min(stop, size) for stop, size in zip(come, sizes, strict=True)]
+        held = tuple((stop, stop) for stop in done)
+        if come[-1] < sizes[-1]:
+            held = tuple(
+                (min(_still_read(layers, read_by[one], done, sizes, stop), stop), stop)
+                for one, stop in enumerate(done)
+            )
+        yield Strip(image, tuple(steps), held)
+
+
+def _seen(readers: tuple[_Reader, ...]) -> set[int]:
+    """The maps that the output looks at, or waits for."""
+    seen = {len(readers)}
+    for number in reversed(range(len(readers))):
+        if number + 1 in seen:
+            seen.update(readers[number].waits)
+    return seen
 
 
 def _readers(layers: tuple[Layer, ...]) -> tuple[_Reader, ...]:
@@ -130,17 +150,16 @@ def _needs(layer: Layer, first: int, stop: int) -> Rows:
     return low, max(high + 1, low)
 
 
-def _ready(
-    layer: Layer, first: int, size: int, waits: tuple[int, ...], done: list[int], sizes: list[int]
-) -> int:
+def _ready(layer: Layer, first: int, size: int, waits: tuple[int, ...], come: list[int]) -> int:
     """The first row of a layer that looks at rows which have not come yet."""
-    waiting = [one for one in waits if done[one] < sizes[one]]
 
     def must_wait(row: int) -> bool:
         last = row if isinstance(layer, Expand) else layer.needs(row, row)[1]
-        return any(last >= done[one] for one in waiting)
+        return any(last >= come[one] for one in waits)
 
-    return bisect_left(range(size), True, lo=first, key=must_wait) if waiting else size
+    # Beyond its end too, where layers see their border: as many as any layer looks at.
+    rows = range(max(first, 2 * size + MOST_BORDER) + 1)
+    return bisect_left(rows, True, lo=first, key=must_wait) if waits else len(rows)
 
 
 def _still_read(

@@ -51,6 +51,8 @@ def swept(layers: tuple[Layer, ...], net: Network, image: Tensor, strip_rows: in
     edges = strip_edges(image.shape[2], strip_rows)
     sweep = Sweep(layers, net, (image.shape[2], image.shape[3]), edges)
     parts = [sweep.feed(part) for part in torch.split(image, strip_rows, dim=2)]
+    while sum(part.shape[2] for part in parts) < image.shape[2]:
+        parts.append(sweep.feed(None))
     assert sweep.held_bytes == 0
     return torch.cat(parts, 2)
 

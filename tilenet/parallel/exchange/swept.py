@@ -86,6 +86,7 @@ class Sweep:
         self._pieces: list[list[tuple[int, Tensor]]] = [[] for _ in self._shapes]
         self._whole: dict[int, Tensor] = {}
         self._now: LayerRows
+        self._empty: Tensor  # a strip without rows
         self._line, self._dtype = Line(None), AUTOCAST.get(precision)
 
     def _swept(self, layer: Layer, number: int, module: nn.Module) -> nn.Module:
@@ -131,15 +132,18 @@ class Sweep:
         storages = (piece.untyped_storage() for piece in pieces)
         return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
 
-    def feed(self, strip: Tensor) -> Tensor:
+    def feed(self, strip: Tensor | None) -> Tensor:
         """The output's rows that a strip completes.
 
         Args:
-            strip: The next rows of the image, (B, bands, H, W).
+            strip: The next rows of the image, (B, bands, H, W); None: they have all come.
 
         Returns:
             (B, classes, H′, W); H′ may be 0.
         """
+        if strip is None:
+            strip = self._empty
+        self._empty = strip.new_empty((*strip.shape[:2], 0, strip.shape[3]))
         kind = strip.device.type
         with (
             torch.inference_mode(),
@@ -148,7 +152,8 @@ class Sweep:
             return self._fed(strip, next(self.strips))
 
     def _fed(self, strip: Tensor, plan: Strip) -> Tensor:
-        self._pieces[0].append((plan.image[0], strip))
+        if strip.shape[2]:
+            self._pieces[0].append((plan.image[0], strip))
         for number, (layer, rows) in enumerate(zip(self.layers, plan.layers, strict=True)):
             self._now = rows
             if self.grids[number + 1].whole:

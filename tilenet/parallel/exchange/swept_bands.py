@@ -62,8 +62,10 @@ def sweep_band(
     first, strips = done, iter(band.strips)
     for own in owns:
         while done < own.row + own.height:
-            strip = next(strips)
-            out = sweep.feed(read(Window(strip.first, part.col, strip.own, part.width)))
+            strip = next(strips, None)
+            out = sweep.feed(
+                read(Window(strip.first, part.col, strip.own, part.width)) if strip else None
+            )
             there.append(out)
             done += out.shape[2]
         found = there[0] if len(there) == 1 else torch.cat(there, 2)

@@ -29,11 +29,12 @@ def swept_bytes(
     held = _Held(layers, height, width)
     most = full = 0
     for strip in sweep(layers, strip_edges(height, strip_rows)):
-        held.add(0, strip.image[0], strip.image[1])
+        held.add(0, *strip.image)
+        held.given = held.maps[0][-1:]  # its caller holds it
         for number, rows in enumerate(strip.layers):
-            most = max(most, held.cells + held.taken(number, rows))
+            taken = held.taken(number, rows)
             held.give(number, rows)
-            most = max(most, held.cells)
+            most = max(most, held.cells + taken)
             for map_ in held.done_with[number]:
                 held.let_go(map_, strip.held[map_][0])
         held.maps[-1].clear()
@@ -66,6 +67,7 @@ class _Held:
         self.whole = [grid.whole for grid in map_grids(self.layers)]
         self.reads = row_readers(self.layers)
         self.maps: list[list[_Piece]] = [[] for _ in self.shapes]
+        self.given: list[_Piece] = []
         last = {map_: layer for layer, maps in enumerate(self.reads) for map_ in maps}
         self.done_with: list[list[int]] = [[] for _ in self.layers]
         for map_ in range(len(self.layers)):
@@ -112,4 +114,5 @@ class _Held:
     @property
     def cells(self) -> int:
         """Of all memory that is held."""
-        return sum(self.sizes[one] for one in {p.storage for map_ in self.maps for p in map_})
+        pieces = (piece for map_ in (*self.maps, self.given) for piece in map_)
+        return sum(self.sizes[one] for one in {piece.storage for piece in pieces})
