@@ -1,5 +1,5 @@
 # make demo: train on a synthetic scene over 4 ranks and write its map.
-# make test: tests of one process and over 2 ranks.   make rest: over 3, 4 and 6, and make jobs.
+# make test: tests of one process and over 2 ranks.   make rest: over 3, 4 and 6, and make jobs beside.
 # make jobs: job scripts, hanging ranks, and a real Slurm of virtual nodes (root, Debian).
 # make fuzz: spoilt files and networks of a grammar, EXAMPLES of each, with a SEED that is printed.
 # make bench: all benches, or those of BENCH="balance pipeline", and bench/README.md from what they say.

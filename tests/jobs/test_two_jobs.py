@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from launched import mpiexec
 
+pytestmark = pytest.mark.alone
+
 STEPS, RANKS = 25, 2
 LIMIT_S = 120  # matters only on failure
 
