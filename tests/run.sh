@@ -4,6 +4,7 @@
 #                        them whole jobs and fuzzing, which mostly wait.
 # run.sh jobs [OPTION…]: whole jobs without the rest: commands and pages of the guide as users start
 #                        them, jobs that fail, hang or are killed, and a real Slurm (root, Debian).
+# run.sh nightly [OPTION…]: those of whole jobs that `rest` and `jobs` leave out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1 # ranks share the cores; more threads than cores only wait for each other
@@ -13,19 +14,19 @@ jobs_of() { # MARKS [OPTION…]
     # A file's tests stay together, for they share what they made. A job may be started three times
     # on a machine that does much else.
     python -m pytest -q -n 3 --dist loadfile -o faulthandler_timeout=1200 tests/jobs tests/outside \
-        tests/fuzz --ignore tests/jobs/slurm "$@"
+        tests/fuzz --ignore tests/jobs/slurm -m "$@"
 }
 
-slurm_of() { # [OPTION…]
+slurm_of() { # MARKS [OPTION…]
     # It has the machine's ports and namespaces to itself; what a user needs to know of a Slurm that
     # is missing comes at the end.
-    python -m pytest -q -o faulthandler_timeout=1200 tests/jobs/slurm "$@"
+    python -m pytest -q -o faulthandler_timeout=1200 tests/jobs/slurm -m "$@"
 }
 
 jobs_that_need_the_machine() { # [OPTION…]
     echo "== whole jobs alone"
-    jobs_of alone "$@"
-    slurm_of "$@"
+    jobs_of "alone and not nightly" "$@"
+    slurm_of "not nightly" "$@"
 }
 
 over_ranks() { # RANKS "FOLDER…" [OPTION…]
@@ -66,7 +67,7 @@ case $part in
     rest)
         said=$(mktemp)
         set -m # a group of its own, by which it is ended
-        jobs_of "not alone" "$@" </dev/null >"$said" 2>&1 &
+        jobs_of "not alone and not nightly" "$@" </dev/null >"$said" 2>&1 &
         background=$!
         set +m
         trap 'end_background; tell_background' EXIT # the status stays that of what failed
@@ -78,8 +79,12 @@ case $part in
         jobs_that_need_the_machine "$@"
         ;;
     jobs)
-        jobs_of "not alone" "$@"
+        jobs_of "not alone and not nightly" "$@"
         jobs_that_need_the_machine "$@"
         ;;
-    *) echo "run.sh: test, rest or jobs" >&2 && exit 2 ;;
+    nightly)
+        jobs_of nightly "$@"
+        slurm_of nightly "$@"
+        ;;
+    *) echo "run.sh: test, rest, jobs or nightly" >&2 && exit 2 ;;
 esac
