@@ -1,6 +1,7 @@
 # make demo: train on a synthetic scene over 4 ranks and write its map.
-# make test: tests of one process and over 2 ranks.   make rest: over 3, 4 and 6, and make jobs.
-# make jobs: job scripts, hanging ranks, and a real Slurm of virtual nodes (root, Debian).
+# make test: tests of one process and over 2 ranks.   make rest: over 3, 4 and 6, and make jobs beside.
+# make jobs: job scripts, hanging ranks, and a job on a Slurm of virtual nodes (root, Debian).
+# make nightly: all else of that Slurm, of two jobs and of ranges of nodes; make fuzz; KILLS (60) at random.
 # make fuzz: spoilt files and networks of a grammar, EXAMPLES of each, with a SEED that is printed.
 # make bench: all benches, or those of BENCH="balance pipeline", and bench/README.md from what they say.
 # make soak: KILLS at random under mpiexec and Slurm, with a SEED; an hour or so for 200.
@@ -9,11 +10,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 SIZE ?= 2048
 EXAMPLES ?= 500
-KILLS ?= 200
 BANNED := rims?|whoever|anew|for ever|likewise|beside|stands there
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: install demo test rest jobs fuzz bench soak check clean
+.PHONY: install demo test rest jobs nightly fuzz bench soak check clean
 install: .venv/installed
 
 .venv/installed: setup.py constraints.txt
@@ -33,6 +33,12 @@ rest: install
 jobs: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/run.sh jobs
 
+nightly: KILLS ?= 60
+nightly: install fuzz
+	@echo "seed $(SEED): make nightly SEED=$(SEED) EXAMPLES=$(EXAMPLES) KILLS=$(KILLS) repeats this"
+	PATH="$(CURDIR)/$(BIN):$$PATH" tests/run.sh nightly
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.survival.soak --kills $(KILLS) --seed $(SEED)
+
 fuzz: install
 	@echo "seed $(SEED): make fuzz SEED=$(SEED) EXAMPLES=$(EXAMPLES) repeats this"
 	FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q tests/fuzz --hypothesis-profile=fuzz \
@@ -43,6 +49,7 @@ fuzz: install
 bench: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.render --run $(BENCH)
 
+soak: KILLS ?= 200
 soak: install
 	@echo "seed $(SEED): make soak SEED=$(SEED) KILLS=$(KILLS) chooses the same again"
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.survival.soak --kills $(KILLS) --seed $(SEED) >soak.part

@@ -1,24 +1,32 @@
 #!/usr/bin/env bash
 # run.sh test [OPTION…]: tests of one process, and over 2 ranks those of exactness/ and parallel/.
-# run.sh rest [OPTION…]: the others over 2, all over 3 and 4 ranks, a few over 6 (3 × 2), fuzzing,
-#                        and whole jobs.
-# run.sh jobs [OPTION…]: whole jobs alone: commands and pages of the guide as users start them, jobs
-#                        that fail, hang or are killed, and a real Slurm (root, Debian).
+# run.sh rest [OPTION…]: the others over 2, all over 3 and 4 ranks, a few over 6 (3 × 2), and beside
+#                        them whole jobs and fuzzing, which mostly wait.
+# run.sh jobs [OPTION…]: whole jobs without the rest: commands and pages of the guide as users start
+#                        them, jobs that fail, hang or are killed, and a real Slurm (root, Debian).
+# run.sh nightly [OPTION…]: those of whole jobs that `rest` and `jobs` leave out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1 # ranks share the cores; more threads than cores only wait for each other
 export MPIR_CVAR_ENABLE_HEAVY_YIELD=1 # ranks of MPICH that wait let others compute
 
-whole_jobs() {
-    echo "== whole jobs"
-    # Most wait for something; a file's tests stay together, for they share what they made. A job may
-    # be started three times on a machine that does much else.
+jobs_of() { # MARKS [OPTION…]
+    # A file's tests stay together, for they share what they made. A job may be started three times
+    # on a machine that does much else.
     python -m pytest -q -n 3 --dist loadfile -o faulthandler_timeout=1200 tests/jobs tests/outside \
-        tests/fuzz \
-        --ignore tests/jobs/slurm --ignore tests/jobs/soak "$@"
-    # These have the machine's ports and namespaces to themselves; what a user needs to know of a Slurm
-    # that is missing comes at the end.
-    python -m pytest -q -o faulthandler_timeout=1200 tests/jobs/soak tests/jobs/slurm "$@"
+        tests/fuzz --ignore tests/jobs/slurm -m "$@"
+}
+
+slurm_of() { # MARKS [OPTION…]
+    # It has the machine's ports and namespaces to itself; what a user needs to know of a Slurm that
+    # is missing comes at the end.
+    python -m pytest -q -o faulthandler_timeout=1200 tests/jobs/slurm -m "$@"
+}
+
+jobs_that_need_the_machine() { # [OPTION…]
+    echo "== whole jobs alone"
+    jobs_of "alone and not nightly" "$@"
+    slurm_of "not nightly" "$@"
 }
 
 over_ranks() { # RANKS "FOLDER…" [OPTION…]
@@ -27,9 +35,23 @@ over_ranks() { # RANKS "FOLDER…" [OPTION…]
     shift 2
     mapfile -t files < <(grep -rlE --include='test_*.py' "mark\.ranks\([^)]*\<$ranks\>" "${folders[@]}")
     echo "== $ranks ranks"
-    # -x and `-m mpi4py`: a failure on one rank ends all; the timeout makes a hang print its stacks.
-    mpiexec -n "$ranks" python -m mpi4py -m pytest -x -q --ranks "$ranks" \
-        -o faulthandler_timeout=120 -o faulthandler_exit_on_timeout=true "${files[@]}" "$@"
+    # -x and `-m mpi4py`: a failure on one rank ends all; a hang prints its stacks and ends too.
+    mpiexec -n "$ranks" python -m mpi4py -m pytest -x -q --ranks "$ranks" "${files[@]}" "$@"
+}
+
+end_background() { # the group of processes of $background
+    kill -INT -- "-$background" 2>/dev/null || return 0 # pytest ends what its tests have started
+    for _ in {1..60}; do
+        kill -0 -- "-$background" 2>/dev/null || return 0
+        sleep 0.5
+    done
+    kill -KILL -- "-$background" 2>/dev/null || true
+}
+
+tell_background() {
+    echo "== whole jobs, beside the ranks"
+    cat "$said"
+    rm -f "$said"
 }
 
 heart="tests/exactness tests/parallel"
@@ -43,10 +65,26 @@ case $part in
         over_ranks 2 "$heart" "$@"
         ;;
     rest)
+        said=$(mktemp)
+        set -m # a group of its own, by which it is ended
+        jobs_of "not alone and not nightly" "$@" </dev/null >"$said" 2>&1 &
+        background=$!
+        set +m
+        trap 'end_background; tell_background' EXIT # the status stays that of what failed
         over_ranks 2 "$others" "$@"
         for ranks in 3 4 6; do over_ranks "$ranks" "$heart $others" "$@"; done
-        whole_jobs "$@"
+        wait "$background" # if it failed, all did
+        trap - EXIT
+        tell_background
+        jobs_that_need_the_machine "$@"
         ;;
-    jobs) whole_jobs "$@" ;;
-    *) echo "run.sh: test, rest or jobs" >&2 && exit 2 ;;
+    jobs)
+        jobs_of "not alone and not nightly" "$@"
+        jobs_that_need_the_machine "$@"
+        ;;
+    nightly)
+        jobs_of nightly "$@"
+        slurm_of nightly "$@"
+        ;;
+    *) echo "run.sh: test, rest, jobs or nightly" >&2 && exit 2 ;;
 esac

@@ -16,7 +16,7 @@ from tilenet.data.survey import Moments, merge, survey
 from tilenet.data.survey_record import Survey
 from tilenet.errors import AgreedError
 
-pytestmark = pytest.mark.ranks(1, 2, 3)
+pytestmark = pytest.mark.ranks(1, 2)
 
 
 def look(path: Path, comm: MPI.Intracomm, classes: int = 3) -> tuple[Survey, list]:  # type: ignore[type-arg]
@@ -32,6 +32,7 @@ def look(path: Path, comm: MPI.Intracomm, classes: int = 3) -> tuple[Survey, lis
         return survey(images, labels, classes, 8, comm), scenes
 
 
+@pytest.mark.ranks(1, 2, 3)
 def test_survey_is_that_of_all_pixels(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_survey_of_more_than_eight_classes_keeps_them_apart(
         assert set(np.flatnonzero(bits[:, row, col])) == set(part.ravel().tolist())
 
 
+@pytest.mark.ranks(1, 2, 3)
 @pytest.mark.parametrize("kinds", [("float32",), ("uint8", "float32", "int32")], ids=str)
 def test_real_numbers_and_several_kinds_give_the_same_bits_on_any_number_of_ranks(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]
@@ -134,6 +136,7 @@ def test_survey_is_the_same_to_the_last_bit_as_on_one_rank(
     assert all(np.array_equal(*pair) for pair in pairs)
 
 
+@pytest.mark.ranks(1, 2, 3)
 def test_moments_of_groups_of_blocks_are_the_same_on_any_number_of_ranks(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +158,7 @@ def test_moments_of_groups_of_blocks_are_the_same_on_any_number_of_ranks(
     np.testing.assert_allclose(together.std, exact.std(axis=(1, 2)), rtol=1e-13)
 
 
+@pytest.mark.ranks(1)
 def test_moments_are_stable_far_from_zero() -> None:
     rng = np.random.default_rng(3)
     values = rng.normal(size=(2, 9000)) + 1e9  # E[x²] − E[x]² loses all digits here

@@ -29,7 +29,7 @@ from whole_image import Scene
 from tilenet.__main__ import main
 from tilenet.cli import plan as plan_command
 
-pytestmark = pytest.mark.ranks(1, 2, 4)
+pytestmark = pytest.mark.ranks(2)
 
 SIZE = 157, 211
 Capture = pytest.CaptureFixture[str]
@@ -99,6 +99,7 @@ PLANS = {
 }
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize(
     ("name", "plan"), [*(("same-nearest", plan) for plan in PLANS), ("valid", "2 partitions")]
 )

@@ -19,7 +19,7 @@ from test_same_as_whole_image import (
 from tilenet.geometry.unet import unet_layers
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 
-pytestmark = pytest.mark.ranks(1, 2, 4)
+pytestmark = pytest.mark.ranks(2)
 
 PIPELINES = {
     "2 partitions": {"partitions": 2, "micro_batches": 2, "checkpointing": "always"},
@@ -41,6 +41,7 @@ def test_tiles_as_micro_batches(
     check_same(comm, outcome_of(run, comm, scene.image, 64), wanted, scene.valid)
 
 
+@pytest.mark.ranks(2, 4)
 def test_sub_tiles_where_tiles_are_fewer_than_micro_batches(
     comm: MPI.Intracomm, shared_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +68,7 @@ def test_images_as_micro_batches(comm: MPI.Intracomm, shared_path: Path, norm: A
     check_same(comm, outcome_of(run, comm, scenes[0].image, None), wanted, scenes[0].valid)
 
 
+@pytest.mark.ranks(1, 2)
 def test_one_layer_per_partition(comm: MPI.Intracomm, shared_path: Path) -> None:
     (scene,) = scenes_of(shared_path, [(97, 130)], comm)
     keys = NetworkKeys(poolings=2, base=4, dropout=0.2, convolutions=1)

@@ -133,7 +133,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[tuple[Any, str, Any]]]] = {
 }
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("what", BROKEN)
 def test_what_is_broken_is_refused_on_all_ranks(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

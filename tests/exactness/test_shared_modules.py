@@ -23,7 +23,7 @@ from tilenet.training.config.run_file import RunFile
 from tilenet.training.loop import Loop
 from tilenet.training.share import share_architecture
 
-pytestmark = pytest.mark.ranks(1, 2, 4)
+pytestmark = pytest.mark.ranks(2)
 
 SOURCE = """
 import os
@@ -94,6 +94,7 @@ def test_all_of_an_adopted_network_goes_to_all_ranks(comm: MPI.Intracomm) -> Non
         assert part.name == "state" or getattr(shared, part.name) == getattr(made, part.name)
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
 def test_weights_of_entropy_are_those_of_one_rank(
     comm: MPI.Intracomm,

@@ -10,7 +10,7 @@ from test_bad_input import IMAGE, LABELS, make, said, training
 
 from tilenet.__main__ import main
 
-pytestmark = pytest.mark.ranks(1, 2, 4)
+pytestmark = pytest.mark.ranks(2)
 
 Make = Callable[..., str]
 EXCHANGE, OVERLAP = ("--halo_mode", "exchange"), ("--halo_mode", "overlap")
@@ -83,9 +83,6 @@ def test_tiles_narrower_than_a_halo(comm, shared_path, make, capfd):  # type: ig
         *("--network.poolings", "1", "--network.kernel", "13"),
         *("--mesh.columns", "1", "--mesh.rows", str(comm.size)),
     ]
-    if comm.size == 1:
-        assert main(narrow) == 0
-        return
     most = size // 12
     run(comm, capfd, narrow, f"(rows: {comm.size} ranks, the narrowest owns 10 px, layer ", OVERLAP)
     words = said(comm, capfd, [*narrow, "--overwrite"], 1)
@@ -136,8 +133,6 @@ def test_batch_norm_with_images_of_two_sizes(comm, shared_path, make, capfd):  #
 
 
 def test_batch_norm_with_unequal_replicas(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
-    if comm.size == 1:
-        pytest.skip("one rank is one replica")
     images = comm.size + 1
     run(
         comm,

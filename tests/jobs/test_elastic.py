@@ -102,6 +102,7 @@ def test_nodes_and_ranks_leave_the_line() -> None:
     assert without_nodes(line) == ["srun", "--ntasks-per-node=2", "-c", "32", "--mpi=pmi2"]
 
 
+@pytest.mark.nightly
 def test_undisturbed_it_runs_once_on_all_nodes(folder: Path) -> None:
     code, said, log = run(folder, "")
     assert (code, starts(log)) == (0, ["3 -n 6 -w n1,n2,n3"]), said
@@ -109,7 +110,10 @@ def test_undisturbed_it_runs_once_on_all_nodes(folder: Path) -> None:
     assert said.splitlines()[-1] == "train: finished"
 
 
-@pytest.mark.parametrize("also", ["", "busy"], ids=["", "a controller that answers later"])
+@pytest.mark.parametrize(
+    "also",
+    ["", pytest.param("busy", marks=pytest.mark.nightly, id="a controller that answers later")],
+)
 def test_it_goes_on_with_the_nodes_that_are_left(folder: Path, also: str) -> None:
     """The plan that train gets is for those; the user's own stays as it is."""
     before = (folder / "plan.json").read_bytes()
@@ -137,6 +141,7 @@ exit 137
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("ranks", "steps", "said"),
     [
@@ -156,6 +161,7 @@ def test_it_queues_again(folder: Path, ranks: str, steps: list[str], said: str) 
     assert (log[-1], starts(log)) == ("requeue 7", steps)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("broken", "ranks", "steps", "said"),
     [

@@ -14,6 +14,8 @@ from contextlib import suppress
 import pytest
 from launched import mpiexec
 
+pytestmark = pytest.mark.alone
+
 PROGRAM = """
 import ctypes, os, signal, sys, threading
 from mpi4py import MPI

@@ -9,6 +9,8 @@ import textwrap
 import pytest
 from launched import mpiexec
 
+pytestmark = pytest.mark.alone
+
 LIMIT_S = 120  # it takes 4
 SENTENCE = (
     "tilenet: step 5 must end within 1 s; the stacks show where it hangs, or what is slow: then "

@@ -12,6 +12,8 @@ from tilenet.errors import TilenetError
 from tilenet.parallel.health import watchdog
 from tilenet.parallel.ranks.start import watched_start
 
+pytestmark = pytest.mark.alone
+
 PROGRAM = """
     import os, signal, sys, time
     from unittest.mock import MagicMock

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from launched import mpiexec
 
+pytestmark = pytest.mark.alone
+
 STEPS, RANKS = 25, 2
 LIMIT_S = 120  # matters only on failure
 
@@ -97,6 +99,7 @@ def test_a_second_job_is_refused_while_the_first_writes_the_run(
         assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.nightly
 def test_a_second_map_is_refused_while_the_first_is_written(job: list[str], tmp_path: Path) -> None:
     subprocess.run(command(*job, "--steps=1"), check=True, capture_output=True, timeout=LIMIT_S)
     words = ["predict", str(tmp_path / "run"), str(tmp_path / "image.tif")]

@@ -24,7 +24,7 @@ from tilenet.model.network import Network, build_network
 from tilenet.predict import Prediction, predict
 from tilenet.storage.network_json import NetworkRecord
 
-pytestmark = pytest.mark.ranks(1, 2, 4)
+pytestmark = pytest.mark.ranks(1, 2)
 
 OPTIONS = UNetOptions(poolings=2, base=4, bands=3, classes=3, norm="instance", groups=2)
 METHODS = ("exchange", "passes")
@@ -168,6 +168,7 @@ def test_passes_give_the_same_bits_on_any_number_of_ranks(
     np.testing.assert_array_equal(together, alone)
 
 
+@pytest.mark.ranks(2, 4)
 def test_exchange_gives_what_one_rank_gives(comm: MPI.Intracomm, shared_path: Path) -> None:
     scene = scene_of(comm, shared_path, (157, 211))
     made = trained(comm, shared_path, scene, OPTIONS)

@@ -35,7 +35,7 @@ from tilenet.training.images.held_out import hold_out
 from tilenet.training.images.open import open_images
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.ranks(2, 3)
 def test_what_is_held_out_is_not_trained_on_in_images_of_any_grid(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
@@ -64,7 +64,7 @@ def test_what_is_held_out_is_not_trained_on_in_images_of_any_grid(
     assert worst(weights, wanted.weights) <= 1e-10
 
 
-@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.ranks(2, 4)
 def test_crops_and_class_weights_are_those_of_one_rank(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
@@ -148,7 +148,7 @@ def test_nothing_leaks_from_what_is_held_out(
     assert not all(torch.equal(before[1][name], after[1][name]) for name in before[1])
 
 
-@pytest.mark.ranks(1, 3)
+@pytest.mark.ranks(2)
 def test_validation_sees_what_training_does_not(comm: MPI.Intracomm, shared_path: Path) -> None:
     scenes = mixed_scenes(shared_path, comm)
     run = run_file(shared_path, scenes[:2], NETWORK)
@@ -175,7 +175,7 @@ def test_validation_sees_what_training_does_not(comm: MPI.Intracomm, shared_path
             np.testing.assert_array_equal(labels.read(parts.images[image].whole), wanted)
 
 
-@pytest.mark.ranks(1, 3)
+@pytest.mark.ranks(2)
 def test_labels_that_are_held_out_are_looked_at_before_training(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from tilenet.predict import Prediction, predict
 from tilenet.train import train
 from tilenet.training.config.keys import NetworkKeys
 
-pytestmark = pytest.mark.ranks(1, 3)
+pytestmark = pytest.mark.ranks(1, 2)
 
 NETWORK = NetworkKeys(poolings=2, base=4)
 GRID = {"driver": "GTiff", "crs": "EPSG:32630"}
@@ -48,6 +48,7 @@ def stacked(folder: Path, scene: Scene, order: str, tag: str) -> str:
     return "+".join(map(str, paths))
 
 
+@pytest.mark.ranks(2, 3)
 def test_a_stack_with_named_bands_trains_and_maps_as_the_image_that_it_is(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
@@ -116,7 +117,7 @@ def test_a_collar_counts_nowhere_and_dark_water_everywhere(
     assert np.isfinite(found.logits[:, 40:50, 50:70]).all()
 
 
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks(1, 4)
 def test_ranks_share_the_strips_and_find_the_same_collar(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def test_ranks_share_the_strips_and_find_the_same_collar(
         assert len(looked) <= -(-9 // comm.size), "no strip was looked at again"
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32", "float64"])
 def test_the_dtype_of_the_same_numbers_changes_no_bit(
     comm: MPI.Intracomm, shared_path: Path, dtype: str
@@ -158,6 +160,7 @@ def test_the_dtype_of_the_same_numbers_changes_no_bit(
     assert np.ptp(found.logits[:, scene.valid]) > 0
 
 
+@pytest.mark.ranks(2)
 def test_complex_pixels_are_refused_on_all_ranks(comm: MPI.Intracomm, shared_path: Path) -> None:
     scene = random_scene(shared_path, (44, 52), 4, write=comm.rank == 0)
     if comm.rank == 0:

@@ -52,7 +52,7 @@ def check_same(found: RunFile, wanted: RunFile) -> None:
             assert float((kept[name] - tensor).abs().max()) / scale <= 1e-10
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     "optimizer",
     [OptimizerKeys("adamw", 0.01, weight_decay=0.1), OptimizerKeys("sgd", 0.05, momentum=0.9)],
@@ -74,7 +74,7 @@ def test_one_rank_goes_on_where_many_stopped(
     check_same(run, whole)
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2)
 def test_a_checkpoint_moves_between_balances_and_ranks(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
@@ -161,7 +161,7 @@ def test_all_ranks_go_on_from_the_checkpoint_before_a_broken_one(
         train(run, resume=True, comm=comm)
 
 
-@pytest.mark.ranks(1, 3)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("fails", [2, 5], ids=["first", "last"])
 def test_a_save_that_fails_in_the_background_is_raised_by_all(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int

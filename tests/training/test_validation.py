@@ -40,7 +40,7 @@ from tilenet.training.images.open import RunImages, open_images
 from tilenet.training.scoring import Validation
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize(
     ("norm", "mode", "tiles"),
     [

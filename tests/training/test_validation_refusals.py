@@ -43,7 +43,7 @@ def spoiled(comm: MPI.Intracomm, scene: Scene, what: str) -> dict[str, str]:
     return {"images": str(scene.image), "labels": str(scene.labels)}
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("what", "said"),
     [
@@ -64,7 +64,7 @@ def test_what_is_wrong_is_said_before_the_first_step(
     assert not (Path(run.output) / "history.csv").exists()
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("kind", "gives", "said"),
     [

@@ -18,7 +18,7 @@ from whole_image import Scene, random_scene, train_whole
 from tilenet.__main__ import main
 from tilenet.training.config.keys import TileKeys, VectorKeys
 
-pytestmark = pytest.mark.ranks(1, 3)
+pytestmark = pytest.mark.ranks(2)
 
 
 def drawn_scene(folder: Path, size: tuple[int, int], *, write: bool, seed: int = 1) -> Scene:
@@ -57,6 +57,7 @@ def drawn_scene(folder: Path, size: tuple[int, int], *, write: bool, seed: int =
 KEYS = VectorKeys("kind", {"road": 1, "house": 2, "unknown": None}, priority=[2])
 
 
+@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("tiles", [None, (3, 2)], ids=str)
 def test_losses_weights_and_logits_are_those_of_burned_labels(
     comm: MPI.Intracomm, shared_path: Path, tiles: tuple[int, int] | None

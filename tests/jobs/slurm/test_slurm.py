@@ -4,7 +4,10 @@ import shlex
 import sys
 from pathlib import Path
 
+import pytest
 from cluster import Cluster
+
+pytestmark = pytest.mark.nightly
 
 
 def visible(cluster: Cluster, *options: str) -> dict[str, list[str]]:

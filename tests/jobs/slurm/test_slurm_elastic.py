@@ -11,6 +11,8 @@ from job import HEIGHT, NETWORK, RUN, WIDTH, Job, assert_same, under_mpiexec, wr
 from launch.__main__ import main as launch
 from tilenet.__main__ import main as tilenet
 
+pytestmark = pytest.mark.nightly
+
 STEPS, EVERY = 50, 5  # one rank a node
 TO = 1e-10
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster import ENVIRONMENT, Cluster
@@ -19,9 +20,11 @@ LAUNCHERS = {
     "srun": ("srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "-N2", "-n4", "--ntasks-per-node=2"),
 }
 LAUNCHERS["srun --wait=2"] = (*LAUNCHERS["srun"], "--wait=2")
-CASES = [(launcher, fault) for launcher in ("mpiexec", "jsrun", "srun") for fault in FAULTS]
+CASES: list[Any] = [("mpiexec", fault) for fault in FAULTS]
+OTHERS = [(launcher, fault) for launcher in ("jsrun", "srun") for fault in FAULTS]
 # It makes a difference for a rank that says that it is done.
-CASES.append(("srun --wait=2", "os._exit(0)"))
+OTHERS.append(("srun --wait=2", "os._exit(0)"))
+CASES += [pytest.param(*case, marks=pytest.mark.nightly) for case in OTHERS]
 
 LIMIT_S = 120  # for the whole job, which takes 1 to 5 s on idle cores
 END_S = 60  # from the fault to the job's end

@@ -64,6 +64,7 @@ def test_a_job_gives_the_numbers_of_mpiexec(
     assert not list(job.output.glob("status*"))
 
 
+@pytest.mark.nightly
 def test_a_job_that_must_make_room_goes_on_to_the_same_numbers(
     cluster: Cluster, folder: Path, undisturbed: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_job_that_must_make_room_goes_on_to_the_same_numbers(
     assert_same(job.output, undisturbed)
 
 
+@pytest.mark.nightly
 def test_a_job_that_somebody_stops_does_not_come_back(cluster: Cluster, folder: Path) -> None:
     job = Job(cluster, folder, "user")
     job.until(lambda: job.losses)
@@ -105,6 +107,7 @@ def test_a_job_that_somebody_stops_does_not_come_back(cluster: Cluster, folder: 
     assert not (job.output / "map.tif").exists()
 
 
+@pytest.mark.nightly
 def test_the_line_that_launch_prints_gives_the_numbers_of_mpiexec(
     cluster: Cluster, folder: Path, undisturbed: Path
 ) -> None:

@@ -6,12 +6,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from disturbances import KINDS, MOMENTS, TOUCHES_NO_RANK, choose
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 1000  # it takes 60 on two idle cores
 
 
+@pytest.mark.alone
 def test_a_run_that_is_killed_at_random_loses_nothing() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "bench.survival.soak", "--quick", "--seed", "140"],

@@ -30,7 +30,7 @@ from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.exchange.placed import CornersUpsample
 from tilenet.parallel.exchange.whole_maps import AveragedOver, WholeImagePool, bin_shares, bin_sums
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 4)
+pytestmark = pytest.mark.ranks(2, 3)
 
 LEAST = 5  # units of a tile, at least
 HALO = 4  # of the overlapping tiles, in units
@@ -137,6 +137,7 @@ def assert_gradients_add(comm: MPI.Intracomm, x: Tensor, whole: Tensor, read: Wi
 # --- averages of the whole image
 
 
+@pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("bins", BINS)
 def test_averages_are_torchs_and_their_gradients_too(
@@ -219,6 +220,7 @@ def test_shares_of_spans_are_those_of_the_whole_axis(whole: int) -> None:
 # --- enlargement by corners
 
 
+@pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("factor", [2, 3, 4])
 def test_corners_are_those_of_the_whole_map(
@@ -269,6 +271,7 @@ def expanded(bins: int, mode: Any, corners: bool, stride: int) -> tuple[Layer, .
     )
 
 
+@pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("way", "corners"), WAYS)
 @pytest.mark.parametrize("bins", BINS)
@@ -290,6 +293,7 @@ def test_adjoint_of_averages_that_are_enlarged(
             assert_same_map(comm, (x, found), (whole, wanted), (read, own))
 
 
+@pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize(("way", "corners"), WAYS)
 def test_averages_of_a_smaller_map_are_enlarged_to_its_size(
     comm: MPI.Intracomm, way: str, corners: bool
@@ -332,6 +336,7 @@ def test_adjoint_of_the_enlargement_alone(
             assert_adjoint(comm, enlarged, x, seed)
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bins", BINS)
 def test_autocast_rounds_an_average_once_and_not_its_sums(bins: int, dtype: torch.dtype) -> None:

@@ -9,7 +9,7 @@ from tilenet.parallel.ranks import devices
 from tilenet.parallel.ranks.comm import STEP_SIZES, agreed, world
 from tilenet.parallel.ranks.devices import NodePlace, choose_devices, node_place
 
-pytestmark = pytest.mark.ranks(1, 2, 4)
+pytestmark = pytest.mark.ranks(1, 2)
 
 
 def raise_agreed(comm: MPI.Intracomm, guilty: list[int]) -> None:
@@ -18,12 +18,14 @@ def raise_agreed(comm: MPI.Intracomm, guilty: list[int]) -> None:
             raise TilenetError(f"rank {comm.rank} says so")
 
 
+@pytest.mark.ranks(1, 2, 4)
 def test_all_ranks_raise_what_one_raised(comm: MPI.Intracomm) -> None:
     for guilty in range(comm.size):
         with pytest.raises(AgreedError, match=f"^rank {guilty} says so$"):
             raise_agreed(comm, [guilty])
 
 
+@pytest.mark.ranks(4)
 def test_the_lowest_of_several_speaks(comm: MPI.Intracomm) -> None:
     guilty = list(range(comm.size // 2, comm.size))
     with pytest.raises(AgreedError, match=f"^rank {guilty[0]} "):

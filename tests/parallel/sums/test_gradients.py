@@ -10,7 +10,7 @@ from torch import nn
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.transports import Transport
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 4)
+pytestmark = pytest.mark.ranks(1, 2)
 
 
 def parameters(seed: int) -> list[nn.Parameter]:
@@ -26,6 +26,7 @@ def inputs(rank: int, step: int, tile: int) -> list[torch.Tensor]:
     return [p.detach() for p in parameters(1000 * rank + 10 * step + tile)]
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("piece_bytes", [8, 100, 1 << 20])
 @pytest.mark.parametrize("order", [1, -1], ids=["backward order", "other order"])
 @pytest.mark.parametrize("meanwhile", [True, False])
@@ -53,6 +54,7 @@ def test_sum_over_ranks_and_tiles(
     summing.close()
 
 
+@pytest.mark.ranks(2, 3, 4)
 def test_the_sum_is_its_own_adjoint(comm: MPI.Intracomm) -> None:
     """⟨Sx, y⟩ = ⟨x, S*y⟩ for the sum over ranks S, which is its own adjoint."""
     x, y = parameters(comm.rank + 1), parameters(comm.rank + 100)
@@ -93,12 +95,10 @@ def test_pieces_are_summed_while_backward_is_still_running(comm: MPI.Intracomm) 
     summing.close()
 
 
+@pytest.mark.ranks(2)
 def test_a_failure_of_the_helper_reaches_the_rank(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if comm.size == 1:
-        pytest.skip("one rank has no helper")
-
     def fails(_: torch.Tensor) -> None:
         raise OverflowError("of the helper")
 
@@ -129,10 +129,9 @@ def recorded(summing: GradientSum) -> Recorder:
     return recorder
 
 
+@pytest.mark.ranks(2)
 def test_the_sum_waits_for_the_last_of_three_passes(comm: MPI.Intracomm) -> None:
     """Under checkpointing each micro-batch adds to each gradient in a pass of its own."""
-    if comm.size == 1:
-        pytest.skip("one rank sums nothing")
     held = parameters(0)
     summing = GradientSum(held, comm, 64, meanwhile=True)
     recorder = recorded(summing)
@@ -158,9 +157,8 @@ def test_the_sum_waits_for_the_last_of_three_passes(comm: MPI.Intracomm) -> None
         torch.testing.assert_close(parameter.grad, total, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.ranks(2)
 def test_without_a_core_to_spare_nothing_is_summed_before_the_end(comm: MPI.Intracomm) -> None:
-    if comm.size == 1:
-        pytest.skip("one rank sums nothing")
     held = parameters(0)
     summing = GradientSum(held, comm, 64, meanwhile=False)
     recorder = recorded(summing)
@@ -173,10 +171,9 @@ def test_without_a_core_to_spare_nothing_is_summed_before_the_end(comm: MPI.Intr
     summing.close()
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("piece_bytes", [1, 8, 100, 592, 1 << 20])
 def test_pieces_are_of_the_size_asked_for(comm: MPI.Intracomm, piece_bytes: int) -> None:
-    if comm.size == 1:
-        pytest.skip("one rank sums nothing")
     held = parameters(0)
     total = sum(parameter.numel() for parameter in held)
     size = max(1, piece_bytes // 8)
@@ -189,6 +186,7 @@ def test_pieces_are_of_the_size_asked_for(comm: MPI.Intracomm, piece_bytes: int)
     assert 0 < recorder.sizes[-1] <= size
 
 
+@pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("share", [0.25, 0.999, 1.001, 4.0])
 def test_the_norm_of_the_sum_is_clipped(

@@ -24,7 +24,7 @@ from tilenet.parallel.sums.transports import (
     open_transport,
 )
 
-pytestmark = pytest.mark.ranks(2, 3)
+pytestmark = pytest.mark.ranks(2)
 
 SIZES = [1, 7, 1000, 65537, 3]
 ON_CPU = ["host", "device", "group"]
@@ -71,6 +71,7 @@ def check_sums(comm: MPI.Intracomm, transport: Transport, pieces: list[Tensor]) 
         assert np.array_equal(found, comm.bcast(found))  # to the bit, or weights drift apart
 
 
+@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", ON_CPU)
 def test_sums(comm: MPI.Intracomm, name: str, dtype: torch.dtype) -> None:
@@ -172,8 +173,6 @@ def test_a_slow_rank_may_take_longer_than_connecting(
 def test_a_rank_that_never_comes_is_an_error(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if comm.size == 1:
-        pytest.skip("one rank waits for no other")
     monkeypatch.setattr(module, "SUM", timedelta(seconds=1))
     pieces = pieces_of(comm.rank, torch.float64)
     with opened("group", comm, pieces) as transport:
@@ -202,8 +201,6 @@ def test_nccl_is_refused_on_a_cpu(comm: MPI.Intracomm) -> None:
 
 
 def test_ranks_that_lay_out_otherwise_are_refused(comm: MPI.Intracomm) -> None:
-    if comm.size == 1:
-        pytest.skip("one rank differs from no other")
     pieces = pieces_of(comm.rank, torch.float32)
     if comm.rank == comm.size - 1:
         pieces = pieces[:-1]
@@ -306,8 +303,8 @@ def test_sums_on_gpus(comm: MPI.Intracomm, name: str) -> None:
 
 @pytest.mark.gpu
 def test_ranks_that_share_a_gpu_cannot_use_nccl(comm: MPI.Intracomm) -> None:
-    if torch.cuda.device_count() == 0 or comm.size == 1:
-        pytest.skip("needs a GPU and two ranks")
+    if torch.cuda.device_count() == 0:
+        pytest.skip("needs a GPU")
     pieces = [piece.cuda(0) for piece in pieces_of(comm.rank, torch.float32)]
     with pytest.raises(AgreedError, match=r"ranks 0 and 1 share GPU"):
         open_transport("nccl", comm, pieces)

@@ -20,7 +20,7 @@ from tilenet.training import swap as run_swap
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 
-pytestmark = pytest.mark.ranks(1, 3)
+pytestmark = pytest.mark.ranks(1, 2)
 
 ALL = SwappingKeys(min_mib=0)
 RUNS: dict[str, dict[str, Any]] = {
@@ -60,6 +60,7 @@ def check_same(
     return rows, found
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize("name", ["same-nearest", "valid"])
 @pytest.mark.parametrize("pipeline", RUNS)
 def test_swapping_everything(
@@ -72,6 +73,7 @@ def test_swapping_everything(
     assert all(int(row["peak_host_bytes"]) > 0 for row in found)
 
 
+@pytest.mark.ranks(1, 3)
 @pytest.mark.parametrize("pipeline", ["plain", "3 partitions", "3 partitions again"])
 @pytest.mark.parametrize("norm", ["instance", "batch"])
 def test_with_halos_exchanged(
@@ -84,6 +86,7 @@ def test_with_halos_exchanged(
     assert all(int(row["swap_out_bytes"]) > 0 for row in found)
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize("pipeline", RUNS)
 def test_only_what_must(
     comm: MPI.Intracomm, shared_path: Path, pipeline: str, capfd: pytest.CaptureFixture[str]
@@ -139,6 +142,7 @@ def test_steps_of_the_largest_image_must_fit(
     assert said == {wanted}
 
 
+@pytest.mark.ranks(3)
 def test_the_rank_with_least_room_decides(
     comm: MPI.Intracomm,
     shared_path: Path,
@@ -152,6 +156,7 @@ def test_the_rank_with_least_room_decides(
     assert f"there is {10 - comm.size}.00 GiB" in said
 
 
+@pytest.mark.ranks(2)
 def test_ranks_share_a_nodes_memory_and_momentum_takes_some(
     comm: MPI.Intracomm,
     shared_path: Path,
@@ -173,6 +178,7 @@ def test_ranks_share_a_nodes_memory_and_momentum_takes_some(
     assert needed[1] - needed[0] == pytest.approx(8 * parameters / 2**20, abs=0.02)
 
 
+@pytest.mark.ranks(2)
 def test_a_rank_that_cannot_tell_its_memory_fails_on_all(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
