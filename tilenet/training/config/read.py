@@ -7,9 +7,8 @@ differ between nodes would have ranks train on different images.
 import difflib
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import Field, fields, is_dataclass, replace
-from math import isfinite
+from collections.abc import Sequence
+from dataclasses import Field, asdict, fields, is_dataclass, replace
 from os.path import normpath
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from tilenet.planning.plan import read_plan
 from tilenet.training.config.run_file import RunFile
 
 __all__ = [
-    "flow_text",
     "read_run_file",
     "run_file_text",
     "with_listed_images",
+    "yaml_text",
 ]
 
 
@@ -48,8 +47,13 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         return found
 
 
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """YAML's safe dumper; texts that `_Loader` takes for numbers are quoted."""
+
+
 _EXPONENT = "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), "+-0123456789"
 _Loader.add_implicit_resolver(*_EXPONENT)
+_Dumper.add_implicit_resolver(*_EXPONENT)
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)
 set_loader("run file", lambda text: yaml.load(text, _Loader), (yaml.YAMLError,))
 
@@ -157,58 +161,21 @@ def _names(kind: Any, prefix: str = "") -> list[str]:
 
 
 def run_file_text(run: RunFile) -> str:
-    """YAML with every key that has a value, defaults too: they may be others in later versions.
+    """YAML with every key that has a value, defaults too: they may be others in later versions."""
+    return yaml_text(
+        asdict(run, dict_factory=lambda keys: {k: v for k, v in keys if v is not None})
+    )
 
-    Not by a YAML library: what jsonargparse has for it takes longer than a small run.
+
+def yaml_text(value: Any, *, flow: bool | None = None, width: int = 100) -> str:
+    """A dictionary as a run file holds it; the innermost lists and dictionaries are in one line.
+
+    Args:
+        flow: True: all of it is in one line.
+        width: Longer lines are broken.
     """
-    return "\n".join(_lines(run, ""))
-
-
-def _lines(keys: Any, indent: str) -> Iterator[str]:
-    for part in fields(keys):
-        value = getattr(keys, part.name)
-        if is_dataclass(value):
-            inner = list(_lines(value, indent + "  "))
-            if inner:
-                yield f"{indent}{part.name}:"
-                yield from inner
-        elif value is not None:
-            yield f"{indent}{part.name}: {flow_text(value)}"
-
-
-def flow_text(value: Any) -> str:
-    """A value in one line: JSON, which is YAML too, but for keys and numbers that it lacks."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{flow_text(k)}: {flow_text(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(flow_text, value)) + "]"
-    if isinstance(value, float):
-        if not isfinite(value):
-            return ".nan" if value != value else (".inf" if value > 0 else "-.inf")
-        digits, _, exponent = repr(value).partition("e")
-        if not exponent:
-            return digits
-        # YAML takes 1e-05 for a text.
-        return f"{digits}e{exponent}" if "." in digits else f"{digits}.0e{exponent}"
-    if isinstance(value, str) and value.isidentifier() and value not in WORDS:
-        return value
-    return _quoted(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _quoted(text: str) -> str:
-    """As JSON, but that YAML would read JSON's escapes of letters beyond 16 bits as two letters."""
-    return '"' + "".join(map(_letter, text)) + '"'
-
-
-def _letter(letter: str) -> str:
-    if letter.isprintable() and letter not in '"\\':
-        return letter
-    return json.dumps(letter)[1:-1] if ord(letter) < 1 << 16 else f"\\U{ord(letter):08x}"
-
-
-# What YAML would not take for texts.
-WORDS = {w for word in ("y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "nan",
-                        "inf") for w in (word, word.capitalize(), word.upper())}  # fmt: skip
+    form = {"default_flow_style": flow, "width": width, "allow_unicode": True, "sort_keys": False}
+    return str(yaml.dump(value, None, _Dumper, **form))
 
 
 def with_listed_images(run: RunFile) -> tuple[RunFile, list[str]]:
