@@ -25,7 +25,7 @@ def read(tmp_path: Path, text: str, *options: str) -> Any:
         ("seed", "null", "has a value .seed: null"),
         ("optimizer", "{lr: null}", "has a value .optimizer.lr: null"),
         ("classes", "1000000000", "at most 4096 classes"),
-        ("batch_size", "1000000000000", "at most 1048576 images or crops"),
+        ("batch_size", "1000000000000", "from 1 to 2²⁰"),
     ],
 )
 def test_values_out_of_range_are_refused(tmp_path: Path, key: str, value: str, saying: str) -> None:
