@@ -61,9 +61,9 @@ def test_networks_larger_than_any_memory_are_refused() -> None:
 @pytest.mark.parametrize(
     ("data", "saying"),
     [
-        (b"", "holds keys and values"),
+        (b"", r"holds keys and values .*run\.yaml: "),
         (b"- a\n", "holds keys and values"),
-        (b"a: \xe9\n", r"is UTF-8 text .*position 3"),
+        (b"a: \xe9\n", r"is UTF-8 text .*run\.yaml: .*position 3"),
         (b"config: {seed: 3}\n", "names no other ones"),
         (b"config: /etc/passwd\n", "holds keys and values"),
     ],

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import Field, asdict, fields, is_dataclass, replace
+from itertools import pairwise
 from os.path import normpath
 from pathlib import Path
 from typing import Any
@@ -122,18 +123,19 @@ def _parse(made: ArgumentParser, arguments: list[str]) -> Namespace:
     except UsageError:
         raise
     except Exception as error:  # jsonargparse raises several kinds; all speak of the user's input
-        raise UsageError(_explain(" ".join(str(error).split()))) from None
+        files = [b for a, b in pairwise(arguments) if a in ("-c", "--config")]
+        raise UsageError(_explain(" ".join(str(error).split()), ", ".join(files))) from None
 
 
 def _is_group(part: "Field[Any]") -> bool:
     return is_dataclass(part.default_factory)
 
 
-def _explain(message: str) -> str:
+def _explain(message: str, run_file: str) -> str:
     """jsonargparse's words, with the nearest known key where a key is unknown."""
     for words, sentence in SENTENCES:
         if words in message:
-            return sentence.format(message[:80])
+            return sentence.format(f"{run_file[:200]}: {message[:80]}")
     found = re.search(r"(?:Group '([\w.]+)' does not accept o|O)ption '([\w.]+)'", message)
     found = found or re.search(r"unrecognized arguments:()\s*--([\w.]+)", message)
     if not found:
