@@ -96,5 +96,5 @@ def test_names_of_files_that_are_no_utf8_are_to_be_changed(
         check_target(odd, overwrite=True)
     with pytest.raises(TilenetError, match="the name of output is UTF-8"):
         RunFolder(Path(odd), write=True).prepare(resume=False, overwrite=False)
-    with pytest.raises(UsageError, match=r"\(--images: '.*udcff.tif'\); rename the file"):
+    with pytest.raises(UsageError, match=r"\('.*udcff.tif'\); rename the file"):
         read_run_file(["--images", odd])

@@ -94,7 +94,7 @@ def test_it_holds_what_the_run_was(a_run: Path, a_page: Page) -> None:
     assert facts["ranks"].startswith("1 × 1 × 1")
     kept = page.section("Run file").all("pre")[0].text
     assert kept == (a_run / "run.yaml").read_text().strip()
-    assert "tiles:\n  rows: 2\n  columns: 3" in kept
+    assert "tiles: {rows: 2, columns: 3}" in kept
 
 
 def test_names_are_text_and_not_markup(a_page: Page) -> None:

@@ -116,7 +116,7 @@ def test_labels(comm, shared_path, make, capfd, values, profile, sentence):  # t
         (IMAGE, {}, ("--micro_batches", "999"), "at least as many tiles as micro-batches"),
         (IMAGE, {}, ("--device", "[cpu, cpu]"), "a list of devices names one per partition"),
         (IMAGE, {}, ("--device", "[cuda:77]"), "a device is cpu or cuda:<number>"),
-        (IMAGE, {}, ("--gradients.piece_mb", "0"), "gradients.piece_mb must lie between"),
+        (IMAGE, {}, ("--gradients.piece_mb", "0"), "gradients.piece_mb is a finite number"),
         (IMAGE, {}, ("--resolution", "3"), "nearest: 2 or 4"),
         (IMAGE, {}, ("--resolution", ".inf"), "resolution must be a whole multiple"),
         (IMAGE, {}, ("--tiles.rows", "0", "--tiles.columns", "0"), "at least one tile a side"),

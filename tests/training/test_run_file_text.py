@@ -19,7 +19,7 @@ from tilenet.training.config.run_file import RunFile
 
 PLAIN = RunFile(images="a.tif", labels="b.tif", classes=3, output="run", steps=7)
 NAMES = ["no", "Yes", "null", "1", "2.5", "ground: soil", "# x", "é\u2028", "<script>", "-", ""]
-NAMES.append("🌲 ash")
+NAMES += ["🌲 ash", "1e-5", "2020-01-01"]
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,10 @@ NAMES.append("🌲 ash")
         replace(PLAIN, images=["a b.tif", "c\n\t+d.tif"], labels=["~", "on.gpkg"], classes=NAMES),
         replace(PLAIN, optimizer=OptimizerKeys(lr=1e-05, weight_decay=1.5e-20, clip_norm=1e22)),
         replace(PLAIN, nodata=-3.4028234663852886e38, resolution=0.1 + 0.2, bands=[4, "nir", 1]),
+        replace(
+            PLAIN, network=NetworkKeys(module="a:b", options={"c": None, "d": [1, {"e": 1e-4}]})
+        ),
+        replace(PLAIN, network=NetworkKeys(module="a:b", options={})),
         replace(PLAIN, nodata="none", steps=None, epochs=3, crop_px=64, swap="all", init="x/y"),
         replace(
             PLAIN,

@@ -12,7 +12,7 @@ from tilenet.data.inspect import Asked, describe
 from tilenet.data.labels.vector_keys import is_whole, shown_value
 from tilenet.errors import UsageError
 from tilenet.parallel.ranks.comm import launched, run_as_rank, world
-from tilenet.training.config.read import flow_text
+from tilenet.training.config.read import yaml_text
 
 __all__ = ["block_of", "main"]
 
@@ -183,10 +183,9 @@ def _values(values: dict[str, Any]) -> list[Row]:
     short = [pair for pair in classes.items() if _cut(pair[0]) == pair[0]]
     short.sort(key=lambda pair: (pair[1] is None, pair[1] or 0))
     if short:
-        pairs = ", ".join(f"{_key(text)}: {flow_text(label)}" for text, label in short)
+        keys = {"field": values["field"], "classes": {_key(text): label for text, label in short}}
         told = "for the run file (0 is what lies in no polygon, null does not count):"
-        keys = f"vectors: {{field: {flow_text(values['field'])}, classes: {{{pairs}}}}}"
-        rows += [("", told), ("", keys)]
+        rows += [("", told), ("", f"vectors: {yaml_text(keys, flow=True, width=2**30).strip()}")]
     return rows
 
 
@@ -195,10 +194,11 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"
 
 
-def _key(text: str) -> str:
+def _key(text: str) -> str | int | None:
     """A value as a key of YAML."""
-    plain = text == "null" or (is_whole(text) and str(int(text)) == text)
-    return text if plain else flow_text(text)
+    if text == "null":
+        return None
+    return int(text) if is_whole(text) and str(int(text)) == text else text
 
 
 def _pixels(pixels: dict[str, Any]) -> list[Row]:

@@ -194,18 +194,6 @@ class GradientKeys:
         """Size of the pieces that are summed at a time."""
         return int(self.piece_mb * 2**20)
 
-    def check(self) -> None:
-        """Refuse pieces that make no sense.
-
-        Raises:
-            TilenetError: With the size.
-        """
-        if not (2**-10 <= self.piece_mb <= 2**10):
-            raise TilenetError(
-                f"gradients.piece_mb must lie between 1/1024 and 1024 (gradients.piece_mb: "
-                f"{self.piece_mb}); 4 is usual"
-            )
-
 
 @dataclass(frozen=True)
 class OptimizerKeys:
@@ -245,28 +233,16 @@ class OptimizerKeys:
         return torch.optim.AdamW(parameters, self.lr, weight_decay=self.weight_decay, foreach=False)
 
     def check(self) -> None:
-        """Refuse values that make no optimizer.
+        """Refuse Nesterov's momentum where there is none.
 
         Raises:
-            TilenetError: With the first of them.
+            TilenetError: With the values.
         """
-        for name in ("lr", "momentum", "weight_decay"):
-            value = getattr(self, name)
-            if not (value >= 0 and isfinite(value)):
-                raise TilenetError(
-                    f"optimizer.{name} must be a number of at least 0 (optimizer.{name}: {value})"
-                )
         if self.nesterov and (self.name != "sgd" or self.momentum == 0):
             raise TilenetError(
                 f"nesterov is a kind of momentum of sgd (optimizer.name: {self.name}, "
                 f"optimizer.momentum: {self.momentum}); set name: sgd and momentum: 0.9, or leave "
                 "it out"
-            )
-        clip = self.clip_norm
-        if clip is not None and not (clip > 0 and isfinite(clip)):
-            raise TilenetError(
-                f"optimizer.clip_norm must be a number above 0 (optimizer.clip_norm: {clip}); "
-                "leave it out not to clip"
             )
 
 
@@ -294,18 +270,12 @@ class ScheduleKeys:
         Raises:
             TilenetError: With the first of them.
         """
-        for name in ("power", "factor"):
-            value = getattr(self, name)
-            if not (value > 0 and isfinite(value)):
-                raise TilenetError(
-                    f"schedule.{name} must be a number above 0 (schedule.{name}: {value})"
-                )
-        if self.warmup_steps < 0 or (steps is not None and 0 < steps <= self.warmup_steps):
+        if steps is not None and 0 < steps <= self.warmup_steps:
             raise TilenetError(
                 f"the warm-up must end before the run (schedule.warmup_steps: {self.warmup_steps}, "
                 f"steps: {steps}); choose fewer"
             )
-        if not 0 <= self.min_lr <= lr:
+        if self.min_lr > lr:
             raise TilenetError(
                 f"schedule.min_lr lies between 0 and the rate that it falls from (schedule.min_lr: "
                 f"{self.min_lr}, optimizer.lr: {lr}); choose a smaller one"
@@ -367,21 +337,6 @@ class AugmentKeys:
         """How pixel values are altered."""
         return Radiometry(self.brightness, self.contrast, self.noise)
 
-    def check(self) -> None:
-        """Refuse amounts that make no sense.
-
-        Raises:
-            TilenetError: With the first of them.
-        """
-        for name in ("brightness", "contrast", "noise"):
-            value = getattr(self, name)
-            if not (value >= 0 and isfinite(value)) or (name == "contrast" and value > 1):
-                most = "between 0 and 1" if name == "contrast" else "of at least 0"
-                raise TilenetError(
-                    f"augment.{name} must be a number {most} (augment.{name}: {value}); 0.2 is "
-                    "usual"
-                )
-
 
 @dataclass(frozen=True)
 class CheckpointKeys:
@@ -389,18 +344,6 @@ class CheckpointKeys:
 
     keep: int = 2
     """newest checkpoints that stay, at least 1; `last` and `best` always do"""
-
-    def check(self) -> None:
-        """Refuse to keep none.
-
-        Raises:
-            TilenetError: With the number.
-        """
-        if self.keep < 1:
-            raise TilenetError(
-                f"checkpoints.keep is the number of newest checkpoints that stay, at least 1 "
-                f"(checkpoints.keep: {self.keep}); 2 is usual"
-            )
 
 
 @dataclass(frozen=True)
@@ -459,22 +402,3 @@ class SwappingKeys:
         """
         limit = None if self.host_gib is None else int(self.host_gib * 2**30)
         return open_slabs(self.folder, limit, pinned=device.type == "cuda")
-
-    def check(self) -> None:
-        """Refuse sizes that make no sense.
-
-        Raises:
-            TilenetError: With the first of them.
-        """
-        if not 0 <= self.min_mib < 2**20:
-            raise TilenetError(
-                f"swapping.min_mib is a number of MiB from 0 on (swapping.min_mib: "
-                f"{self.min_mib}); 1 is usual"
-            )
-        for name in ("device_gib", "host_gib"):
-            gib = getattr(self, name)
-            if gib is not None and not 0 < gib < 2**20:
-                raise TilenetError(
-                    f"swapping.{name} is a number of GiB above 0 (swapping.{name}: {gib}); leave "
-                    "it out for all that there is"
-                )

@@ -6,19 +6,16 @@ differ between nodes would have ranks train on different images.
 
 import difflib
 import json
-import os
 import re
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import Field, fields, is_dataclass, replace
-from math import isfinite
+from collections.abc import Sequence
+from dataclasses import Field, asdict, fields, is_dataclass, replace
+from itertools import pairwise
 from os.path import normpath
 from pathlib import Path
 from typing import Any
 
-import jsonargparse
 import yaml
-from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+from jsonargparse import ArgumentParser, Namespace, set_loader, set_parsing_settings
 
 from tilenet.data.image_list import ImageList, Pair, read_image_list
 from tilenet.data.image_patterns import is_list_file, is_pattern, matched
@@ -27,122 +24,39 @@ from tilenet.planning.plan import read_plan
 from tilenet.training.config.run_file import RunFile
 
 __all__ = [
-    "check_config",
-    "flow_text",
     "read_run_file",
     "run_file_text",
     "with_listed_images",
+    "yaml_text",
 ]
 
 
-def check_config(arguments: Sequence[str], groups: Sequence[str]) -> None:
-    """Look at what the command line names or holds: run files, and values of options.
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML's safe loader, but that a key stands once, 1e-4 is a number and a date is a text."""
 
-    Args:
-        groups: Names of groups of keys. Their value is no file, although the parser would read one.
-
-    Raises:
-        UsageError: A run file is no file, cannot be read or is too large, or a text is nested or
-            unfolds too much.
-    """
-    before = ""
-    for argument in arguments:
-        option, equals, value = argument.partition("=")
-        if not (option.startswith("-") and equals):
-            option, value = before, argument
-        before = argument
-        _check_letters(option, value)
-        if option in ("-c", "--config"):
-            value = _text_of(value)
-        elif option.removeprefix("--") in groups and not value.lstrip().startswith("{"):
-            raise UsageError(
-                f"{option} is a group of keys ({option}: {value}); set them one by one, as in "
-                f"{option}.KEY VALUE"
-            )
-        _check_once(value)
-        if option in ("-c", "--config"):
-            _check_keys(value, groups)
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        first: dict[tuple[str, str], Any] = {}
+        for key, _ in node.value:
+            before = first.setdefault((key.tag, str(key.value)), key)
+            if before is not key:
+                lines = f"{before.start_mark.line + 1} and {key.start_mark.line + 1}"
+                raise UsageError(
+                    f"a key stands once in a run file ({key.value} in lines {lines}); delete one "
+                    "of them"
+                )
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
 
 
-def _check_letters(option: str, value: str) -> None:
-    """Refuse bytes that are no UTF-8, which Python keeps as lone surrogates."""
-    if value != value.encode(errors="replace").decode():
-        raise UsageError(
-            f"words of the command line are UTF-8 ({option}: {value!r}); rename the file, or write "
-            "the word in a terminal that writes UTF-8"
-        )
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """YAML's safe dumper; texts that `_Loader` takes for numbers are quoted."""
 
 
-def _check_once(text: str) -> None:
-    """Refuse a key that stands twice, of which the last would win; broken texts pass.
-
-    `network.base: 4` is a key of the group `network` too.
-
-    Raises:
-        UsageError: With the key and its lines.
-    """
-    try:
-        waiting: deque[tuple[Any, str, dict[tuple[str, str], int]]] = deque(
-            [(yaml.compose(text, Loader=_Loader), "", {})]
-        )
-    except (yaml.YAMLError, ValueError):
-        return  # the parser says what is wrong
-    seen: set[int] = set()
-    while waiting:
-        node, group, lines = waiting.popleft()
-        if id(node) in seen:  # an alias
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting += [(value, "", {}) for value in node.value]
-        elif isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                name, line = f"{group}{key.value}", key.start_mark.line + 1
-                if (name, key.tag) in lines:
-                    first, second = sorted((lines[name, key.tag], line))
-                    raise UsageError(
-                        f"a key stands once in a run file ({name} in lines {first} and {second}); "
-                        "delete one of them"
-                    )
-                lines[name, key.tag] = line
-                waiting.append((value, f"{name}.", lines))
-
-
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-def _text_of(value: str) -> str:
-    """The text of a run file; the value itself where it is one."""
-    try:
-        if not os.path.isfile(value):
-            return value
-        text = Path(value).read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"a run file is UTF-8 text ({value}: byte {error.start} is not); save it as UTF-8"
-        ) from error
-    except ValueError:
-        return value  # the parser says what is wrong
-    except OSError as error:
-        raise UsageError(
-            f"a run file must be a file that can be read ({value}: {error.strerror}); name another"
-        ) from error
-    if not text.strip():
-        raise UsageError(f"a run file holds keys and values ({value} is empty); name another")
-    return text
-
-
-def _check_keys(text: str, groups: Sequence[str]) -> None:
-    """Refuse run files that name other files where keys belong."""
-    try:
-        keys = jsonargparse.get_loader("yaml")(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return
-    for name in ("config", *groups):
-        if isinstance(keys, dict) and isinstance(keys.get(name), str):
-            raise UsageError(
-                f"a run file names no other ones ({name}: {keys[name]}); write the keys themselves"
-            )
+_EXPONENT = "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), "+-0123456789"
+_Loader.add_implicit_resolver(*_EXPONENT)
+_Dumper.add_implicit_resolver(*_EXPONENT)
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)
+set_loader("run file", lambda text: yaml.load(text, _Loader), (yaml.YAMLError,))
 
 
 def parser() -> ArgumentParser:
@@ -151,6 +65,7 @@ def parser() -> ArgumentParser:
     made = ArgumentParser(
         prog="tilenet train",
         description="Train a network on images and their labels, over all MPI ranks.",
+        parser_mode="run file",
         exit_on_error=False,
         allow_abbrev=False,
     )
@@ -197,19 +112,30 @@ def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
 
 
 def _parse(made: ArgumentParser, arguments: list[str]) -> Namespace:
-    check_config(arguments, [part.name for part in fields(RunFile) if _is_group(part)])
+    for word in arguments:
+        if word != word.encode(errors="replace").decode():  # Python keeps bytes as lone surrogates
+            raise UsageError(
+                f"words of the command line are UTF-8 ({word!r}); rename the file, or write the "
+                "word in a terminal that writes UTF-8"
+            )
     try:
         return made.parse_args(arguments)
+    except UsageError:
+        raise
     except Exception as error:  # jsonargparse raises several kinds; all speak of the user's input
-        raise UsageError(_explain(" ".join(str(error).split()))) from None
+        files = [b for a, b in pairwise(arguments) if a in ("-c", "--config")]
+        raise UsageError(_explain(" ".join(str(error).split()), ", ".join(files))) from None
 
 
 def _is_group(part: "Field[Any]") -> bool:
     return is_dataclass(part.default_factory)
 
 
-def _explain(message: str) -> str:
+def _explain(message: str, run_file: str) -> str:
     """jsonargparse's words, with the nearest known key where a key is unknown."""
+    for words, sentence in SENTENCES:
+        if words in message:
+            return sentence.format(f"{run_file[:200]}: {message[:80]}")
     found = re.search(r"(?:Group '([\w.]+)' does not accept o|O)ption '([\w.]+)'", message)
     found = found or re.search(r"unrecognized arguments:()\s*--([\w.]+)", message)
     if not found:
@@ -217,6 +143,13 @@ def _explain(message: str) -> str:
     unknown = f"{found[1]}.{found[2]}" if found[1] else found[2]
     near = difflib.get_close_matches(unknown, _names(RunFile), n=1, cutoff=0)
     return f"{message.rstrip('.')} (unknown key {unknown}; the nearest known key is {near[0]})"
+
+
+SENTENCES = (
+    ("codec can't decode", "a run file is UTF-8 text ({}); save it as UTF-8"),
+    ("Unexpected config", "a run file holds keys and values ({}); write some, as in steps: 9"),
+    ("object has no attribute", "a run file names no other ones ({}); leave the key config out"),
+)
 
 
 def _names(kind: Any, prefix: str = "") -> list[str]:
@@ -230,58 +163,21 @@ def _names(kind: Any, prefix: str = "") -> list[str]:
 
 
 def run_file_text(run: RunFile) -> str:
-    """YAML with every key that has a value, defaults too: they may be others in later versions.
+    """YAML with every key that has a value, defaults too: they may be others in later versions."""
+    return yaml_text(
+        asdict(run, dict_factory=lambda keys: {k: v for k, v in keys if v is not None})
+    )
 
-    Not by a YAML library: what jsonargparse has for it takes longer than a small run.
+
+def yaml_text(value: Any, *, flow: bool | None = None, width: int = 100) -> str:
+    """A dictionary as a run file holds it; the innermost lists and dictionaries are in one line.
+
+    Args:
+        flow: True: all of it is in one line.
+        width: Longer lines are broken.
     """
-    return "\n".join(_lines(run, ""))
-
-
-def _lines(keys: Any, indent: str) -> Iterator[str]:
-    for part in fields(keys):
-        value = getattr(keys, part.name)
-        if is_dataclass(value):
-            inner = list(_lines(value, indent + "  "))
-            if inner:
-                yield f"{indent}{part.name}:"
-                yield from inner
-        elif value is not None:
-            yield f"{indent}{part.name}: {flow_text(value)}"
-
-
-def flow_text(value: Any) -> str:
-    """A value in one line: JSON, which is YAML too, but for keys and numbers that it lacks."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{flow_text(k)}: {flow_text(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(flow_text, value)) + "]"
-    if isinstance(value, float):
-        if not isfinite(value):
-            return ".nan" if value != value else (".inf" if value > 0 else "-.inf")
-        digits, _, exponent = repr(value).partition("e")
-        if not exponent:
-            return digits
-        # YAML takes 1e-05 for a text.
-        return f"{digits}e{exponent}" if "." in digits else f"{digits}.0e{exponent}"
-    if isinstance(value, str) and value.isidentifier() and value not in WORDS:
-        return value
-    return _quoted(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _quoted(text: str) -> str:
-    """As JSON, but that YAML would read JSON's escapes of letters beyond 16 bits as two letters."""
-    return '"' + "".join(map(_letter, text)) + '"'
-
-
-def _letter(letter: str) -> str:
-    if letter.isprintable() and letter not in '"\\':
-        return letter
-    return json.dumps(letter)[1:-1] if ord(letter) < 1 << 16 else f"\\U{ord(letter):08x}"
-
-
-# What YAML would not take for texts.
-WORDS = {w for word in ("y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "nan",
-                        "inf") for w in (word, word.capitalize(), word.upper())}  # fmt: skip
+    form = {"default_flow_style": flow, "width": width, "allow_unicode": True, "sort_keys": False}
+    return str(yaml.dump(value, None, _Dumper, **form))
 
 
 def with_listed_images(run: RunFile) -> tuple[RunFile, list[str]]:

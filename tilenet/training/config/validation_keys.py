@@ -52,25 +52,6 @@ class ValidationKeys:
         """Whether anything is held out."""
         return bool(self.image_paths) or self.share > 0
 
-    def check(self) -> None:
-        """Refuse values that hold nothing out.
-
-        Raises:
-            TilenetError: With the first of them.
-        """
-        check_pairs(self.image_paths, self.label_paths, "validation.")
-        if not 0 <= self.share < 1:
-            raise TilenetError(
-                f"validation.share is the share of the training images' blocks that is held out, "
-                f"from 0 to below 1 (validation.share: {self.share}); 0.2 is usual"
-            )
-        for name in ("block_px", "every", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise TilenetError(
-                    f"validation.{name} must be at least 1 (validation.{name}: {value})"
-                )
-
 
 def check_pairs(images: tuple[str, ...], labels: tuple[str, ...], group: str = "") -> None:
     """Refuse images without labels, unless they are one list of both.
