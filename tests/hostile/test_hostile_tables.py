@@ -30,8 +30,15 @@ def test_a_table_of_other_things_is_refused(tmp_path: Path, text: bytes) -> None
 @pytest.mark.parametrize("step", ["²", "0", "x", "1.0", ""])
 def test_a_row_of_no_step_is_refused(tmp_path: Path, step: str) -> None:
     path = tmp_path / "history.csv"
-    path.write_text(f"\0tep,loss\n{step},2\n1,3\n")
+    path.write_text(f"step,loss\n{step},2\n1,3\n")
     with pytest.raises(TilenetError, match=r"history\.csv, line 2: .* is no step\)"):
+        History(path, 3)
+
+
+def test_a_table_without_names_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    path.write_text("1,0.25,70\n2,0.75,80\n")
+    with pytest.raises(TilenetError, match=r"history\.csv, line 2: '' is no step\)"):
         History(path, 3)
 
 
