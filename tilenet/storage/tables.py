@@ -170,7 +170,7 @@ def _rows(
                     raise _damaged(path, table.line_num, f"{cell!r} is no number")
             kept.append([step, *cells])
     except csv.Error as error:
-        raise _damaged(path, table.line_num, str(error)) from error
+        raise _damaged(path, table.reader.line_num, str(error)) from error
     return kept
 
 
