@@ -41,7 +41,6 @@ def train(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    accept_gaps: bool = False,
     comm: "MPI.Intracomm | None" = None,
 ) -> int:
     """Train as the run file says. Collective: all ranks of `comm`, None: of the job, call it.
@@ -49,7 +48,6 @@ def train(
     Args:
         resume: Go on from the folder's checkpoint, where it has one.
         overwrite: Begin where the folder holds a run.
-        accept_gaps: Resume although rows of the history are missing.
 
     Returns:
         The exit code: 0 done, 75 stopped on a signal: with a checkpoint, or before the first step.
@@ -60,16 +58,14 @@ def train(
     """
     comm = world() if comm is None else comm
     try:
-        return _train(run, comm, resume=resume, overwrite=overwrite, accept_gaps=accept_gaps)
+        return _train(run, comm, resume=resume, overwrite=overwrite)
     except StopAgreed:
         if comm.rank == 0:
             say("tilenet: stopped before the first step: run again as before, nothing was changed")
         return STOPPED
 
 
-def _train(
-    run: RunFile, comm: "MPI.Intracomm", *, resume: bool, overwrite: bool, accept_gaps: bool
-) -> int:
+def _train(run: RunFile, comm: "MPI.Intracomm", *, resume: bool, overwrite: bool) -> int:
     """As `train`.
 
     Raises:
@@ -97,7 +93,7 @@ def _train(
         if comm.rank == 0:
             announce_images(opened, plan)
         loop = _prepare(run, plan, architecture.module, opened, folder, watchdog, stop, comm)
-        finished = loop.run(accept_gaps=accept_gaps)
+        finished = loop.run()
         if comm.rank == 0:
             # A job that was told to end has no time for maps.
             try_report(folder.path, maps=finished)

@@ -17,25 +17,6 @@ RECORD = NetworkRecord(LAYERS, (1,), ("a", "b"), 255, (0.5,), (2.0,), None, None
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"bands": [float("inf")]}, "every key with its type"),
-        ({"statistics": {"mean": [float("nan")], "std": [1]}}, "finite statistics"),
-        ({"resolution": "fine"}, "every key with its type"),
-        ({"precision": "float17"}, "is no precision"),
-        ({"layers": []}, "1 to 10000 layers"),
-        ({"layers": RECORD.to_json()["layers"][:-1]}, "one channel per class"),
-        ({"classes": ["a", "b", "c"]}, "one channel per class"),
-        ({"bands": [1, 2], "statistics": {"mean": [0, 0], "std": [1, 1]}}, "layer 0.*in_channels"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_malformed_network_descriptions_are_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(TilenetError, match=said):
-        NetworkRecord.from_json(RECORD.to_json() | change)
-
-
-@pytest.mark.parametrize(
     ("key", "value"),
     [(key, value) for key in ("out_channels", "kernel") for value in (0, -1, "x", 10**9)]
     + [("padding", -1), ("padding", 0.5), ("bias", 1), ("dilation", float("nan"))],

@@ -1,4 +1,4 @@
-"""Tables and lists that hold other things than they should."""
+"""Lists and polygons that hold other things than they should."""
 
 import json
 import warnings
@@ -6,33 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tilenet.data.image_list import read_image_list
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.raster import Raster
-from tilenet.errors import TilenetError
-from tilenet.storage.tables import History
-
-
-@pytest.mark.parametrize(
-    "text",
-    [b"step,loss\n1,x\n", b"step,loss\n1,\xff\n", b'step,loss\n1,"' + b"9" * 200_000 + b'"\n'],
-    ids=["word", "bytes", "long"],
-)
-def test_a_table_of_other_things_is_refused(tmp_path: Path, text: bytes) -> None:
-    (tmp_path / "history.csv").write_bytes(text)
-    with pytest.raises(TilenetError, match="a table of a run must hold numbers"):
-        History(tmp_path / "history.csv", 3)
-
-
-@pytest.mark.parametrize("step", ["²", "0", "x", "1.0", ""])
-def test_a_row_of_no_step_is_refused(tmp_path: Path, step: str) -> None:
-    path = tmp_path / "history.csv"
-    path.write_text(f"\0tep,loss\n{step},2\n1,3\n")
-    with pytest.raises(TilenetError, match=r"history\.csv, line 2: .* is no step\)"):
-        History(path, 3)
 
 
 def test_lists_within_a_list_are_texts(tmp_path: Path) -> None:

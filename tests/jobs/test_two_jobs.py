@@ -112,7 +112,7 @@ def test_a_second_map_is_refused_while_the_first_is_written(job: list[str], tmp_
     assert not list(tmp_path.glob(".map*"))
 
 
-def test_a_run_whose_history_lost_rows_goes_on_only_when_it_is_told_to(
+def test_a_run_whose_history_lost_rows_goes_on_only_without_it(
     job: list[str], tmp_path: Path
 ) -> None:
     from tilenet.__main__ import main
@@ -124,6 +124,8 @@ def test_a_run_whose_history_lost_rows_goes_on_only_when_it_is_told_to(
     before = history.read_bytes()
     assert main([*job, "--steps=10", "--resume"]) == 1
     assert history.read_bytes() == before
-    assert main([*job, "--steps=10", "--resume", "--accept-gaps"]) == 0
+    history.unlink()
+    assert main([*job, "--steps=10", "--resume"]) == 0
+    assert main([*job, "--steps=11", "--resume"]) == 0
     with history.open() as file:
-        assert [int(row["step"]) for row in csv.DictReader(file)] == [1, 2, 3, 9, 10]
+        assert [int(row["step"]) for row in csv.DictReader(file)] == [9, 10, 11]

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -305,37 +304,36 @@ def test_files_follow_the_umask(tmp_path: Path, umask: int) -> None:
 # --- broken files
 
 
-@pytest.mark.parametrize("share", [0, 0.05, 0.5, 0.999])
-@pytest.mark.parametrize("name", ["weights.safetensors", "state.safetensors"])
-def test_a_truncated_file_is_refused_in_one_sentence(
-    tmp_path: Path, name: str, share: float
+TENSORS = ("weights.safetensors", "state.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        *((name, share, "whole.*use another") for name in TENSORS for share in (0, 0.05, 0.999)),
+        ("progress.json", 0, "must be whole"),
+        ("progress.json", b'{"step": ', "must be whole"),
+        ("progress.json", b"\xff\xfe", "must be whole"),
+        ("progress.json", b"[" * 100_000, "must be whole"),
+        ("progress.json", b"[1, 2]", r"must hold a JSON object \(got list\)"),
+    ],
+)
+def test_a_broken_or_missing_file_is_refused_in_one_sentence(
+    tmp_path: Path, name: str, content: bytes | float, said: str
 ) -> None:
+    """`content`: what it holds, or the share of it that is left."""
     file = save(tmp_path, 1) / name
-    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
-    with pytest.raises(TilenetError, match=rf"must be whole \(.*{name}: .*use another") as raised:
-        load_tensors(file)
+    before, load = file.read_bytes(), load_json if name.endswith("json") else load_tensors
+    file.write_bytes(
+        content if isinstance(content, bytes) else before[: int(len(before) * content)]
+    )
+    with pytest.raises(TilenetError, match=said) as raised:
+        load(file)
+    assert name in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("content", [b"", b'{"step": ', b"\xff\xfe", b"[" * 100_000])
-def test_broken_json_is_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "progress.json").write_bytes(content)
-    with pytest.raises(TilenetError, match=r"must be whole \(.*progress\.json: ") as raised:
-        load_json(tmp_path / "progress.json")
-    assert "\n" not in str(raised.value)
-
-
-def test_json_that_is_no_object_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps([1, 2]))
-    with pytest.raises(TilenetError, match=r"must hold a JSON object \(got list\)"):
-        load_json(tmp_path / "a.json")
-
-
-def test_missing_files_are_refused(tmp_path: Path) -> None:
+    file.unlink()
     with pytest.raises(TilenetError, match="No such file"):
-        load_tensors(tmp_path / "weights.safetensors")
-    with pytest.raises(TilenetError, match="No such file"):
-        load_json(tmp_path / "network.json")
+        load(file)
 
 
 @pytest.mark.parametrize("missing", ["weights.safetensors", "network.json"])

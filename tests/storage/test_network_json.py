@@ -104,8 +104,16 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
         ({"layers": [{"kind": "attention"}]}, "a layer must have a known kind"),
         ({"layers": ["conv"]}, "must hold every key with its type"),
         ({"layers": None}, "must hold every key with its type"),
+        ({"layers": []}, "1 to 10000 layers"),
+        ({"layers": record().to_json()["layers"][:1]}, "one channel per class"),
+        ({"classes": ["a", "b"]}, "one channel per class"),
+        ({"bands": [float("inf")]}, "every key with its type"),
+        ({"bands": [1, 2], "statistics": {"mean": [0, 0], "std": [1, 1]}}, "layer 0.*in_channels"),
+        ({"statistics": {"mean": [float("nan"), 0, 0], "std": [1, 1, 1]}}, "finite statistics"),
+        ({"resolution": "fine"}, "every key with its type"),
+        ({"precision": "float17"}, "is no precision"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_a_record_of_another_shape_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(TilenetError, match=said) as raised:

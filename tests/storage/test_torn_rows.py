@@ -60,10 +60,13 @@ def test_what_a_disk_left_of_a_row_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "what"),
     [
-        (b"\n2,", b"\nx,", 3, "'x' is no step"),
+        *((b"\n2,", b"\n%b," % step, 3, "' is no step") for step in (b"x", b"0", b"1.0", b"")),
+        (b"\n2,", "\n²,".encode(), 3, "'²' is no step"),
+        (",".join(COLUMNS).encode() + b"\n", b"", 2, "'' is no step"),  # whose values are these?
+        (b"\n2,", b'\n2,"' + b"9" * 200_000 + b'",', 3, "field larger than field limit"),
         (b"\n2,0.2", b"\n2,0_2", 3, r"'0_2\d+' is no number"),
         (b"\n1,0.1", b"\n1,0.1.", 2, r"'0\.1\.\d+' is no number"),
-        (b"\n1,0.1", b"\n1,0\xff1", 2, "byte 0xff"),
+        (b"\n1,0.1", b"\n1,0\xff1", 2, r"'0\ufffd1.*is no number"),
         (b"\n2,0.2", b"\n2,\xd9\xa3", 3, "is no number"),  # a digit of another script
         (b"\n2,0.2", b"\n2,\0.2", 3, "is no number"),
     ],

@@ -92,13 +92,13 @@ def test_the_best_is_found_again(tmp_path: Path, score: str) -> None:
     log.close()
     checkpoint(tmp_path, *values)
     wanted = sorted(values, key=lambda step: values[step].score(score), reverse=score != "loss")
-    log = RunLog(tmp_path, CLASSES, score, 8, accept_gaps=True)
+    log = RunLog(tmp_path, CLASSES, score, 8)
     assert log.best() == (wanted[0], values[wanted[0]].score(score))
     assert wanted[0] < wanted[1]
     assert [step for step in range(11) if log.has_validation(step)] == list(values)
     log.close()
     # Of steps that are repeated, and of checkpoints that are gone, nothing is known.
-    log = RunLog(tmp_path, CLASSES, score, 4, accept_gaps=True)
+    log = RunLog(tmp_path, CLASSES, score, 4)
     assert not log.has_validation(5)
     for step in wanted[:2]:
         (tmp_path / "checkpoints" / f"step-{step:08d}").rmdir()
@@ -134,7 +134,7 @@ def test_of_a_loss_the_smaller_is_better() -> None:
 def test_scalars_hold_what_the_tables_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     added: list[tuple[int, dict[str, float | None]]] = []
     monkeypatch.setattr(Scalars, "add", lambda _, step, values: added.append((step, dict(values))))
-    log = RunLog(tmp_path, CLASSES, "mean_iou", 6, tensorboard=True, accept_gaps=True)
+    log = RunLog(tmp_path, CLASSES, "mean_iou", 6, tensorboard=True)
     log.step(7, result(0.25, 0.125))
     one = found(3)
     log.validation(7, one, best=True)

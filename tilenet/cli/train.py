@@ -12,7 +12,7 @@ from tilenet.training.config.run_file import RunFile
 
 __all__ = ["main"]
 
-FLAGS = "resume", "overwrite", "accept_gaps"
+FLAGS = "resume", "overwrite"
 
 
 def main(arguments: list[str]) -> int:

@@ -7,34 +7,49 @@ import os
 import re
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from tilenet.errors import TilenetError
 
-__all__ = [
-    "PRECISIONS",
-    "LaunchFacts",
-    "Machine",
-    "checked_machine",
-    "known_machines",
-    "launch_facts",
-    "machine",
-    "user_file",
-]
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-Scheduler = Literal["lsf", "slurm", "none"]
-Launcher = Literal["jsrun", "srun", "mpiexec"]
-QueueOption = Literal["--partition", "--qos"]
-CHOICES = {
-    "scheduler": get_args(Scheduler),
-    "launcher": get_args(Launcher),
-    "queue_option": get_args(QueueOption),
-}
-TEXT = re.compile(r"[^\x00-\x1f\x7f]*")  # a line break would begin a line of its own in a script
+__all__ = ["PRECISIONS", "LaunchFacts", "Machine", "checked_machine", "known_machines", "machine"]
+__all__ += ["user_file"]
+
+PRECISIONS = ("float32", "float64", "bfloat16", "float16")
+LARGEST = 1e30  # beyond any machine; products of whole numbers stay within floats
+PACKAGED = Path(__file__).with_name("machines.toml")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+T = TypeVar("T")
+
+# Each with what it must be, in words, and a test of that.
+Count = Annotated[int, "a positive whole number", lambda n: 0 < n < LARGEST]
+Rate = Annotated[float, "a positive number", lambda x: 0 < x < LARGEST]
+Share = Annotated[float, "a share above 0 and at most 1", lambda x: 0 < x <= 1]
+Seconds = Annotated[float, "a number of seconds, at least 0", lambda x: 0 <= x < LARGEST]
+# A line break would begin a line of its own in a script.
+Line = Annotated[str, "a text without line breaks", str.isprintable]
+Lines = Annotated[tuple[Line, ...], "a list of texts without line breaks", lambda _: True]
+Command = Annotated[Lines, "a list of at least one text without line breaks", bool]
+Folder = Annotated[Line, "an absolute path", lambda path: path[:1] in ("", "/")]
+Numbers = Annotated[tuple[int, ...], "a list of whole numbers", lambda _: True]
+Variables = Annotated[
+    dict[str, Line],
+    "names of variables and their values, as texts",
+    lambda table: all(map(NAME.fullmatch, table)),
+]
+Peaks = Annotated[
+    dict[str, Rate],
+    f"operations per second, positive, by precision (of {', '.join(PRECISIONS)})",
+    lambda table: table and set(table) <= set(PRECISIONS),
+]
 
 
 @dataclass(frozen=True)
@@ -61,98 +76,23 @@ class LaunchFacts:
         own_device: Whether the launcher gives a rank of one device only that one to see.
     """
 
-    scheduler: Scheduler = "none"
-    launcher: Launcher = "mpiexec"
-    mpi: str = ""
-    sockets: int = 1
-    threads_per_core: int = 1
-    queue: str = ""
-    queue_option: QueueOption = "--partition"
-    constraint: str = ""
-    header: tuple[str, ...] = ()
-    step: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-    node_storage: str = ""
-    device_order: tuple[int, ...] = ()
-    program: tuple[str, ...] = ("tilenet",)
-    install: tuple[str, ...] = ()
+    scheduler: Literal["lsf", "slurm", "none"] = "none"
+    launcher: Literal["jsrun", "srun", "mpiexec"] = "mpiexec"
+    mpi: Line = ""
+    sockets: Count = 1
+    threads_per_core: Count = 1
+    queue: Line = ""
+    queue_option: Literal["--partition", "--qos"] = "--partition"
+    constraint: Line = ""
+    header: Lines = ()
+    step: Lines = ()
+    modules: Lines = ()
+    environment: Variables = field(default_factory=dict)
+    node_storage: Folder = ""
+    device_order: Numbers = ()
+    program: Command = ("tilenet",)
+    install: Lines = ()
     own_device: bool = False
-
-
-FACT_KEYS = tuple(part.name for part in fields(LaunchFacts))
-
-
-def launch_facts(table: Any, machine: str, devices: int, remedy: str) -> LaunchFacts:
-    """The table `launch` of a machine.
-
-    Args:
-        table: As read from the file.
-        machine: The machine's name, for messages.
-        devices: Its devices per node.
-        remedy: What to do about an impossible value.
-
-    Raises:
-        TilenetError: A key is unknown, or a value impossible.
-    """
-    if not isinstance(table, dict):
-        raise TilenetError(f"{machine}.launch must be a table (got {table!r}); {remedy}")
-    for key in table:
-        if key not in FACT_KEYS:
-            near = get_close_matches(key, FACT_KEYS, n=1, cutoff=0)[0]
-            raise TilenetError(f"{machine}.launch has no key {key!r} (nearest: {near}); {remedy}")
-    for key, value in table.items():
-        rule = _broken_rule(key, value, devices)
-        if rule:
-            raise TilenetError(f"{machine}.launch.{key} must be {rule} (got {value!r}); {remedy}")
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-    facts = LaunchFacts(**values)
-    if facts.launcher == "srun" and not facts.mpi:
-        raise TilenetError(
-            f"{machine}.launch.mpi must name srun's plug-in (pmi2 for mpich, pmix for Open MPI, "
-            f"cray_shasta for Cray): without it each rank may be alone; {remedy}"
-        )
-    return facts
-
-
-def _broken_rule(key: str, value: Any, devices: int) -> str:
-    """What a value must be and is not; empty: it is good."""
-    if key in CHOICES:
-        return "" if value in CHOICES[key] else f"one of {', '.join(CHOICES[key])}"
-    if key in ("sockets", "threads_per_core"):
-        return "" if type(value) is int and value > 0 else "a positive whole number"
-    if key == "own_device":
-        return "" if isinstance(value, bool) else "true or false"
-    if key in ("header", "step", "modules", "program", "install"):
-        good = isinstance(value, list) and all(_is_line(line) for line in value)
-        good = good and (key != "program" or bool(value))
-        return "" if good else "a list of texts without line breaks"
-    if key == "device_order":
-        good = isinstance(value, list) and all(type(number) is int for number in value)
-        good = good and sorted(value) in ([], list(range(devices)))
-        return "" if good else f"each of the devices 0 to {devices - 1} once"
-    if key == "environment":
-        good = isinstance(value, dict) and all(
-            NAME.fullmatch(name) and _is_line(text) for name, text in value.items()
-        )
-        return "" if good else "names of variables and their values, as texts"
-    if key == "node_storage":
-        return "" if value == "" or (_is_line(value) and value[0] == "/") else "an absolute path"
-    return "" if _is_line(value) else "a text without line breaks"
-
-
-def _is_line(value: Any) -> bool:
-    return isinstance(value, str) and TEXT.fullmatch(value) is not None
-
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
-
-PRECISIONS = ("float32", "float64", "bfloat16", "float16")
-LARGEST = 1e30  # beyond any machine; products of whole numbers stay within floats
-PACKAGED = Path(__file__).with_name("machines.toml")
 
 
 @dataclass(frozen=True)
@@ -181,23 +121,23 @@ class Machine:
     """
 
     name: str
-    devices_per_node: int
-    device: str
-    memory_bytes: int
-    host_bytes: int
-    cores: int
-    flops: dict[str, float]
-    memory_bandwidth: float
-    link_bandwidth: float
-    host_bandwidth: float
-    network_bandwidth: float
-    maths_efficiency: float
-    memory_efficiency: float
+    devices_per_node: Count
+    device: Line
+    memory_bytes: Count
+    host_bytes: Count
+    cores: Count
+    flops: Peaks
+    memory_bandwidth: Rate
+    link_bandwidth: Rate
+    host_bandwidth: Rate
+    network_bandwidth: Rate
+    maths_efficiency: Share
+    memory_efficiency: Share
     launch: LaunchFacts = field(default_factory=LaunchFacts)
-    latency_s: float = 2e-6
-    message_s: float = 1e-5
-    kernel_s: float = 0.0
-    file_bandwidth: float = 1e9
+    latency_s: Seconds = 2e-6
+    message_s: Seconds = 1e-5
+    kernel_s: Seconds = 0.0
+    file_bandwidth: Rate = 1e9
 
     def transfer_s(self, num_bytes: float) -> float:
         """Seconds to move bytes from a device to another one of the node."""
@@ -220,13 +160,6 @@ class Machine:
     def memory_s(self, num_bytes: float) -> float:
         """Seconds that a device takes to read or write a number of bytes of its own memory."""
         return num_bytes / (self.memory_bandwidth * self.memory_efficiency)
-
-
-INTEGERS = ("devices_per_node", "memory_bytes", "host_bytes", "cores")
-SHARES = ("maths_efficiency", "memory_efficiency")
-KEYS = tuple(part.name for part in fields(Machine) if part.name != "name")
-OPTIONAL = ("launch", "latency_s", "message_s", "kernel_s", "file_bandwidth")
-MAY_BE_ZERO = ("latency_s", "message_s", "kernel_s")
 
 
 def machine(name: str) -> Machine:
@@ -298,61 +231,64 @@ def checked_machine(name: str, table: dict[str, Any]) -> Machine:
     Raises:
         TilenetError: A key is missing, unknown, or its value impossible.
     """
-    for key in table:
-        if key not in KEYS:
-            near = get_close_matches(key, KEYS, n=1, cutoff=0)
-            raise TilenetError(
-                f"machine {name} has no key {key!r} in {user_file()}; nearest: {near[0]}"
-            )
-    missing = [key for key in KEYS if key not in (*table, *OPTIONAL)]
-    if missing:
+    made = _filled(Machine, name, table, name=name)
+    launch, remedy = made.launch, f"correct it in {user_file()}"
+    if sorted(launch.device_order) not in ([], list(range(made.devices_per_node))):
         raise TilenetError(
-            f"machine {name} must have all keys (missing: {', '.join(missing)}); add them in "
-            f"{user_file()}"
+            f"{name}.launch.device_order must name each of the devices 0 to "
+            f"{made.devices_per_node - 1} once (got {[*launch.device_order]}); {remedy}"
         )
-    _check_flops(name, table["flops"])
-    if not isinstance(table["device"], str):
+    if launch.launcher == "srun" and not launch.mpi:
         raise TilenetError(
-            f"{name}.device must be a text (got {table['device']!r}); put it in quotes in "
-            f"{user_file()}"
+            f"{name}.launch.mpi must name srun's plug-in (pmi2 for mpich, pmix for Open MPI, "
+            f"cray_shasta for Cray; got ''): without it each rank may be alone; {remedy}"
         )
-    for key in KEYS:
-        if key not in ("device", "flops", "launch") and key in table:
-            _check_number(name, key, table[key])
+    return made
+
+
+def _filled(kind: type[T], where: str, table: Any, **given: str) -> T:
+    """A dataclass of a table's values, and of those given; `where` it stands, for messages."""
     remedy = f"correct it in {user_file()}"
-    launch = launch_facts(table.get("launch", {}), name, table["devices_per_node"], remedy)
-    return Machine(name=name, **{**table, "launch": launch})
+    if not isinstance(table, dict):
+        raise TilenetError(f"{where} must be a table (got {table!r}); {remedy}")
+    kinds, values = get_type_hints(kind, include_extras=True), dict[str, Any](given)
+    keys = [part.name for part in fields(kind) if part.name not in given]  # type: ignore[arg-type]
+    for key, value in table.items():
+        if key not in keys:
+            near = get_close_matches(key, keys, n=1, cutoff=0)[0]
+            raise TilenetError(f"{where} has no key {key!r} (nearest: {near}); {remedy}")
+        if is_dataclass(kinds[key]):
+            values[key] = _filled(kinds[key], f"{where}.{key}", value)
+        elif _fits(value, kinds[key]):
+            values[key] = tuple(value) if isinstance(value, list) else value
+        else:
+            rule = _rule(kinds[key])
+            raise TilenetError(f"{where}.{key} must be {rule} (got {value!r}); {remedy}")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        missing = str(error).partition(": ")[2]
+        raise TilenetError(f"{where} must have all keys (missing: {missing}); {remedy}") from error
 
 
-def _check_flops(name: str, flops: Any) -> None:
-    if not isinstance(flops, dict) or not flops:
-        raise TilenetError(
-            f"{name}.flops must give operations per second by precision (got {flops!r}); write, "
-            f"say, flops = {{ float32 = 1e12 }} in {user_file()}"
-        )
-    for precision, value in flops.items():
-        if precision not in PRECISIONS:
-            raise TilenetError(
-                f"{name}.flops has no precision {precision!r} (known: {', '.join(PRECISIONS)}); "
-                f"correct it in {user_file()}"
-            )
-        _check_number(name, f"flops.{precision}", value)
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value of a TOML or JSON file is of a type as it stands in a dataclass here."""
+    origin, (part, *more) = get_origin(kind), get_args(kind) or (None,)
+    if origin is Annotated:
+        return _fits(value, part) and all(test(value) for test in more[1::2])
+    if origin is Literal:
+        return value in (part, *more)
+    if origin is tuple:
+        return isinstance(value, list) and all(_fits(one, part) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(one, more[0]) for one in value.values())
+    return type(value) in ((int, float) if kind is float else (kind,))
 
 
-def _check_number(name: str, key: str, value: Any) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    good = number and 0 < value < LARGEST
-    rule = "a positive number"
-    if key in MAY_BE_ZERO:
-        good, rule = number and 0 <= value < LARGEST, "a number of seconds, at least 0"
-    if key in INTEGERS:
-        good, rule = good and isinstance(value, int), "a positive whole number"
-    if key in SHARES:
-        good, rule = good and value <= 1, "a share above 0 and at most 1"
-    if not good:
-        raise TilenetError(
-            f"{name}.{key} must be {rule} (got {value!r}); correct it in {user_file()}"
-        )
+def _rule(kind: Any) -> str:
+    """What a value of a type must be, in words."""
+    parts = get_args(kind) or ("true or false", bool)
+    return f"one of {', '.join(parts)}" if get_origin(kind) is Literal else parts[-2]
 
 
 def _detected() -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Tables of a run, `history.csv` first: rows by step, floats to full precision.
-
-Read the tables that a run leaves: columns of numbers, whatever version wrote them.
-"""
+"""Tables of a run, `history.csv` first: rows by step, floats to full precision."""
 
 import csv
 import io
@@ -10,6 +7,7 @@ import re
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 from tilenet.errors import TilenetError
 from tilenet.storage.atomic import put
 
-__all__ = ["COLUMNS", "History", "RunTable", "read_run_table", "whole_lines"]
+__all__ = ["COLUMNS", "History", "RunTable", "read_run_table"]
 
 COLUMNS = (
     "step",
@@ -39,6 +37,7 @@ COLUMNS = (
     "peak_bytes",
 )
 
+STEP = re.compile(r"[1-9][0-9]{0,17}")
 NUMBER = re.compile(
     r"[-+]?(?:nan|inf|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)", re.ASCII | re.IGNORECASE
 )
@@ -54,7 +53,7 @@ class History:
             version began it, what is missing stays empty: it was not counted, which is not zero.
         columns: Their names, `step` first.
         of_steps: Rows of other steps are dropped, too; None: of none.
-        whole: Whether there must be one row for each step up to `steps_done`.
+        whole: Whether there must be one row for each step from the first one's to `steps_done`.
 
     Attributes:
         torn: Whether the last row was cut off, by a kill or a full disk, and is dropped.
@@ -77,7 +76,7 @@ class History:
         try:
             rows: list[list[str]] = []
             if steps_done > 0 and path.exists():
-                lines, left = whole_lines(path.read_bytes())
+                lines, left = _whole_lines(path)
                 self.torn = bool(left)
                 rows = _rows(path, lines, steps_done, columns, of_steps)
             if whole:
@@ -140,69 +139,54 @@ class History:
         )
 
 
-def whole_lines(data: bytes) -> tuple[bytes, bytes]:
+def _whole_lines(path: Path) -> tuple[str, bytes]:
     """The lines of a table that have their end, and what is left of a row that was cut off.
 
     A number that lacks its last digits is a number, too, so that only the line's end tells.
     """
-    lines, end, left = data.rpartition(b"\n")
-    return lines + end, left
+    lines, end, left = path.read_bytes().rpartition(b"\n")
+    return (lines + end).decode("utf-8", errors="replace"), left
 
 
 def _rows(
     path: Path,
-    lines: bytes,
+    lines: str,
     steps_done: int,
     columns: Sequence[str],
     of_steps: Container[int] | None,
 ) -> list[list[str]]:
     """Rows of the steps up to `steps_done`, each value under its own name in `columns`."""
-    try:
-        text = lines.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = 1 + lines.count(b"\n", 0, error.start)
-        raise _damaged(path, line, f"byte {lines[error.start]:#04x}") from error
     kept: list[list[str]] = []
-    names: Sequence[str] = ()
-    table = csv.reader(io.StringIO(text, newline=""))
+    table = csv.DictReader(io.StringIO(lines, newline=""))
     try:
         for row in table:
-            step = _step(row)
-            if not any(row):
+            step, *cells = (row.get(name) or "" for name in columns)
+            if not STEP.fullmatch(step):
+                raise _damaged(path, table.line_num, f"{step!r} is no step")
+            if int(step) > steps_done or (of_steps is not None and int(step) not in of_steps):
                 continue
-            if not names:
-                names = row if step is None else columns  # a table may lack its header
-                if step is None:
-                    continue
-            if step is None:
-                raise _damaged(path, table.line_num, f"{row[0]!r} is no step")
-            if step > steps_done or (of_steps is not None and step not in of_steps):
-                continue
-            values = dict(zip(names, row, strict=False))
-            cells = [values.get(name, "") for name in columns[1:]]
             for cell in cells:
                 if cell and not NUMBER.fullmatch(cell):
                     raise _damaged(path, table.line_num, f"{cell!r} is no number")
-            kept.append([row[0], *cells])
+            kept.append([step, *cells])
     except csv.Error as error:
-        raise _damaged(path, table.line_num, str(error)) from error
+        raise _damaged(path, table.reader.line_num, str(error)) from error
     return kept
 
 
 def _check_whole(path: Path, rows: Sequence[Sequence[str]], steps_done: int) -> None:
-    """Refuse a table that lacks steps or has one twice: two jobs wrote it, or it was edited."""
-    steps = [int(row[0]) for row in rows]
-    if len(steps) == steps_done and all(n == step for n, step in enumerate(steps, start=1)):
-        return
-    # Without a list of all steps: a checkpoint may claim far more than any run makes.
-    known = set(steps)
-    missing = next((step for step in range(1, steps_done + 1) if step not in known), None)
-    wrong = f"step {missing} is missing" if missing else "a step comes twice or out of order"
-    raise TilenetError(
-        f"{path.name} must hold one row for each step up to the checkpoint ({path}: {len(steps)} "
-        f"rows for {steps_done} steps, {wrong}); put back a whole copy of it, or add --accept-gaps "
-        "to go on with the rows that are there"
-    )
+    """Refuse a table that lacks steps or has one twice: two jobs wrote it, or it was edited.
+
+    It may begin at any step, for a run whose table was moved away begins another one.
+    """
+    steps = [*(int(row[0]) for row in rows), steps_done + 1]
+    for step, following in pairwise(steps):
+        if following != step + 1:
+            raise TilenetError(
+                f"{path.name} must hold one row for each step up to the checkpoint of step "
+                f"{steps_done} ({path}: step {following} follows step {step}); put back a whole "
+                "copy of it, or move it away and the run begins a new one"
+            )
 
 
 def _damaged(path: Path, line: int, what: str) -> TilenetError:
@@ -210,11 +194,6 @@ def _damaged(path: Path, line: int, what: str) -> TilenetError:
         f"a table of a run must hold numbers ({path}, line {line}: {what}); mend or delete that "
         "line, or remove the file, and run again with --resume"
     )
-
-
-def _step(row: list[str]) -> int | None:
-    known = bool(row) and re.fullmatch(r"[0-9]{1,18}", row[0]) is not None
-    return int(row[0]) if known and int(row[0]) > 0 else None
 
 
 @dataclass(frozen=True)
@@ -248,9 +227,8 @@ def read_run_table(path: Path) -> RunTable | None:
     text.
     """
     try:
-        lines, _ = whole_lines(path.read_bytes())
-        text = lines.decode("utf-8", errors="replace").replace("\0", "")
-        rows = csv.reader(io.StringIO(text, newline=""))
+        lines, _ = _whole_lines(path)
+        rows = csv.reader(io.StringIO(lines.replace("\0", ""), newline=""))
         names = next(rows, [])
         kept = [[_number(text) for text in row] for row in rows if row and len(row) == len(names)]
     except (OSError, ValueError, csv.Error):

@@ -30,7 +30,6 @@ class RunLog:
         tensorboard: Whether scalars are written for TensorBoard, too.
         steps_done: What the tables hold of later steps is dropped, as are last rows that were cut
             off, which is said, and pixels of validations whose scores are not there.
-        accept_gaps: Whether rows of steps up to `steps_done` may be missing from the history.
 
     Raises:
         TilenetError: A table is damaged, lacks rows, or cannot be written.
@@ -44,11 +43,10 @@ class RunLog:
         steps_done: int,
         *,
         tensorboard: bool = False,
-        accept_gaps: bool = False,
     ) -> None:
         self.folder, self.names, self._score = folder, names, score
         history, validation, confusion = (folder / name for name in TABLES)
-        self.history = History(history, steps_done, whole=not accept_gaps)
+        self.history = History(history, steps_done, whole=True)
         self._tables = tables = [self.history]
         self.validations: History | None = None
         if score is not None:

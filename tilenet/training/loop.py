@@ -66,11 +66,8 @@ class Loop:
         steps, shown = run.profile.numbers, network.pipe.devices
         self.trace = TraceRecorder(folder.path, steps, shown, write=comm.rank == 0)
 
-    def run(self, *, accept_gaps: bool) -> bool:
+    def run(self) -> bool:
         """Make all steps that are left; return whether nothing of the run is left to do.
-
-        Args:
-            accept_gaps: Resume although rows of the history are missing.
 
         Raises:
             AgreedError: On all ranks, for what any rank found wrong.
@@ -88,7 +85,7 @@ class Loop:
             state = self.update.optimizer, self.update.scale, run.init, self.plan.record.names
             first = self.folder.load(network, *state)
         with agreed(comm):  # and not before: others may still read what begin deletes
-            log = self._begin(first, accept_gaps=accept_gaps)
+            log = self._begin(first)
         step = self._step()
         if comm.rank == 0:
             left, transport = max(self.data.last - first, 0), step.gradients.transport
@@ -112,7 +109,7 @@ class Loop:
         self.account.write(self.folder.path, first, comm)
         return finished
 
-    def _begin(self, first: int, *, accept_gaps: bool) -> RunLog | None:
+    def _begin(self, first: int) -> RunLog | None:
         """Delete what an earlier run left; have rank 0 keep the run file, and open its log."""
         self.folder.begin()
         if self.comm.rank > 0:
@@ -121,8 +118,7 @@ class Loop:
         left = self.data.images.validation, self.layout
         keep_run(path, run, self.plan, self.network.pipe, sample, *left)
         score = run.validation.score if run.validation.wanted else None
-        kinds = {"tensorboard": run.tensorboard, "accept_gaps": accept_gaps}
-        return RunLog(path, run.class_names, score, first, **kinds)
+        return RunLog(path, run.class_names, score, first, tensorboard=run.tensorboard)
 
     def _step(self) -> Step:
         gradients = self.run_file.gradients

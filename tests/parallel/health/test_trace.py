@@ -161,6 +161,12 @@ def refuse(*_: Any, **__: Any) -> None:
     raise RuntimeError("not on\nthis machine")
 
 
+def end_and_refuse(self: torch.profiler.profile, end: Any = torch.profiler.profile.stop) -> None:
+    self.on_trace_ready = None
+    end(self)  # a profiler that is left running may crash what the process does next
+    refuse()
+
+
 def no_room(*_: Any) -> None:
     raise OSError(28, "No space left on device")
 
@@ -169,7 +175,7 @@ def no_room(*_: Any) -> None:
     ("where", "what", "why"),
     [
         (module.profile, {"start": refuse}, "not on this machine"),
-        (module.profile, {"stop": refuse}, "not on this machine"),
+        (module.profile, {"stop": end_and_refuse}, "not on this machine"),
         (module.shutil, {"copyfileobj": no_room}, "[Errno 28] No space left on device"),
     ],
     ids=["start", "stop", "trace"],

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -37,10 +36,12 @@ class TraceRecorder:
     def __init__(
         self, folder: Path, steps: range, devices: Sequence[torch.device], *, write: bool
     ) -> None:
-        self._folder, self._steps, self._cuda = folder, steps, devices[0].type == "cuda"
+        self._folder, self._steps = folder, steps
+        self._kinds = {ProfilerActivity.CPU}
+        if devices[0].type == "cuda":
+            self._kinds.add(ProfilerActivity.CUDA)
         self._left = steps if write else range(0)
         self._profile: profile | None = None
-        self._first = self._last = 0  # that were recorded
 
     def slows(self, number: int) -> bool:
         """Whether a step needs more patience: in it the profiler starts, or a trace is written."""
@@ -48,25 +49,16 @@ class TraceRecorder:
 
     def begin(self, number: int) -> None:
         """Say that a step begins, and that the one before, with its checkpoint, has ended."""
-        if self._profile is None:
-            if number in self._left:
-                self._first = number
-                self._try(self._start)
+        if self._profile is not None:
+            self._try(self._profile.step if number in self._left else self._stop)
         elif number in self._left:
-            self._try(self._profile.step)
-        else:
-            self._try(self._stop)
-        self._last = number
+            self._first = number  # of those that are recorded
+            self._try(self._start)
 
     def __enter__(self) -> "TraceRecorder":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._profile is not None:
             if kind is not None:
                 self._profile.on_trace_ready = None
@@ -75,11 +67,9 @@ class TraceRecorder:
             self._say_lost("the run made none of them")
 
     def _start(self) -> None:
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
-        active = self._left[-1] + 1 - self._first
         self._profile = profile(
-            activities=activities,
-            schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
+            activities=self._kinds,
+            schedule=schedule(wait=0, warmup=1, active=len(self._left), repeat=1),
             on_trace_ready=self._write,
             experimental_config=_all_threads(),
         )
@@ -92,7 +82,8 @@ class TraceRecorder:
         self._left, self._profile = range(0), None
 
     def _write(self, recorded: profile) -> None:
-        # A folder of its own, for the profiler leaves pieces next to what it cannot write.
+        # A folder of its own, for the profiler leaves pieces next to what it cannot write; where it
+        # packs itself, as for TensorBoard, it does so in /tmp and says nothing.
         with TemporaryDirectory(prefix=".trace-", dir=self._folder) as aside:
             raw, packed = Path(aside) / "trace.json", Path(aside) / TRACE
             recorded.export_chrome_trace(str(raw))
@@ -101,7 +92,8 @@ class TraceRecorder:
             with raw.open("rb") as file, gzip.open(packed, "wb", compresslevel=6) as target:
                 shutil.copyfileobj(file, target)
             packed.replace(self._folder / TRACE)
-        say(f"{TRACE}: steps {self._first} to {self._last} of rank 0, for ui.perfetto.dev")
+        last = self._first + recorded.step_num - 1
+        say(f"{TRACE}: steps {self._first} to {last} of rank 0, for ui.perfetto.dev")
 
     def _try(self, work: Callable[[], None]) -> None:
         try:
