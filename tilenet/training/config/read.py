@@ -76,11 +76,6 @@ def parser() -> ArgumentParser:
     made.add_argument(
         "--overwrite", action="store_true", help="start over where output holds a run"
     )
-    made.add_argument(
-        "--accept-gaps",
-        action="store_true",
-        help="resume although rows of history.csv are missing",
-    )
     made.add_class_arguments(RunFile)
     return made
 
@@ -89,7 +84,7 @@ def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
     """Parse the arguments of `tilenet train`.
 
     Returns:
-        The run, and the namespace it was made of (with `resume`, `overwrite`, `accept_gaps`).
+        The run, and the namespace it was made of (with `resume` and `overwrite`).
 
     Raises:
         UsageError: A key is unknown or missing, or a value has the wrong type.
