@@ -6,8 +6,9 @@ import torch
 
 __all__ = ["AUTOCAST", "Checkpointing", "HaloMode", "Precision", "parameter_dtype"]
 
-HaloMode = Literal["overlap", "exchange"]
-"""How tiles get their context: they read it, or layers exchange halos."""
+HaloMode = Literal["overlap", "exchange", "sweep"]
+"""How tiles get their context: they read it, or layers exchange halos; swept tiles read it, and go
+over it strip by strip."""
 
 Checkpointing = Literal["always", "except_last", "never"]
 """Which micro-batches keep their input only and are computed again in backward."""

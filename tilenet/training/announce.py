@@ -7,10 +7,10 @@ from tilenet.data.labels.open import resampling_note
 from tilenet.data.schedule import Sample
 from tilenet.geometry.halo import norm_context
 from tilenet.parallel.health.progress import say
-from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.mesh import tiles_of
 from tilenet.training.images.open import RunImages
 from tilenet.training.setup import RunPlan
+from tilenet.training.swept import AnyPipe
 
 __all__ = ["announce", "announce_images"]
 
@@ -47,7 +47,12 @@ def announce_images(opened: RunImages, plan: RunPlan) -> None:
 
 
 def announce(
-    plan: RunPlan, pipe: Pipe, sample: Sample, steps: int, transport: str, num_ranks: int
+    plan: RunPlan,
+    pipe: AnyPipe,
+    sample: Sample,
+    steps: int,
+    transport: str,
+    num_ranks: int,
 ) -> None:
     """Say, once, what runs, and everything that makes the result approximate.
 
@@ -66,15 +71,16 @@ def announce(
         f"{pipe.devices[0].type}; "
         f"{rows} × {cols} tiles, "
         + ("halo exchanged" if rule.exchanged else f"halo {rule.halo_px} px")
+        + ", swept" * plan.swept
         + f", work ratio {tiling.work_ratio:.2f}; "
         f"{steps} steps" + f"; gradients over {transport}" * (num_ranks > 1)
     )
-    if pipe.checkpointing != "never" or len(pipe.partitions) > 1:
-        balance = "+".join(str(len(partition)) for partition in pipe.partitions)
+    if plan.checkpointing != "never" or len(plan.balance) > 1:
+        balance = "+".join(map(str, plan.balance))
         say(
             f"pipeline: {balance} layers on {', '.join(str(d) for d in pipe.devices)}; at "
             f"most {plan.micro_batches} micro-batches at once; checkpointing "
-            f"{pipe.checkpointing}"
+            f"{plan.checkpointing}"
         )
     if plan.uncut is not None:
         before = replace(plan, asked=plan.uncut)

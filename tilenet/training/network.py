@@ -22,6 +22,7 @@ from tilenet.planning.swap.plan import SwapPlan
 from tilenet.training.config.keys import SwappingKeys
 from tilenet.training.setup import RunPlan
 from tilenet.training.swap import Load, SwapMode, decide_swaps
+from tilenet.training.swept import AnyPipe, swept_pipe
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -75,6 +76,10 @@ class RunNetwork:
             if (adopted := plan.adopted) is not None:
                 adopted.fill(self.network)
         self.image_comm = comm.Create_group(comm.group.Incl(plan.mesh.same_image(comm.rank)))
+        if plan.swept:
+            self._swaps = None
+            self.pipe: AnyPipe = swept_pipe(plan, self.network, devices.partitions[0])
+            return
         if plan.needs_all_tiles or any(by_place(layer) for layer in record.layers):
             self.network = spatial_network(
                 self.network,
@@ -107,7 +112,10 @@ class RunNetwork:
 
     def swapping(self) -> AbstractContextManager[None]:
         """Let the pipe's layers swap as planned."""
-        return nullcontext() if self._swaps is None else self._swaps.acting(self.pipe)
+        if self._swaps is None:
+            return nullcontext()
+        assert isinstance(self.pipe, Pipe)
+        return self._swaps.acting(self.pipe)
 
     def close(self) -> None:
         """Give host memory and communicators back. Collective."""

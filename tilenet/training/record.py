@@ -19,7 +19,6 @@ from tilenet.data.labels.source import ValidationImage
 from tilenet.data.schedule import Sample
 from tilenet.geometry.tiles import Tiling
 from tilenet.parallel.health.progress import RankTimes, keep_times, say
-from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.planning.plan import planned_bytes
 from tilenet.storage.atomic import write_aside
@@ -28,6 +27,7 @@ from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder import FACTS, KEPT_RUN_FILE
 from tilenet.training.setup import RunPlan
 from tilenet.training.step import StepResult
+from tilenet.training.swept import AnyPipe
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -103,7 +103,7 @@ def keep_run(
     folder: Path,
     run: RunFile,
     plan: RunPlan,
-    pipe: Pipe,
+    pipe: AnyPipe,
     sample: Sample,
     validation: Sequence[ValidationImage],
     layout: Sequence[str],

@@ -10,7 +10,7 @@ from torch import Tensor
 from tilenet.adoption.adopt import Adopted
 from tilenet.data.crops import cell_side
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import output_size
+from tilenet.geometry.halo import norm_context, output_size
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions
@@ -23,7 +23,7 @@ from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.plan import read_plan
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.architecture import Architecture
-from tilenet.training.config.run_file import Halo, RunFile
+from tilenet.training.config.run_file import RunFile
 
 __all__ = ["RunPlan", "plan_run"]
 
@@ -47,6 +47,7 @@ class RunPlan:
         cell_px: Side of the grid cells of which the survey keeps what is labelled there.
         adopted: The network, where it is somebody's module.
         note: What is said of its weights.
+        swept: Whether tiles are swept.
     """
 
     record: NetworkRecord
@@ -61,10 +62,13 @@ class RunPlan:
     cell_px: int = 0
     adopted: Adopted | None = None
     note: str = ""
+    swept: bool = False
 
     @property
     def halo_mode(self) -> HaloMode:
         """How tiles get their context."""
+        if self.swept:
+            return "sweep"
         return "exchange" if self.rule.exchanged else "overlap"
 
     @property
@@ -107,14 +111,11 @@ def plan_run(
     if run.plan is not None and found.options is not None:
         _check_plan(run.plan, found.options, sizes, rotations=run.augment.rotations)
     record = _record(run, found, shapes[0][0])
-    layers = record.layers
     num_samples = run.batch_size if run.crop_px else min(run.batch_size, len(shapes))
-    keys = run.mesh
-    mesh = choose_mesh(num_ranks, num_samples, keys.replicas, keys.rows, keys.columns)
-    rule = _rule(run.halo, run.halo_mode, record)
+    mesh = choose_mesh(num_ranks, num_samples, run.mesh.replicas, run.mesh.rows, run.mesh.columns)
     plan = RunPlan(
         record,
-        rule,
+        _rule(run, record),
         mesh,
         run.tiles.cut or Cut(grid=(mesh.rows, mesh.columns)),
         balance=(),
@@ -123,6 +124,7 @@ def plan_run(
         crop_px=run.crop_px,
         adopted=found.adopted,
         note=found.note,
+        swept=run.halo_mode == "sweep",
     )
     # The last step of an epoch of whole images has what is left.
     left = 0 if run.crop_px else len(shapes) % num_samples
@@ -139,12 +141,18 @@ def plan_run(
     grid_asked = run.tiles.rows is not None and not run.crop_px
     for size in sizes:
         _check_tiles(plan, size, min(per_step), grid_asked=grid_asked)
-    read = plan.tiling(*max(sizes, key=prod)).tiles[0].read
-    balance = run.balance or likely_balance(layers, (read.height, read.width), run.num_partitions)
-    check_balance(balance, len(layers), run.num_partitions)
+    plan = replace(plan, balance=_balance(run, plan, max(sizes, key=prod)))
     unit, whole = record.context().alignment_px, [size for _, size in shapes]
     cell_px = cell_side(whole, len(run.class_names), unit, run.crop_px)
-    return replace(plan, balance=tuple(balance), cell_px=cell_px)
+    return replace(plan, cell_px=cell_px)
+
+
+def _balance(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> tuple[int, ...]:
+    """Layers per partition: those that were asked for, or the fastest for the largest tile."""
+    layers, read = plan.record.layers, plan.tiling(*size).tiles[0].read
+    balance = run.balance or likely_balance(layers, (read.height, read.width), run.num_partitions)
+    check_balance(balance, len(layers), run.num_partitions)
+    return tuple(balance)
 
 
 def _check_bands(paths: Sequence[str], shapes: Sequence[Shape]) -> None:
@@ -201,14 +209,47 @@ def _check_exact(
         raise TilenetError(reason + ", or augment.rotations: false" * rotations)
 
 
-def _rule(halo: Halo, halo_mode: HaloMode, record: NetworkRecord) -> HaloRule:
+def _check_swept(run: RunFile, record: NetworkRecord) -> None:
+    """Refuse what is not swept in training.
+
+    Raises:
+        TilenetError: With the first of it.
+    """
+    alone = {
+        "partitions": (run.num_partitions, 1),
+        "checkpointing": (run.checkpointing, "never"),
+        "swap": (run.swap or "off", "off"),
+        "halo": (run.halo, "exact"),
+    }
+    for key, (value, only) in alone.items():
+        if value != only:
+            raise TilenetError(
+                f"a sweep computes each strip again by itself, on one device (halo_mode: sweep, "
+                f"{key}: {value}); set {key}: {only}, or halo_mode: overlap"
+            )
+    if record.context().valid:
+        raise TilenetError(
+            "a sweep pads each layer (halo_mode: sweep, padding: valid); use network.padding: same"
+        )
+    whole = whole_image(record.layers)
+    if whole is not None or norm_context(record.layers) == "tile":
+        raise TilenetError(
+            "a sweep in training knows no statistics of the image before it has seen all of it "
+            f"(halo_mode: sweep, over whole images or tiles: {whole or 'norms'}); use network.norm "
+            "none, network.batch_norm: frozen for a module, or halo_mode: exchange"
+        )
+
+
+def _rule(run: RunFile, record: NetworkRecord) -> HaloRule:
     """How tiles read: what they own and the halo, or with `exchange` what they own.
 
     Raises:
-        TilenetError: The halo that was asked for cannot be had.
+        TilenetError: The halo that was asked for cannot be had, or the network cannot be swept.
     """
-    context = record.context()
-    if halo_mode == "exchange":
+    context, halo = record.context(), run.halo
+    if run.halo_mode == "sweep":
+        _check_swept(run, record)
+    if run.halo_mode == "exchange":
         if halo != "exact":
             raise TilenetError(
                 f"with halo_mode: exchange each layer takes just what it needs (halo: {halo}); "

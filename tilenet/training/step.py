@@ -22,13 +22,13 @@ from tilenet.geometry.tiles import owned
 from tilenet.model.loss import Loss, LossScale, dice, dice_sums
 from tilenet.model.skips import Origin
 from tilenet.parallel.health.progress import EXCHANGING, peak_bytes
-from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.values import RunningStatistics, global_sum
 from tilenet.parallel.swap.statistics import SwapCounts, SwapStatistics
 from tilenet.planning.learning_rate import LearningRate
 from tilenet.storage.checkpoints import kept_checkpoint
 from tilenet.training.images.workload import ReadTile
+from tilenet.training.swept import AnyPipe
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -122,7 +122,7 @@ class Step:
 
     def __init__(
         self,
-        pipe: Pipe,
+        pipe: AnyPipe,
         loss: Loss,
         update: Update,
         transport: str,

@@ -5,6 +5,7 @@ look at is at hand, in rows that `geometry.sweep` says to keep, and nothing is t
 """
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from tilenet.geometry.ownership import LayerHalo
 from tilenet.geometry.sweep import LayerRows, Rows, Strip, row_readers, sweep
 from tilenet.geometry.windows import Window
 from tilenet.model.choices import AUTOCAST
+from tilenet.model.dropout import KeyedDropout
 from tilenet.model.modules import BatchNorm
 from tilenet.model.network import Network
 from tilenet.model.resample import AxisPlace, resampled
@@ -34,7 +36,9 @@ from tilenet.model.skips import joined
 from tilenet.parallel.exchange.halo import Journey, Line
 from tilenet.parallel.exchange.layers import spatial_layer
 
-__all__ = ["Sweep"]
+__all__ = ["State", "Sweep"]
+
+State = list[list[tuple[int, Tensor]]]
 
 WINDOWED = Conv | Pool | TransposedConv | Upsample
 
@@ -53,6 +57,8 @@ class Sweep:
         edges: Rows between strips, counted from the part's first, see `geometry.sweep`.
         part: What is swept of the image, from multiples of the alignment to others; None: all.
         precision: As for `Pipe`.
+        compact: Whether of each map just the rows are kept that rows to come look at, at the price
+            of copies.
 
     Attributes:
         starts: Row and column of each map's first cell, on the map of the whole image.
@@ -69,6 +75,8 @@ class Sweep:
         edges: Sequence[int],
         part: Window | None = None,
         precision: str = "float32",
+        *,
+        compact: bool = False,
     ) -> None:
         part = part or Window(0, 0, *size)
         self.layers, self.grids = layers, map_grids(layers)
@@ -87,7 +95,7 @@ class Sweep:
         self._whole: dict[int, Tensor] = {}
         self._now: LayerRows
         self._empty: Tensor  # a strip without rows
-        self._line, self._dtype = Line(None), AUTOCAST.get(precision)
+        self._line, self._dtype, self._compact = Line(None), AUTOCAST.get(precision), compact
 
     def _swept(self, layer: Layer, number: int, module: nn.Module) -> nn.Module:
         whole = isinstance(module, nn.InstanceNorm2d | nn.GroupNorm | nn.AdaptiveAvgPool2d)
@@ -98,10 +106,19 @@ class Sweep:
                 f"a sweep takes statistics of the whole image as given (layer {number}: "
                 f"{layer.kind}); find them first"
             )
+        if isinstance(module, KeyedDropout) and module.drops == "cells":
+            module = copy(module)
+            module.place = lambda sample: self._place(number)
+            return module
         corners = isinstance(layer, Upsample) and layer.mode == "bilinear" and layer.corners
         if isinstance(layer, WINDOWED) and not corners and not self.grids[number].whole:
             return spatial_layer(layer, number, module, self)
         return module
+
+    def _place(self, layer: int) -> tuple[int, int]:
+        """Where the rows that a layer computes begin, on the map of the whole image."""
+        top, left = self.starts[layer + 1]
+        return top + self._now.out[0], left
 
     def _seen(self, layer: int) -> Rows:
         """Rows of its input that the layer looks at, in the map."""
@@ -144,12 +161,22 @@ class Sweep:
         if strip is None:
             strip = self._empty
         self._empty = strip.new_empty((*strip.shape[:2], 0, strip.shape[3]))
-        kind = strip.device.type
-        with (
-            torch.inference_mode(),
-            torch.autocast(kind, self._dtype, enabled=self._dtype is not None),
-        ):
-            return self._fed(strip, next(self.strips))
+        with torch.inference_mode():
+            return self.pass_strip(strip, next(self.strips))
+
+    @property
+    def state(self) -> "State":
+        """The rows that are held, with their first rows."""
+        return [list(pieces) for pieces in self._pieces]
+
+    @state.setter
+    def state(self, state: "State") -> None:
+        self._pieces = [list(pieces) for pieces in state]
+
+    def pass_strip(self, strip: Tensor, plan: Strip) -> Tensor:
+        """As `feed`, for a strip of `strips` after those that led to the state."""
+        with torch.autocast(strip.device.type, self._dtype, enabled=self._dtype is not None):
+            return self._fed(strip, plan)
 
     def _fed(self, strip: Tensor, plan: Strip) -> Tensor:
         if strip.shape[2]:
@@ -174,7 +201,8 @@ class Sweep:
         pieces = self._pieces[number]
         while pieces and pieces[0][0] + pieces[0][1].shape[2] <= first:
             del pieces[0]
-        if pieces and (gone := first - pieces[0][0]) > pieces[0][1].shape[2] // 2:
+        least = 0 if self._compact else pieces[0][1].shape[2] // 2 if pieces else 0
+        if pieces and (gone := first - pieces[0][0]) > least:
             # A part of a tensor keeps all of it in memory.
             pieces[0] = first, pieces[0][1][:, :, gone:].clone()
 

@@ -1,4 +1,6 @@
-"""What a sweep holds: rows that are kept, and what a layer takes and gives."""
+"""What a sweep holds: rows that are kept, and what a layer takes and gives; in training the states
+before all strips and the activations of one.
+"""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -7,9 +9,10 @@ from tilenet.geometry.halo import map_grids, map_shapes
 from tilenet.geometry.layers import Layer, Stash
 from tilenet.geometry.sweep import LayerRows, row_readers, strip_edges, sweep
 
-__all__ = ["swept_bytes"]
+__all__ = ["swept_bytes", "trained_bytes", "training_edges"]
 
 FULL_STRIPS = 4  # that complete as many rows as come in, until nothing new is to be seen
+FEWEST_ROWS = 64  # of a strip in training
 
 
 @lru_cache(maxsize=256)  # many images are of one width
@@ -44,6 +47,57 @@ def swept_bytes(
     return most * item_bytes
 
 
+@lru_cache(maxsize=256)
+def trained_bytes(
+    layers: tuple[Layer, ...], height: int, width: int, strip_rows: int, item_bytes: int
+) -> int:
+    """Most bytes of feature maps that live while a part of an image is swept forward and backward.
+
+    Counted are the states before all strips, what one strip's layers take and give, and logits
+    with their gradients.
+
+    Args:
+        height: Rows of the part.
+        width: Its columns.
+        strip_rows: Rows of a strip.
+    """
+    held, kept, most = _Held(layers, height, width, compact=True), set[int](), 0
+    for strip in sweep(layers, strip_edges(height, strip_rows)):
+        held.add(0, *strip.image)
+        before = len(held.sizes)
+        copies = 0
+        for number, rows in enumerate(strip.layers):
+            copies += held.taken(number, rows)
+            held.give(number, rows)
+            for map_ in held.done_with[number]:
+                held.let_go(map_, strip.held[map_][0])
+        held.maps[-1].clear()
+        made = sum(held.sizes[one] for one in range(before, len(held.sizes)))
+        most = max(most, copies + made)
+        kept |= {piece.storage for pieces in held.maps for piece in pieces}
+    states = sum(held.sizes[one] for one in kept)
+    logits = 2 * held.shapes[-1].num_elements
+    return (states + most + logits) * item_bytes
+
+
+def training_edges(
+    layers: tuple[Layer, ...], unit: int, height: int, width: int, item_bytes: int
+) -> tuple[int, ...]:
+    """Edges of the strips with which training takes the least memory.
+
+    Args:
+        unit: The network's alignment.
+        height: Rows of the part.
+        width: Its columns.
+    """
+    sizes, rows = list[int](), -(-FEWEST_ROWS // unit) * unit
+    while not sizes or rows < height:
+        sizes.append(rows)
+        rows *= 2
+    best = min(sizes, key=lambda one: trained_bytes(layers, height, width, one, item_bytes))
+    return strip_edges(height, best)
+
+
 @dataclass
 class _Piece:
     """Rows of a map; pieces of one storage lie in the same memory."""
@@ -60,6 +114,7 @@ class _Held:
     layers: tuple[Layer, ...]
     height: int
     width: int
+    compact: bool = False
     sizes: dict[int, int] = field(default_factory=dict)  # of storages that were ever made
 
     def __post_init__(self) -> None:
@@ -107,7 +162,8 @@ class _Held:
         pieces = self.maps[number]
         while pieces and pieces[0].first + pieces[0].rows <= first:
             del pieces[0]
-        if pieces and first - pieces[0].first > pieces[0].rows // 2:
+        least = 0 if self.compact or not pieces else pieces[0].rows // 2
+        if pieces and first - pieces[0].first > least:
             rest = pieces[0].first + pieces[0].rows - first
             pieces[0] = _Piece(first, rest, self._new(number, rest))
 

@@ -1,0 +1,189 @@
+"""`halo_mode: sweep`: the numbers of the whole image, in the memory of a strip and its states."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mpi4py import MPI
+from shared_out import grids
+from test_adopted_runs import CLASSES, SIZE, check_same, keys_of, run_file, scenes_of, wanted_of
+from test_same_as_whole_image import outcome_of
+from test_same_recipe import KEYS, check
+from test_same_recipe import scenes_of as recipe_scenes
+from zoo import network
+
+from tilenet.adoption.adopt import adopt
+from tilenet.errors import AgreedError
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.sweep import strip_edges
+from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.model.network import Network, build_network
+from tilenet.model.skips import Origin
+from tilenet.parallel.exchange import swept_training
+from tilenet.parallel.exchange.swept_training import SweptPipe
+from tilenet.planning.memory.live import LiveBytes
+from tilenet.planning.memory.swept import trained_bytes
+from tilenet.train import train
+from tilenet.training import swept
+from tilenet.training.config.keys import MeshKeys, TileKeys
+
+STRIPS = (1, 7, 32, 61, 500)
+SWEPT = "residual", "shifted", "between"  # no averages
+
+
+@pytest.fixture(params=[8, 40])
+def strip_px(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Strips of runs."""
+    pixels: int = request.param
+    monkeypatch.setattr(
+        swept, "training_edges", lambda layers, unit, height, *_: strip_edges(height, pixels)
+    )
+    return pixels
+
+
+def gradients(
+    layers: tuple[Layer, ...], net: Network, image: torch.Tensor, weight: torch.Tensor, strip: int
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    size = image.shape[2], image.shape[3]
+    pipe = SweptPipe(
+        net, layers, torch.device("cpu"), "float64", lambda rows, _: strip_edges(rows, strip)
+    )
+    origin = Origin((0,), cut(*size, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
+    net.zero_grad()
+    (out,) = pipe([image], [origin])
+    (out * weight).sum().backward()  # type: ignore[no-untyped-call]
+    return out.detach(), [one.grad.clone() for one in net.trained]  # type: ignore[union-attr]
+
+
+def compare(layers: tuple[Layer, ...], net: Network, bands: int) -> None:
+    """Logits and gradients of strips of all heights with those of the whole image."""
+    generator = torch.Generator().manual_seed(3)
+    image = torch.randn(1, bands, 160, 64, generator=generator, dtype=torch.float64)
+    wanted = net(image.clone())
+    weight = torch.randn(wanted.shape, generator=generator, dtype=torch.float64)
+    net.zero_grad()
+    (wanted * weight).sum().backward()
+    plain = [one.grad.clone() for one in net.trained]  # type: ignore[union-attr]
+    most = max(float(one.abs().max()) for one in plain)
+    for strip in STRIPS:
+        found, grads = gradients(layers, net, image, weight, strip)
+        apart = float((found - wanted).detach().abs().max() / wanted.detach().abs().max())
+        assert apart <= 1e-12
+        for one, other in zip(grads, plain, strict=True):
+            assert float((one - other).abs().max()) <= 1e-10 * max(
+                float(other.abs().max()), 1e-3 * most
+            )
+
+
+@pytest.mark.parametrize("name", SWEPT)
+def test_gradients_of_adopted_networks(name: str) -> None:
+    adopted = adopt(network(name, drops=False), 3)
+    compare(adopted.layers, adopted.network(torch.float64).train(), 3)
+
+
+@pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "transposed"])
+def test_gradients_of_our_own(upsampling: Any) -> None:
+    layers = unet_layers(UNetOptions(3, base=4, bands=2, classes=3, upsampling=upsampling))
+    compare(layers, build_network(layers, 4, torch.float64).train(), 2)
+
+
+@pytest.mark.parametrize("wrong", ["a state's gradient is lost", "a state of the wrong strip"])
+def test_what_is_wrong_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = swept_training._as_leaves
+
+    def lost(state: Any) -> Any:
+        fresh, leaves = right(state)
+        return fresh, leaves if wrong != "a state's gradient is lost" else leaves[:-1]
+
+    if wrong == "a state's gradient is lost":
+        monkeypatch.setattr(swept_training, "_as_leaves", lost)
+    else:
+        monkeypatch.setattr(
+            swept_training.Sweep, "state", swept_training.Sweep.state.setter(lambda self, state: 0)
+        )
+    with pytest.raises((AssertionError, ValueError, RuntimeError)):
+        test_gradients_of_our_own("nearest")
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("name", ["residual", "between"])
+@pytest.mark.parametrize("tiles", [TileKeys(), TileKeys(rows=2, columns=2)])
+def test_a_run_is_that_of_the_module(
+    comm: MPI.Intracomm, shared_path: Path, strip_px: int, name: str, tiles: TileKeys
+) -> None:
+    (scene,) = scenes_of(shared_path, [SIZE], comm)
+    mesh = MeshKeys(1, *grids(comm.size)[0]) if tiles == TileKeys() else MeshKeys(1, 1, comm.size)
+    run = run_file(shared_path, [scene], keys_of(name), halo_mode="sweep", mesh=mesh, tiles=tiles)
+    run = replace(run, classes=CLASSES[name])
+    found = outcome_of(run, comm, scene.image, None)
+    check_same(comm, found, wanted_of(name, "frozen"), scene)
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize(
+    ("upsampling", "clips"), [("nearest", (0.12, 0.1)), ("transposed", (None, None))]
+)
+def test_all_of_the_recipe(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    strip_px: int,
+    upsampling: Any,
+    clips: tuple[float | None, float | None],
+) -> None:
+    """Augmentation, dropout, focal loss, class weights, clipping; of images and of crops."""
+    scenes = recipe_scenes(shared_path, [(51, 83), (62, 45)], comm)
+    keys = replace(KEYS, norm="none", groups=None, upsampling=upsampling)
+    keys_of_sweeps: dict[str, Any] = {"halo_mode": "sweep", "mesh": MeshKeys(1, 1, comm.size)}
+    check(comm, shared_path, scenes, keys, clips[0], **keys_of_sweeps)
+    check(comm, shared_path, scenes, keys, clips[1], crop_px=40, batch_size=3, **keys_of_sweeps)
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"partitions": 2}, "partitions: 2\\); set partitions: 1"),
+        ({"checkpointing": "always"}, "set checkpointing: never"),
+        ({"swap": "auto"}, "set swap: off"),
+        ({"halo": 96}, "set halo: exact"),
+        ({"network": replace(KEYS, norm="instance", groups=None)}, "instance norm"),
+        ({"network": replace(KEYS, padding="valid", norm="none", groups=None)}, "padding: same"),
+        ({"network": keys_of("gated")}, "global average"),
+        ({"network": keys_of("residual", "step")}, "batch norm"),
+    ],
+)
+def test_what_is_not_swept_is_refused(
+    comm: MPI.Intracomm, shared_path: Path, more: dict[str, Any], words: str
+) -> None:
+    scenes = scenes_of(shared_path, [SIZE], comm)
+    given = {"network": replace(KEYS, norm="none", groups=None), **more}
+    run = run_file(shared_path, scenes, given.pop("network"), halo_mode="sweep", **given)
+    if more.get("network") == keys_of("residual", "step"):
+        run = replace(run, classes=CLASSES["residual"])
+    with pytest.raises(AgreedError, match=words):
+        train(run, comm=comm)
+
+
+@pytest.mark.parametrize("strip_rows", [64, 128])
+def test_memory_is_that_of_a_strip_and_the_states(strip_rows: int) -> None:
+    layers = unet_layers(UNetOptions(3, base=8, bands=4, classes=2))
+    net, size = build_network(layers).train(), (1024, 128)
+    image = torch.randn(1, 4, *size)
+
+    def peak(network: Any, *more: Any) -> int:
+        net.zero_grad()
+        with LiveBytes() as live:
+            out = network(*more)
+            (out[0] if isinstance(out, list) else out).square().sum().backward()
+        return live.peak
+
+    device = torch.device("cpu")
+    pipe = SweptPipe(net, layers, device, "float32", lambda rows, _: strip_edges(rows, strip_rows))
+    origin = Origin((0,), cut(*size, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
+    found = peak(pipe, [image], [origin])
+    assert found < 0.6 * peak(net, image.clone())
+    predicted = trained_bytes(layers, *size, strip_rows, 4)
+    assert 0.5 * found <= predicted <= 1.5 * found

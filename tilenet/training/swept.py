@@ -1,0 +1,25 @@
+"""A run's network whose tiles are swept, in strips that take the least memory."""
+
+import torch
+
+from tilenet.model.choices import parameter_dtype
+from tilenet.model.network import Network
+from tilenet.parallel.exchange.swept_training import SweptPipe
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.planning.memory.swept import training_edges
+from tilenet.training.setup import RunPlan
+
+__all__ = ["AnyPipe", "swept_pipe"]
+
+AnyPipe = Pipe | SweptPipe
+
+
+def swept_pipe(plan: RunPlan, network: Network, device: torch.device) -> SweptPipe:
+    """What computes a rank's tiles with `halo_mode: sweep`."""
+    layers, precision = plan.record.layers, plan.record.precision
+    unit, item_bytes = plan.rule.alignment_px, parameter_dtype(precision).itemsize
+
+    def edges(height: int, width: int) -> tuple[int, ...]:
+        return training_edges(layers, unit, height, width, item_bytes)
+
+    return SweptPipe(network, layers, device, precision, edges)
