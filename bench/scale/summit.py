@@ -1,7 +1,5 @@
 """What does the performance model say of the paper's runs on Summit, and of what lies beyond?
 
-    python -m bench.scale.summit [--quick]
-
 Nothing here was measured by us. The closed form behind `tilenet plan` is given a machine's
 published figures (`summit_machines.py`) and asked for the runs of S. Seal, S.-H. Lim, D. Wang, J.
 Hinkle, D. Lunga, A. Tsaris, "Toward Large-Scale Image Segmentation on Summit", ICPP 2020: 100
@@ -20,11 +18,10 @@ weights, gradients and moments alone are more than a V100 holds. Seconds suffice
 leaves out the search with swapping.
 """
 
-import argparse
 from dataclasses import replace
 from typing import Any
 
-from bench.report import Claim, at_least, at_most, report
+from bench.report import Claim, Found, at_least, at_most
 from bench.scale.rivals import PAPER
 from bench.scale.summit_machines import DGX_1, H200, SUMMIT, read_share
 from tilenet.geometry.unet import PRESETS, UNetOptions
@@ -220,11 +217,8 @@ def ends(rows: list[dict[str, Any]], mode: str) -> int:
     return max((row["devices"] for row in rows if row[f"{mode}, efficiency"] >= 0.5), default=0)
 
 
-def main() -> None:
-    """Predict all, print it, and report."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+def bench(quick: bool) -> Found:
+    """Predict all."""
     dgx, summit = samples(SMALL, DGX_1, 1), samples(SMALL, SUMMIT, 200)
     slower = MEASURED["dgx_1"] / dgx["epoch_s"]
     fitted = samples(SMALL, SUMMIT, 200, slower)
@@ -267,10 +261,4 @@ def main() -> None:
         at_least("balance: tilenet's gain over the paper's, least",
                  min(row["gain"] for row in balanced), 1.0),
     ]  # fmt: skip
-    for name, value in figures.items():
-        print(name, *([value] if not isinstance(value, list) else value), sep="\n  ")
-    report("summit", figures, claims)
-
-
-if __name__ == "__main__":
-    main()
+    return figures, claims

@@ -1,7 +1,5 @@
 """Exchange against overlap: work, messages, time and memory of a step.
 
-    python -m bench.speed.exchange [--quick]
-
 Work is counted for the presets on 4 × 4 ranks (`exchange_work.py`). Time and memory are those of
 forward and backward of a small U-Net on random pixels, side by side in one job on 1, 2 and 4 ranks
 of one thread: with exchange, with overlap, and with exchange without communication, whose numbers
@@ -9,14 +7,11 @@ are wrong and which bounds from below what hiding all messages could reach. Abov
 the machine has cores ranks share them, so ratios count, not seconds.
 """
 
-import argparse
-import json
-import sys
 import time
 from dataclasses import asdict
 from typing import Any
 
-from bench.report import Claim, at_most, mpiexec, report
+from bench.report import Claim, Found, at_most, on_ranks
 
 PRESETS = ("small", "medium-1", "medium-2", "large")
 WAYS = ("exchange", "overlap", "no communication")
@@ -40,8 +35,8 @@ def work(quick: bool) -> list[dict[str, Any]]:
     ]
 
 
-def measure(side: int, repeats: int) -> None:
-    """On this job's ranks: print, on rank 0, a JSON line with the figures of each way and norm."""
+def measure(side: int, repeats: int) -> list[dict[str, Any]]:
+    """On this job's ranks: the figures of each way and norm."""
     import torch
     from mpi4py import MPI
 
@@ -113,8 +108,7 @@ def measure(side: int, repeats: int) -> None:
             comm.Barrier()
         for network in networks.values():
             network.close()
-    if comm.rank == 0:
-        print(json.dumps(rows))
+    return rows
 
 
 def claims(counted: list[dict[str, Any]], measured: list[dict[str, Any]]) -> list[Claim]:
@@ -147,24 +141,11 @@ def claims(counted: list[dict[str, Any]], measured: list[dict[str, Any]]) -> lis
     return made
 
 
-def main() -> None:
-    """Run all and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--measure", type=int, nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.measure:
-        measure(*given.measure)
-        return
-    side, repeats = (512, 3) if given.quick else (1024, 7)
-    counted = work(given.quick)
+def bench(quick: bool) -> Found:
+    """Count work, and measure steps."""
+    side, repeats = (512, 3) if quick else (1024, 7)
+    counted = work(quick)
     measured = []
-    for ranks in (1, 2) if given.quick else (1, 2, 4):
-        printed = mpiexec(ranks, sys.argv[0], "--measure", str(side), str(repeats))
-        measured += json.loads(printed.splitlines()[-1])
-    figures = {"work": counted, "step": measured, "side_px": side}
-    report("exchange", figures, claims(counted, measured))
-
-
-if __name__ == "__main__":
-    main()
+    for ranks in (1, 2) if quick else (1, 2, 4):
+        measured += on_ranks(ranks, measure, side, repeats)
+    return {"work": counted, "step": measured, "side_px": side}, claims(counted, measured)

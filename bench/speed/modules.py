@@ -1,7 +1,6 @@
 """Somebody's module in layers: a step over ranks, and alone, next to the module in plain PyTorch.
 
     pip install -c constraints.txt '.[bench]'
-    python -m bench.speed.modules [--quick]
 
 Two ranks with one thread each take half an image of 1280 × 640 px, float32, frozen batch norm. Ways
 take turns in one job: the halos exchanged; the same windows with nothing sent and zeros in the
@@ -9,23 +8,21 @@ halos' place; and, on rank 0 alone, the half image by the layers and by the modu
 of steps, forward and backward.
 """
 
-import argparse
-import json
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from bench.exactness.networks import choices
-from bench.report import Claim, at_most, mpiexec, report
+from bench.report import Claim, Found, at_most, on_ranks
 
 NAMES = ("DeepLabV3Plus/resnet34", "Unet/resnet34")
 WAYS = ("exchange", "nothing sent", "layers alone", "plain torch")
 SIDE_PX = 640
 
 
-def measure(name: str, repeats: int) -> None:
-    """On two ranks: rank 0 prints a JSON line with the seconds of each way."""
+def measure(name: str, repeats: int) -> dict[str, Any]:
+    """On two ranks: median seconds of each way."""
     import torch
     from mpi4py import MPI
 
@@ -36,6 +33,7 @@ def measure(name: str, repeats: int) -> None:
     from tilenet.parallel.pipeline.pipe import Pipe
     from tilenet.parallel.ranks.comm import wait_quietly
 
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     comm, device = MPI.COMM_WORLD, [torch.device("cpu")]
     one = choices()[name]
@@ -85,9 +83,8 @@ def measure(name: str, repeats: int) -> None:
             wait_quietly(comm)  # the other rank's core is not ours
             if turn:
                 seconds[way].append(took)
-    if comm.rank == 0:
-        medians = {way: sorted(some)[len(some) // 2] for way, some in seconds.items()}
-        print(json.dumps({"network": name, **medians}))
+    medians = {way: sorted(some)[len(some) // 2] for way, some in seconds.items()}
+    return {"network": name, **medians}
 
 
 def claims(rows: list[dict[str, Any]]) -> list[Claim]:
@@ -103,22 +100,7 @@ def claims(rows: list[dict[str, Any]]) -> list[Claim]:
     return made
 
 
-def main() -> None:
-    """Run all and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    warnings.simplefilter("ignore")
-    repeats = 1 if given.quick else 5
-    if given.measure:
-        measure(given.measure, repeats)
-        return
-    quick = ["--quick"] if given.quick else []
-    printed = [mpiexec(2, "-m", "bench.speed.modules", *quick, "--measure", n) for n in NAMES]
-    rows = [json.loads(one.splitlines()[-1]) for one in printed]
-    report("modules", {"steps": rows}, claims(rows))
-
-
-if __name__ == "__main__":
-    main()
+def bench(quick: bool) -> Found:
+    """Measure all."""
+    rows = [on_ranks(2, measure, name, 1 if quick else 5) for name in NAMES]
+    return {"steps": rows}, claims(rows)
