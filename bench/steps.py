@@ -9,9 +9,27 @@ if TYPE_CHECKING:
 
     from tilenet.training.config.run_file import RunFile
 
-__all__ = ["Row", "small_run", "timed_steps"]
+__all__ = ["Row", "in_turns", "small_run", "timed_steps"]
 
 Row = dict[str, float]
+
+
+def in_turns(
+    steps: dict[str, Callable[[], None]], repeats: int, barrier: Callable[[], object],
+    between: Callable[[], object] = lambda: None,
+) -> dict[str, float]:  # fmt: skip
+    """Median seconds of steps that ranks make in turns; the first turn does not count."""
+    seconds: dict[str, list[float]] = {way: [] for way in steps}
+    for turn in range(repeats + 1):
+        for way, step in steps.items():
+            barrier()
+            began = time.perf_counter()
+            step()
+            took = time.perf_counter() - began
+            between()
+            if turn:
+                seconds[way].append(took)
+    return {way: sorted(some)[len(some) // 2] for way, some in seconds.items()}
 
 
 def small_run(images: list[str], output: str, steps: int, base: int = 16, **keys: Any) -> "RunFile":

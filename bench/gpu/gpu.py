@@ -7,8 +7,7 @@ Each part runs in a process of its own, with a budget of seconds:
 and with swapping, against the same network on the same GPU without (`gpu_exactness.py`);
 (memory) the peak that torch's allocator saw during the third step of training against
 `planning.memory`, calibrated by the first case, since cuDNN's workspace is no tensor;
-(speed, compiled) seconds of training per megapixel in each precision, with channels last, and with
-torch.compile;
+(speed) seconds of training per megapixel in each precision, and with channels last;
 (sizes) the largest image that trains under a limit of 8 GiB with nothing done, checkpointing, swap
 and auto, beside the planner's;
 (overlap) pinned copies beside convolutions;
@@ -37,17 +36,16 @@ import torch
 from bench.gpu.gpu_part import Asked, Figures, Part
 from bench.report import ROOT, Claim, Found, child, environment
 
-# Where it is, seconds it should take, and whether its failure is one of ours
-PARTS: dict[str, tuple[str, int, bool]] = {
-    "tiles": ("bench.gpu.gpu_exactness.tiles", 30, True),
-    "partitions": ("bench.gpu.gpu_exactness.partitions", 45, True),
-    "swaps": ("bench.gpu.gpu_exactness.swaps", 30, True),
-    "memory": ("bench.gpu.gpu_memory.memory", 70, True),
-    "speed": ("bench.gpu.gpu_speed.speed", 40, True),
-    "sizes": ("bench.gpu.gpu_sizes.sizes", 110, True),
-    "overlap": ("bench.gpu.gpu_overlap.overlap", 25, True),
-    "roofline": ("bench.gpu.gpu_roofline.shares", 25, True),
-    "compiled": ("bench.gpu.gpu_speed.compiled", 60, False),
+# Where it is, and seconds it should take
+PARTS: dict[str, tuple[str, int]] = {
+    "tiles": ("bench.gpu.gpu_exactness.tiles", 30),
+    "partitions": ("bench.gpu.gpu_exactness.partitions", 45),
+    "swaps": ("bench.gpu.gpu_exactness.swaps", 30),
+    "memory": ("bench.gpu.gpu_memory.memory", 70),
+    "speed": ("bench.gpu.gpu_speed.speed", 40),
+    "sizes": ("bench.gpu.gpu_sizes.sizes", 110),
+    "overlap": ("bench.gpu.gpu_overlap.overlap", 25),
+    "roofline": ("bench.gpu.gpu_roofline.shares", 25),
 }
 GRACE_S = 20  # beyond its budget a part is ended
 ALL_S = 470
@@ -55,7 +53,7 @@ ALL_S = 470
 
 def answer(name: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Run a part in this process; what it found or why it failed."""
-    place, budget_s, _ = PARTS[name]
+    place, budget_s = PARTS[name]
     module, _, function = place.rpartition(".")
     device = torch.device(asked.pop("device"))
     if device.type == "cpu":
@@ -72,8 +70,7 @@ def answer(name: str, asked: dict[str, Any]) -> dict[str, Any]:
 def failed(name: str, why: str) -> Found:
     """What is said of a part that did not end: a sentence, and a claim that does not hold."""
     sentence = f"{name} failed: {why}"
-    claims = [Claim(sentence, 1, 0, False)] if PARTS[name][2] else []
-    return {"failed": sentence}, claims
+    return {"failed": sentence}, [Claim(sentence, 1, 0, False)]
 
 
 def run_part(name: str, asked: dict[str, Any], limit_s: float) -> Found:

@@ -7,11 +7,18 @@ are wrong and which bounds from below what hiding all messages could reach. Abov
 the machine has cores ranks share them, so ratios count, not seconds.
 """
 
-import time
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.report import Claim, Found, at_most, on_ranks
+from bench.steps import in_turns
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from tilenet.geometry.layers import Layer
+    from tilenet.parallel.exchange.network import SpatialNetwork
 
 PRESETS = ("small", "medium-1", "medium-2", "large")
 WAYS = ("exchange", "overlap", "no communication")
@@ -35,78 +42,70 @@ def work(quick: bool) -> list[dict[str, Any]]:
     ]
 
 
-def measure(side: int, repeats: int) -> list[dict[str, Any]]:
-    """On this job's ranks: the figures of each way and norm."""
+def step_of(
+    way: str, layers: tuple["Layer", ...], side: int, comm: "MPI.Intracomm"
+) -> tuple["SpatialNetwork", Callable[[], None]]:
+    """A network over the ranks, and forward and backward of this rank's tile."""
     import torch
-    from mpi4py import MPI
 
     from tilenet.geometry.halo import context_of
     from tilenet.geometry.tiles import Cut, HaloRule, cut
-    from tilenet.geometry.unet import UNetOptions, unet_layers
     from tilenet.model.network import build_network
     from tilenet.model.skips import Origin
-    from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
+    from tilenet.parallel.exchange.network import spatial_network
     from tilenet.parallel.pipeline.pipe import Pipe
-    from tilenet.planning.memory.live import LiveBytes
     from tilenet.planning.mesh import choose_mesh
 
-    comm = MPI.COMM_WORLD
-    mesh = choose_mesh(comm.size, 1)
-    grid = mesh.rows, mesh.columns
-    rows = []
+    context, mesh = context_of(layers), choose_mesh(comm.size, 1)
+    halo = context.halo_px if way == "overlap" else 0
+    rule = HaloRule(halo, context.alignment_px, exchanged=way != "overlap")
+    tiling = cut(side, side, Cut(grid=(mesh.rows, mesh.columns)), rule)
+    network = spatial_network(
+        build_network(layers, 1), layers, [len(layers)],
+        "overlap" if way == "overlap" else "exchange", None if way == "no communication" else comm,
+    )  # fmt: skip
+    pipe = Pipe(network.train(), [len(layers)], [torch.device("cpu")], inline=True)
+    read, own = tiling.tiles[comm.rank].read, tiling.tiles[comm.rank].own
+    image = torch.randn(1, 4, read.height, read.width)
+    origin = Origin((0,), tiling, (comm.rank,))
+    top, left = own.row - read.row, own.col - read.col
+
+    def step() -> None:
+        (output,) = pipe([image], [origin])
+        mine = output[:, :, top : top + own.height, left : left + own.width]
+        mine.square().sum().backward()  # type: ignore[no-untyped-call]
+        comm.Barrier()
+
+    return network, step
+
+
+def measure(side: int, repeats: int) -> list[dict[str, Any]]:
+    """On this job's ranks: the figures of each way and norm."""
+    from mpi4py import MPI
+
+    from tilenet.geometry.unet import UNetOptions, unet_layers
+    from tilenet.planning.memory.live import LiveBytes
+
+    comm, rows = MPI.COMM_WORLD, []
     for norm in ("none", "instance"):
         layers = unet_layers(UNetOptions(poolings=4, base=16, classes=2, norm=norm))
-        context = context_of(layers)
-        steps: dict[str, Any] = {}
-        networks: dict[str, SpatialNetwork] = {}
-        for way in WAYS:
-            halo = context.halo_px if way == "overlap" else 0
-            rule = HaloRule(halo, context.alignment_px, exchanged=way != "overlap")
-            tiling = cut(side, side, Cut(grid=grid), rule)
-            ranks = None if way == "no communication" else comm
-            network = spatial_network(
-                build_network(layers, 1), layers, [len(layers)],
-                "overlap" if way == "overlap" else "exchange", ranks,
-            )  # fmt: skip
-            pipe = Pipe(network.train(), [len(layers)], [torch.device("cpu")], inline=True)
-            read, own = tiling.tiles[comm.rank].read, tiling.tiles[comm.rank].own
-            image = torch.randn(1, 4, read.height, read.width)
-            origin = Origin((0,), tiling, (comm.rank,))
-            top, left = own.row - read.row, own.col - read.col
-
-            def step(pipe: Any = pipe, image: Any = image, origin: Any = origin, top: int = top,
-                     left: int = left, own: Any = own) -> None:  # fmt: skip
-                (output,) = pipe([image], [origin])
-                mine = output[:, :, top : top + own.height, left : left + own.width]
-                mine.square().sum().backward()
-
-            steps[way], networks[way] = step, network
-        seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-        for turn in range(repeats + 1):
-            for way in WAYS:
-                comm.Barrier()
-                began = time.perf_counter()
-                steps[way]()
-                comm.Barrier()
-                if turn:
-                    seconds[way].append(time.perf_counter() - began)
-        for way in WAYS:
-            network = networks[way]
+        made = {way: step_of(way, layers, side, comm) for way in WAYS}
+        seconds = in_turns({way: step for way, (_, step) in made.items()}, repeats, comm.Barrier)
+        for way, (network, step) in made.items():
             before = network.around.sent
             with LiveBytes() as live:
-                steps[way]()
+                step()
             sent = [after - one for after, one in zip(network.around.sent, before, strict=True)]
             rows.append(
                 {
-                    "ranks": comm.size, "norm": norm, "way": way,
-                    "seconds": sorted(seconds[way])[len(seconds[way]) // 2],
+                    "ranks": comm.size, "norm": norm, "way": way, "seconds": seconds[way],
                     "peak_mib": comm.allreduce(live.peak, op=MPI.MAX) / 2**20,
                     "messages": comm.allreduce(sent[0], op=MPI.MAX),
                     "sent_mib": comm.allreduce(sent[1], op=MPI.MAX) / 2**20,
                 }
             )  # fmt: skip
             comm.Barrier()
-        for network in networks.values():
+        for network, _ in made.values():
             network.close()
     return rows
 

@@ -1,21 +1,15 @@
 """Summing gradients over ranks: ours, torch's DistributedDataParallel over gloo, and plain MPI.
 
-Alone: the parameters of the paper's networks of 72 and 290 million, whose backward only writes
+The parameters of the paper's networks of 72 and 290 million, whose backward only writes
 gradients. Ways take turns, each in jobs of its own; seconds are the least of all turns, for what
 else the machine does is no way's own. What a way takes is its time less that of the same backward
 without a sum. `pieces` and `one message` are blocking `MPI_Allreduce` after backward, in
 pieces of 4 MB and in one call; `ours` is `tilenet.parallel.sums.gradients`, `ddp` with
 `gradient_as_bucket_view`, whose mean is taken for the sum.
-
-Hidden: the network of 72 million on a tile, forward and backward, with the sum and without in turns
-of one job; what it adds to the step, and of what it takes alone the share that it does not add. A
-sum is hidden only where a device computes, a network is waited for, or each rank has a core to
-spare; else `ours` waits for the end of backward (`tilenet.parallel.sums.gradients`).
 """
 
 import time
 from collections.abc import Callable
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bench.report import Claim, Found, at_least, at_most, on_ranks
@@ -27,7 +21,6 @@ if TYPE_CHECKING:
 NETWORKS = {"72 million": "small", "290 million": "medium-2"}
 WAYS = ("none", "ours", "ddp", "pieces", "one message")
 PIECE_BYTES = 4 << 20
-TILE_PX = 256
 
 
 def join_gloo(comm: "MPI.Intracomm") -> None:
@@ -101,39 +94,6 @@ def step_of(way: str, module: "nn.Module", comm: "MPI.Intracomm") -> Callable[[]
     return step
 
 
-def measure_hidden(name: str, turns: int) -> dict[str, list[float]]:
-    """On this job's ranks: seconds of steps without the sum and with it."""
-    import torch
-    from mpi4py import MPI
-
-    from tilenet.geometry.unet import PRESETS, unet_layers
-    from tilenet.model.network import build_network
-    from tilenet.parallel.sums.gradients import GradientSum
-
-    comm = MPI.COMM_WORLD
-    torch.set_num_threads(1)
-    torch.manual_seed(1)
-    network = build_network(unet_layers(PRESETS[NETWORKS[name]]))
-    network.mask_key.images = (0,)
-    x = torch.randn(1, 4, TILE_PX, TILE_PX)
-    sums = GradientSum(list(network.parameters()), comm)
-    seconds: dict[str, list[float]] = {"none": [], "ours": []}
-    for _ in range(turns + 1):
-        for way, some in seconds.items():
-            sums.zero()
-            comm.Barrier()
-            began = time.perf_counter()
-            loss = network(x).square().mean()
-            if way == "ours":
-                sums.arm()
-            loss.backward()
-            if way == "ours":
-                sums.finish()
-            comm.Barrier()
-            some.append(time.perf_counter() - began)
-    return {way: some[1:] for way, some in seconds.items()}
-
-
 def measure(name: str, way: str, turns: int) -> list[float]:
     """On this job's ranks: the seconds of a way's turns."""
     import torch
@@ -183,22 +143,12 @@ def claims(alone: list[dict[str, Any]]) -> list[Claim]:
 
 
 def bench(quick: bool) -> Found:
-    """Measure sums alone, and behind backward."""
+    """Measure sums alone."""
     names = list(NETWORKS)[:1] if quick else list(NETWORKS)
     turns, rounds = (2, 1) if quick else (7, 3)
-    alone: list[dict[str, Any]] = [
+    rows: list[dict[str, Any]] = [
         {"network": name, "ranks": ranks, "seconds": jobs(name, ranks, turns, rounds)}
         for name in names
         for ranks in ((2,) if quick else (2, 4))
     ]
-    hidden: list[dict[str, Any]] = []
-    if not quick:
-        found = on_ranks(2, measure_hidden, names[0], turns * rounds)
-        seconds = {way: median(some) for way, some in found.items()}
-        added = seconds["ours"] - seconds["none"]
-        takes = alone[0]["seconds"]["ours"] - alone[0]["seconds"]["none"]
-        hidden.append(
-            {"network": names[0], "ranks": 2, "tile_px": TILE_PX, "seconds": seconds,
-             "added": added, "alone": takes, "share hidden": max(0.0, 1 - added / takes)}
-        )  # fmt: skip
-    return {"piece_bytes": PIECE_BYTES, "alone": alone, "hidden": hidden}, claims(alone)
+    return {"piece_bytes": PIECE_BYTES, "alone": rows}, claims(rows)

@@ -65,7 +65,6 @@ def test_a_part_that_fails_is_a_claim_that_does_not_hold() -> None:
     assert gpu.read("tiles", "", "boom\nSegmentation fault", -11)[1] == [
         Claim("tiles failed: its process ended with -11: Segmentation fault", 1, 0, False)
     ]
-    assert gpu.read("compiled", "", "no triton", 1)[1] == []
 
 
 def test_a_part_whose_time_is_over_is_ended() -> None:
