@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("segmentation_models_pytorch", "timm", "torchvision")
 # Of 20 seconds at most. What they time is no test's affair, what they compute is.
-TIMED = ("balance", "exchange", "reading")
-EXACT = ("store", "halo_modes")
+TIMED = ("balance", "pipeline", "survey")
+EXACT = ("halo_modes", "mapping")
 
 
 def result_of(bench: str, *options: str) -> dict[str, Any]:
