@@ -47,14 +47,12 @@ fuzz: install
 	    tests/adoption/test_generated.py
 
 bench: install
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.render --run $(BENCH)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench $(or $(BENCH),--all)
 
 soak: KILLS ?= 200
 soak: install
 	@echo "seed $(SEED): make soak SEED=$(SEED) KILLS=$(KILLS) chooses the same again"
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.survival.soak --kills $(KILLS) --seed $(SEED) >soak.part
-	tail -n 1 soak.part >bench/results/soak.json && rm soak.part
-	$(BIN)/python -m bench.render
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench soak --kills $(KILLS) --seed $(SEED)
 
 check: install
 	$(BIN)/ruff check .

@@ -38,7 +38,7 @@ setup(
         "mpich": ["mpich>=4.1"],
         "openmpi": ["openmpi>=5.0"],
         "tensorboard": ["tensorboard>=2.9"],  # tensorboard: true
-        "bench": [  # other people's networks, for bench.exactness.networks and bench.speed.modules
+        "bench": [  # other people's networks, for the benches networks and modules
             "segmentation-models-pytorch>=0.5",
             "timm>=1.0",
             "torchvision>=0.18",

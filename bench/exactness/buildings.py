@@ -1,17 +1,13 @@
 """Buildings on real imagery: the same losses and maps as a plain PyTorch loop.
 
-    TILENET_DATA=… python -m bench.exactness.buildings [--image both] [--seeds 1 2 3]
-        [--steps 200] [--quick]
-
-`fair_uganda` and `fair_set1` at 0.3 m: trained on the left two thirds, mapped as a whole, scored on
-the right third. The reference is a plain loop in one process that is given the same crops, turned
-alike, first weights and dropout masks, and knows nothing of tiles or ranks. First 20 float64 steps
-of both are compared, then whole float32 runs, whose rounding grows with the steps: their IoU should
-differ by less than that of different seeds. Quick: fair_uganda, 5 steps, one seed, 60 steps.
+TILENET_DATA names their folder. `fair_uganda` and `fair_set1` at 0.3 m: trained on the left two
+thirds, mapped as a whole, scored on the right third. The reference is a plain loop in one process
+that is given the same crops, turned alike, first weights and dropout masks, and knows nothing of
+tiles or ranks. First 20 float64 steps of both are compared, then whole float32 runs, whose rounding
+grows with the steps: their IoU should differ by less than that of different seeds. Quick:
+fair_uganda, 5 steps, one seed, 60 steps.
 """
 
-import argparse
-import csv
 import os
 import resource
 import sys
@@ -27,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from bench.report import Claim, at_least, at_most, mpiexec, report
+from bench.report import Claim, Found, at_least, at_most, mpiexec
+from bench.scenes import history, train
 from tilenet.data.crops import crop_places
 from tilenet.data.labels.raster import Labels
 from tilenet.data.rasters.raster import Raster
@@ -74,28 +71,13 @@ def split(source: Path, name: str, folder: Path) -> Data:
 
 def with_tilenet(data: Data, folder: Path, seed: int, steps: int, precision: str) -> Path:
     """Train over the ranks; return the run's folder."""
-    run = folder / f"run-{precision}-{seed}"
-    values = {
-        "images": data.image,
-        "labels": data.train_labels,
-        "classes": 2,
-        "resolution": RESOLUTION,
-        "crop_px": CROP_PX,
-        "batch_size": BATCH,
-        "steps": steps,
-        "seed": seed,
-        "precision": precision,
-        "optimizer.lr": LR,
-        "output": run,
-        "device": "cpu",
-        "augment.flips": True,
-        "augment.rotations": True,
-        "mesh.replicas": RANKS,
-        "network.dropout": DROPOUT[precision],
-        **{f"network.{name}": value for name, value in NETWORK.items()},
-    }
-    mpiexec(RANKS, "-m", "tilenet", "train", *(f"--{k}={v}" for k, v in values.items()))
-    return run
+    keys: dict[str, object] = {"images": data.image, "labels": data.train_labels, "classes": 2}
+    keys |= {"resolution": RESOLUTION, "crop_px": CROP_PX, "batch_size": BATCH, "steps": steps}
+    keys |= {"seed": seed, "precision": precision, "optimizer.lr": LR, "device": "cpu"}
+    keys |= {"augment.flips": True, "augment.rotations": True, "mesh.replicas": RANKS}
+    keys |= {f"network.{name}": value for name, value in NETWORK.items()}
+    keys |= {"network.dropout": DROPOUT[precision]}
+    return train(RANKS, {**keys, "output": folder / f"run-{precision}-{seed}"})
 
 
 def plain_loop(
@@ -148,12 +130,6 @@ def turned(pixels: torch.Tensor, drawn: int) -> torch.Tensor:
     return pixels.flip([dim for dim, bit in ((-2, 2), (-1, 1)) if drawn & bit])
 
 
-def losses_of(run: Path) -> list[float]:
-    """The history's losses."""
-    with (run / "history.csv").open() as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
-
-
 def building_iou(data: Data, folder: Path, run: Path | None, found: Any = None) -> float:
     """IoU of buildings on the right third: of a run's map, or of a class map in memory."""
     path = str(folder / "map.tif")
@@ -180,7 +156,7 @@ def compare(data: Data, folder: Path, seed: int, steps: int) -> dict[str, Any]:
     losses, found = plain_loop(data, seed, steps, "float32")
     row["loop_cpu_minutes"] = (time.process_time() - began) / 60
     row["loop_iou"] = building_iou(data, folder, None, found)
-    row["loss"], row["loop_loss"] = losses_of(run)[-1], losses[-1]
+    row["loss"], row["loop_loss"] = history(run, "loss")[0][-1], losses[-1]
     return row
 
 
@@ -192,39 +168,26 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"mean_iou": float(mean), "mean_loop_iou": float(loop_mean), "spread": spread}
 
 
-def main() -> None:
+def bench(
+    quick: bool, image: str = "both", seeds: tuple[int, ...] = (1, 2, 3), steps: int = 200
+) -> Found:
     """Compare losses, then maps, of each image."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--image", choices=[*IMAGES, "both"], default="both")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=200, help="of the float32 runs")
-    parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
     if "TILENET_DATA" not in os.environ:
         sys.exit("TILENET_DATA must name the folder with fair_uganda_z21_rgb.tif")
     torch.set_num_threads(1)
-    compared, seeds, steps = 20, given.seeds, given.steps
-    names = IMAGES if given.image == "both" else (given.image,)
-    if given.quick:
-        compared, seeds, steps, names = 5, [1], 60, IMAGES[:1]
+    compared, names = 20, IMAGES if image == "both" else (image,)
+    if quick:
+        compared, seeds, steps, names = 5, (1,), 60, IMAGES[:1]
     figures: dict[str, Any] = {}
     claims: list[Claim] = []
     for name in names:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             data = split(Path(os.environ["TILENET_DATA"]), name, folder)
-            ours = losses_of(with_tilenet(data, folder, 0, compared, "float64"))
+            ours = history(with_tilenet(data, folder, 0, compared, "float64"), "loss")[0]
             theirs, _ = plain_loop(data, 0, compared, "float64")
             difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
-            print(f"{name}: {compared} float64 steps: losses differ by at most {difference:.1e}")
-            rows = []
-            for seed in seeds:
-                rows.append(row := compare(data, folder, seed, steps))
-                print(
-                    f"{name}, seed {seed}: IoU {row['iou']:.3f} ({row['cpu_minutes']:.1f} CPU "
-                    f"minutes), plain loop {row['loop_iou']:.3f} ({row['loop_cpu_minutes']:.1f})",
-                    flush=True,
-                )
+            rows = [compare(data, folder, seed, steps) for seed in seeds]
         found = summary(rows)
         figures[name] = {"rows": rows, "loss_difference": difference, **found}
         claims.append(at_most(f"{name}: losses of {compared} steps differ by", difference, 1e-10))
@@ -232,19 +195,15 @@ def main() -> None:
             apart = abs(found["mean_iou"] - found["mean_loop_iou"]) / found["spread"]
             claim = f"{name}: mean IoU differs from the loop's by, in the spread over seeds"
             claims.append(at_most(claim, apart, 1))
-        if not given.quick:
+        if not quick:
             most = max(row["cpu_minutes"] for row in rows)
             claims.append(at_most(f"{name}: CPU minutes of a run", most, 10))
             if name == "fair_uganda":
                 claim = f"{name}: mean IoU of buildings"
                 claims.append(at_least(claim, found["mean_iou"], YARDSTICK))
-    report("buildings", figures, claims)
+    return figures, claims
 
 
 def _children_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-if __name__ == "__main__":
-    main()

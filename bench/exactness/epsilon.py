@@ -1,15 +1,11 @@
 """What does the paper's own tiling cost in accuracy, and what does it save?
 
-    python -m bench.exactness.epsilon [--quick]
-
 The network of the paper's small model with fewer channels and without normalisation (poolings 5,
 halo ε = 92 px by the paper's table, 192 px exact) is trained on the demo's scene in four tiles,
 once with `halo: exact` and once with `halo: epsilon`. The first then maps it with the exact halo,
 with ε, whose tiles start anywhere on the pooling grid, and with 96 px, as narrow but aligned.
 """
 
-import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -20,34 +16,21 @@ from typing import Any
 import numpy as np
 import rasterio
 
-from bench.report import ROOT, Claim, at_least, at_most, mpiexec, report
+from bench.report import ROOT, Claim, Found, at_least, at_most, mpiexec
+from bench.scenes import history, train
 from tilenet.mapping.evaluate import confusion_matrix
 from tilenet.scores import scores
 
 RANKS, CLASSES = 2, 5
 
 
-def train(scene: Path, halo: str, steps: int) -> Path:
+def trained(scene: Path, halo: str, steps: int) -> Path:
     """Train on the whole scene, cut into 2 × 2 tiles."""
-    run = scene / halo
-    values = {
-        "images": scene / "scene.tif",
-        "labels": scene / "labels_train.tif",
-        "classes": CLASSES,
-        "network.preset": "small",
-        "network.base": 8,
-        "network.norm": "none",
-        "network.bias": "true",
-        "tiles.rows": 2,
-        "tiles.columns": 2,
-        "halo": halo,
-        "steps": steps,
-        "optimizer.lr": 2e-3,
-        "device": "cpu",
-        "output": run,
-    }
-    mpiexec(RANKS, "-m", "tilenet", "train", *(f"--{k}={v}" for k, v in values.items()))
-    return run
+    network = {"preset": "small", "base": 8, "norm": "none", "bias": "true"}
+    keys = {"images": scene / "scene.tif", "labels": scene / "labels_train.tif", "halo": halo}
+    keys |= {"classes": CLASSES, "tiles.rows": 2, "tiles.columns": 2, "device": "cpu"}
+    keys |= {f"network.{key}": value for key, value in network.items()}
+    return train(RANKS, {**keys, "steps": steps, "optimizer.lr": 2e-3, "output": scene / halo})
 
 
 def logits(scene: Path, run: Path, halo: str, tile_px: int) -> tuple[Any, float]:
@@ -72,23 +55,14 @@ def mean_iou(scene: Path, values: Any) -> float:
     return float(scores(matrix)["mean_iou"])
 
 
-def losses(run: Path) -> list[float]:
-    """The history's losses."""
-    with (run / "history.csv").open() as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
-
-
-def main() -> None:
+def bench(quick: bool) -> Found:
     """Train and map both ways."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
     size, steps = (768, 3) if quick else (1024, 60)
     with tempfile.TemporaryDirectory() as name:
         scene = Path(name)
         make = [sys.executable, "demo/make_scene.py", str(scene), "--size", str(size)]
         subprocess.run(make, check=True, cwd=ROOT, capture_output=True)
-        runs = {halo: train(scene, halo, steps) for halo in ("exact", "epsilon")}
+        runs = {halo: trained(scene, halo, steps) for halo in ("exact", "epsilon")}
         # one network, mapped with both halos, and whole
         whole, _ = logits(scene, runs["exact"], "exact", size)
         exact, exact_work = logits(scene, runs["exact"], "exact", size // 4)
@@ -103,7 +77,7 @@ def main() -> None:
             n: float((m.argmax(axis=0) != whole.argmax(axis=0))[valid].mean())
             for n, m in maps.items()
         }
-        pairs = zip(losses(runs["exact"]), losses(runs["epsilon"]), strict=True)
+        pairs = zip(*(history(runs[h], "loss")[0] for h in ("exact", "epsilon")), strict=True)
         loss_differences = [abs(a - b) / a for a, b in pairs]
         figures: dict[str, Any] = {
             "size": size,
@@ -118,15 +92,10 @@ def main() -> None:
                 "trained and mapped epsilon": mean_iou(scene, other),
             },
         }
-    print(json.dumps(figures, indent=1))
     largest = figures["largest_difference"]
     claims: list[Claim] = [
         at_most("exact tiles differ from the whole image by (float32)", largest["exact"], 1e-4),
         at_least("ε tiles differ by, in spreads of the logits", largest["epsilon"], 1e-4),
         at_most("work of ε over work of exact", near_work / exact_work, 1.0),
     ]
-    report("epsilon", figures, claims)
-
-
-if __name__ == "__main__":
-    main()
+    return figures, claims

@@ -1,24 +1,17 @@
 """Do ranks, tiles, partitions or micro-batches change the result? Against the whole image.
 
-    python -m bench.exactness.exactness [--quick]
-
 Each case trains three float64 steps (with a pipeline ten) of a network without normalisation, with
 dropout, on random pixels with holes of nodata, and maps the image; the reference is a plain PyTorch
 loop over the whole image in one process (tests/exactness/whole_image.py). The last rows are the
 negative control: a halo one alignment unit too small.
 """
 
-import argparse
-import json
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.report import ROOT, Claim, at_least, at_most, mpiexec, report
-
-sys.path.insert(0, str(ROOT / "tests" / "exactness"))
+from bench.report import Claim, Found, at_least, at_most, on_ranks
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "same/nearest": {"poolings": 4, "base": 4, "dropout": 0.2},
@@ -52,8 +45,8 @@ def cases(ranks: int, quick: bool) -> list[dict[str, Any]]:
     return [*made, control] if ranks == 2 or not quick else made
 
 
-def work(wanted: list[dict[str, Any]]) -> None:
-    """Run the cases on this job's ranks; rank 0 prints a JSON line per case."""
+def work(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run the cases on this job's ranks; how far each is off."""
     from mpi4py import MPI
     from test_same_as_whole_image import LR, SEED, STEPS, differences, options_of, outcome_of
     from test_same_as_whole_image import run_file as make_run
@@ -63,7 +56,7 @@ def work(wanted: list[dict[str, Any]]) -> None:
     from tilenet.geometry.unet import unet_layers
     from tilenet.training.config.keys import NetworkKeys, TileKeys
 
-    comm = MPI.COMM_WORLD
+    comm, rows = MPI.COMM_WORLD, []
     folder = Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None))
     for case in wanted:
         keys = NetworkKeys(**NETWORKS[case["network"]])
@@ -88,36 +81,16 @@ def work(wanted: list[dict[str, Any]]) -> None:
         reference = train_whole([scene], options, steps, LR, SEED)
         found = outcome_of(run, comm, scene.image, max(s // 3 for s in case["size"]))
         loss, weights, logits = differences(found, reference, scene.valid)
-        if comm.rank == 0:
-            row = {**case, "ranks": comm.size, "loss": loss, "weights": weights, "logits": logits}
-            print(f"row {json.dumps(row)}", flush=True)
+        off = {"loss": loss, "weights": weights, "logits": logits}
+        rows.append({**case, "ranks": comm.size, **off})
+    return rows
 
 
-def main() -> None:
-    """Run all cases on all numbers of ranks and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--work", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.work:
-        work(json.loads(given.work))
-        return
+def bench(quick: bool) -> Found:
+    """Run all cases on all numbers of ranks."""
     rows: list[dict[str, Any]] = []
-    print("network           ranks  tiles  image      pipeline           loss    weights    logits")
-    for ranks in [1, 2, 4] if given.quick else [1, 2, 3, 4, 6]:
-        wanted = json.dumps(cases(ranks, given.quick))
-        said = mpiexec(ranks, "-m", "bench.exactness.exactness", "--work", wanted)
-        for line in said.splitlines():
-            if line.startswith("row "):
-                row = json.loads(line[4:])
-                rows.append(row)
-                name = row["network"] + (" −16 px" if row["less_px"] else "")
-                grid, size = ("×".join(str(n) for n in row[key]) for key in ("grid", "size"))
-                print(
-                    f"{name:<18} {ranks:>4}  {grid:>5}  {size:<9}  "
-                    f"{' '.join(map(str, row['pipeline'])):<15} {row['loss']:9.1e} "
-                    f"{row['weights']:9.1e} {row['logits']:9.1e}"
-                )
+    for ranks in [1, 2, 4] if quick else [1, 2, 3, 4, 6]:
+        rows += on_ranks(ranks, work, cases(ranks, quick))
     exact = [row for row in rows if not row["less_px"]]
     control = [row for row in rows if row["less_px"]]
     plain = [row for row in exact if row["pipeline"][0] == 1]
@@ -135,8 +108,4 @@ def main() -> None:
             1e-10,
         ),
     ]
-    report("exactness", {"rows": rows}, claims)
-
-
-if __name__ == "__main__":
-    main()
+    return {"rows": rows}, claims

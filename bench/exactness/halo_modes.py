@@ -1,7 +1,5 @@
 """Do halo modes, norms and grids change the result? The paper's networks over ranks.
 
-    python -m bench.exactness.halo_modes [--quick]
-
 Each case computes loss and gradients of one of the presets' structures (few channels, dropout) on
 random pixels in float64: over 2, 4, 5 or 6 ranks with shares of uneven sizes, in each halo mode,
 with each norm, in 1 to 3 partitions. It is held against one rank, and against torch's on the
@@ -9,15 +7,10 @@ whole image. Where the two differ it is torch that is off: its instance norm, 55
 another in medium-1, loses digits that a careful two-pass formula in plain torch keeps.
 """
 
-import argparse
-import json
-import sys
 from itertools import product
 from typing import Any
 
-from bench.report import ROOT, Claim, at_most, mpiexec, report
-
-sys.path.insert(0, str(ROOT / "tests" / "exactness"))
+from bench.report import Claim, Found, at_most, on_ranks
 
 GRIDS = {2: (1, 2), 4: (2, 2), 5: (1, 5), 6: (3, 2)}
 SHAPES = {"small": (5, 2), "medium-1": (5, 5), "medium-2": (6, 2), "large": (7, 2)}
@@ -25,8 +18,8 @@ NORMS = ("none", "instance", "group", "batch")
 MODES = ("overlap", "exchange")
 
 
-def work(names: list[str]) -> None:
-    """Run all cases of these networks on this job's ranks; rank 0 prints a JSON line."""
+def work(names: list[str]) -> list[dict[str, Any]]:
+    """Run all cases of these networks on this job's ranks."""
     from mpi4py import MPI
     from shared_out import Case, Result, shared_out, weights_like, whole, worst
 
@@ -72,8 +65,7 @@ def work(names: list[str]) -> None:
                 {"network": name, "norm": norm, "mode": mode, "ranks": comm.size,
                  "partitions": partitions, **found}
             )  # fmt: skip
-    if comm.rank == 0:
-        print(json.dumps(rows))
+    return rows
 
 
 def claims(rows: list[dict[str, Any]]) -> list[Claim]:
@@ -89,22 +81,10 @@ def claims(rows: list[dict[str, Any]]) -> list[Claim]:
     return made
 
 
-def main() -> None:
-    """Run all and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.work:
-        work(given.work)
-        return
-    names = ["small"] if given.quick else list(SHAPES)
+def bench(quick: bool) -> Found:
+    """Run all."""
+    names = ["small"] if quick else list(SHAPES)
     rows: list[dict[str, Any]] = []
-    for ranks in (2,) if given.quick else GRIDS:
-        printed = mpiexec(ranks, sys.argv[0], "--work", *names)
-        rows += json.loads(printed.splitlines()[-1])
-    report("halo_modes", {"cases": rows}, claims(rows))
-
-
-if __name__ == "__main__":
-    main()
+    for ranks in (2,) if quick else GRIDS:
+        rows += on_ranks(ranks, work, names)
+    return {"cases": rows}, claims(rows)

@@ -1,7 +1,6 @@
 """Anybody's networks over ranks: the numbers of their module on the whole image?
 
     pip install -c constraints.txt '.[bench]'
-    python -m bench.exactness.networks [--quick] [--only NAME …] [--every]
 
 Each network of segmentation_models_pytorch and torchvision is adopted with frozen batch norm, in
 CPU seconds of one thread, with its computed context next to the one that a gradient shows.
@@ -25,9 +24,6 @@ place of neighbours' cells, while these are under way; what they add comes after
 36 cells apart on a tile of 157, as in DeepLabV3, that is 31 % more.
 """
 
-import argparse
-import json
-import sys
 import time
 import warnings
 from dataclasses import asdict, dataclass, field
@@ -36,14 +32,12 @@ from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bench.report import ROOT, Claim, at_most, mpiexec, report
+from bench.report import Claim, Found, at_most, on_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from tilenet.adoption.adopt import Adopted
-
-sys.path.insert(0, str(ROOT / "tests" / "exactness"))
 
 SMP = "segmentation_models_pytorch"
 ENCODERS = (
@@ -133,6 +127,8 @@ def adopt_all(names: list[str]) -> dict[str, dict[str, Any]]:
     from tilenet.adoption.adopt import adopt
     from tilenet.errors import TilenetError
 
+    warnings.simplefilter("ignore")
+
     found: dict[str, dict[str, Any]] = {}
     for name in names:
         one = choices()[name]
@@ -201,12 +197,14 @@ def ways(name: str, *, every: bool) -> list[Way]:
     return taken
 
 
-def compare(names: list[str], *, every: bool) -> None:
-    """On this job's ranks, and on the first few of them: rank 0 prints a JSON line of all cases."""
+def compare(names: list[str], every: bool) -> list[dict[str, Any]]:
+    """All cases, on this job's ranks, and on the first few of them."""
     from mpi4py import MPI
 
     from tilenet.adoption.adopt import adopt
     from tilenet.parallel.ranks.comm import wait_quietly
+
+    warnings.simplefilter("ignore")
 
     comm, rows = MPI.COMM_WORLD, []
     for name, batch_norm in product(names, ("frozen", "step")):
@@ -226,8 +224,7 @@ def compare(names: list[str], *, every: bool) -> None:
                 rows.append(row | {"seconds": time.perf_counter() - began})
             few.Free()
             wait_quietly(comm)
-    if comm.rank == 0:
-        print(json.dumps(rows))
+    return rows
 
 
 def differences(name: str, adopted: "Adopted", way: Way, comm: Any) -> dict[str, Any]:
@@ -411,32 +408,11 @@ def claims_of_cases(rows: list[dict[str, Any]]) -> list[Claim]:
     return made
 
 
-def main() -> None:
-    """Run all and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--every", action="store_true")
-    parser.add_argument("--only", nargs="+")
-    parser.add_argument("--adopt", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--compare", nargs="+", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    warnings.simplefilter("ignore")
-    this = "-m", "bench.exactness.networks"
-    if given.adopt:
-        print(json.dumps(adopt_all(given.adopt)))
-        return
-    if given.compare:
-        compare(given.compare, every=given.every)
-        return
-    names = given.only or (list(QUICK) if given.quick else list(choices()))
-    networks = json.loads(mpiexec(1, *this, "--adopt", *names).splitlines()[-1])
+def bench(quick: bool, every: bool = False, only: tuple[str, ...] = ()) -> Found:
+    """Run all, or these."""
+    names = only or (QUICK if quick else tuple(choices()))
+    networks = on_ranks(1, adopt_all, names)
     taken = [name for name in names if "refused" not in networks[name]]
-    ranks = 2 if given.quick else max(RANKS) if given.every else MOST_RANKS
-    more = ["--every"] if given.every else []
-    printed = mpiexec(ranks, *this, *more, "--compare", *taken, timeout=12 * 3600)
-    rows = json.loads(printed.splitlines()[-1])
-    report("networks", {"networks": networks, "cases": rows}, claims(networks, rows))
-
-
-if __name__ == "__main__":
-    main()
+    ranks = 2 if quick else max(RANKS) if every else MOST_RANKS
+    rows = on_ranks(ranks, compare, taken, every, hours=12)
+    return {"networks": networks, "cases": rows}, claims(networks, rows)

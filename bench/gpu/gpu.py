@@ -1,7 +1,5 @@
 """What a GPU says: exactness, memory, speed, largest images, copies beside work, the roofline.
 
-    python -m bench.gpu.gpu [--quick] [--keep] [--machine NAME] [--limit-gib N] [--parts NAME ...]
-
 On one CUDA GPU, which is named several times where there are partitions, in less than 8 minutes.
 Each part runs in a process of its own, with a budget of seconds:
 
@@ -9,80 +7,80 @@ Each part runs in a process of its own, with a budget of seconds:
 and with swapping, against the same network on the same GPU without (`gpu_exactness.py`);
 (memory) the peak that torch's allocator saw during the third step of training against
 `planning.memory`, calibrated by the first case, since cuDNN's workspace is no tensor;
-(speed, compiled) seconds of training per megapixel in each precision, with channels last, and with
-torch.compile;
+(speed) seconds of training per megapixel in each precision, and with channels last;
 (sizes) the largest image that trains under a limit of 8 GiB with nothing done, checkpointing, swap
 and auto, beside the planner's;
 (overlap) pinned copies beside convolutions;
 (roofline) seconds of the roofline over measured ones, by kind of layer, with the peaks of the
 machine whose device is called so, or of --machine.
 
-A part that fails is a claim that does not hold. --keep writes results/DEVICE.json. Without a GPU it
-says so and measures nothing.
+A part that fails is a claim that does not hold. The result is kept as results/DEVICE.json. Without
+a GPU it says so and measures nothing.
 """
 
-import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import date
 from importlib import import_module
-from io import StringIO
 from tempfile import TemporaryFile
+from typing import Any
 
 import torch
 
 from bench.gpu.gpu_part import Asked, Figures, Part
-from bench.report import ROOT, Claim, device_stem, report
+from bench.report import ROOT, Claim, Found, child, environment
 
-RESULTS = ROOT / "bench" / "results"
-
-# Where it is, seconds it should take, and whether its failure is one of ours
-PARTS: dict[str, tuple[str, int, bool]] = {
-    "tiles": ("bench.gpu.gpu_exactness.tiles", 30, True),
-    "partitions": ("bench.gpu.gpu_exactness.partitions", 45, True),
-    "swaps": ("bench.gpu.gpu_exactness.swaps", 30, True),
-    "memory": ("bench.gpu.gpu_memory.memory", 70, True),
-    "speed": ("bench.gpu.gpu_speed.speed", 40, True),
-    "sizes": ("bench.gpu.gpu_sizes.sizes", 110, True),
-    "overlap": ("bench.gpu.gpu_overlap.overlap", 25, True),
-    "roofline": ("bench.gpu.gpu_roofline.shares", 25, True),
-    "compiled": ("bench.gpu.gpu_speed.compiled", 60, False),
+# Where it is, and seconds it should take
+PARTS: dict[str, tuple[str, int]] = {
+    "tiles": ("bench.gpu.gpu_exactness.tiles", 30),
+    "partitions": ("bench.gpu.gpu_exactness.partitions", 45),
+    "swaps": ("bench.gpu.gpu_exactness.swaps", 30),
+    "memory": ("bench.gpu.gpu_memory.memory", 70),
+    "speed": ("bench.gpu.gpu_speed.speed", 40),
+    "sizes": ("bench.gpu.gpu_sizes.sizes", 110),
+    "overlap": ("bench.gpu.gpu_overlap.overlap", 25),
+    "roofline": ("bench.gpu.gpu_roofline.shares", 25),
 }
 GRACE_S = 20  # beyond its budget a part is ended
 ALL_S = 470
-WORD = "part "
-Said = tuple[Figures, list[Claim]]
 
 
-def answer(part: Part, asked: Asked) -> str:
-    """Run a part in this process; a JSON line with what it found or why it failed."""
+def answer(name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """Run a part in this process; what it found or why it failed."""
+    place, budget_s = PARTS[name]
+    module, _, function = place.rpartition(".")
+    device = torch.device(asked.pop("device"))
+    if device.type == "cpu":
+        torch.set_num_threads(1)
     try:
-        figures, claims = part(asked)
+        part: Part = getattr(import_module(module), function)
+        figures, claims = part(Asked(device, until=time.perf_counter() + budget_s, **asked))
     except Exception as error:  # whatever a GPU's libraries raise
-        return WORD + json.dumps({"failed": _sentence(error)})
-    said = {"figures": figures, "claims": [asdict(claim) for claim in claims]}
-    return WORD + json.dumps(said)
+        words = (str(error).strip().splitlines() or [""])[0].replace("|", "/")
+        return {"failed": f"{type(error).__name__}: {words}"[:300]}
+    return {"figures": figures, "claims": [asdict(claim) for claim in claims]}
 
 
-def failed(name: str, why: str) -> Said:
+def failed(name: str, why: str) -> Found:
     """What is said of a part that did not end: a sentence, and a claim that does not hold."""
     sentence = f"{name} failed: {why}"
-    claims = [Claim(sentence, 1, 0, False)] if PARTS[name][2] else []
-    return {"failed": sentence}, claims
+    return {"failed": sentence}, [Claim(sentence, 1, 0, False)]
 
 
-def run_part(name: str, options: list[str], limit_s: float) -> Said:
+def run_part(name: str, asked: dict[str, Any], limit_s: float) -> Found:
     """Run a part in a process of its own, and end that when its time is over."""
-    command = [sys.executable, "-m", "bench.gpu.gpu", "--part", name, *options]
     # Files and a session of its own, since compilers that it started may hold pipes open.
     with TemporaryFile("w+") as printed, TemporaryFile("w+") as errors:
-        running = subprocess.Popen(command, stdout=printed, stderr=errors, start_new_session=True)
+        running = subprocess.Popen(
+            [sys.executable, *child(answer, name, asked)], stdout=printed, stderr=errors,
+            start_new_session=True, cwd=ROOT, env=environment(),
+        )  # fmt: skip
         try:
             code: int | None = running.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -100,79 +98,36 @@ def run_part(name: str, options: list[str], limit_s: float) -> Said:
     return {**figures, "before": shown.splitlines()}, claims
 
 
-def read(name: str, printed: str, errors: str, code: int) -> Said:
+def read(name: str, printed: str, errors: str, code: int) -> Found:
     """What a part's process said in its last line."""
-    last = (printed.strip().splitlines() or [""])[-1]
-    if not last.startswith(WORD):
+    if code:
         why = (errors.strip().splitlines() or ["it said nothing"])[-1][:300].replace("|", "/")
         return failed(name, f"its process ended with {code}: {why}")
-    found = json.loads(last.removeprefix(WORD))
+    found = json.loads(printed.splitlines()[-1])
     if "failed" in found:
         return failed(name, found["failed"])
     return found["figures"], [Claim(**claim) for claim in found["claims"]]
 
 
-def _sentence(error: Exception) -> str:
-    words = (str(error).strip().splitlines() or [""])[0].replace("|", "/")
-    return f"{type(error).__name__}: {words}"[:300]
-
-
-def main() -> None:
+def bench(
+    quick: bool, machine: str = "", limit_gib: float = 0.0, parts: tuple[str, ...] = (),
+    device: str = "cuda:0",
+) -> Found:  # fmt: skip
     """Run the parts one after another."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--keep", action="store_true", help="write bench/results/DEVICE.json")
-    parser.add_argument("--machine", help="whose peaks to compare with; default: by the device")
-    parser.add_argument("--limit-gib", type=float, help="for the largest images; default: 8")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    parser.add_argument("--device", default="cuda:0", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.part:
-        place, budget_s, _ = PARTS[given.part]
-        module, _, function = place.rpartition(".")
-        until = time.perf_counter() + budget_s
-        if given.device == "cpu":
-            torch.set_num_threads(1)
-        part: Part = getattr(import_module(module), function)
-        where = torch.device(given.device)
-        asked = Asked(where, given.quick, until, given.machine, given.limit_gib)
-        print(answer(part, asked), flush=True)
-        return
-    if given.device != "cpu" and not torch.cuda.is_available():
-        report("gpu", {"device": "none: torch sees no GPU, nothing was measured"}, [])
-        return
-    options = ["--device", given.device, *(["--quick"] if given.quick else [])]
-    options += ["--machine", given.machine] if given.machine else []
-    options += ["--limit-gib", str(given.limit_gib)] if given.limit_gib else []
-    device = "cpu" if given.device == "cpu" else torch.cuda.get_device_name(given.device)
-    figures: Figures = {"device": device, "date": str(date.today())}
+    if device != "cpu" and not torch.cuda.is_available():
+        return {"device": "none: torch sees no GPU, nothing was measured"}, []
+    name_of = "cpu" if device == "cpu" else torch.cuda.get_device_name(device)
+    asked = {"device": device, "quick": quick, "machine": machine or None}
+    asked |= {"limit_gib": limit_gib or None}
+    figures: Figures = {"device": name_of, "date": str(date.today())}
     claims: list[Claim] = []
     began, seconds = time.perf_counter(), dict[str, float]()
-    for name in given.parts:
+    for name in parts or PARTS:
         left = ALL_S - (time.perf_counter() - began)
         begun = time.perf_counter()
-        found, made = run_part(name, options, max(1.0, min(PARTS[name][1] + GRACE_S, left)))
+        figures[name], made = run_part(name, asked, max(1.0, min(PARTS[name][1] + GRACE_S, left)))
         seconds[name] = time.perf_counter() - begun
         print(f"{name}: {seconds[name]:.1f} s of {PARTS[name][1]}", flush=True)
-        figures[name] = found
         claims += made
     figures["seconds"] = {**seconds, "all": time.perf_counter() - began}
-    if given.keep:
-        _keep(figures, claims, device)
-    report("gpu", figures, claims)
-
-
-def _keep(figures: Figures, claims: list[Claim], device: str) -> None:
-    printed = StringIO()
-    with redirect_stdout(printed):
-        report("gpu", figures, claims)
-    path = RESULTS / f"{device_stem(device)}.json"
-    aside = path.with_suffix(".json.part")
-    aside.write_text(printed.getvalue().splitlines()[-1] + "\n")
-    aside.replace(path)
-    print(f"kept in {path}")
-
-
-if __name__ == "__main__":
-    main()
+    return figures, claims

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from bench.report import Claim
+from bench.report import Found
 
 __all__ = ["Asked", "Figures", "Found", "Part", "wait"]
 
 Figures = dict[str, Any]
-Found = tuple[Figures, list[Claim]]
 
 
 @dataclass(frozen=True)

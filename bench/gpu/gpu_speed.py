@@ -1,11 +1,9 @@
-"""Seconds of training per megapixel, by precision, memory format, and with torch.compile."""
+"""Seconds of training per megapixel, by precision and memory format."""
 
 import statistics
 import time
-from typing import Any
 
 import torch
-from torch import nn
 
 from bench.gpu.gpu_memory import one_step
 from bench.gpu.gpu_part import Asked, Figures, Found, wait
@@ -14,7 +12,7 @@ from tilenet.model.network import build_network
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.swap.groups import group_sizes
 
-__all__ = ["compiled", "speed"]
+__all__ = ["speed"]
 
 PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
 
@@ -41,47 +39,6 @@ def speed(asked: Asked) -> Found:
     return {"size_px": size, "rows": rows}, []
 
 
-def compiled(asked: Asked) -> Found:
-    """Layer groups compiled against the same groups as they are; claims nothing.
-
-    Stashes and pops, which belong to torchgpipe, stay as they are. There is no dropout, whose masks
-    are made in Python.
-    """
-    options = UNetOptions(3, base=64, norm="instance") if asked.cuda else _tiny()
-    size, repeats = (1024, 5) if asked.cuda else (32, 1)
-    from torch._dynamo.utils import counters
-
-    rows: list[Figures] = []
-    try:
-        import triton  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
-    except ImportError:
-        if asked.cuda:
-            return {"why_not": "triton is missing, so torch.compile was not tried", "rows": []}, []
-    for precision in ("bfloat16", "float32"):
-        if (rows and asked.late) or not asked.computes(precision):
-            continue
-        plain = _seconds(asked, options, size, repeats, precision, False)
-        counters.clear()
-        began = time.perf_counter()
-        with_compile = _seconds(asked, options, size, repeats, precision, False, compiled=True)
-        took = time.perf_counter() - began
-        graphs = counters["stats"]["unique_graphs"]
-        if not graphs:
-            raise RuntimeError("torch.compile compiled nothing")
-        rows.append(
-            {
-                "precision": precision,
-                "s_per_mpx": plain,
-                "compiled_s_per_mpx": with_compile,
-                "ratio": with_compile / plain,
-                "with_compiling_s": took,
-                "graphs": graphs,
-            }
-        )
-        print(rows[-1], flush=True)
-    return {"size_px": size, "rows": rows}, []
-
-
 def _tiny() -> UNetOptions:
     return UNetOptions(1, 1, 4, norm="instance")
 
@@ -93,7 +50,6 @@ def _seconds(
     repeats: int,
     precision: str,
     channels_last: bool,
-    compiled: bool = False,
 ) -> float:
     """Median seconds of a whole step on one tile, per megapixel."""
     layers = unet_layers(options)
@@ -112,8 +68,6 @@ def _seconds(
             inline=True,
             groups=[group_sizes(layers)],
         )
-        if compiled:
-            _compile(pipe)
         optimizer = torch.optim.SGD(network.parameters(), 0.0)
         image = torch.randn(1, options.bands, size, size, device=asked.device)
         images = [image.contiguous(memory_format=kept)]
@@ -127,14 +81,3 @@ def _seconds(
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
     return statistics.median(took[2:]) / (size**2 / 1e6)
-
-
-def _compile(pipe: Pipe) -> None:
-    # Sizes stay; without `dynamic` the second one would be compiled for all, and slowly.
-    torch._dynamo.config.recompile_limit = 256
-    for partition in pipe.partitions:
-        for place, cell in enumerate(partition):
-            if isinstance(cell, nn.Sequential):
-                # Not `cell.compile()`, which does nothing to torch's own modules.
-                made: Any = torch.compile(cell, dynamic=False)
-                partition[place] = made

@@ -1,7 +1,5 @@
 """Does a run hold more and more, the longer it trains?
 
-    python -m bench.memory.leaks [--quick]
-
 2 000 steps (quick: 200) of a small U-Net with instance norm over whole images on two ranks, in both
 halo modes, with a validation and a checkpoint every twentieth of them and a report at the end. Both
 ranks count their resident memory, open files, threads, Python's tensors and other objects,
@@ -11,8 +9,6 @@ piece in their middle comes too; what is added beside the largest growth between
 leaves that out, while a leak comes again; and all that is added.
 """
 
-import argparse
-import json
 import tempfile
 from datetime import date
 from itertools import combinations, pairwise
@@ -20,10 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-import rasterio
-
-from bench.report import Claim, at_most, mpiexec, report
+from bench.report import Claim, Found, at_most, on_ranks
+from bench.scenes import write_pair
 
 RANKS = 2
 BYTES_PER_STEP = 256  # flat: 25 MB in 100 000 steps
@@ -32,17 +26,6 @@ SLOPE = "bytes per step, median of slopes"
 BESIDE = "bytes per step beside the largest growth"
 MODES = "overlap", "exchange"
 COUNTS = "files", "threads", "tensors", "objects", "communicators", "request_slot"
-
-
-def write_scene(folder: Path) -> None:
-    """An image and labels, both random."""
-    rng = np.random.default_rng(7)
-    grid = {"driver": "GTiff", "height": 128, "width": 160, "crs": "EPSG:32630"}
-    grid |= {"transform": rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)}
-    with rasterio.open(folder / "image.tif", "w", count=3, dtype="uint16", **grid) as file:
-        file.write(rng.integers(1, 4000, (3, 128, 160)).astype(np.uint16))
-    with rasterio.open(folder / "labels.tif", "w", count=1, dtype="uint8", **grid) as file:
-        file.write(rng.integers(0, 3, (1, 128, 160)).astype(np.uint8))
 
 
 def late(counts: dict[str, list[int]], name: str) -> list[int]:
@@ -80,20 +63,14 @@ def judged(figures: dict[str, Any], *, quick: bool) -> list[Claim]:
     return claims
 
 
-def main() -> None:
-    """Train in both modes, and fit."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+def bench(quick: bool) -> Found:
+    """Train in both modes."""
     steps = 200 if quick else 2000
     figures: dict[str, Any] = {"date": date.today().isoformat(), "ranks": RANKS, "steps": steps}
     with tempfile.TemporaryDirectory() as name:
-        write_scene(Path(name))
+        write_pair(Path(name), (3, 128, 160), 3)
         for mode in MODES:
-            said = mpiexec(RANKS, "-m", "bench.memory.leaks_run", name, mode, str(steps))
-            figures[mode] = {"ranks": json.loads(said.splitlines()[-1])}
-    report("leaks", figures, judged(figures, quick=quick))
-
-
-if __name__ == "__main__":
-    main()
+            # By name: what imports it starts MPI.
+            found = on_ranks(RANKS, "bench.memory.leaks_run:trained", name, mode, steps)
+            figures[mode] = {"ranks": found}
+    return figures, judged(figures, quick=quick)

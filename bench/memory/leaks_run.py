@@ -1,15 +1,11 @@
 """A training run that counts what it holds; bench/memory/leaks.py starts it on some ranks.
 
-    python -m bench.memory.leaks_run FOLDER MODE STEPS
-
 Trains with halos by MODE on images in FOLDER, with validation, checkpoints and a report, and counts
-every few steps. Rank 0 prints a list with an object per rank: columns of counts.
+every few steps.
 """
 
 import gc
-import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -53,13 +49,13 @@ class Counted(MPI.Intracomm):
         return Counted(cast("MPI.Intracomm", comm))
 
 
-def run_file(folder: Path, mode: Literal["overlap", "exchange"], steps: int) -> RunFile:
+def run_file(folder: str, mode: Literal["overlap", "exchange"], steps: int) -> RunFile:
     """A small U-Net over both ranks, of which each does a bit of everything every few steps."""
     return RunFile(
-        images=str(folder / "image.tif"),
-        labels=str(folder / "labels.tif"),
+        images=f"{folder}/image.tif",
+        labels=f"{folder}/image_labels.tif",
         classes=3,
-        output=str(folder / mode),
+        output=f"{folder}/{mode}",
         network=NetworkKeys(poolings=2, convolutions=1, base=4, norm="instance", dropout=0.1),
         validation=ValidationKeys(share=0.3, block_px=32, every=steps // SAMPLES),
         mesh=MeshKeys(columns=2),
@@ -95,8 +91,8 @@ def count(step: int) -> dict[str, int]:
     }
 
 
-def main(folder: Path, mode: Literal["overlap", "exchange"], steps: int) -> None:
-    """Train and count."""
+def trained(folder: str, mode: Literal["overlap", "exchange"], steps: int) -> Any:
+    """Train and count; columns of counts for each rank."""
     comm = Counted(world())
     counts: list[dict[str, int]] = []
     take: Callable[..., Any] = Step.take
@@ -111,10 +107,4 @@ def main(folder: Path, mode: Literal["overlap", "exchange"], steps: int) -> None
     # After the run, with its report: nothing of it is held.
     counts.append(count(steps))
     columns = {name: [one[name] for one in counts] for name in counts[0]}
-    found = comm.gather(columns)
-    if comm.rank == 0:
-        print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), cast("Any", sys.argv[2]), int(sys.argv[3]))
+    return comm.gather(columns)

@@ -1,7 +1,5 @@
 """How well are the bytes of a training step predicted?
 
-    python -m bench.memory.memory [--quick]
-
 Networks, tiles, partitions, micro-batches, checkpointing and precisions, on the CPU. Peaks of one
 step: predicted by a dry run on fake tensors; counted on real tensors; and that of the CPU's
 allocator (torch.profiler's memory events), which alone sees what convolutions take inside: against
@@ -9,8 +7,6 @@ a dry run that counts what each of them took when it was run once by itself. The
 is compared with the dry run at the bottleneck.
 """
 
-import argparse
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -18,15 +14,13 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
+from dry_run import dry_run, measured_run
+from scratch import Scratch, allocated_peak
 
-from bench.report import ROOT, Claim, at_least, at_most, report
-from bench.swapping.scratch import Scratch, allocated_peak
+from bench.report import Claim, Found, at_least, at_most
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
-
-sys.path.insert(0, str(ROOT / "tests" / "planning" / "memory"))
-from dry_run import dry_run, measured_run
 
 Case = dict[str, Any]
 
@@ -107,11 +101,8 @@ def measure(case: Case) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Run all cases and compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+def bench(quick: bool) -> Found:
+    """Run all cases."""
     figures: dict[str, Any] = {}
     equal, mixed_error = 0, 0.0
     worst, worst_other, lowest, highest = 0.0, 0.0, 1.0, 1.0
@@ -137,14 +128,6 @@ def main() -> None:
             worst_other = max(worst_other, error)
         lowest = min(lowest, found["formula_over_dry_run"])
         highest = max(highest, found["formula_over_dry_run"])
-        print(
-            f"{' '.join(str(part) for part in case.values())}: dry run "
-            f"{found['predicted']['total'] / 2**20:.1f} MiB, tensors "
-            f"{found['measured']['total'] / 2**20:.1f}, over allocator "
-            f"{found['predicted_over_allocator']:.3f}, formula "
-            f"{found['formula_over_dry_run']:.3f}",
-            flush=True,
-        )
     large = unet_layers(PRESETS["large"])
     layer_bytes(large, 512, 512)
     began = time.process_time()
@@ -166,8 +149,4 @@ def main() -> None:
         at_most("formula over dry run at the bottleneck, highest", highest, 1.15),
         at_most("seconds for the bytes of 149 layers", seconds, 1.0),
     ]
-    report("memory", figures, claims)
-
-
-if __name__ == "__main__":
-    main()
+    return figures, claims

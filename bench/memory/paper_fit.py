@@ -1,7 +1,5 @@
 """Which of the paper's models fit on 1, 2 and 6 devices of 16 GiB, at which tile and mode?
 
-    python -m bench.memory.paper_fit [--quick]
-
 10 000 × 10 000 × 4 px in 8 × 8 tiles on Summit's nodes, float32, AdamW, a tenth of the memory kept
 free. Overlap with the paper's ε and with the exact halo, and exchange, where 64 ranks hold a tile
 each. The best plan, or what the leanest one needs. Then the paper's largest tile for its largest
@@ -9,11 +7,10 @@ model, 1434 px, on one node. Bytes are those of `planning.memory`, which
 `bench/memory/memory.py` holds against real runs. --quick leaves out medium-1 and the exact halo.
 """
 
-import argparse
 from dataclasses import replace
 from typing import Any
 
-from bench.report import at_most, report
+from bench.report import Found, at_most
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.unet import PAPER_LEVELS, PRESETS
@@ -66,10 +63,8 @@ def outcome(asked: Question) -> dict[str, Any]:
     return described(plans[0])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+def bench(quick: bool) -> Found:
+    """The best plan of each model, or what it lacks."""
     modes = [("overlap", "epsilon"), ("overlap", "exact"), ("exchange", "exact")]
     if quick:
         modes.remove(("overlap", "exact"))
@@ -84,14 +79,7 @@ def main() -> None:
                 name = f"{preset}, {mode} {halo if mode == 'overlap' else ''}".strip()
                 figures[f"{name}, {devices} devices"] = found
                 most = max(most, found.get("gib", 0.0))
-                says = f"{found['gib']:.2f} GiB" if found["fits"] else "does not fit"
-                print(f"{name:<28} {devices} devices: {says}  {found.get('checkpointing', '')}")
     large = replace(question("large", 6, "overlap", "epsilon"), grid=None, tile_px=1434 - 2 * 380)
     figures["large, tiles of 1434 px, one node"] = outcome(large)
-    print(f"large, tiles of 1434 px: {figures['large, tiles of 1434 px, one node']}")
-    claims = [at_most("GiB of the fullest plan that is said to fit", most, figures["limit_gib"])]
-    report("paper_fit", figures, claims)
-
-
-if __name__ == "__main__":
-    main()
+    fullest = "GiB of the fullest plan that is said to fit"
+    return figures, [at_most(fullest, most, figures["limit_gib"])]

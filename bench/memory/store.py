@@ -1,7 +1,5 @@
 """What micro-batches cost when inputs of checkpoints and skips between partitions wait on the host.
 
-    python -m bench.memory.store [--quick]
-
 The 109-layer U-Net of the paper in 6 partitions, micro-batches of 512², checkpointing always, SGD:
 the fullest device's peak for 6, 12 and 24 micro-batches, with maps on the devices and on the host.
 Peaks are those of a dry run, the pipeline itself on tensors without memory, which counts tensors to
@@ -10,18 +8,17 @@ maps in a file: the same bits of gradients, the bytes that the dry run says, and
 those of the same pipeline without a store, one after the other in this run.
 """
 
-import argparse
 import statistics
-import sys
 import tempfile
 import time
 from itertools import pairwise
 from typing import Any
 
 import torch
+from dry_run import dry_run, measured_run
 from torch import Tensor
 
-from bench.report import ROOT, Claim, at_least, at_most, report
+from bench.report import Claim, Found, at_least, at_most
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin
@@ -33,9 +30,6 @@ from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.planning.balance import least_bytes
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import block_bytes, partition_bytes
-
-sys.path.insert(0, str(ROOT / "tests" / "planning" / "memory"))
-from dry_run import dry_run, measured_run
 
 MIB = 2**20
 CPU = torch.device("cpu")
@@ -65,10 +59,6 @@ def peaks(counts: list[int]) -> list[dict[str, Any]]:
                     "formula_mib": round(max(part.total for part in formula) / MIB, 1),
                 }
             rows.append(row)
-            print(
-                f"{name}, {many} micro-batches: {row['devices']['dry_run_mib']} MiB on devices, "
-                f"{row['host']['dry_run_mib']} MiB with a store"
-            )
     return rows
 
 
@@ -117,10 +107,8 @@ def real(size: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Peaks of pipelines whose maps wait on the host.")
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+def bench(quick: bool) -> Found:
+    """Peaks, and a pipeline that runs."""
     rows = peaks([6, 24] if quick else [6, 12, 24])
     run = real(128 if quick else 512, 2 if quick else 5)
     planned = [row for row in rows if row["balance"] == "planned"]
@@ -151,8 +139,4 @@ def main() -> None:
         ),
         at_most("seconds with maps in a file over seconds without", ratio, 1.1),
     ]
-    report("store", {"peaks": rows, "real": run}, claims)
-
-
-if __name__ == "__main__":
-    main()
+    return {"peaks": rows, "real": run}, claims

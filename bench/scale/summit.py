@@ -1,7 +1,5 @@
 """What does the performance model say of the paper's runs on Summit, and of what lies beyond?
 
-    python -m bench.scale.summit [--quick]
-
 Nothing here was measured by us. The closed form behind `tilenet plan` is given a machine's
 published figures (`summit_machines.py`) and asked for the runs of S. Seal, S.-H. Lim, D. Wang, J.
 Hinkle, D. Lunga, A. Tsaris, "Toward Large-Scale Image Segmentation on Summit", ICPP 2020: 100
@@ -13,18 +11,15 @@ no model has a ratio above 133 (145 was measured). One factor on all computing, 
 epoch, then predicts Summit's. Gradients are summed by each rank over its share of the node's
 network, as tilenet does over MPI; sums within the node first would move a sixth of that.
 
-Then what other halo modes, balances and swapping would make of 192 nodes, or of as many H200; and
-how far 100 images a step scale. Efficiency there is the time of one device without halo, messages
-and launches, over devices × time. With swapping each GPU takes tiles of its own; the large model's
-weights, gradients and moments alone are more than a V100 holds. Seconds suffice: --quick only
-leaves out the search with swapping.
+Then what tilenet's balances would make of a node's pipeline, and how far 100 images a step scale.
+Efficiency there is the time of one device without halo, messages and launches, over devices × time.
+Seconds suffice: --quick changes nothing.
 """
 
-import argparse
 from dataclasses import replace
 from typing import Any
 
-from bench.report import Claim, at_least, at_most, report
+from bench.report import Claim, Found, at_least, at_most
 from bench.scale.rivals import PAPER
 from bench.scale.summit_machines import DGX_1, H200, SUMMIT, read_share
 from tilenet.geometry.unet import PRESETS, UNetOptions
@@ -72,71 +67,6 @@ def samples(options: UNetOptions, facts: Machine, nodes: int, slower: float = 1)
     }
 
 
-def pair(options: UNetOptions, dgx: Machine, summit: Machine) -> tuple[float, float]:
-    """Seconds of an epoch on the DGX-1 and on 200 nodes."""
-    return samples(options, dgx, 1)["epoch_s"], samples(options, summit, 200)["epoch_s"]
-
-
-def sensitivity() -> list[dict[str, Any]]:
-    """What the two epochs and their ratio become where an assumption is another."""
-    both = [("maths_efficiency", 0.3), ("maths_efficiency", 0.15), ("memory_efficiency", 0.4),
-            ("kernel_s", 0.0), ("kernel_s", 1e-4)]  # fmt: skip
-    network = [("network_bandwidth", 2.5e9), ("latency_s", 1e-4), ("message_s", 1e-3),
-               ("file_bandwidth", 1e8)]  # fmt: skip
-    rows = [("as assumed", *pair(SMALL, DGX_1, SUMMIT))]
-    change: dict[str, Any]
-    for key, value in both:
-        change = {key: value}
-        rows.append(
-            (f"{key} {value:g}", *pair(SMALL, replace(DGX_1, **change), replace(SUMMIT, **change)))
-        )
-    for key, value in network:
-        change = {key: value}
-        rows.append((f"Summit's {key} {value:g}", *pair(SMALL, DGX_1, replace(SUMMIT, **change))))
-    for name, options in (
-        ("the 2015 U-Net's 4 poolings, no norm", replace(SMALL, poolings=4, norm="none")),
-        ("half the channels", replace(SMALL, base=32)),
-        ("medium-2", PRESETS["medium-2"]),
-    ):
-        rows.append((name, *pair(options, DGX_1, SUMMIT)))
-    return [
-        {"assumption": name, "DGX-1 s": dgx, "Summit s": summit, "ratio": dgx / summit}
-        for name, dgx, summit in rows
-    ]
-
-
-def variants(facts: Machine, nodes: int, precision: str = "float32") -> list[dict[str, Any]]:
-    """One epoch of the small model with each halo mode, images over 8 × 8 devices."""
-    devices = nodes * facts.devices_per_node
-    images = devices // 64
-    rows = []
-    for name, mode, halo in (
-        ("overlap, ε", "overlap", "epsilon"),
-        ("overlap, exact", "overlap", "exact"),
-        ("exchange", "exchange", "exact"),
-    ):
-        asked = Question(
-            SMALL, EPSILON_PX, IMAGE, facts, nodes, IMAGES, images, precision,
-            halo=halo, halo_mode=mode, grid=(8, 8), partitions=1,  # type: ignore[arg-type]
-        )  # fmt: skip
-        estimator = Estimator(asked)
-        layout = Layout((8, 8), 1, 1, "never")
-        balance = (len(estimator.layers),)
-        step_s = estimator.step_s(layout, balance)[0]
-        rows.append(
-            {
-                "machine": facts.name,
-                "devices": devices,
-                "precision": precision,
-                "halo": name,
-                "step_s": step_s,
-                "waiting_s": estimator.exchange_s(layout),
-                "epoch_s": step_s * -(-IMAGES // images),
-            }
-        )
-    return rows
-
-
 def balances() -> list[dict[str, Any]]:
     """Seconds per tile of a node's pipeline with the paper's balances and with ours."""
     rows = []
@@ -161,22 +91,6 @@ def balances() -> list[dict[str, Any]]:
                 "gain": papers / ours.step_s,
             }
         )
-    return rows
-
-
-def swapping() -> list[dict[str, Any]]:
-    """A node's 12 tiles of 1434 px: over 6 partitions, or on each GPU by itself with swapping."""
-    rows = []
-    for name in ("small", "medium-2", "large"):
-        options = replace(PRESETS[name], norm_scope="tile")
-        asked = Question(options, EPSILON_PX, NODE, SUMMIT, halo="epsilon", grid=(3, 4))
-        row: dict[str, Any] = {"model": name}
-        for says, partitions, swap in (("6 partitions", 6, "off"), ("1, swapping", 1, "auto")):
-            one = replace(asked, partitions=partitions, swap=swap)  # type: ignore[arg-type]
-            plans = Search(one).best(1)
-            row[f"{says}, s per tile"] = plans[0].step_s / 12 if plans else None
-            row[f"{says}, GiB"] = plans[0].device_bytes / 2**30 if plans else None
-        rows.append(row)
     return rows
 
 
@@ -220,11 +134,8 @@ def ends(rows: list[dict[str, Any]], mode: str) -> int:
     return max((row["devices"] for row in rows if row[f"{mode}, efficiency"] >= 0.5), default=0)
 
 
-def main() -> None:
-    """Predict all, print it, and report."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+def bench(quick: bool) -> Found:
+    """Predict all."""
     dgx, summit = samples(SMALL, DGX_1, 1), samples(SMALL, SUMMIT, 200)
     slower = MEASURED["dgx_1"] / dgx["epoch_s"]
     fitted = samples(SMALL, SUMMIT, 200, slower)
@@ -243,12 +154,7 @@ def main() -> None:
         "factor on all computing that the DGX-1's run asks for": slower,
         "the paper's runs": paper,
         "strong scaling with that factor": curve,
-        "sensitivity": sensitivity(),
-        "an epoch by halo mode": [
-            *variants(SUMMIT, 192), *variants(H200, 144), *variants(H200, 144, "bfloat16")
-        ],
         "balance, six V100": balanced,
-        **({} if quick else {"swapping, six V100": swapping()}),
         **{f"how far 100 images a step scale: {name}": rows for name, rows in far.items()},
         "most devices at half efficiency": {
             f"{name}, {mode}": ends(rows, mode)
@@ -267,10 +173,4 @@ def main() -> None:
         at_least("balance: tilenet's gain over the paper's, least",
                  min(row["gain"] for row in balanced), 1.0),
     ]  # fmt: skip
-    for name, value in figures.items():
-        print(name, *([value] if not isinstance(value, list) else value), sep="\n  ")
-    report("summit", figures, claims)
-
-
-if __name__ == "__main__":
-    main()
+    return figures, claims

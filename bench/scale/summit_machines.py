@@ -1,6 +1,6 @@
 """Published figures of the machines that summit.py predicts for; rates are of one direction.
 
-Makers' peaks; what is not published is marked as an assumption and varied in the bench.
+Makers' peaks; what is not published is marked as an assumption.
 
 - V100: NVIDIA, "Tesla V100 GPU architecture" (WP-08608-001, 2017): 15.7 TFLOP/s, 900 GB/s.
 - Node of Summit: OLCF, "Summit User Guide" (2019): 6 GPUs, NVLink 2 with 50 GB/s, dual-rail EDR.

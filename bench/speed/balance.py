@@ -1,7 +1,5 @@
 """How even are the partitions: of hand-made balances, of others' rules, and of tilenet's?
 
-    python -m bench.speed.balance [--quick]
-
 The paper's models over the six V100 of a Summit node, float32, with tiles of 512, 1024 and 1434
 pixels. Seconds come from the roofline. Activation memory is counted twice: as what autograd keeps
 for backward, and as the maps that layers write, the usual estimate, to which an activation in place
@@ -9,17 +7,16 @@ and a stash add none; both without micro-batches in flight, weights and transien
 plan` counts.
 All balances are judged by these same numbers. Printed is the largest over the mean partition;
 since a layer is never split, the least possible ratio is above 1, and tilenet's is the least
-possible. It takes seconds either way: --quick changes nothing.
+possible. It takes seconds: --quick changes nothing.
 """
 
-import argparse
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.report import Claim, at_most, report
+from bench.report import Claim, Found, at_most
 from bench.scale.rivals import PAPER, block_partition, deepspeed, even
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Activation, Conv, Layer, Norm, Pool, Stash
@@ -128,22 +125,7 @@ def claims_of(rows: list[dict[str, Any]]) -> list[Claim]:
     return claims
 
 
-def main() -> None:
-    """Print a table, then the JSON line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    parser.parse_args()
+def bench(quick: bool) -> Found:
+    """All balances of all models, judged."""
     rows = [row(name, size_px) for name in PAPER for size_px in TILES_PX]
-    for entry in rows:
-        print(f"{entry['model']}, tiles of {entry['tile_px']} px: largest over mean partition")
-        for rule, judged in entry["balances"].items():
-            balance = ", ".join(map(str, judged["balance"]))
-            print(
-                f"  {rule:22} time {judged['time']:.3f}  memory {judged['memory']:.3f}  maps "
-                f"{judged['maps']:.3f}  {balance}"
-            )
-    report("balance", {"machine": "summit", "precision": "float32", "rows": rows}, claims_of(rows))
-
-
-if __name__ == "__main__":
-    main()
+    return {"machine": "summit", "precision": "float32", "rows": rows}, claims_of(rows)

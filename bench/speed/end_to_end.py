@@ -1,7 +1,5 @@
 """The demo on a large scene: seconds and memory of each command, over those of bare torch.
 
-    python -m bench.speed.end_to_end [--quick] [--size 10000]
-
 Makes the demo's scene, trains on it and maps it on 2 ranks of one thread, as `SIZE=10000 RANKS=2
 make demo` does. Beside it stand two floors (`end_to_end_floor.py`): the same layers on crops and
 tiles of the same sizes in bare torch on as many processes, on pixels in memory and forever the
@@ -12,8 +10,6 @@ floors is start, statistics of the scene, reading, sums over ranks, writing, the
 trains 40 steps on a scene of 1024².
 """
 
-import argparse
-import csv
 import json
 import os
 import subprocess
@@ -24,7 +20,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bench.report import ROOT, Claim, at_most, mpiexec, report
+from bench.report import ROOT, Claim, Found, at_most, environment, on_ranks
+from bench.scenes import history
 
 RANKS = 2
 CROP_PX, BATCH = 128, 8  # demo/run.yaml
@@ -34,11 +31,9 @@ FLOORS = {"bare torch": 0, "bare torch that keeps buffers": 1}
 
 def run(*command: str) -> dict[str, Any]:
     """Run a command of the demo: seconds, CPU seconds and the peak of its largest process."""
-    print("$", *command, flush=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+") as printed:
         began = time.perf_counter()
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=printed)
+        process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=printed)
         _, status, used = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - began
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -72,13 +67,9 @@ def demo(folder: Path, size: int, steps: int) -> dict[str, dict[str, Any]]:
 
 def shares(folder: Path, train: dict[str, Any]) -> dict[str, float]:
     """Of training's seconds: of its steps what reads and sums, and what is no step."""
-    with (folder / "run" / "history.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    names = ("seconds", "read_seconds", "reduce_seconds")
     total: float = train["seconds"]
-    in_steps = {
-        name: sum(float(row[name]) for row in rows)
-        for name in ("seconds", "read_seconds", "reduce_seconds")
-    }
+    in_steps = dict(zip(names, map(sum, history(folder / "run", *names)), strict=True))
     return {
         "steps": in_steps["seconds"] / total,
         "reading": in_steps["read_seconds"] / total,
@@ -95,11 +86,8 @@ def floors(folder: Path, predicted: dict[str, Any], steps: int) -> dict[str, dic
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in FLOORS}
     for _ in range(ROUNDS):
         for name, keep in FLOORS.items():
-            numbers = CROP_PX, BATCH, FLOOR_STEPS, side, side, FLOOR_TILES, keep
-            printed = mpiexec(
-                RANKS, "-m", "bench.speed.end_to_end_floor", str(folder / "run"), *map(str, numbers)
-            )
-            turns[name].append(json.loads(printed.splitlines()[-1]))
+            work = str(folder / "run"), CROP_PX, BATCH, FLOOR_STEPS, side, FLOOR_TILES, keep
+            turns[name].append(on_ranks(RANKS, "bench.speed.end_to_end_floor:floor", *work))
     found: dict[str, dict[str, Any]] = {}
     for name, some in turns.items():
         step_s, tile_s = ([one[what] for one in some] for what in ("step_s", "tile_s"))
@@ -112,13 +100,9 @@ def floors(folder: Path, predicted: dict[str, Any], steps: int) -> dict[str, dic
     return found
 
 
-def main() -> None:
-    """Run the demo, then its floor, and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--size", type=int, default=10_000)
-    given = parser.parse_args()
-    size, steps = (1024, 40) if given.quick else (given.size, 800)
+def bench(quick: bool, size: int = 10_000) -> Found:
+    """Run the demo, then its floor."""
+    size, steps = (1024, 40) if quick else (size, 800)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         commands = demo(folder, size, steps)
@@ -154,8 +138,4 @@ def main() -> None:
                 1.1,
             )
         )
-    report("end_to_end", figures, claims)
-
-
-if __name__ == "__main__":
-    main()
+    return figures, claims

@@ -1,16 +1,12 @@
 """The floor under a run: the same layers in bare torch, with nothing around them.
 
-    mpiexec -n RANKS python -m bench.speed.end_to_end_floor RUN CROP_PX BATCH STEPS H W TILES KEEP
-
-Each rank by itself, on pixels that are in memory and are the same each time: STEPS steps of its
-share of BATCH crops at once (forward, cross-entropy, backward, AdamW), and TILES forward passes
-over H × W. With KEEP of 1 malloc keeps large buffers, as tilenet has it; with 0 it gives them back
-to the system and takes them again in each layer. No rank talks to another, nothing is read,
-standardised, summed or written. Rank 0 prints the slowest rank's seconds of a step and of a tile.
+Each rank by itself, on pixels that are in memory and are the same each time: steps of its share of
+a batch of crops at once (forward, cross-entropy, backward, AdamW), and forward passes over tiles.
+Malloc keeps large buffers, as tilenet has it, or gives them back to the system and takes them again
+in each layer. No rank talks to another, nothing is read, standardised, summed or written. Seconds
+of a step and of a tile are those of the slowest rank.
 """
 
-import json
-import sys
 import time
 from pathlib import Path
 
@@ -99,10 +95,10 @@ def predict(network: Bare, height: int, width: int, tiles: int) -> float:
     return (time.perf_counter() - began) / tiles
 
 
-def main() -> None:
+def floor(
+    run: str, crop_px: int, batch: int, steps: int, side: int, tiles: int, keep: bool
+) -> dict[str, float]:
     """Measure both on all ranks at once."""
-    run, *numbers = sys.argv[1:]
-    crop_px, batch, steps, height, width, tiles, keep = map(int, numbers)
     if keep:
         keep_freed_buffers()
     comm = MPI.COMM_WORLD
@@ -110,15 +106,8 @@ def main() -> None:
     record = NetworkRecord.from_json(load_json(Path(run) / "last" / "network.json"))
     network = Bare(record.layers)
     comm.Barrier()
-    share = -(-batch // comm.size)
-    step_s = train(network, share, crop_px, len(record.classes), steps)
+    step_s = train(network, -(-batch // comm.size), crop_px, len(record.classes), steps)
     comm.Barrier()
-    tile_s = predict(network, height, width, tiles)
-    found = comm.gather((step_s, tile_s))
-    if found is not None:
-        slowest = [max(some) for some in zip(*found, strict=True)]
-        print(json.dumps(dict(zip(("step_s", "tile_s"), slowest, strict=True))))
-
-
-if __name__ == "__main__":
-    main()
+    found = comm.allgather((step_s, predict(network, side, side, tiles)))
+    slowest = [max(some) for some in zip(*found, strict=True)]
+    return dict(zip(("step_s", "tile_s"), slowest, strict=True))

@@ -1,7 +1,5 @@
 """Exchange against overlap: work, messages, time and memory of a step.
 
-    python -m bench.speed.exchange [--quick]
-
 Work is counted for the presets on 4 × 4 ranks (`exchange_work.py`). Time and memory are those of
 forward and backward of a small U-Net on random pixels, side by side in one job on 1, 2 and 4 ranks
 of one thread: with exchange, with overlap, and with exchange without communication, whose numbers
@@ -9,14 +7,18 @@ are wrong and which bounds from below what hiding all messages could reach. Abov
 the machine has cores ranks share them, so ratios count, not seconds.
 """
 
-import argparse
-import json
-import sys
-import time
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bench.report import Claim, at_most, mpiexec, report
+from bench.report import Claim, Found, at_most, on_ranks
+from bench.steps import in_turns
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from tilenet.geometry.layers import Layer
+    from tilenet.parallel.exchange.network import SpatialNetwork
 
 PRESETS = ("small", "medium-1", "medium-2", "large")
 WAYS = ("exchange", "overlap", "no communication")
@@ -40,81 +42,72 @@ def work(quick: bool) -> list[dict[str, Any]]:
     ]
 
 
-def measure(side: int, repeats: int) -> None:
-    """On this job's ranks: print, on rank 0, a JSON line with the figures of each way and norm."""
+def step_of(
+    way: str, layers: tuple["Layer", ...], side: int, comm: "MPI.Intracomm"
+) -> tuple["SpatialNetwork", Callable[[], None]]:
+    """A network over the ranks, and forward and backward of this rank's tile."""
     import torch
-    from mpi4py import MPI
 
     from tilenet.geometry.halo import context_of
     from tilenet.geometry.tiles import Cut, HaloRule, cut
-    from tilenet.geometry.unet import UNetOptions, unet_layers
     from tilenet.model.network import build_network
     from tilenet.model.skips import Origin
-    from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
+    from tilenet.parallel.exchange.network import spatial_network
     from tilenet.parallel.pipeline.pipe import Pipe
-    from tilenet.planning.memory.live import LiveBytes
     from tilenet.planning.mesh import choose_mesh
 
-    comm = MPI.COMM_WORLD
-    mesh = choose_mesh(comm.size, 1)
-    grid = mesh.rows, mesh.columns
-    rows = []
+    context, mesh = context_of(layers), choose_mesh(comm.size, 1)
+    halo = context.halo_px if way == "overlap" else 0
+    rule = HaloRule(halo, context.alignment_px, exchanged=way != "overlap")
+    tiling = cut(side, side, Cut(grid=(mesh.rows, mesh.columns)), rule)
+    network = spatial_network(
+        build_network(layers, 1), layers, [len(layers)],
+        "overlap" if way == "overlap" else "exchange", None if way == "no communication" else comm,
+    )  # fmt: skip
+    pipe = Pipe(network.train(), [len(layers)], [torch.device("cpu")], inline=True)
+    read, own = tiling.tiles[comm.rank].read, tiling.tiles[comm.rank].own
+    image = torch.randn(1, 4, read.height, read.width)
+    origin = Origin((0,), tiling, (comm.rank,))
+    top, left = own.row - read.row, own.col - read.col
+
+    def step() -> None:
+        (output,) = pipe([image], [origin])
+        mine = output[:, :, top : top + own.height, left : left + own.width]
+        mine.square().sum().backward()  # type: ignore[no-untyped-call]
+        comm.Barrier()
+
+    return network, step
+
+
+def measure(side: int, repeats: int) -> list[dict[str, Any]]:
+    """On this job's ranks: the figures of each way and norm."""
+    from mpi4py import MPI
+
+    from tilenet.geometry.unet import UNetOptions, unet_layers
+    from tilenet.planning.memory.live import LiveBytes
+
+    comm, rows = MPI.COMM_WORLD, []
     for norm in ("none", "instance"):
         layers = unet_layers(UNetOptions(poolings=4, base=16, classes=2, norm=norm))
-        context = context_of(layers)
-        steps: dict[str, Any] = {}
-        networks: dict[str, SpatialNetwork] = {}
-        for way in WAYS:
-            halo = context.halo_px if way == "overlap" else 0
-            rule = HaloRule(halo, context.alignment_px, exchanged=way != "overlap")
-            tiling = cut(side, side, Cut(grid=grid), rule)
-            ranks = None if way == "no communication" else comm
-            network = spatial_network(
-                build_network(layers, 1), layers, [len(layers)],
-                "overlap" if way == "overlap" else "exchange", ranks,
-            )  # fmt: skip
-            pipe = Pipe(network.train(), [len(layers)], [torch.device("cpu")], inline=True)
-            read, own = tiling.tiles[comm.rank].read, tiling.tiles[comm.rank].own
-            image = torch.randn(1, 4, read.height, read.width)
-            origin = Origin((0,), tiling, (comm.rank,))
-            top, left = own.row - read.row, own.col - read.col
-
-            def step(pipe: Any = pipe, image: Any = image, origin: Any = origin, top: int = top,
-                     left: int = left, own: Any = own) -> None:  # fmt: skip
-                (output,) = pipe([image], [origin])
-                mine = output[:, :, top : top + own.height, left : left + own.width]
-                mine.square().sum().backward()
-
-            steps[way], networks[way] = step, network
-        seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-        for turn in range(repeats + 1):
-            for way in WAYS:
-                comm.Barrier()
-                began = time.perf_counter()
-                steps[way]()
-                comm.Barrier()
-                if turn:
-                    seconds[way].append(time.perf_counter() - began)
-        for way in WAYS:
-            network = networks[way]
+        made = {way: step_of(way, layers, side, comm) for way in WAYS}
+        seconds = in_turns({way: step for way, (_, step) in made.items()}, repeats, comm.Barrier)
+        for way, (network, step) in made.items():
             before = network.around.sent
             with LiveBytes() as live:
-                steps[way]()
+                step()
             sent = [after - one for after, one in zip(network.around.sent, before, strict=True)]
             rows.append(
                 {
-                    "ranks": comm.size, "norm": norm, "way": way,
-                    "seconds": sorted(seconds[way])[len(seconds[way]) // 2],
+                    "ranks": comm.size, "norm": norm, "way": way, "seconds": seconds[way],
                     "peak_mib": comm.allreduce(live.peak, op=MPI.MAX) / 2**20,
                     "messages": comm.allreduce(sent[0], op=MPI.MAX),
                     "sent_mib": comm.allreduce(sent[1], op=MPI.MAX) / 2**20,
                 }
             )  # fmt: skip
             comm.Barrier()
-        for network in networks.values():
+        for network, _ in made.values():
             network.close()
-    if comm.rank == 0:
-        print(json.dumps(rows))
+    return rows
 
 
 def claims(counted: list[dict[str, Any]], measured: list[dict[str, Any]]) -> list[Claim]:
@@ -147,24 +140,11 @@ def claims(counted: list[dict[str, Any]], measured: list[dict[str, Any]]) -> lis
     return made
 
 
-def main() -> None:
-    """Run all and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--measure", type=int, nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.measure:
-        measure(*given.measure)
-        return
-    side, repeats = (512, 3) if given.quick else (1024, 7)
-    counted = work(given.quick)
+def bench(quick: bool) -> Found:
+    """Count work, and measure steps."""
+    side, repeats = (512, 3) if quick else (1024, 7)
+    counted = work(quick)
     measured = []
-    for ranks in (1, 2) if given.quick else (1, 2, 4):
-        printed = mpiexec(ranks, sys.argv[0], "--measure", str(side), str(repeats))
-        measured += json.loads(printed.splitlines()[-1])
-    figures = {"work": counted, "step": measured, "side_px": side}
-    report("exchange", figures, claims(counted, measured))
-
-
-if __name__ == "__main__":
-    main()
+    for ranks in (1, 2) if quick else (1, 2, 4):
+        measured += on_ranks(ranks, measure, side, repeats)
+    return {"work": counted, "step": measured, "side_px": side}, claims(counted, measured)

@@ -1,56 +1,100 @@
 """How does `tilenet predict` compare with sliding windows whose overlaps are blended?
 
-    python -m bench.speed.mapping [--quick] [--monai PYTHON]
-
-PYTHON is one with monai beside torch, rasterio and what else tilenet needs. The same networks map
-the same image (2048², 4 bands of uint16; quick: 640²), without norm and with batch norm: tilenet,
-which reads a halo around own windows and writes a cloud-optimised GeoTIFF, and MONAI's
-`sliding_window_inference` with windows as large as our own ones, overlapping by a quarter, blended
-by constant and by Gaussian weights. In turns, each in a process of its own with one thread of
-torch; what is compared is CPU time, since others may use the machine.
+--monai PYTHON names one with monai beside torch, rasterio and what else tilenet needs. The same
+networks map the same image (2048², 4 bands of uint16; quick: 640²), without norm and with batch
+norm: tilenet, which reads a halo around own windows and writes a cloud-optimised GeoTIFF, and
+MONAI's `sliding_window_inference` with windows as large as our own ones, overlapping by a quarter,
+blended by constant and by Gaussian weights. In turns, each in a process of its own with one thread
+of torch; what is compared is CPU time, since others may use the machine.
 """
 
-import argparse
-import json
-import os
-import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import rasterio
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from bench.memory.map_memory import train_a_little, write_image
-from bench.report import ROOT, Claim, at_least, at_most, report
+from bench.report import Claim, Found, alone, at_least, at_most
+from bench.scenes import train_a_little, write_random
+from tilenet.data.rasters.raster import Raster
+from tilenet.model.inputs import standardise
+from tilenet.model.network import build_network, load_weights
+from tilenet.storage.checkpoints import find_checkpoint, load_json, load_tensors
+from tilenet.storage.network_json import NetworkRecord
 
+OVERLAP = 0.25  # of MONAI's windows, its default
 NORMS = ("none", "batch")
-SHAPE = ("--network.poolings", "3", "--network.base", "8")
 
 
-def ran(python: str, how: str, *arguments: object) -> dict[str, float]:
-    """What bench/speed/mapping_run.py says."""
-    ended = subprocess.run(
-        [python, "-m", "bench.speed.mapping_run", how, *(str(part) for part in arguments)],
-        capture_output=True,
-        text=True,
-        timeout=3600,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )
-    if ended.returncode:
-        raise RuntimeError(f"{how} failed:\n{ended.stderr}")
-    found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+def mapped(
+    how: str, run: str, image: str, out: str, output: str, precision: str, own_px: int
+) -> dict[str, float]:
+    """One map by one way, in a process of its own: seconds without imports, and the peak memory.
+
+    `ours` is `tilenet predict` on one rank, which writes a GeoTIFF; `constant` and `gaussian` are
+    MONAI's sliding windows over the same network on the image in memory; `untiled` is the network
+    on the whole image at once. These write numpy's.
+    """
+    from tilenet.parallel.health.progress import peak_bytes
+
+    if how == "ours":
+        from tilenet.parallel.ranks.comm import world
+        from tilenet.predict import Prediction, predict
+
+        world()  # starts MPI
+    elif how != "untiled":
+        windows(how, 1)  # imports
+    began, cpu_began = time.perf_counter(), time.process_time()
+    if how == "ours":
+        choices: Any = {"output": output, "precision": precision, "tile_px": own_px}
+        predict(Prediction(run, image, out, device="cpu", overwrite=True, **choices))
+    else:
+        np.save(out, whole(how, run, image, output, precision, own_px))
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_bytes": peak_bytes(())}
+
+
+def whole(how: str, run: str, image: str, output: str, precision: str, own_px: int) -> Any:
+    """Logits (C, H, W) or classes (H, W) of an image that is held in memory."""
+    folder = find_checkpoint(Path(run))
+    record = NetworkRecord.from_json(load_json(folder / "network.json"))
+    dtype = getattr(torch, precision)
+    network = build_network(record.layers, dtype=dtype)
+    load_weights(network, load_tensors(folder / "weights.safetensors"), run)
+    network.eval()
+    with Raster(image) as raster, torch.inference_mode():
+        pixels = raster.read(raster.whole)
+        x = standardise(pixels.values, pixels.valid, record.mean, record.std, dtype)
+        logits = windows(how, own_px)(x, network)[0]
+    found: NDArray[Any] = logits.numpy() if output == "logits" else logits.argmax(0).byte().numpy()
     return found
+
+
+def windows(how: str, own_px: int) -> Callable[[Tensor, torch.nn.Module], Tensor]:
+    """What runs a network over an image."""
+    if how == "untiled":
+        return lambda x, network: network(x)
+    from monai.inferers import sliding_window_inference
+
+    def slide(x: Tensor, network: torch.nn.Module) -> Tensor:
+        found: Tensor = sliding_window_inference(x, own_px, 1, network, OVERLAP, mode=how)
+        return found
+
+    return slide
 
 
 def logits(python: str, how: str, folder: Path, norm: str, own_px: int) -> NDArray[Any]:
     """Logits in float64, (C, H, W)."""
     out = folder / f"logits.{'tif' if how == 'ours' else 'npy'}"
-    ran(python, how, folder / norm, folder / "image.tif", out, "logits", "float64", own_px)
+    work = folder / norm, folder / "image.tif", out, "logits", "float64", own_px
+    alone(mapped, how, *work, python=python)
     if how != "ours":
         found: NDArray[Any] = np.load(out)
         return found
@@ -68,7 +112,7 @@ def compared(
         for how, python in pythons.items():
             out = folder / f"map.{'tif' if how == 'ours' else 'npy'}"
             work = folder / norm, folder / "image.tif", out, "classes", "float32", own_px
-            taken[how].append(ran(python, how, *work))
+            taken[how].append(alone(mapped, how, *work, python=python))
     wanted = logits(sys.executable, "untiled", folder, norm, own_px)
     figures = {}
     for how, python in pythons.items():
@@ -80,29 +124,23 @@ def compared(
             "largest_difference": float(np.abs(found - wanted).max() / np.abs(wanted).max()),
             "classes_changed": float((found.argmax(0) != wanted.argmax(0)).mean()),
         }
-        print(f"norm {norm}, {how}: {figures[how]}")
     return figures
 
 
-def main() -> None:
+def bench(quick: bool, monai: str = "", times: int = 3) -> Found:
     """Map by all ways and compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--monai", metavar="PYTHON", help="default: no comparison, ours alone")
-    parser.add_argument("--times", type=int, default=3, help="runs of each way (%(default)s)")
-    given = parser.parse_args()
-    side, own_px, times = (640, 160, 1) if given.quick else (2048, 512, given.times)
+    side, own_px, times = (640, 160, 1) if quick else (2048, 512, times)
     pythons = {"ours": sys.executable}
-    if given.monai:
-        pythons |= {"constant": given.monai, "gaussian": given.monai}
+    if monai:
+        pythons |= {"constant": monai, "gaussian": monai}
     figures: dict[str, Any] = {"side": side, "own_px": own_px}
     claims: list[Claim] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_image(folder / "image.tif", side)
-        for norm in NORMS if not given.quick else NORMS[1:]:
-            scope = () if norm == "none" else ("--network.norm_scope", "tile")
-            train_a_little(folder, norm, *SHAPE, "--network.norm", norm, *scope)
+        write_random(folder / "image.tif", (4, side, side))
+        for norm in NORMS if not quick else NORMS[1:]:
+            shape = {"poolings": 3, "base": 8, "norm": norm}
+            train_a_little(folder, norm, shape | ({} if norm == "none" else {"norm_scope": "tile"}))
             found = figures[f"norm {norm}"] = compared(pythons, folder, norm, own_px, times)
             ours = found["ours"]
             claims.append(
@@ -120,8 +158,4 @@ def main() -> None:
                     at_most(f"{against} peak", ours["peak_bytes"] / other["peak_bytes"], 1.0),
                     at_least(f"{against} its difference", other["largest_difference"], 1e-6),
                 ]
-    report("mapping", figures, claims)
-
-
-if __name__ == "__main__":
-    main()
+    return figures, claims

@@ -1,7 +1,5 @@
 """How well are the seconds of a training step predicted? Tested on runs it has not seen.
 
-    python -m bench.speed.model [--cpu] [--quick]
-
 The closed form behind `tilenet plan` is calibrated on this machine: seconds of the layers of two
 networks (base 16 and 32) on a tile of 384², by one rank alone and by as many as there are cores;
 what a message and a byte between two ranks cost; what a byte of a file costs; and whole steps on
@@ -16,15 +14,14 @@ spent, for a machine that others use too, where waiting for messages counts in p
 and smaller runs.
 """
 
-import argparse
-import json
 import os
 import statistics
 import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench.report import Claim, at_most, mpiexec, report
+from bench.report import Found, at_most, on_ranks
+from bench.speed import model_run
 from bench.speed.model_prediction import SEEN_BASES, SEEN_PX, predicted
 
 if TYPE_CHECKING:
@@ -79,52 +76,37 @@ POINTS = (
 QUICK = (Point(256, 1), Point(256, 2), Point(256, 2, "exchange"), Point(256, 1, base=24))
 
 
-def main() -> None:
-    """Calibrate, measure, compare and report."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cpu", action="store_true", help="count processor seconds")
-    parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
-    steps = 5 if given.quick else 12
-    clock = "cpu" if given.cpu else "wall"
-
-    def ask(ranks: int, *arguments: object) -> Any:
-        printed = mpiexec(
-            ranks, "-m", "mpi4py", "-m", "bench.speed.model_run", *map(str, arguments)
-        )
-        return json.loads(printed.splitlines()[-1])
+def bench(quick: bool, cpu: bool = False) -> Found:
+    """Calibrate, measure and compare."""
+    clock, cores = "cpu" if cpu else "wall", len(os.sched_getaffinity(0))
 
     def measured(point: Point) -> float:
+        says = {**vars(point), "image": point.image, "grid": point.grid}
         with tempfile.TemporaryDirectory() as folder:
-            words = json.dumps({**vars(point), "image": point.image, "grid": point.grid})
-            rows = ask(point.ranks, "train", folder, words, steps)
+            rows = on_ranks(point.ranks, model_run.train, folder, says, 5 if quick else 12)
         return float(statistics.median(row[clock] for row in rows))
 
-    cores = len(os.sched_getaffinity(0))
-    layers = {
-        base: {ranks: ask(ranks, "layers", SEEN_PX, base, clock) for ranks in {1, min(cores, 2)}}
-        for base in SEEN_BASES
-    }
     facts: dict[str, Any] = {
         "clock": clock,
         "cores": cores,
-        "layers": layers,
-        "links": ask(2, "links"),
+        "layers": {
+            base: {
+                ranks: on_ranks(ranks, model_run.layers, SEEN_PX, base, clock)
+                for ranks in {1, min(cores, 2)}
+            }
+            for base in SEEN_BASES
+        },
+        "links": on_ranks(2, model_run.links),
+        "step_by_layers": 1.0,
     }
     # Layers one by one are not a step: caches, and the loss, labels, zeros and the optimizer
-    facts["step_by_layers"] = 1.0
     facts["step_by_layers"] = statistics.median(
         [measured(point) / predicted(point, facts)["step_s"] for point in SEEN]
     )
     rows = []
-    for point in QUICK if given.quick else POINTS:
+    for point in QUICK if quick else POINTS:
         says, took = predicted(point, facts), measured(point)
-        error = says["step_s"] / took - 1
-        rows.append({**vars(point), "measured_s": took, **says, "error": error})
-        print(
-            f"{point}: measured {took:.3f} s, predicted {says['step_s']:.3f} s, {error:+.0%}",
-            flush=True,
-        )
+        rows.append({**vars(point), "measured_s": took, **says, "error": says["step_s"] / took - 1})
     errors = [abs(row["error"]) for row in rows]
     figures = {
         "clock": clock,
@@ -132,12 +114,7 @@ def main() -> None:
                           "step_by_layers": facts["step_by_layers"], **facts["links"]},
         "points": rows,
     }  # fmt: skip
-    claims: list[Claim] = [
+    return figures, [
         at_most("largest error of a step's predicted seconds", max(errors), GOAL),
         at_most("median error", statistics.median(errors), GOAL / 2),
     ]
-    report("model", figures, claims)
-
-
-if __name__ == "__main__":
-    main()

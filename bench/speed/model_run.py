@@ -1,7 +1,5 @@
 """What bench/speed/model.py measures on the ranks of a job: layers, messages, steps of training."""
 
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -41,6 +39,8 @@ def links() -> dict[str, float]:
     import rasterio
     from mpi4py import MPI
 
+    from bench.scenes import write_random
+
     comm = MPI.COMM_WORLD
     other = 1 - comm.rank
 
@@ -62,10 +62,7 @@ def links() -> dict[str, float]:
     small_s = median_s(swap(64), 200)
     sum_s = median_s(lambda: comm.Allreduce(piece, summed), 30)
     with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/{comm.rank}.tif"
-        facts = {"width": 1024, "height": 1024, "count": 4, "dtype": "uint16", "tiled": True}
-        with rasterio.open(path, "w", driver="GTiff", **facts) as file:
-            file.write(np.ones((4, 1024, 1024), np.uint16))
+        path = write_random(Path(folder) / "image.tif", (4, 1024, 1024))
         with rasterio.open(path) as file:
             began = time.perf_counter()
             file.read()
@@ -77,86 +74,26 @@ def links() -> dict[str, float]:
     }
 
 
-def train(folder: Path, point: dict[str, Any], steps: int) -> list[dict[str, float]]:
+def train(folder: str, point: dict[str, Any], steps: int) -> list[dict[str, float]]:
     """Seconds of each step of training, of the slowest rank, after those that settle."""
-    import numpy as np
-    import rasterio
     from mpi4py import MPI
 
-    from tilenet import train as account
-    from tilenet.train import train
-    from tilenet.training.config.keys import (
-        MeshKeys,
-        NetworkKeys,
-        OptimizerKeys,
-        TileKeys,
-    )
-    from tilenet.training.config.run_file import RunFile
-    from tilenet.training.config.validation_keys import ValidationKeys
-    from tilenet.training.step import Step, StepResult
+    from bench.scenes import write_pair
+    from bench.steps import small_run, timed_steps
+    from tilenet.training.config.keys import MeshKeys, TileKeys
 
-    comm, rows = MPI.COMM_WORLD, list[tuple[float, float]]()
-    account.try_report = lambda folder, maps: None  # type: ignore[attr-defined,misc]
+    comm, grid = MPI.COMM_WORLD, point["grid"]
     height, width = point["image"]
     if comm.rank == 0:
-        rng = np.random.default_rng(0)
-        for name, bands, most in (("image", 4, 4000), ("labels", 1, 3)):
-            facts = {"width": width, "height": height, "count": bands, "tiled": True}
-            kind = "uint16" if bands > 1 else "uint8"
-            with rasterio.open(folder / f"{name}.tif", "w", "GTiff", dtype=kind, **facts) as file:
-                file.write(rng.integers(0, most, (bands, height, width)).astype(kind))
+        write_pair(Path(folder), (4, height, width), 3)
     comm.Barrier()
-    grid, ranks = point["grid"], (point["grid"][0] // point["tiles"], point["grid"][1])
-    tiles = TileKeys() if point["halo_mode"] == "exchange" else TileKeys(*grid)
-    run = RunFile(
-        images=[str(folder / "image.tif")],
-        labels=[str(folder / "labels.tif")],
-        classes=3,
-        output=str(folder / "run"),
-        network=NetworkKeys(poolings=4, convolutions=2, base=point["base"], norm=point["norm"]),
-        mesh=MeshKeys(1, *ranks),
-        tiles=tiles,
-        halo_mode=point["halo_mode"],
-        batch_size=1,
-        steps=steps,
-        optimizer=OptimizerKeys("sgd", 1e-3),
-        validation=ValidationKeys(),
-        checkpoint_every=10**6,
-        precision="float32",
-        device="cpu",
-        hang_seconds=600,
-    )
-    take = Step.take
-
-    def timed(self: Step, *arguments: Any) -> StepResult:
-        began, cpu_began = time.perf_counter(), time.process_time()
-        done = take(self, *arguments)
-        rows.append((time.perf_counter() - began, time.process_time() - cpu_began))
-        return done
-
-    Step.take = timed  # type: ignore[method-assign,assignment]
-    train(run, overwrite=True, comm=comm)
-    mine = np.array(rows)
-    slowest = np.zeros_like(mine)
-    comm.Allreduce(mine, slowest, op=MPI.MAX)
-    return [{"wall": float(wall), "cpu": float(cpu)} for wall, cpu in slowest[2:]]
-
-
-def main() -> None:
-    """Measure what the arguments say; rank 0 prints one line of JSON."""
-    from mpi4py import MPI
-
-    what, *rest = sys.argv[1:]
-    found: Any
-    if what == "layers":
-        found = layers(int(rest[0]), int(rest[1]), rest[2])
-    elif what == "links":
-        found = links()
-    else:
-        found = train(Path(rest[0]), json.loads(rest[1]), int(rest[2]))
-    if MPI.COMM_WORLD.rank == 0:
-        print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    run = small_run(
+        [f"{folder}/image.tif"], f"{folder}/run", steps, point["base"], norm=point["norm"],
+        mesh=MeshKeys(1, grid[0] // point["tiles"], grid[1]), halo_mode=point["halo_mode"],
+        tiles=TileKeys() if point["halo_mode"] == "exchange" else TileKeys(*grid),
+    )  # fmt: skip
+    every = comm.allgather(timed_steps(run, comm))
+    return [
+        {"wall": max(r["seconds"] for r in ranks), "cpu": max(r["cpu_seconds"] for r in ranks)}
+        for ranks in list(zip(*every, strict=True))[2:]
+    ]

@@ -1,7 +1,6 @@
 """Somebody's module in layers: a step over ranks, and alone, next to the module in plain PyTorch.
 
     pip install -c constraints.txt '.[bench]'
-    python -m bench.speed.modules [--quick]
 
 Two ranks with one thread each take half an image of 1280 × 640 px, float32, frozen batch norm. Ways
 take turns in one job: the halos exchanged; the same windows with nothing sent and zeros in the
@@ -9,85 +8,76 @@ halos' place; and, on rank 0 alone, the half image by the layers and by the modu
 of steps, forward and backward.
 """
 
-import argparse
-import json
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from bench.exactness.networks import choices
-from bench.report import Claim, at_most, mpiexec, report
+from bench.report import Claim, Found, at_most, on_ranks
+from bench.steps import in_turns
 
 NAMES = ("DeepLabV3Plus/resnet34", "Unet/resnet34")
-WAYS = ("exchange", "nothing sent", "layers alone", "plain torch")
 SIDE_PX = 640
 
 
-def measure(name: str, repeats: int) -> None:
-    """On two ranks: rank 0 prints a JSON line with the seconds of each way."""
+def step_of(adopted: Any, where: Any, rank: int, comm: Any, *, over: bool) -> Callable[[], None]:
+    """Forward and backward of the layers on a rank's tile; over ranks, halos of zeros without."""
+    import torch
+    from mpi4py import MPI
+
+    from tilenet.model.skips import Origin
+    from tilenet.parallel.exchange.network import spatial_network
+    from tilenet.parallel.pipeline.pipe import Pipe
+
+    network, balance = adopted.network(), [len(adopted.layers)]
+    if over:
+        network = spatial_network(network, adopted.layers, balance, "exchange", comm)
+    pipe = Pipe(network.train(), balance, [torch.device("cpu")], inline=True)
+    for part in network:
+        if hasattr(part, "probability"):
+            part.probability = 0.0
+    image = torch.randn(1, adopted.bands, SIDE_PX, SIDE_PX)
+    origin = Origin((0,), where, (rank,))
+
+    def step() -> None:
+        loss: Any = pipe([image], [origin])[0].square().sum()
+        loss.backward()
+        if over:
+            MPI.COMM_WORLD.Barrier()
+
+    return step
+
+
+def measure(name: str, repeats: int) -> dict[str, Any]:
+    """On two ranks: median seconds of each way."""
     import torch
     from mpi4py import MPI
 
     from tilenet.adoption.adopt import adopt
     from tilenet.geometry.tiles import Cut, HaloRule, cut
-    from tilenet.model.skips import Origin
-    from tilenet.parallel.exchange.network import spatial_network
-    from tilenet.parallel.pipeline.pipe import Pipe
     from tilenet.parallel.ranks.comm import wait_quietly
 
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    comm, device = MPI.COMM_WORLD, [torch.device("cpu")]
-    one = choices()[name]
+    comm, one = MPI.COMM_WORLD, choices()[name]
     module = one.module()
     adopted = adopt(module, one.bands)
-    layers, balance = adopted.layers, [len(adopted.layers)]
     rule = HaloRule(0, adopted.context.alignment_px, exchanged=True)
     tiling = cut(2 * SIDE_PX, SIDE_PX, Cut(grid=(2, 1)), rule)
     alone = cut(SIDE_PX, SIDE_PX, Cut(grid=(1, 1)), rule)
     image = torch.randn(1, one.bands, SIDE_PX, SIDE_PX)
-
-    def of_layers(network: Any, where: Any, rank: int) -> Callable[[], None]:
-        pipe = Pipe(network.train(), balance, device, inline=True)
-        for part in network:
-            if hasattr(part, "probability"):
-                part.probability = 0.0
-        origin = Origin((0,), where, (rank,))
-
-        def step() -> None:
-            loss: Any = pipe([image], [origin])[0].square().sum()
-            loss.backward()
-
-        return step
-
     module.eval()  # frozen batch norm, no dropout: as the layers have it
-    plain = adopted.network()
     steps: dict[str, Callable[[], None]] = {
-        "exchange": of_layers(
-            spatial_network(adopted.network(), layers, balance, "exchange", comm), tiling, comm.rank
-        ),
-        "nothing sent": of_layers(
-            spatial_network(adopted.network(), layers, balance, "exchange", None), tiling, comm.rank
-        ),
-        "layers alone": of_layers(plain, alone, 0),
+        "exchange": step_of(adopted, tiling, comm.rank, comm, over=True),
+        "nothing sent": step_of(adopted, tiling, comm.rank, None, over=True),
+        "layers alone": step_of(adopted, alone, 0, None, over=False),
         "plain torch": lambda: module(image).square().sum().backward(),
     }
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    for turn in range(repeats + 1):
-        for way in WAYS:
-            comm.Barrier()
-            began = time.perf_counter()
-            if way in WAYS[:2] or comm.rank == 0:
-                steps[way]()
-            if way in WAYS[:2]:
-                comm.Barrier()
-            took = time.perf_counter() - began
-            wait_quietly(comm)  # the other rank's core is not ours
-            if turn:
-                seconds[way].append(took)
-    if comm.rank == 0:
-        medians = {way: sorted(some)[len(some) // 2] for way, some in seconds.items()}
-        print(json.dumps({"network": name, **medians}))
+    if comm.rank:
+        steps |= dict.fromkeys(("layers alone", "plain torch"), lambda: None)
+    # Quietly: the other rank's core is not ours.
+    medians = in_turns(steps, repeats, comm.Barrier, lambda: wait_quietly(comm))
+    return {"network": name, **medians}
 
 
 def claims(rows: list[dict[str, Any]]) -> list[Claim]:
@@ -103,22 +93,7 @@ def claims(rows: list[dict[str, Any]]) -> list[Claim]:
     return made
 
 
-def main() -> None:
-    """Run all and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    warnings.simplefilter("ignore")
-    repeats = 1 if given.quick else 5
-    if given.measure:
-        measure(given.measure, repeats)
-        return
-    quick = ["--quick"] if given.quick else []
-    printed = [mpiexec(2, "-m", "bench.speed.modules", *quick, "--measure", n) for n in NAMES]
-    rows = [json.loads(one.splitlines()[-1]) for one in printed]
-    report("modules", {"steps": rows}, claims(rows))
-
-
-if __name__ == "__main__":
-    main()
+def bench(quick: bool) -> Found:
+    """Measure all."""
+    rows = [on_ranks(2, measure, name, 1 if quick else 5) for name in NAMES]
+    return {"steps": rows}, claims(rows)

@@ -1,7 +1,5 @@
 """How much faster is a step over 1 to 6 devices? A simulation of torchgpipe's schedule.
 
-    python -m bench.speed.pipeline [--quick]
-
 The paper's models on V100 with NVLink, float32, seconds of layers by the roofline. A partition
 waits for its input and for the skips that come from others; recomputation is that of torchgpipe's
 default, except_last. The speed-up is over one device that computes the same micro-batches one after
@@ -11,11 +9,10 @@ Nothing here was measured on a GPU, and launching kernels costs nothing, so that
 come out too fast on one device as well as on many. Seconds suffice: --quick changes nothing.
 """
 
-import argparse
 from itertools import accumulate, pairwise
 from typing import Any
 
-from bench.report import Claim, at_least, report
+from bench.report import Claim, Found, at_least
 from bench.scale.rivals import PAPER
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Layer, Stash
@@ -111,48 +108,6 @@ def rows_of(name: str, size_px: int) -> list[dict[str, Any]]:
     return rows
 
 
-def beside(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the paper measured with six partitions, beside what the schedule allows."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    for row in rows:
-        if row["partitions"] == 6:
-            key = row["model"], row["tile_px"]
-            one = found.setdefault(
-                key, {"model": key[0], "tile_px": key[1], "paper measured": row["reported"]}
-            )
-            whose = "paper's balance" if row["balance_of"] == "paper" else "tilenet's"
-            one[f"{whose}, m = {row['micro_batches']}"] = row["speedup"]
-    return list(found.values())
-
-
-def ours(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Speed-ups over 1 to 6 partitions with tilenet's balances, two micro-batches each."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    for row in rows:
-        if row["balance_of"] == "tilenet" and row["micro_batches"] == MBPP * row["partitions"]:
-            key = row["model"], row["tile_px"]
-            one = found.setdefault(key, {"model": key[0], "tile_px": key[1]})
-            one[f"{row['partitions']} partitions"] = row["speedup"]
-    return list(found.values())
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    """A line per model, tile size and reading."""
-    lines: dict[str, list[str]] = {}
-    for row in rows:
-        if row["partitions"] == 1 and row["balance_of"] == "tilenet":
-            continue  # 1 by definition
-        title = f"{row['model']:9}{row['tile_px']:5} px  {row['reading']}"
-        maker = "paper's " if row["balance_of"] == "paper" else ""
-        lines.setdefault(title, []).append(
-            f"{maker}{row['partitions']}: {row['speedup']:.2f}× (m={row['micro_batches']})"
-        )
-        if row["balance_of"] == "paper" and row["reported"]:
-            lines[title].append(f"reported {row['reported']}×")
-    for title, cells in lines.items():
-        print(f"{title:34}", "  ".join(cells))
-
-
 def claims_of(rows: list[dict[str, Any]]) -> list[Claim]:
     """tilenet's balances against the hand-made ones, with the same devices and micro-batches."""
     gains: dict[str, list[float]] = {}
@@ -175,23 +130,13 @@ def claims_of(rows: list[dict[str, Any]]) -> list[Claim]:
     ]
 
 
-def main() -> None:
-    """Print a table, then the JSON line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    parser.parse_args()
+def bench(quick: bool) -> Found:
+    """Speed-ups of all models and sizes."""
     rows = [row for name in PAPER for size_px in REPORTED for row in rows_of(name, size_px)]
-    show(rows)
     figures = {
         "machine": "summit",
         "precision": PRECISION,
         "checkpointing": "except_last",
-        "six partitions": beside(rows),
-        "two micro-batches per partition, tilenet's balances": ours(rows),
         "rows": rows,
     }
-    report("pipeline", figures, claims_of(rows))
-
-
-if __name__ == "__main__":
-    main()
+    return figures, claims_of(rows)

@@ -1,7 +1,5 @@
 """How fast are pixels read, and how long do steps wait for them?
 
-    python -m bench.speed.reading [--quick] [--torchgeo PYTHON]
-
 Reads the windows of tiles of 1024² with a halo of 96 px from compressed images of 10 000² × 4
 uint16 (quick: 4000²), in tiles of 512² and in strips, those of the first rows of tiles: with
 tilenet and with rasterio alone, values only and with validity, in turn; and, where `--torchgeo`
@@ -15,12 +13,9 @@ and how long steps are, by the clock. Reading ahead needs a second core: where o
 steps are not shorter. The first steps, in which caches fill, do not count.
 """
 
-import argparse
-import csv
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,29 +26,28 @@ import numpy as np
 import rasterio
 from rasterio.windows import Window as FileWindow
 
-from bench.report import Claim, at_least, at_most, mpiexec, report
+from bench.report import Claim, Found, at_least, at_most
+from bench.scenes import history, train, write_random, write_rows
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.tiles import Cut, HaloRule, cut
 from tilenet.geometry.windows import Window
 
 OWN, HALO, BANDS = 1024, 96, 4
 WARM_STEPS = 2
-GRID = {"driver": "GTiff", "crs": "EPSG:32630", "compress": "deflate", "zlevel": 1, "nodata": 0}
-GRID["transform"] = rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)
+DEFLATE: dict[str, Any] = {"compress": "deflate", "zlevel": 1}
 
 
-def write_image(path: Path, side: int, *, tiled: bool) -> None:
+def write_photograph(path: Path, side: int, *, tiled: bool) -> None:
     """Patches of 16 px with some noise, as compressible as a photograph."""
     rng = np.random.default_rng(side)
-    profile = {**GRID, "height": side, "width": side, "count": BANDS, "dtype": "uint16"}
-    profile |= {"tiled": True, "blockxsize": 512, "blockysize": 512} if tiled else {"blockysize": 8}
-    with rasterio.open(path, "w", **profile) as file:
-        for row in range(0, side, 512):
-            height = min(512, side - row)
-            coarse = rng.integers(1000, 3000, (BANDS, -(-height // 16), -(-side // 16)), np.uint16)
-            values = coarse.repeat(16, 1).repeat(16, 2)[:, :height, :side]
-            values = values + rng.integers(0, 64, values.shape, np.uint16)
-            file.write(values, window=FileWindow(0, row, side, height))
+
+    def made(rows: int) -> Any:
+        coarse = rng.integers(1000, 3000, (BANDS, -(-rows // 16), -(-side // 16)), np.uint16)
+        values = coarse.repeat(16, 1).repeat(16, 2)[:, :rows, :side]
+        return values + rng.integers(0, 64, values.shape, np.uint16)
+
+    layout = {} if tiled else {"strips": True, "blockysize": 8}
+    write_rows(path, (BANDS, side, side), "uint16", made, nodata=0, **DEFLATE, **layout)
 
 
 def windows_of(side: int, tile_rows: int) -> list[Window]:
@@ -121,9 +115,9 @@ print(json.dumps(pixels / (time.process_time() - began) / 1e6))
 """
 
 
-def with_torchgeo(python: str | None, path: Path, windows: list[Window]) -> Any:
+def with_torchgeo(python: str, path: Path, windows: list[Window]) -> Any:
     """Million pixels per second and its ratio to tilenet's, or why there are none."""
-    if python is None:
+    if not python:
         return "not measured: --torchgeo was not given"
     arguments = [str(path), str(OWN + 2 * HALO), str(OWN), str(len(windows))]
     rates, ratios = [], []
@@ -146,37 +140,27 @@ def with_torchgeo(python: str | None, path: Path, windows: list[Window]) -> Any:
     return {"mpx_per_s": statistics.median(rates), "tilenet ÷ torchgeo": statistics.median(ratios)}
 
 
-def train(folder: Path, name: str, steps: int, *keys: str) -> dict[str, float]:
+def steps_of(folder: Path, steps: int, ahead: int) -> dict[str, float]:
     """Medians over the steps of a run."""
-    run = ("--images", folder / "train.tif", "--labels", folder / "labels.tif", "--classes", 5)
-    network = ("--network.poolings", 1, "--network.convolutions", 1, "--network.base", 4)
-    rest = ("--crop_px", 1024, "--batch_size", 2, "--steps", steps, "--output", folder / name)
-    arguments = (*run, *network, *rest, "--overwrite", *keys)
-    mpiexec(1, "-m", "tilenet", "train", *(str(part) for part in arguments))
-    with (folder / name / "history.csv").open() as file:
-        rows = list(csv.DictReader(file))[WARM_STEPS:]
-    return {
-        "step_s": statistics.median(float(row["seconds"]) for row in rows),
-        "waiting": statistics.median(
-            float(row["read_seconds"]) / float(row["seconds"]) for row in rows
-        ),
-    }
+    keys: dict[str, object] = {"images": folder / "train.tif", "labels": folder / "labels.tif"}
+    keys |= {"classes": 5, "network.poolings": 1, "network.convolutions": 1, "network.base": 4}
+    keys |= {"crop_px": 1024, "batch_size": 2, "steps": steps, "read_ahead": ahead}
+    run = train(1, {**keys, "output": folder / "run"})
+    seconds, reads = (some[WARM_STEPS:] for some in history(run, "seconds", "read_seconds"))
+    waits = (read / whole for read, whole in zip(reads, seconds, strict=True))
+    return {"step_s": statistics.median(seconds), "waiting": statistics.median(waits)}
 
 
 def training(folder: Path, side: int, steps: int, repeats: int) -> dict[str, Any]:
     """Each way to read, one after another, and again."""
-    write_image(folder / "train.tif", side, tiled=True)
-    labels = {**GRID, "height": side, "width": side, "count": 1, "dtype": "uint8", "nodata": None}
-    with rasterio.open(folder / "labels.tif", "w", **labels) as file:
-        file.write(np.random.default_rng(0).integers(0, 5, (1, side, side)).astype(np.uint8))
-    ways = {
-        "plain": ("--read_ahead", "0"),
-        "ahead": ("--read_ahead", "2"),
-    }
+    write_photograph(folder / "train.tif", side, tiled=True)
+    strips = {"strips": True, **DEFLATE}
+    write_random(folder / "labels.tif", (1, side, side), "uint8", (0, 5), **strips)
+    ways = {"plain": 0, "ahead": 2}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(repeats):
-        for name, keys in ways.items():
-            found[name].append(train(folder, "run", steps, *keys))
+        for name, ahead in ways.items():
+            found[name].append(steps_of(folder, steps, ahead))
     figures: dict[str, Any] = {}
     for name, some in found.items():
         ratios = [o["step_s"] / p["step_s"] for o, p in zip(some, found["plain"], strict=True)]
@@ -188,33 +172,26 @@ def training(folder: Path, side: int, steps: int, repeats: int) -> dict[str, Any
     return figures
 
 
-def main() -> None:
-    """Measure all and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--torchgeo", metavar="PYTHON", help="a Python with torchgeo")
-    given = parser.parse_args()
-    side = 4000 if given.quick else 10_000
+def bench(quick: bool, torchgeo: str = "") -> Found:
+    """Read, and train."""
+    side = 4000 if quick else 10_000
     figures: dict[str, Any] = {"side_px": side, "own_px": OWN, "halo_px": HALO}
     claims: list[Claim] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for layout, rows, repeats in (("tiles", 2, 5), ("strips", 1, 3)):
             path = folder / f"{layout}.tif"
-            write_image(path, side, tiled=layout == "tiles")
-            windows = windows_of(side, 1 if given.quick else rows)
-            figures[layout] = reads(path, windows, 3 if given.quick else repeats)
-            print(layout, figures[layout], file=sys.stderr)
+            write_photograph(path, side, tiled=layout == "tiles")
+            windows = windows_of(side, 1 if quick else rows)
+            figures[layout] = reads(path, windows, 3 if quick else repeats)
             pairs = [pair for pair in figures[layout] if "÷" in pair]
             claims += [
                 at_least(f"in {layout}: {pair}", figures[layout][pair], 0.9) for pair in pairs
             ]
             if layout == "tiles":
-                figures["torchgeo"] = with_torchgeo(given.torchgeo, path, windows)
+                figures["torchgeo"] = with_torchgeo(torchgeo, path, windows)
             path.unlink()
-        made = training(
-            folder, 2000 if given.quick else 4000, *((6, 1) if given.quick else (30, 3))
-        )
+        made = training(folder, 2000 if quick else 4000, *((6, 1) if quick else (30, 3)))
     figures["training"] = made
     claims += [
         at_most("reading ahead: share of a step that waits", made["ahead"]["waiting"], 0.1),
@@ -223,8 +200,4 @@ def main() -> None:
     if isinstance(figures["torchgeo"], dict):
         ratio = figures["torchgeo"]["tilenet ÷ torchgeo"]
         claims.append(at_least("in tiles: tilenet ÷ torchgeo", ratio, 1.0))
-    report("reading", figures, claims)
-
-
-if __name__ == "__main__":
-    main()
+    return figures, claims

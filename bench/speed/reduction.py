@@ -1,29 +1,18 @@
 """Summing gradients over ranks: ours, torch's DistributedDataParallel over gloo, and plain MPI.
 
-    python -m bench.speed.reduction [--quick]
-
-Alone: the parameters of the paper's networks of 72 and 290 million, whose backward only writes
+The parameters of the paper's networks of 72 and 290 million, whose backward only writes
 gradients. Ways take turns, each in jobs of its own; seconds are the least of all turns, for what
 else the machine does is no way's own. What a way takes is its time less that of the same backward
 without a sum. `pieces` and `one message` are blocking `MPI_Allreduce` after backward, in
 pieces of 4 MB and in one call; `ours` is `tilenet.parallel.sums.gradients`, `ddp` with
 `gradient_as_bucket_view`, whose mean is taken for the sum.
-
-Hidden: the network of 72 million on a tile, forward and backward, with the sum and without in turns
-of one job; what it adds to the step, and of what it takes alone the share that it does not add. A
-sum is hidden only where a device computes, a network is waited for, or each rank has a core to
-spare; else `ours` waits for the end of backward (`tilenet.parallel.sums.gradients`).
 """
 
-import argparse
-import json
-import sys
 import time
 from collections.abc import Callable
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bench.report import Claim, at_least, at_most, mpiexec, report
+from bench.report import Claim, Found, at_least, at_most, on_ranks
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,7 +21,6 @@ if TYPE_CHECKING:
 NETWORKS = {"72 million": "small", "290 million": "medium-2"}
 WAYS = ("none", "ours", "ddp", "pieces", "one message")
 PIECE_BYTES = 4 << 20
-TILE_PX = 256
 
 
 def join_gloo(comm: "MPI.Intracomm") -> None:
@@ -106,42 +94,8 @@ def step_of(way: str, module: "nn.Module", comm: "MPI.Intracomm") -> Callable[[]
     return step
 
 
-def measure_hidden(name: str, turns: int) -> None:
-    """On this job's ranks: print, on rank 0, seconds of steps without the sum and with it."""
-    import torch
-    from mpi4py import MPI
-
-    from tilenet.geometry.unet import PRESETS, unet_layers
-    from tilenet.model.network import build_network
-    from tilenet.parallel.sums.gradients import GradientSum
-
-    comm = MPI.COMM_WORLD
-    torch.set_num_threads(1)
-    torch.manual_seed(1)
-    network = build_network(unet_layers(PRESETS[NETWORKS[name]]))
-    network.mask_key.images = (0,)
-    x = torch.randn(1, 4, TILE_PX, TILE_PX)
-    sums = GradientSum(list(network.parameters()), comm)
-    seconds: dict[str, list[float]] = {"none": [], "ours": []}
-    for _ in range(turns + 1):
-        for way, some in seconds.items():
-            sums.zero()
-            comm.Barrier()
-            began = time.perf_counter()
-            loss = network(x).square().mean()
-            if way == "ours":
-                sums.arm()
-            loss.backward()
-            if way == "ours":
-                sums.finish()
-            comm.Barrier()
-            some.append(time.perf_counter() - began)
-    if comm.rank == 0:
-        print(json.dumps({way: some[1:] for way, some in seconds.items()}))
-
-
-def measure(name: str, way: str, turns: int) -> None:
-    """On this job's ranks: print, on rank 0, a JSON line with the seconds of a way's turns."""
+def measure(name: str, way: str, turns: int) -> list[float]:
+    """On this job's ranks: the seconds of a way's turns."""
     import torch
     from mpi4py import MPI
     from torch import distributed
@@ -162,8 +116,7 @@ def measure(name: str, way: str, turns: int) -> None:
     seconds = [step() for _ in range(turns + 1)][1:]
     if way == "ddp":
         distributed.destroy_process_group()
-    if comm.rank == 0:
-        print(json.dumps(seconds))
+    return seconds
 
 
 def jobs(name: str, ranks: int, turns: int, rounds: int) -> dict[str, float]:
@@ -172,8 +125,7 @@ def jobs(name: str, ranks: int, turns: int, rounds: int) -> dict[str, float]:
     for _ in range(rounds):
         # One way a job: gradients of all would not fit a small machine.
         for way in WAYS:
-            printed = mpiexec(ranks, sys.argv[0], "--measure", name, way, str(turns))
-            found.setdefault(way, []).extend(json.loads(printed.splitlines()[-1]))
+            found.setdefault(way, []).extend(on_ranks(ranks, measure, name, way, turns))
     return {way: min(some) for way, some in found.items()}
 
 
@@ -190,41 +142,13 @@ def claims(alone: list[dict[str, Any]]) -> list[Claim]:
     return made
 
 
-def main() -> None:
-    """Run all and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.measure:
-        name, way, count = given.measure
-        if way == "hidden":
-            measure_hidden(name, int(count))
-        else:
-            measure(name, way, int(count))
-        return
-    names = list(NETWORKS)[:1] if given.quick else list(NETWORKS)
-    turns, rounds = (2, 1) if given.quick else (7, 3)
-    alone: list[dict[str, Any]] = []
-    hidden: list[dict[str, Any]] = []
-    for name in names:
-        for ranks in (2,) if given.quick else (2, 4):
-            seconds = jobs(name, ranks, turns, rounds)
-            alone.append({"network": name, "ranks": ranks, "seconds": seconds})
-            print(alone[-1])
-    if not given.quick:
-        printed = mpiexec(2, sys.argv[0], "--measure", names[0], "hidden", str(turns * rounds))
-        seconds = {way: median(some) for way, some in json.loads(printed.splitlines()[-1]).items()}
-        added = seconds["ours"] - seconds["none"]
-        takes = alone[0]["seconds"]["ours"] - alone[0]["seconds"]["none"]
-        hidden.append(
-            {"network": names[0], "ranks": 2, "tile_px": TILE_PX, "seconds": seconds,
-             "added": added, "alone": takes, "share hidden": max(0.0, 1 - added / takes)}
-        )  # fmt: skip
-        print(hidden[-1])
-    figures = {"piece_bytes": PIECE_BYTES, "alone": alone, "hidden": hidden}
-    report("reduction", figures, claims(alone))
-
-
-if __name__ == "__main__":
-    main()
+def bench(quick: bool) -> Found:
+    """Measure sums alone."""
+    names = list(NETWORKS)[:1] if quick else list(NETWORKS)
+    turns, rounds = (2, 1) if quick else (7, 3)
+    rows: list[dict[str, Any]] = [
+        {"network": name, "ranks": ranks, "seconds": jobs(name, ranks, turns, rounds)}
+        for name in names
+        for ranks in ((2,) if quick else (2, 4))
+    ]
+    return {"piece_bytes": PIECE_BYTES, "alone": rows}, claims(rows)

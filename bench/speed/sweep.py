@@ -1,198 +1,234 @@
-"""Maps by sweeps, by tiles and in plain PyTorch on the whole image: seconds, work and memory.
-
-    pip install -c constraints.txt '.[bench]'
-    python -m bench.speed.sweep [--quick] [--side PX] [--times N] [NETWORK …]
+"""Sweeps next to tiles and to plain PyTorch on the whole image: seconds, work and memory.
 
 Random images in memory, float32, one thread, no file. The ways take turns, each in a process of its
 own: CPU seconds (the fastest of several), operations (torch's counter), bytes of tensors that live
-at one time, and the peak of the process beyond what it had before.
+at one time, and the peak of the process beyond what it had before. A step of training is forward,
+cross-entropy and backward, with norms frozen.
 """
 
-import argparse
-import json
 import resource
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
 from bench.exactness.networks import choices
-from bench.report import ROOT, Claim, at_most, report
+from bench.report import Claim, Found, alone, at_most
+from tilenet.adoption.adopt import adopt
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.tiles import HaloRule, Tiling, halo_rule, owned
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.geometry.windows import Window
+from tilenet.mapping.choose import CPU_BYTES, CPU_TILE_PX, SWEEP_TIMES
+from tilenet.mapping.mapper import Computed, Mapper
+from tilenet.model.network import Network, build_network
+from tilenet.model.skips import Origin
+from tilenet.parallel.exchange.swept_training import SweptPipe
+from tilenet.planning.maps import MapPlan, MapQuestion, choose_map
+from tilenet.planning.memory.live import LiveBytes
+from tilenet.planning.memory.swept import swept_bytes, trained_bytes, training_edges
 
 WAYS = ("plain", "sweep", "tiles")
 OURS = {"small U-Net": (4, 16), "large U-Net": (4, 64)}  # poolings and channels
-BROUGHT = ("Unet/resnet34", "DeepLabV3Plus/resnet34")
+MAPPED = (*OURS, "Unet/resnet34", "DeepLabV3Plus/resnet34")
+TRAINED = ("small U-Net", "Unet/resnet34")
+CPU = torch.device("cpu")
 
 
-def built(name: str) -> Any:
-    """Layers, network and bands."""
-    import torch
-
-    from tilenet.adoption.adopt import adopt
-    from tilenet.geometry.unet import UNetOptions, unet_layers
-    from tilenet.model.network import build_network
-
+def built(name: str) -> tuple[tuple[Layer, ...], Network]:
+    """A network by name."""
     torch.manual_seed(0)
     if name in OURS:
         poolings, base = OURS[name]
         layers = unet_layers(UNetOptions(poolings, base=base, bands=4, classes=5, norm="batch"))
-        return layers, build_network(layers).eval()
-    adopted = adopt(choices()[name].module().eval(), 4)
-    return adopted.layers, adopted.network().eval()
+        return layers, build_network(layers)
+    adopted = adopt(choices()[name].module(), 4)
+    return adopted.layers, adopted.network()
 
 
-def way_of(name: str, way: str, side: int) -> dict[str, Any]:
-    """What one way takes; in a process of its own."""
-    import torch
-    from mpi4py import MPI
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from tilenet.geometry.halo import context_of
-    from tilenet.geometry.tiles import halo_rule
-    from tilenet.geometry.windows import Window
-    from tilenet.mapping.choose import CPU_BYTES, CPU_TILE_PX, SWEEP_TIMES
-    from tilenet.mapping.job import MapJob
-    from tilenet.mapping.mapper import Computed, Mapper
-    from tilenet.parallel.health.watchdog import Watchdog
-    from tilenet.planning.maps import MapQuestion, choose_map
-    from tilenet.planning.memory.live import LiveBytes
-    from tilenet.planning.memory.swept import swept_bytes
-
-    torch.set_num_threads(1)
-    layers, network = built(name)
-    rule = halo_rule("exact", context_of(layers), layers, 0)
-    budget = SWEEP_TIMES * CPU_BYTES if way == "sweep" else 0
+def planned(layers: tuple[Layer, ...], side: int, way: str) -> MapPlan:
+    """How the image is mapped on one rank."""
+    rule, sweeps = halo_rule("exact", context_of(layers), layers, 0), way == "sweep"
     asked = MapQuestion(
         layers, (side, side), rule, halo_asked=False, tile_px=None, num_ranks=1, item_bytes=4,
-        budget_bytes=CPU_BYTES, most_px=CPU_TILE_PX, sweep_bytes=budget,
+        budget_bytes=CPU_BYTES, most_px=CPU_TILE_PX,
+        sweep_bytes=SWEEP_TIMES * CPU_BYTES if sweeps else 0,
     )  # fmt: skip
-    plan = choose_map(asked)
-    pixels = torch.randn(1, 4, side, side)
-    sums: list[float] = []
+    return choose_map(asked)
 
-    class InMemory(Mapper):
-        """Reads a random image."""
 
-        def __init__(self) -> None:
-            self.record: Any = SimpleNamespace(layers=layers)
-            self.tiling, self.dtype, self.offset_px = plan.tiling, torch.float32, 0
+class InMemory(Mapper):
+    """Reads a random image."""
 
-        def input(self, window: Window) -> Any:
-            rows, cols = (
-                slice(first, first + count)
-                for first, count in ((window.row, window.height), (window.col, window.width))
-            )
-            return pixels[:, :, rows, cols].clone(), pixels[0, 0, rows, cols].numpy() < 9
+    def __init__(self, layers: tuple[Layer, ...], tiling: Tiling, pixels: Tensor) -> None:
+        self.record: Any = SimpleNamespace(layers=layers)
+        self.tiling, self.pixels, self.dtype, self.offset_px = tiling, pixels, pixels.dtype, 0
 
-    class Summing:
-        """Lets pieces go."""
+    def input(self, window: Window) -> Any:
+        rows = slice(window.row, window.row + window.height)
+        cols = slice(window.col, window.col + window.width)
+        return self.pixels[:, :, rows, cols].clone(), self.pixels[0, 0, rows, cols].numpy() < 9
 
-        def wants(self, rank: int, window: Window) -> bool:
-            return True
 
-        def take(self, rank: int, window: Window, computed: Computed | None) -> None:
-            assert computed is not None
-            sums.append(float(computed.logits.double().sum()))
+class Summing:
+    """Lets pieces go."""
 
-    def run() -> None:
-        sums.clear()
+    total = 0.0
+
+    def wants(self, rank: int, window: Window) -> bool:
+        return True
+
+    def take(self, rank: int, window: Window, computed: Computed | None) -> None:
+        assert computed is not None
+        self.total += float(computed.logits.double().sum())
+
+
+def mapping(name: str, way: str, side: int) -> dict[str, Any]:
+    """What a map by one way takes; in a process of its own."""
+    from mpi4py import MPI
+
+    from tilenet.mapping.job import MapJob
+    from tilenet.parallel.health.watchdog import Watchdog
+
+    layers, network = built(name)
+    network.eval()
+    plan, pixels = planned(layers, side, way), torch.randn(1, 4, side, side)
+
+    def run() -> float:
         if way == "plain":
             with torch.inference_mode():
-                sums.append(float(network(pixels.clone()).double().sum()))
-            return
-        job = MapJob(
-            plan, InMemory(), network, (len(layers),), (torch.device("cpu"),), "float32",
-            Watchdog(0), brief=True,
-        )  # fmt: skip
-        comm = MPI.COMM_SELF
-        job.map(job.fix_statistics(comm), comm, Summing())
+                return float(network(pixels.clone()).double().sum())
+        mapper, sink = InMemory(layers, plan.tiling, pixels), Summing()
+        balance, quiet = (len(layers),), Watchdog(0)
+        job = MapJob(plan, mapper, network, balance, (CPU,), "float32", quiet, brief=True)
+        job.map(job.fix_statistics(MPI.COMM_SELF), MPI.COMM_SELF, sink)
+        return sink.total
 
+    rows = max(span.own for span in plan.tiling.rows)
+    predicted = swept_bytes(layers, side, side, rows, 4) if way == "sweep" else 0
+    return {"passes": len(plan.passes) + 1, "grid": plan.tiling.grid, **taken(run, predicted)}
+
+
+def training(name: str, way: str, side: int) -> dict[str, Any]:
+    """What a step by one way takes; in a process of its own."""
+    layers, network = built(name)
+    network.train()
+    for part in network:
+        if isinstance(part, torch.nn.BatchNorm2d):
+            part.eval()
+    image, labels = torch.randn(1, 4, side, side), torch.randint(0, 5, (1, side, side))
+    plan, unit = planned(layers, side, "tiles"), context_of(layers).alignment_px
+    edges = training_edges(layers, unit, side, side, 4)
+    whole = planned(layers, unit * (side // unit), "tiles").tiling
+    pipe = SweptPipe(network, layers, CPU, "float32", lambda rows, cols: edges)
+
+    def loss_of(logits: Tensor, own: Window) -> Tensor:
+        rows, cols = slice(own.row, own.row + own.height), slice(own.col, own.col + own.width)
+        return torch.nn.functional.cross_entropy(logits, labels[:, rows, cols], reduction="sum")
+
+    def run() -> float:
+        network.zero_grad()
+        total = 0.0
+        if way == "tiles":
+            for tile in plan.tiling.tiles:
+                read = tile.read
+                rows = slice(read.row, read.row + read.height)
+                cols = slice(read.col, read.col + read.width)
+                loss = loss_of(owned(network(image[:, :, rows, cols].clone()), tile), tile.own)
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += float(loss.detach())
+            return total
+        origin = Origin((0,), one_tile(whole, side), (0,))
+        logits = network(image.clone()) if way == "plain" else pipe([image], [origin])[0]
+        loss = loss_of(logits, Window(0, 0, side, side))
+        del logits
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    predicted = trained_bytes(layers, side, side, edges[1], 4) if way == "sweep" else 0
+    return {"strip_rows": edges[1], "grid": plan.tiling.grid, **taken(run, predicted)}
+
+
+def one_tile(like: Tiling, side: int) -> Tiling:
+    """The whole image as one tile."""
+    from tilenet.geometry.tiles import Cut, cut
+
+    return cut(side, side, Cut(grid=(1, 1)), HaloRule(0, like.rule.alignment_px))
+
+
+def taken(run: Callable[[], float], predicted: int) -> dict[str, Any]:
+    """Seconds and peak of a run, then its operations and live bytes in another."""
+    torch.set_num_threads(1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.process_time()
-    run()
+    total = run()
     seconds = time.process_time() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     with LiveBytes() as live, FlopCounterMode(display=False) as counter:
         run()
-    rows = max(span.own for span in plan.tiling.rows)
     return {
-        "cpu_seconds": seconds,
-        "peak_bytes": peak * 1024,
-        "live_bytes": live.peak,
-        "predicted_bytes": swept_bytes(layers, side, side, rows, 4) if way == "sweep" else None,
-        "operations": counter.get_total_flops(),
-        "sum": sum(sums),
-        "grid": plan.tiling.grid if way != "plain" else (1, 1),
-        "halo_px": rule.halo_px,
-        "passes": len(plan.passes) + 1,
-    }
+        "cpu_seconds": seconds, "peak_bytes": peak * 1024, "live_bytes": live.peak,
+        "predicted_bytes": predicted, "operations": counter.get_total_flops(), "sum": total,
+    }  # fmt: skip
 
 
-def compared(name: str, side: int, times: int) -> dict[str, Any]:
+def compared(work: Callable[..., Any], name: str, side: int, times: int) -> dict[str, Any]:
     """All ways in turns, the fastest run of each."""
     found: dict[str, Any] = {}
     for _ in range(times):
         for way in WAYS:
-            command = [sys.executable, "-m", "bench.speed.sweep", "--child", way, "--side"]
-            ended = subprocess.run(
-                [*command, str(side), name], capture_output=True, text=True, check=False, cwd=ROOT
-            )
-            if ended.returncode:
-                raise RuntimeError(f"{name}, {way} failed:\n{ended.stderr}")
-            one = json.loads(ended.stdout.splitlines()[-1])
+            one = alone(work, name, way, side)
             if way not in found or one["cpu_seconds"] < found[way]["cpu_seconds"]:
                 found[way] = one
-    print(f"{name}: {found}", flush=True)
     return found
 
 
-def claims_of(name: str, found: dict[str, Any]) -> list[Claim]:
-    """What a sweep of this network should reach."""
-    plain, sweep, tiles = (found[way] for way in WAYS)
-    once = sweep["passes"] == 1
+def ratio(found: dict[str, Any], what: str, way: str, over: str) -> float:
+    """One figure of a way over that of another."""
+    return float(found[way][what] / found[over][what])
+
+
+def claims_of_map(name: str, found: dict[str, Any]) -> list[Claim]:
+    """What a map by a sweep should reach."""
+    one, least = f"map, {name}", 0.9 if name in OURS else 0.5
+    over = "plain" if found["sweep"]["passes"] == 1 else "tiles"
+    off = found["sweep"]["predicted_bytes"] / found["sweep"]["live_bytes"] - 1
     return [
-        at_most(f"{name}: operations over plain", sweep["operations"] / plain["operations"], 1.01)
-        if once
-        else at_most(
-            f"{name}: operations over tiles", sweep["operations"] / tiles["operations"], 1
-        ),
-        at_most(f"{name}: time over plain", sweep["cpu_seconds"] / plain["cpu_seconds"], 1.0),
-        at_most(
-            f"{name}: time over tiles",
-            sweep["cpu_seconds"] / tiles["cpu_seconds"],
-            0.9 if name in OURS else 0.5,
-        ),
-        at_most(f"{name}: live bytes over plain", sweep["live_bytes"] / plain["live_bytes"], 0.34),
-        at_most(
-            f"{name}: predicted bytes off by",
-            abs(sweep["predicted_bytes"] / sweep["live_bytes"] - 1),
-            0.05,
-        ),
+        at_most(f"{one}: operations over {over}", ratio(found, "operations", "sweep", over), 1.01),
+        at_most(f"{one}: time over plain", ratio(found, "cpu_seconds", "sweep", "plain"), 1.0),
+        at_most(f"{one}: time over tiles", ratio(found, "cpu_seconds", "sweep", "tiles"), least),
+        at_most(f"{one}: live bytes over plain", ratio(found, "live_bytes", "sweep", "plain"), 0.1),
+        at_most(f"{one}: predicted bytes off by", abs(off), 0.05),
     ]
 
 
-def main() -> None:
-    """Map by all ways and compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("networks", nargs="*")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--side", type=int, default=2048)
-    parser.add_argument("--times", type=int, default=2)
-    parser.add_argument("--child", choices=WAYS)
-    given = parser.parse_args()
-    if given.child:
-        print(json.dumps(way_of(given.networks[0], given.child, given.side)))
-        return
-    side, times = (1152, 1) if given.quick else (given.side, given.times)
-    names = given.networks or ([*OURS][:1] if given.quick else [*OURS, *BROUGHT])
-    figures: dict[str, Any] = {"side": side}
+def claims_of_step(name: str, found: dict[str, Any]) -> list[Claim]:
+    """What a step by a sweep should reach."""
+    one, third = f"step, {name}", 1 / 3
+    off = found["sweep"]["predicted_bytes"] / found["sweep"]["live_bytes"] - 1
+    return [
+        at_most(f"{one}: time over plain", ratio(found, "cpu_seconds", "sweep", "plain"), 1.4),
+        at_most(f"{one}: time over tiles", ratio(found, "cpu_seconds", "sweep", "tiles"), 1.0),
+        at_most(f"{one}: peak over plain", ratio(found, "peak_bytes", "sweep", "plain"), third),
+        at_most(f"{one}: predicted bytes off by", abs(off), 0.05),
+    ]
+
+
+def bench(quick: bool, side: int = 2048, step_side: int = 2048, times: int = 2) -> Found:
+    """Map and train by all ways and compare."""
+    figures: dict[str, Any] = {}
     claims: list[Claim] = []
-    for name in names:
-        figures[name] = compared(name, side, times)
-        claims += claims_of(name, figures[name])
-    report("sweep", figures, claims)
-
-
-if __name__ == "__main__":
-    main()
+    if quick:
+        side, step_side, times = 1152, 512, 1
+    for name in MAPPED[: 1 if quick else None]:
+        found = figures[f"map, {name}, {side}²"] = compared(mapping, name, side, times)
+        claims += claims_of_map(name, found)
+    for name in TRAINED[: 1 if quick else None]:
+        found = figures[f"step, {name}, {step_side}²"] = compared(training, name, step_side, times)
+        claims += claims_of_step(name, found)
+    return figures, claims

@@ -1,12 +1,9 @@
 """How long does a job live on after one of its ranks has failed, and what does it return?
 
-    python -m bench.survival.failures [--quick]
-
 Rank 2 of 4 fails in nine ways under mpiexec, `srun --kill-on-bad-exit=1` on a real Slurm of virtual
 nodes (root, Debian), and the stand-in for jsrun (quick: no srun). Rows are written by the tests.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -15,16 +12,13 @@ import tempfile
 from datetime import date
 from pathlib import Path
 
-from bench.report import ROOT, at_least, at_most, report
+from bench.report import ROOT, Found, at_least, at_most
 
 HANG_S = 1  # the patience of the tests' watchdog
 
 
-def main() -> None:
+def bench(quick: bool) -> Found:
     """Run the tests, and turn their rows into claims."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
     with tempfile.TemporaryDirectory() as name:
         table = Path(name) / "table.json"
         tests = [str(ROOT / "tests" / "jobs" / "slurm" / "test_slurm_failures.py")]
@@ -38,7 +32,6 @@ def main() -> None:
         rows = json.loads(table.read_text())
     for row in rows:
         row["seconds"] = round(row["seconds"], 2)
-        print("{fault:14} {launcher:13} {seconds:5.1f} s  exit {exit}".format(**row))
     said_done = [row for row in rows if row["fault"] == "os._exit(0)"]
     others = [row for row in rows if row not in said_done]
     waited = [row for row in others if row["fault"].startswith("hang")]
@@ -51,8 +44,4 @@ def main() -> None:
         ),
         at_least("smallest exit code, os._exit(0) aside", min(r["exit"] for r in others), 1),
     ]
-    report("failures", {"date": date.today().isoformat(), "ranks": 4, "rows": rows}, claims)
-
-
-if __name__ == "__main__":
-    main()
+    return {"date": date.today().isoformat(), "ranks": 4, "rows": rows}, claims

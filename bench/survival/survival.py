@@ -1,14 +1,11 @@
 """What does it cost a run to be disturbed, in seconds and steps, and does it end with its weights?
 
-    python -m bench.survival.survival [--quick] [ROW ...]
-
 On a real Slurm of virtual nodes (root, Debian) one job on 2 to 3 nodes, a rank each, is disturbed
-in the ways of ROWS, after two checkpoints (quick: in four of them). It goes on by itself, or ends
+in the ways of --rows, after two checkpoints (quick: in four of them). It goes on by itself, or ends
 and is submitted again; seconds are those to its end or to its first new step. The
 final weights are compared with those of a run that nothing disturbed.
 """
 
-import argparse
 import re
 import subprocess
 import sys
@@ -22,14 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
-
-from bench.report import ROOT, at_most, report
-
-sys.path.insert(0, str(ROOT / "tests" / "jobs" / "slurm"))
 from cluster import ENDS, Cluster
 from job import HEIGHT, NETWORK, RUN, WIDTH, Job, write_scene
+from safetensors.numpy import load_file
 
+from bench.report import Found, at_most
 from launch.__main__ import main as launch
 from tilenet.__main__ import main as tilenet
 
@@ -40,7 +34,7 @@ LIMIT_S = 400
 
 
 @dataclass(frozen=True)
-class Bench:
+class Place:
     """A cluster, and a folder with all that a job takes."""
 
     cluster: Cluster
@@ -89,17 +83,17 @@ class Bench:
         (self.folder / "cut.tif").write_bytes((self.folder / "image.tif").read_bytes())
 
 
-Disturb = Callable[[Bench, Job], object]
+Disturb = Callable[[Place, Job], object]
 # What disturbs, whether the run goes on by itself, and what does it
 ROWS: dict[str, tuple[bool, Disturb]] = {
-    "scancel": (False, lambda b, job: b.cluster.answer("scancel", job.number)),
-    "time limit": (True, Bench.time_limit),
-    "preemption": (True, Bench.preempt),
-    "a node dies": (True, lambda b, job: b.cluster.kill_node(2)),
-    "kill -9 of a rank": (False, lambda b, job: b.rank(job, "KILL")),
-    "SIGSTOP of a rank": (False, lambda b, job: b.rank(job, "STOP")),
-    "full disk": (False, Bench.fill_disk),
-    "cut image": (False, Bench.cut_image),
+    "scancel": (False, lambda p, job: p.cluster.answer("scancel", job.number)),
+    "time limit": (True, Place.time_limit),
+    "preemption": (True, Place.preempt),
+    "a node dies": (True, lambda p, job: p.cluster.kill_node(2)),
+    "kill -9 of a rank": (False, lambda p, job: p.rank(job, "KILL")),
+    "SIGSTOP of a rank": (False, lambda p, job: p.rank(job, "STOP")),
+    "full disk": (False, Place.fill_disk),
+    "cut image": (False, Place.cut_image),
 }
 QUICK = ("scancel", "preemption", "a node dies", "kill -9 of a rank")
 
@@ -134,13 +128,13 @@ def begun(job: Job) -> list[int]:
     return [STEPS - int(left) for left in re.findall(r"; (\d+) steps; gradients", job.log)]
 
 
-def start(bench: Bench, name: str) -> Job:
+def start(place: Place, name: str) -> Job:
     """Hand the job in, with the disk and the image of its row."""
     output = output_of(name)
     run = "cut.yaml" if name == "cut image" else "run.yaml"
-    (bench.folder / Path(output).parent).mkdir(exist_ok=True)
+    (place.folder / Path(output).parent).mkdir(exist_ok=True)
     names = {"IMAGE": "", "RUN": run, "GDAL_CACHEMAX": "0"}
-    return Job(bench.cluster, bench.folder, output, **names)
+    return Job(place.cluster, place.folder, output, **names)
 
 
 def output_of(name: str) -> str:
@@ -148,24 +142,24 @@ def output_of(name: str) -> str:
     return (f"small/{name}" if name == "full disk" else name).replace(" ", "-")
 
 
-def under_way(bench: Bench, name: str) -> Job:
+def under_way(place: Place, name: str) -> Job:
     """A job that has made some steps."""
-    job = start(bench, name)
+    job = start(place, name)
     job.until(lambda: made(job) > 2 * EVERY)
     return job
 
 
-def disturb(bench: Bench, name: str) -> dict[str, Any]:
+def disturb(place: Place, name: str) -> dict[str, Any]:
     """Run the job, disturb it, and have it finish."""
     goes_on, how = ROWS[name]
-    job = under_way(bench, name)
-    how(bench, job)
+    job = under_way(place, name)
+    how(place, job)
     disturbed, lives = time.monotonic(), len(begun(job))
     row: dict[str, Any] = {"disturbance": name, "resumes": "by itself" if goes_on else "submitted"}
     before = made(job)
     released = False
     while True:
-        state, code = bench.cluster.job(job.number)
+        state, code = place.cluster.job(job.number)
         waited = time.monotonic() - disturbed
         assert waited < LIMIT_S, job.log
         if len(begun(job)) == lives:
@@ -176,16 +170,16 @@ def disturb(bench: Bench, name: str) -> dict[str, Any]:
             row["seconds_to_queue"], released = round(waited, 1), True
             # With its limit as before: else the next life is over as soon.
             new = f"jobid={job.number}", "StartTime=now+3seconds", "TimeLimit=9"
-            bench.cluster.answer("scontrol", "update", *new)
+            place.cluster.answer("scontrol", "update", *new)
         time.sleep(0.05)
     assert before < STEPS, f"nothing disturbed it: {job.log}"
     row |= {"seconds": round(waited, 1), "state": state, "exit": code}
-    bench.mend()
+    place.mend()
     if state in ENDS:
-        job = start(bench, name)
-    assert bench.cluster.wait(job.number, LIMIT_S) == ("COMPLETED", 0), job.log
+        job = start(place, name)
+    assert place.cluster.wait(job.number, LIMIT_S) == ("COMPLETED", 0), job.log
     assert made(job) == STEPS, job.log
-    bench.cluster.start_dead_nodes()
+    place.cluster.start_dead_nodes()
     row |= {"steps_made": before, "steps_lost": before - begun(job)[-1], "lives": len(begun(job))}
     return row
 
@@ -198,16 +192,12 @@ def difference(found: Path, wanted: Path) -> float:
     return float(max(ratios))
 
 
-def main() -> None:
-    """Disturb, measure, and turn it into claims."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
-    parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
-    names = given.rows or (QUICK if given.quick else tuple(ROWS))
-    if unknown := set(names) - set(ROWS):
-        parser.error(f"no such row: {', '.join(sorted(unknown))}; rows: {', '.join(ROWS)}")
-    rows = []
+def bench(quick: bool, rows: tuple[str, ...] = ()) -> Found:
+    """Disturb and measure, in all ways or in these."""
+    names = rows or (QUICK if quick else tuple(ROWS))
+    if unknown := sorted(set(names) - set(ROWS)):
+        sys.exit(f"no such row: {', '.join(unknown)}; rows: {', '.join(ROWS)}")
+    found = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         prepare(folder)
@@ -219,29 +209,24 @@ def main() -> None:
         stack.callback(subprocess.run, ["umount", "-l", str(disk)], check=False)
         cluster = Cluster(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tn-"))))
         stack.callback(cluster.end)
-        bench = Bench(cluster, folder)
-        whole = start(bench, "whole")
+        place = Place(cluster, folder)
+        whole = start(place, "whole")
         assert cluster.wait(whole.number, LIMIT_S) == ("COMPLETED", 0), whole.log
         for name in names:
-            row = disturb(bench, name)
+            row = disturb(place, name)
             row["weights"] = difference(folder / output_of(name), whole.output)
-            print(row, flush=True)
-            rows.append(row)
+            found.append(row)
     claims = [
         at_most(
             "steps lost, over the steps between checkpoints",
-            max(r["steps_lost"] for r in rows) / EVERY,
+            max(r["steps_lost"] for r in found) / EVERY,
             1,
         ),
         at_most(
             "weights at the end, largest relative difference",
-            max(r["weights"] for r in rows),
+            max(r["weights"] for r in found),
             1e-10,
         ),
     ]
     figures = {"date": date.today().isoformat(), "steps": STEPS, "checkpoint_every": EVERY}
-    report("survival", {**figures, "hang_seconds": HANG_S, "rows": rows}, claims)
-
-
-if __name__ == "__main__":
-    main()
+    return {**figures, "hang_seconds": HANG_S, "rows": found}, claims

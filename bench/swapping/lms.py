@@ -1,8 +1,5 @@
 """Large Model Support: how large do images get under a device limit, and at what cost?
 
-    python -m bench.swapping.lms [--quick] [--device cuda] [--limit-gib N] [--width N]
-        [--networks ...]
-
 Three figures, as IBM's articles have them, for a DeepLabv3+-like network, a 3-D U-Net, a ResNet
 and two U-Nets of ours:
 
@@ -20,7 +17,6 @@ copies by itself, to pages of a file in memory, and computes so slowly that litt
 Whether copies over PCIe hide behind a GPU's work only a GPU can tell.
 """
 
-import argparse
 import os
 from collections import Counter
 from dataclasses import replace
@@ -29,7 +25,7 @@ from typing import Any
 
 import torch
 
-from bench.report import Claim, at_least, at_most, report
+from bench.report import Claim, Found, at_least, at_most
 from bench.swapping.lms_networks import KINDS, Kind
 from bench.swapping.lms_sizes import Largest, fitting, largest, leanest
 from bench.swapping.lms_training import Place, Training, Way, bandwidth, seconds_side_by_side
@@ -173,7 +169,7 @@ def network(name: str, place: Place, quick: bool) -> Figures:
     same = equal_gradients(kind, place)
     sides, batches = sizes(kind, place, with_batches=not quick or name == "deeplab")
     ends = sides["off"].size
-    figures = {
+    return {
         "same_bits": same,
         "sides": {mode: _mib(found) for mode, found in sides.items()},
         "batches": {mode: _mib(found) for mode, found in batches.items()},
@@ -187,8 +183,6 @@ def network(name: str, place: Place, quick: bool) -> Figures:
         "forced": forced(kind, place, ends, at_least_s),
         "speeds": speeds(kind, place, sides, SHARES[1::2] if quick else SHARES, at_least_s),
     }
-    print(name, *(f"{mode} {found.size}" for mode, found in sides.items()), flush=True)
-    return figures
 
 
 def _mib(found: Largest) -> Figures:
@@ -262,44 +256,31 @@ def _claims(row: Figures) -> list[Claim]:
     return made
 
 
-def place_of(given: argparse.Namespace) -> Place:
-    """Where, from the arguments."""
-    device = torch.device(given.device)
+def place_of(device: torch.device, limit_gib: float, width: int, quick: bool) -> Place:
+    """Where, from the options, of which 0 is none."""
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    host = pages * 3 // 4
+    host, limit = pages * 3 // 4, int(limit_gib * 2**30)
     if device.type != "cuda":
-        limit = (20 if given.quick else 64) << 20
-        if given.limit_gib is not None:
-            limit = int(given.limit_gib * 2**30)
-        return Place(device, limit, host, given.width or (8 if given.quick else 12))
+        limit = limit or (20 if quick else 64) << 20
+        return Place(device, limit, host, width or (8 if quick else 12))
     total = torch.cuda.get_device_properties(device).total_memory
     # What is swapped out is several times as large, and must fit the host.
-    limit = min(total, host // (2 * PIXELS))
-    if given.limit_gib is not None:
-        limit = min(total, int(given.limit_gib * 2**30))
+    limit = min(total, limit or host // (2 * PIXELS))
     torch.cuda.set_per_process_memory_fraction(limit / total, device)
-    return Place(device, limit, host, given.width or 64)
+    return Place(device, limit, host, width or 64)
 
 
-def main() -> None:
-    """Run all and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--limit-gib", type=float, help="of the device; default: what there is")
-    parser.add_argument("--width", type=int, help="channels that the networks begin with")
-    parser.add_argument(
-        "--networks",
-        nargs="+",
-        choices=KINDS,
-    )
-    given = parser.parse_args()
+def bench(
+    quick: bool, device: str = "cpu", limit_gib: float = 0.0, width: int = 0,
+    networks: tuple[str, ...] = (),
+) -> Found:  # fmt: skip
+    """Run all networks, or these."""
     torch.set_num_threads(1)
-    place = place_of(given)
+    place = place_of(torch.device(device), limit_gib, width, quick)
     out, back = bandwidth(place)
     place = replace(place, bandwidth=min(out, back))
-    names = given.networks or (QUICK if given.quick else list(KINDS))
-    figures = {name: network(name, place, given.quick) for name in names}
+    names = networks or (QUICK if quick else tuple(KINDS))
+    figures = {name: network(name, place, quick) for name in names}
     figures_all = {
         "device": torch.cuda.get_device_name(place.device) if place.cuda else "cpu",
         "limit_mib": place.limit_bytes / 2**20,
@@ -307,9 +288,5 @@ def main() -> None:
         "out_gib_per_s": out / 2**30,
         "back_gib_per_s": back / 2**30,
         "networks": figures,
-    }  # fmt: skip
-    report("lms", figures_all, claims(figures))
-
-
-if __name__ == "__main__":
-    main()
+    }
+    return figures_all, claims(figures)

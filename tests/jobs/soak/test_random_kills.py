@@ -16,7 +16,7 @@ LIMIT_S = 1000  # it takes 60 on two idle cores
 @pytest.mark.alone
 def test_a_run_that_is_killed_at_random_loses_nothing() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "bench.survival.soak", "--quick", "--seed", "140"],
+        [sys.executable, "-m", "bench", "soak", "--quick", "--seed", "140"],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -160,7 +160,7 @@ def dry_run(
         cut: Cells of the logits that are cut off on each side, since other tiles own them.
         one_device: All partitions lie on one device: nothing is copied between them.
         stored: Skips between partitions and inputs of checkpoints wait on the host.
-        scratch: Bytes that an operation takes inside, as bench/swapping/scratch.py measures them;
+        scratch: Bytes that an operation takes inside, as scratch.py measures them;
             None: only tensors count, which makes the prediction exact for them.
 
     Raises:

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from dry_run import dry_run, measured_run
 from owned_bytes import OwnedBytes
+from scratch import Scratch, allocated_peak
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bench.swapping.scratch import Scratch, allocated_peak
 from tilenet.geometry.unet import UNetOptions, unet_layers
 
 CPU = torch.device("cpu")
