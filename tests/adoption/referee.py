@@ -10,7 +10,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import lcm
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from grammar import BANDS
 from mpi4py import MPI
+from sweeps import sweep_step, swept_map
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -32,6 +33,7 @@ from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.network import spatial_network
 from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.planning.compatibility import whole_image
 
 __all__ = [
     "Outcome",
@@ -265,6 +267,16 @@ def run_tiles(
     return Run(logits.detach(), image.grad, by_module(adopted, gradients), buffers)
 
 
+def run_sweep(adopted: Adopted, image: Tensor, like: Run) -> Run:
+    """The list with `halo_mode: sweep`, which gives no gradient of the image."""
+    network = without_drops(adopted.network(torch.float64).train())
+    logits = sweep_step(adopted, network, image)
+    loss_of(logits).backward()
+    gradients = ((name, p.grad) for name, p in network.named_parameters())
+    buffers = by_module(adopted, iter(network.named_buffers()))
+    return Run(logits.detach(), like.image, by_module(adopted, gradients), buffers)
+
+
 def window_of(image: Tensor, tiling: Tiling, tile: int) -> Tensor:
     read = tiling.tiles[tile].read
     return image[:, :, read.row : read.row + read.height, read.col : read.col + read.width]
@@ -389,6 +401,11 @@ def compare(
             run_tiles(adopted, image, grid, drops=True),
             run_tiles(adopted, image, (1, 1), drops=True),
         )
+    if grid == (3, 1) and not adopted.context.valid:
+        mapped = wanted if batch_norm == "frozen" else run_module(module, image, "frozen")
+        runs["swept map"] = lambda: (replace(mapped, logits=swept_map(adopted, image)), mapped)
+        if whole_image(adopted.layers) is None:
+            runs["sweep"] = lambda: (run_sweep(adopted, image, wanted), wanted)
     rounding: dict[str, tuple[float, float]] | None = None
     wrong: dict[str, str] = {}
     for name, run in runs.items():

@@ -84,8 +84,9 @@ class RunFile:
     """`exact`; `epsilon`, the paper's tiling, approximate; or pixels"""
     halo_mode: HaloMode = "overlap"
     """how tiles get what the network looks at around them: `overlap`: they read it and compute it
-    too, `exchange`: each layer takes it from the neighbouring ranks, and nothing is computed twice;
-    one window of an image per rank"""
+    too; `exchange`: each layer takes it from the neighbouring ranks, and nothing is computed twice,
+    one window of an image per rank; `sweep`: as `overlap`, but each tile strip by strip, which
+    takes less memory ([halo.md](halo.md#sweep))"""
     exchange_from: Literal["auto", "host", "device"] = "auto"
     """with GPUs, whether `exchange` hands `device` memory to MPI or stages it through the `host`;
     `auto`: device where MPI says that it takes it"""
