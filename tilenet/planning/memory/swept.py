@@ -53,8 +53,8 @@ def trained_bytes(
 ) -> int:
     """Most bytes of feature maps that live while a part of an image is swept forward and backward.
 
-    Counted are the states before all strips, what one strip's layers take and give, and logits
-    with their gradients.
+    Counted are the states before all strips; what one strip's layers take and give, with the
+    gradients of the layer at hand; logits and gradients of weights, twice each.
 
     Args:
         height: Rows of the part.
@@ -62,22 +62,24 @@ def trained_bytes(
         strip_rows: Rows of a strip.
     """
     held, kept, most = _Held(layers, height, width, compact=True), set[int](), 0
+    weights = sum(layer.num_parameters for layer in layers)
     for strip in sweep(layers, strip_edges(height, strip_rows)):
         held.add(0, *strip.image)
         before = len(held.sizes)
-        copies = 0
+        copies = widest = 0
         for number, rows in enumerate(strip.layers):
             copies += held.taken(number, rows)
             held.give(number, rows)
+            widest = max(widest, held.looked_at(number, rows) + held.given_by(number, rows))
             for map_ in held.done_with[number]:
                 held.let_go(map_, strip.held[map_][0])
         held.maps[-1].clear()
         made = sum(held.sizes[one] for one in range(before, len(held.sizes)))
-        most = max(most, copies + made)
+        most = max(most, copies + made + widest)
         kept |= {piece.storage for pieces in held.maps for piece in pieces}
     states = sum(held.sizes[one] for one in kept)
-    logits = 2 * held.shapes[-1].num_elements
-    return (states + most + logits) * item_bytes
+    logits = held.shapes[-1].num_elements
+    return (states + most + 2 * logits + 2 * weights) * item_bytes
 
 
 def training_edges(
@@ -146,6 +148,18 @@ class _Held:
             self.maps[number + 1].append(_Piece(first, stop - first, inside[0].storage))
         elif not self.whole[number + 1]:
             self.add(number + 1, first, stop)
+
+    def looked_at(self, number: int, rows: LayerRows) -> int:
+        """Cells of the maps that a layer reads."""
+        return sum(
+            (rows.need[1] - rows.need[0]) * self.shapes[map_].cols * self.shapes[map_].channels
+            for map_ in self.reads[number]
+        )
+
+    def given_by(self, number: int, rows: LayerRows) -> int:
+        """Cells that a layer computes."""
+        after = self.shapes[number + 1]
+        return (rows.out[1] - rows.out[0]) * after.cols * after.channels
 
     def taken(self, number: int, rows: LayerRows) -> int:
         """Cells of what is put together of several pieces for a layer."""
