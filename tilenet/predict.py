@@ -124,8 +124,8 @@ def _job(
         comm,
         halo_asked=wanted.halo != "exact",
         tile_px=wanted.tile_px,
-        partitions=wanted.partitions,
-        window=source.window,
+        # A narrow map would show little of the rows that a sweep computes.
+        sweeps=wanted.partitions == 1 and 2 * source.window.width >= source.image.width,
     )
     read = plan.tiling.tiles[0].read
     with agreed(comm):

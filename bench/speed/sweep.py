@@ -219,13 +219,19 @@ def claims_of_step(name: str, found: dict[str, Any]) -> list[Claim]:
     ]
 
 
-def bench(quick: bool, side: int = 2048, step_side: int = 2048, times: int = 2) -> Found:
+def bench(
+    quick: bool,
+    networks: tuple[str, ...] = MAPPED,
+    side: int = 2048,
+    step_side: int = 2048,
+    times: int = 2,
+) -> Found:
     """Map and train by all ways and compare."""
     figures: dict[str, Any] = {}
     claims: list[Claim] = []
     if quick:
         side, step_side, times = 1152, 512, 1
-    for name in MAPPED[: 1 if quick else None]:
+    for name in networks[: 1 if quick else None]:
         found = figures[f"map, {name}, {side}²"] = compared(mapping, name, side, times)
         claims += claims_of_map(name, found)
     for name in TRAINED[: 1 if quick else None]:

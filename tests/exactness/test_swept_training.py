@@ -15,7 +15,7 @@ from test_same_recipe import scenes_of as recipe_scenes
 from zoo import network
 
 from tilenet.adoption.adopt import adopt
-from tilenet.errors import AgreedError
+from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.sweep import strip_edges
 from tilenet.geometry.tiles import Cut, HaloRule, cut
@@ -29,6 +29,7 @@ from tilenet.planning.memory.swept import trained_bytes
 from tilenet.train import train
 from tilenet.training import swept
 from tilenet.training.config.keys import MeshKeys, TileKeys
+from tilenet.training.setup import plan_run
 
 STRIPS = (1, 7, 32, 61, 500)
 SWEPT = "residual", "shifted", "between"  # no averages
@@ -165,6 +166,17 @@ def test_what_is_not_swept_is_refused(
         run = replace(run, classes=CLASSES["residual"])
     with pytest.raises(AgreedError, match=words):
         train(run, comm=comm)
+
+
+def test_maps_of_a_strip_may_be_wide_where_those_of_the_image_are_too_large(
+    shared_path: Path, comm: MPI.Intracomm
+) -> None:
+    (scene,) = scenes_of(shared_path, [SIZE], comm)
+    run = run_file(shared_path, [scene], replace(KEYS, base=32, norm="none", groups=None))
+    shapes = (((1, 2, 3), (12_000, 12_000)),)
+    with pytest.raises(TilenetError, match="2³¹"):
+        plan_run(run, shapes, 1)
+    assert plan_run(replace(run, halo_mode="sweep"), shapes, 1).swept
 
 
 @pytest.mark.parametrize("strip_rows", [64, 128])

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from tilenet.geometry.tiles import HaloRule
-from tilenet.geometry.windows import Window
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.planning.maps import MapPlan, MapQuestion, choose_map
 from tilenet.planning.memory.layer import check_map_sizes
@@ -37,8 +36,7 @@ def decide_map(
     halo_asked: bool = False,
     tile_px: int | None = None,
     at_once: int = 1,
-    partitions: int = 1,
-    window: Window | None = None,
+    sweeps: bool = False,
 ) -> MapPlan:
     """Decide. Collective.
 
@@ -52,17 +50,13 @@ def decide_map(
         halo_asked: Whether another halo than the exact one was asked for.
         tile_px: Largest own size that was asked for; None: as much as memory allows.
         at_once: Tiles of a rank that are in the pipeline at a time.
-        partitions: Devices of a rank.
-        window: What the map shows of the image; None: all.
+        sweeps: Whether a sweep would do: on one device, for most of each row of the image.
 
     Raises:
         AgreedError: The image cannot be mapped so.
     """
     # Ranks that chose for themselves could choose differently.
     budget, most_px = min(comm.allgather(_memory(device)))
-    # A sweep computes whole rows, of which a narrow map would show little.
-    wide = window is None or 2 * window.width >= size[1]
-    sweeps = partitions == 1 and wide
     with agreed(comm):
         asked = MapQuestion(
             layers=record.layers,
@@ -78,8 +72,9 @@ def decide_map(
             sweep_bytes=budget * (1 if device.type == "cuda" else SWEEP_TIMES) if sweeps else 0,
         )
         plan = choose_map(asked)
-        read = plan.tiling.tiles[0].read
-        check_map_sizes(record.layers, read.height, read.width)
+        read, strip = plan.tiling.tiles[0].read, plan.tiling.rows[0].own
+        height = strip if plan.method == "sweep" else read.height
+        check_map_sizes(record.layers, height, read.width)
     return plan
 
 

@@ -116,7 +116,8 @@ class Validation:
                 self.dtype,
                 comm,
                 at_once=batch_size,
-                partitions=len(devices),
+                # Of blocks that are held out, tiles compute no more than is scored.
+                sweeps=len(devices) == 1 and one.windows is None,
             )
             for one in images
         ]

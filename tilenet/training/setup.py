@@ -14,11 +14,11 @@ from tilenet.geometry.halo import norm_context, output_size
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions
-from tilenet.geometry.windows import Window
 from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.compatibility import batch_obstacle, needs_all_tiles, obstacle, whole_image
 from tilenet.planning.memory.layer import check_map_sizes, check_weight_bytes
+from tilenet.planning.memory.swept import training_edges
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.plan import read_plan
 from tilenet.storage.network_json import NetworkRecord
@@ -378,6 +378,8 @@ def _check_tiles(plan: RunPlan, size: tuple[int, int], images: int, *, grid_aske
         check_shares(layers, tiling.cols, "columns")
     # What a norm takes its statistics of
     of = (height, width) if whole_image(layers) is None else tiling.extended
-    check_norms(layers, Window(0, 0, *of), images)
+    check_norms(layers, replace(tiling.tiles[0].read, height=of[0], width=of[1]), images)
+    if plan.swept:
+        height = training_edges(layers, plan.rule.alignment_px, height, width, 4)[1]
     check_map_sizes(layers, height, width)
     check_weight_bytes(layers)
