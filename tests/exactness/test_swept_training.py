@@ -23,6 +23,7 @@ from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange import swept_training
+from tilenet.parallel.exchange.swept import Sweep
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.swept import trained_bytes
@@ -91,6 +92,18 @@ def test_gradients_of_our_own(upsampling: Any) -> None:
     compare(layers, build_network(layers, 4, torch.float64).train(), 2)
 
 
+@pytest.mark.parametrize("strip", STRIPS)
+def test_logits_have_the_dtype_of_layers(strip: int) -> None:
+    """Low strips complete no rows at first."""
+    layers = unet_layers(UNetOptions(3, base=4, bands=2, classes=3))
+    net, image = build_network(layers, 4).train(), torch.ones(1, 2, 160, 64)
+    pipe = SweptPipe(
+        net, layers, torch.device("cpu"), "bfloat16", lambda rows, _: strip_edges(rows, strip)
+    )
+    (out,) = pipe([image], [Origin((0,), cut(160, 64, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))])
+    assert out.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("wrong", ["a state's gradient is lost", "a state of the wrong strip"])
 def test_what_is_wrong_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = swept_training._as_leaves
@@ -121,6 +134,27 @@ def test_a_run_is_that_of_the_module(
     run = replace(run, classes=CLASSES[name])
     found = outcome_of(run, comm, scene.image, None)
     check_same(comm, found, wanted_of(name, "frozen"), scene)
+
+
+def test_a_proof_has_many_strips(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Of the rows that take the least memory a small image is one."""
+    seen: list[tuple[int, ...]] = []
+
+    def kept(layers: Any, network: Any, size: Any, edges: Any, *more: Any, **keys: Any) -> Sweep:
+        seen.append(edges)
+        return Sweep(layers, network, size, edges, *more, **keys)
+
+    monkeypatch.setattr(swept_training, "Sweep", kept)
+    scenes = scenes_of(shared_path, [SIZE], comm)
+    run = run_file(shared_path, scenes, keys_of("residual"), halo_mode="sweep")
+    assert train(replace(run, classes=CLASSES["residual"], steps=1), comm=comm) == 0
+    assert "proved on 1 × 1 ranks, sweep" in capfd.readouterr().err
+    assert seen[0] == strip_edges(64, 8)
 
 
 @pytest.mark.ranks(1, 2)

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from safetensors.torch import save_file
 from test_map_parts import ask, interrupt
 from test_predict_norms import OPTIONS, Trained, mapped, scene_of, trained, wanted_map, worst
+from torch import nn
 from whole_image import Scene, standardised
 from zoo import ZOO, network
 
@@ -50,9 +51,9 @@ def in_columns(monkeypatch: pytest.MonkeyPatch, num_cols: int) -> None:
     monkeypatch.setattr(tilenet.planning.maps, "_strips", strips)
 
 
-def adopted(comm: MPI.Intracomm, folder: Path, scene: Scene, name: str) -> Any:
+def adopted(comm: MPI.Intracomm, folder: Path, scene: Scene, module: nn.Module) -> Any:
     """A checkpoint of somebody's network, and its logits of the whole image."""
-    found = adopt(network(name, drops=False), 3)
+    found = adopt(module, 3)
     plain = found.network(torch.float64).eval()
     inside = scene.pixels[:, scene.valid].astype(np.float64)
     record = NetworkRecord(
@@ -93,9 +94,19 @@ def test_adopted_networks(
 ) -> None:
     in_columns(monkeypatch, num_cols)
     scene = scene_of(comm, shared_path, SIZE)
-    made, wanted = adopted(comm, shared_path, scene, name)
+    made, wanted = adopted(comm, shared_path, scene, network(name, drops=False))
     found, done = mapped(made, scene, comm, tile_px=None)
     assert (done["method"], done["grid"][1]) == ("sweep", num_cols)
+    assert worst(found, wanted, scene) <= 1e-12
+
+
+def test_statistics_of_the_image_itself(comm: MPI.Intracomm, shared_path: Path) -> None:
+    """No layer comes before the norm that takes them."""
+    scene = scene_of(comm, shared_path, SIZE)
+    norm, conv = nn.InstanceNorm2d(3, affine=True), nn.Conv2d(3, 4, 3, padding=1)
+    made, wanted = adopted(comm, shared_path, scene, nn.Sequential(norm, conv))
+    found, done = mapped(made, scene, comm)
+    assert (done["method"], done["passes"]) == ("sweep", 2)
     assert worst(found, wanted, scene) <= 1e-12
 
 

@@ -109,6 +109,8 @@ def test_a_tile_or_a_halo_that_is_asked_for_means_passes() -> None:
     assert plan.why == "a tile's size was asked for; without it one pass would do"
     tight = choose_map(question(tile_px=512, budget=WHOLE_BYTES // 8))
     assert tight.why == "a tile's size was asked for"
+    swept = choose_map(question(tile_px=512, budget=WHOLE_BYTES // 8, sweep_bytes=WHOLE_BYTES))
+    assert swept.why == "a tile's size was asked for"
     assert choose_map(question(halo=96, budget=WHOLE_BYTES // 2)).method == "passes"
     whole = choose_map(question(tile_px=4096))
     assert (whole.method, whole.tiling.grid) == ("tiles", (1, 1))

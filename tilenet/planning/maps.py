@@ -296,7 +296,7 @@ def _operations(layers: tuple[Layer, ...], tiling: Tiling, swept: float | None) 
 
 def _why_tiles(asked: MapQuestion) -> str:
     plan = choose_map(replace(asked, tile_px=None))
-    rest = "" if plan.method == "passes" else "; without it one pass would do"
+    rest = "" if plan.passes else "; without it one pass would do"
     return f"a tile's size was asked for{rest}"
 
 

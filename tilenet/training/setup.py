@@ -48,6 +48,7 @@ class RunPlan:
         adopted: The network, where it is somebody's module.
         note: What is said of its weights.
         swept: Whether tiles are swept.
+        strip_rows: Rows of their strips; None: those that take the least memory.
     """
 
     record: NetworkRecord
@@ -63,6 +64,7 @@ class RunPlan:
     adopted: Adopted | None = None
     note: str = ""
     swept: bool = False
+    strip_rows: int | None = None
 
     @property
     def halo_mode(self) -> HaloMode:

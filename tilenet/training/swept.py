@@ -1,7 +1,8 @@
-"""A run's network whose tiles are swept, in strips that take the least memory."""
+"""A run's network whose tiles are swept."""
 
 import torch
 
+from tilenet.geometry.sweep import strip_edges
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network
 from tilenet.parallel.exchange.swept_training import SweptPipe
@@ -20,6 +21,8 @@ def swept_pipe(plan: RunPlan, network: Network, device: torch.device) -> SweptPi
     unit, item_bytes = plan.rule.alignment_px, parameter_dtype(precision).itemsize
 
     def edges(height: int, width: int) -> tuple[int, ...]:
+        if plan.strip_rows is not None:
+            return strip_edges(height, plan.strip_rows)
         return training_edges(layers, unit, height, width, item_bytes)
 
     return SweptPipe(network, layers, device, precision, edges)

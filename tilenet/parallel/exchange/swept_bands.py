@@ -55,6 +55,9 @@ def sweep_band(
     Yields:
         (1, C, H, W).
     """
+    if not layers:  # the map is the image itself
+        yield from map(read, owns)
+        return
     part = band.part
     edges = [*(span.first - part.row for span in band.strips), part.height]
     sweep = Sweep(layers, network, tiling.extended, edges, part, precision)

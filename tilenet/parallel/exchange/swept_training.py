@@ -86,7 +86,9 @@ class _Swept(torch.autograd.Function):
         for plan in ctx.plans:
             if any(ctx.needs_input_grad):
                 ctx.states.append(sweep.state)
-            found.append(sweep.pass_strip(_rows(image, plan), plan))
+            out = sweep.pass_strip(_rows(image, plan), plan)
+            if out.shape[2]:  # of no rows it has the dtype of the image
+                found.append(out)
         return torch.cat(found, 2)
 
     @staticmethod

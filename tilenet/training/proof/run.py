@@ -141,7 +141,9 @@ def _prove(
 ) -> str:
     """Compute, compare and say it; returns why it cannot be done."""
     precision = proof_precision(devices.partitions, comm)
-    own = replace(plan, record=replace(plan.record, precision=precision))
+    # The lowest strips there are, for a small image would be one strip or two.
+    record, strip_rows = replace(plan.record, precision=precision), plan.rule.alignment_px
+    own = replace(plan, record=record, strip_rows=strip_rows)
     answer, rounding = None, (inf, inf)
     reason: str = ""
     with together(comm, stop):  # ranks that wait leave the cores to rank 0
