@@ -125,6 +125,7 @@ def _job(
         halo_asked=wanted.halo != "exact",
         tile_px=wanted.tile_px,
         # A narrow map would show little of the rows that a sweep computes.
+        steady=wanted.resume,
         sweeps=wanted.partitions == 1 and 2 * source.window.width >= source.image.width,
     )
     read = plan.tiling.tiles[0].read

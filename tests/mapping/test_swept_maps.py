@@ -176,7 +176,6 @@ def test_an_interrupted_map_goes_on_at_a_strip(
     alone: bool,
 ) -> None:
     """On the same ranks, or on a single one."""
-    in_columns(monkeypatch, 1)
     monkeypatch.setattr(tilenet.mapping.resume, "SHARE", 1e9)  # each round is kept
     scene = scene_of(comm, shared_path, SIZE)
     options = replace(OPTIONS, norm=norm, convolutions=1)
@@ -186,8 +185,8 @@ def test_an_interrupted_map_goes_on_at_a_strip(
     monkeypatch.setattr(
         Mapper, "input", lambda self, window: rows.append(window.height) or read(self, window)
     )
-    wanted, done = mapped(made, scene, comm, "whole.tif")
-    assert done["method"] == "sweep"
+    wanted, done = mapped(made, scene, comm, "whole.tif", resume=True)
+    assert (done["method"], done["grid"][1]) == ("sweep", 1)
     total = sum(rows)
     rows.clear()
     interrupt(monkeypatch, where, at, ask)

@@ -182,3 +182,10 @@ def test_ranks_sweep_columns_where_bands_would_be_flat() -> None:
     assert plan.tiling.grid[1] > 1
     flat = cut(4096, 4096, Cut(grid=(plan.tiling.grid[0], 1)), plan.tiling.rule)
     assert plan.work_ratio < read_ratio(flat, 64)
+
+
+def test_what_another_number_of_ranks_may_go_on_with_does_not_depend_on_it() -> None:
+    more = {"options": SWEPT, "size": (4096, 4096), "sweep_bytes": 1 << 30, "steady": True}
+    one, many = (choose_map(question(ranks, 1 << 26, **more)) for ranks in (1, 64))
+    assert (one.method, one.tiling) == ("sweep", many.tiling)
+    assert many.work_ratio > one.work_ratio

@@ -37,6 +37,7 @@ def decide_map(
     tile_px: int | None = None,
     at_once: int = 1,
     sweeps: bool = False,
+    steady: bool = False,
 ) -> MapPlan:
     """Decide. Collective.
 
@@ -51,6 +52,7 @@ def decide_map(
         tile_px: Largest own size that was asked for; None: as much as memory allows.
         at_once: Tiles of a rank that are in the pipeline at a time.
         sweeps: Whether a sweep would do: on one device, for most of each row of the image.
+        steady: As in `MapQuestion`.
 
     Raises:
         AgreedError: The image cannot be mapped so.
@@ -69,6 +71,7 @@ def decide_map(
             budget_bytes=budget,
             most_px=most_px,
             at_once=at_once,
+            steady=steady,
             sweep_bytes=budget * (1 if device.type == "cuda" else SWEEP_TIMES) if sweeps else 0,
         )
         plan = choose_map(asked)

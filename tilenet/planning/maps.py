@@ -51,6 +51,8 @@ class MapQuestion:
         most_px: Largest own size of a tile that is chosen here; twice the halo if that is more.
         at_once: Tiles of a rank that share its memory.
         sweep_bytes: What feature maps of a sweep may take on a rank; 0: there is none.
+        steady: Whether another number of ranks may go on with the map, so that its tiles may not
+            depend on it.
     """
 
     layers: tuple[Layer, ...]
@@ -64,6 +66,7 @@ class MapQuestion:
     most_px: int
     at_once: int = 1
     sweep_bytes: int = 0
+    steady: bool = False
 
     @cached_property
     def of_whole_image(self) -> tuple[int, ...]:
@@ -124,7 +127,7 @@ def choose_map(asked: MapQuestion) -> MapPlan:
         size_px = _tile_px(asked) if asked.tile_px is None else asked.tile_px
         tiles = _tile_by_tile(asked, cut(*asked.size, Cut(size_px=size_px), asked.rule))
         swept = _swept(asked)
-        return swept if swept and _less_work(swept, tiles, asked.num_ranks) else tiles
+        return swept if swept and _less_work(asked, swept, tiles) else tiles
     whole = cut(*asked.size, Cut(grid=(1, 1)), asked.rule)
     _check_image(asked, whole)
     if asked.rule.valid_layers:
@@ -164,13 +167,13 @@ def _swept(asked: MapQuestion) -> MapPlan | None:
     if rule.valid_layers or not rule.exact:
         return None
     height, width = cut(*asked.size, Cut(grid=(1, 1)), rule).extended
-    found, num_cols = [], 1
-    while num_cols <= min(width // asked.unit_px, max(asked.num_ranks, MOST_COLUMNS)):
+    found, num_cols, ranks = [], 1, 1 if asked.steady else asked.num_ranks
+    while num_cols <= min(width // asked.unit_px, max(ranks, MOST_COLUMNS)):
         strips = _strips(asked, height, width, num_cols)
         if strips is not None:
             tiling = cut(*asked.size, Cut(grid=(strips, num_cols)), rule)
             found.append(MapPlan("sweep", tiling, swept=read_ratio(tiling, asked.num_ranks)))
-            if asked.num_ranks == 1:
+            if ranks == 1:
                 break  # more columns read more
         num_cols += max(1, num_cols // 2)
     return min(found, key=lambda plan: plan.work_ratio, default=None)
@@ -187,11 +190,11 @@ def _strips(asked: MapQuestion, height: int, width: int, num_cols: int) -> int |
     return None
 
 
-def _less_work(swept: MapPlan, tiles: MapPlan, num_ranks: int) -> bool:
+def _less_work(asked: MapQuestion, swept: MapPlan, tiles: MapPlan) -> bool:
     """Whether a rank computes fewer pixels in a sweep than with tiles; one tile repeats nothing."""
-    count = len(tiles.tiling.tiles)
-    uneven = -(-count // num_ranks) * num_ranks / count
-    return count > 1 and swept.work_ratio < tiles.work_ratio * uneven
+    count, ranks = len(tiles.tiling.tiles), 1 if asked.steady else asked.num_ranks
+    uneven = -(-count // ranks) * ranks / count
+    return count > 1 and read_ratio(swept.tiling, ranks) < tiles.work_ratio * uneven
 
 
 def _check_image(asked: MapQuestion, whole: Tiling) -> None:
