@@ -23,6 +23,7 @@ from validated_runs import (
 )
 from whole_image import IGNORE
 
+import tilenet.mapping.choose
 import tilenet.mapping.count
 import tilenet.mapping.job
 import tilenet.train
@@ -167,6 +168,7 @@ def test_only_tiles_that_hold_something_are_computed(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_tiles(monkeypatch)
+    monkeypatch.setattr(tilenet.mapping.choose, "SWEEP_TIMES", 0)  # whole images in tiles too
     run, held = a_run(comm, shared_path, steps=1)
     windows = (Window(0, 85, 3, 6), Window(45, 0, 4, 40))
     scene, computed = held[0], []
