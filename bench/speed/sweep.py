@@ -214,7 +214,9 @@ def claims_of_step(name: str, found: dict[str, Any]) -> list[Claim]:
     return [
         at_most(f"{one}: time over plain", ratio(found, "cpu_seconds", "sweep", "plain"), 1.4),
         at_most(f"{one}: time over tiles", ratio(found, "cpu_seconds", "sweep", "tiles"), 1.0),
-        at_most(f"{one}: peak over plain", ratio(found, "peak_bytes", "sweep", "plain"), third),
+        at_most(
+            f"{one}: live bytes over plain", ratio(found, "live_bytes", "sweep", "plain"), third
+        ),
         at_most(f"{one}: predicted bytes off by", abs(off), 0.05),
     ]
 
