@@ -21,7 +21,7 @@ from bench.report import Claim, Found, alone, at_most
 from tilenet.adoption.adopt import adopt
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.tiles import HaloRule, Tiling, halo_rule, owned
+from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule, owned
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
 from tilenet.mapping.choose import CPU_BYTES, CPU_TILE_PX, SWEEP_TIMES
@@ -124,7 +124,7 @@ def training(name: str, way: str, side: int) -> dict[str, Any]:
     image, labels = torch.randn(1, 4, side, side), torch.randint(0, 5, (1, side, side))
     plan, unit = planned(layers, side, "tiles"), context_of(layers).alignment_px
     edges = training_edges(layers, unit, side, side, 4)
-    whole = planned(layers, unit * (side // unit), "tiles").tiling
+    whole = cut(side, side, Cut(grid=(1, 1)), HaloRule(0, unit))
     pipe = SweptPipe(network, layers, CPU, "float32", lambda rows, cols: edges)
 
     def loss_of(logits: Tensor, own: Window) -> Tensor:
@@ -143,7 +143,7 @@ def training(name: str, way: str, side: int) -> dict[str, Any]:
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
             return total
-        origin = Origin((0,), one_tile(whole, side), (0,))
+        origin = Origin((0,), whole, (0,))
         logits = network(image.clone()) if way == "plain" else pipe([image], [origin])[0]
         loss = loss_of(logits, Window(0, 0, side, side))
         del logits
@@ -152,13 +152,6 @@ def training(name: str, way: str, side: int) -> dict[str, Any]:
 
     predicted = trained_bytes(layers, side, side, edges[1], 4) if way == "sweep" else 0
     return {"strip_rows": edges[1], "grid": plan.tiling.grid, **taken(run, predicted)}
-
-
-def one_tile(like: Tiling, side: int) -> Tiling:
-    """The whole image as one tile."""
-    from tilenet.geometry.tiles import Cut, cut
-
-    return cut(side, side, Cut(grid=(1, 1)), HaloRule(0, like.rule.alignment_px))
 
 
 def taken(run: Callable[[], float], predicted: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Expand, GlobalPool, Join, Layer, Stash, walk
 
-__all__ = ["LayerRows", "Rows", "Strip", "row_readers", "strip_edges", "sweep"]
+__all__ = ["LayerRows", "Rows", "Strip", "last_readers", "row_readers", "strip_edges", "sweep"]
 
 MOST_BORDER = 1 << 16  # cells beyond the end of a map that a layer looks at
 
@@ -67,6 +67,16 @@ def row_readers(layers: tuple[Layer, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(one.reads for one in _readers(layers))
 
 
+def last_readers(layers: tuple[Layer, ...]) -> list[list[int]]:
+    """For each layer the maps that it is the last to read."""
+    last = {map_: layer for layer, maps in enumerate(row_readers(layers)) for map_ in maps}
+    found: list[list[int]] = [[] for _ in layers]
+    for map_ in range(len(layers)):
+        # Without a reader: a map that is averaged, or whose place another takes.
+        found[last.get(map_, map_)].append(map_)
+    return found
+
+
 def strip_edges(rows: int, strip_rows: int) -> tuple[int, ...]:
     """Edges of strips of so many rows, the last of which may have fewer."""
     return (*range(0, rows, strip_rows), rows)
@@ -99,13 +109,13 @@ def sweep(layers: tuple[Layer, ...], edges: Sequence[int]) -> Iterator[Strip]:
     ends = iter(edges[1:])
     while come[-1] < sizes[-1]:
         image = min(come[0], rows), next(ends, rows)
-        come[0] = max(come[0] + height, image[1]) if image[0] == rows else image[1]
+        come[0] = come[0] + height if image[0] == rows else image[1]
         steps = []
-        for number, (layer, waits) in enumerate(zip(layers, readers, strict=True), start=1):
+        for number, (layer, reader) in enumerate(zip(layers, readers, strict=True), start=1):
             before, size = come[number], sizes[number]
-            come[number] = _ready(layer, before, size, waits.waits, come)
+            come[number] = _ready(layer, before, size, reader.waits, come)
             out = min(before, size), min(come[number], size)
-            steps.append(LayerRows(out, _needs(layer, *out) if waits.reads else (0, 0)))
+            steps.append(LayerRows(out, _needs(layer, *out) if reader.reads else (0, 0)))
         done = [min(stop, size) for stop, size in zip(come, sizes, strict=True)]
         held = tuple((stop, stop) for stop in done)
         if come[-1] < sizes[-1]:

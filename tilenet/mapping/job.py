@@ -168,10 +168,9 @@ class MapJob:
         self, network: Network, comm: "MPI.Intracomm", sink: MapSink, resume: MapResume | None
     ) -> None:
         """Sweep the ranks' bands side by side, and hand on a tile of each rank in turn."""
-        tiles, layers = self.plan.tiling.tiles, self.mapper.record.layers
-        # The rank that computes a tile wants it, so that all ranks make the same list.
-        wanted = [n for n, tile in enumerate(tiles) if sink.wants(comm.rank, tile.own)]
-        shares = bands(self.plan.tiling, wanted, comm.size)
+        tiling, layers = self.plan.tiling, self.mapper.record.layers
+        tiles, wanted = tiling.tiles, [tiling.number(t.own) for t in self.wanted(comm, sink)]
+        shares = bands(tiling, wanted, comm.size)
         turns = [[number for band in share for number in band.tiles] for share in shares]
         network = network.to(self.devices[0]).eval()
         mine = chain.from_iterable(

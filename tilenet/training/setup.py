@@ -237,8 +237,8 @@ def _check_swept(run: RunFile, record: NetworkRecord) -> None:
     if whole is not None or norm_context(record.layers) == "tile":
         raise TilenetError(
             "a sweep in training knows no statistics of the image before it has seen all of it "
-            f"(halo_mode: sweep, over whole images or tiles: {whole or 'norms'}); use network.norm "
-            "none, network.batch_norm: frozen for a module, or halo_mode: exchange"
+            f"(halo_mode: sweep, over whole images or tiles: {whole or 'norms'}); use "
+            "network.norm: none, network.batch_norm: frozen for a module, or halo_mode: exchange"
         )
 
 

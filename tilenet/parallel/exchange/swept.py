@@ -25,7 +25,7 @@ from tilenet.geometry.layers import (
     Upsample,
 )
 from tilenet.geometry.ownership import LayerHalo
-from tilenet.geometry.sweep import LayerRows, Rows, Strip, row_readers, sweep
+from tilenet.geometry.sweep import LayerRows, Rows, Strip, last_readers, sweep
 from tilenet.geometry.windows import Window
 from tilenet.model.choices import AUTOCAST
 from tilenet.model.dropout import KeyedDropout
@@ -85,7 +85,7 @@ class Sweep:
         self._image = map_shapes(layers, *size)
         self.starts = [_first_cells(grid, part) for grid in self.grids]
         self._inputs = _inputs(layers)
-        self._done_with = _last_readers(row_readers(layers))
+        self._done_with = last_readers(layers)
         self._modules = [
             self._swept(layer, number, module)
             for number, (layer, module) in enumerate(zip(layers, network, strict=True))
@@ -165,12 +165,12 @@ class Sweep:
             return self.pass_strip(strip, next(self.strips))
 
     @property
-    def state(self) -> "State":
+    def state(self) -> State:
         """The rows that are held, with their first rows."""
         return [list(pieces) for pieces in self._pieces]
 
     @state.setter
-    def state(self, state: "State") -> None:
+    def state(self, state: State) -> None:
         self._pieces = [list(pieces) for pieces in state]
 
     def pass_strip(self, strip: Tensor, plan: Strip) -> Tensor:
@@ -271,14 +271,4 @@ def _inputs(layers: tuple[Layer, ...]) -> list[tuple[int, ...]]:
         found.append((number, *(kept.pop(name) for name in layer.names)))
         if isinstance(layer, Stash):
             kept[layer.name] = number
-    return found
-
-
-def _last_readers(reads: tuple[tuple[int, ...], ...]) -> list[list[int]]:
-    """For each layer the maps that it is the last to read."""
-    last = {map_: layer for layer, maps in enumerate(reads) for map_ in maps}
-    found: list[list[int]] = [[] for _ in reads]
-    for map_ in range(len(reads)):
-        # Without a reader: a map that is averaged, or whose place another takes.
-        found[last.get(map_, map_)].append(map_)
     return found

@@ -95,6 +95,7 @@ class _Swept(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = grads
         image, *parameters = ctx.saved_tensors
+        assert ctx.plans, "states go as backward passes them, so that it passes them once"
         sweep = ctx.make()
         sums = [torch.zeros_like(parameter) for parameter in parameters]
         later: list[Tensor | None] = []  # gradients of the state after the strip
@@ -103,7 +104,7 @@ class _Swept(torch.autograd.Function):
             with torch.enable_grad():
                 sweep.state, leaves = _as_leaves(state)
                 out = sweep.pass_strip(_rows(image, plan), plan)
-                after = [piece for pieces in sweep.state for _, piece in pieces]
+                after = _of_layers(sweep.state)
             given = gradient[:, :, plan.output[0] : plan.output[1]]
             wanted = [(out, given), *zip(after, later, strict=True)]
             ends = [(end, one) for end, one in wanted if one is not None and end.requires_grad]
@@ -126,8 +127,14 @@ def _rows(image: Tensor, plan: Strip) -> Tensor:
 
 
 def _as_leaves(state: State) -> tuple[State, list[Tensor]]:
-    """A state that gradients are taken of, and all its tensors."""
+    """A state that gradients are taken of, and the tensors of which they are."""
+    image, *maps = state
     fresh = [
-        [(first, piece.detach().requires_grad_()) for first, piece in pieces] for pieces in state
+        [(first, piece.detach().requires_grad_()) for first, piece in pieces] for pieces in maps
     ]
-    return fresh, [piece for pieces in fresh for _, piece in pieces]
+    return [image, *fresh], _of_layers([image, *fresh])
+
+
+def _of_layers(state: State) -> list[Tensor]:
+    """The rows of layers' maps; the image has no gradient."""
+    return [piece for pieces in state[1:] for _, piece in pieces]

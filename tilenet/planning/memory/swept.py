@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from tilenet.geometry.halo import map_grids, map_shapes
 from tilenet.geometry.layers import Layer, Stash
-from tilenet.geometry.sweep import LayerRows, row_readers, strip_edges, sweep
+from tilenet.geometry.sweep import LayerRows, last_readers, row_readers, strip_edges, sweep
 
 __all__ = ["swept_bytes", "trained_bytes", "training_edges"]
 
@@ -125,10 +125,7 @@ class _Held:
         self.reads = row_readers(self.layers)
         self.maps: list[list[_Piece]] = [[] for _ in self.shapes]
         self.given: list[_Piece] = []
-        last = {map_: layer for layer, maps in enumerate(self.reads) for map_ in maps}
-        self.done_with: list[list[int]] = [[] for _ in self.layers]
-        for map_ in range(len(self.layers)):
-            self.done_with[last.get(map_, map_)].append(map_)
+        self.done_with = last_readers(self.layers)
 
     def _new(self, number: int, rows: int) -> int:
         storage = len(self.sizes)
