@@ -104,6 +104,17 @@ def test_logits_have_the_dtype_of_layers(strip: int) -> None:
     assert out.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("kind", [torch.nn.Dropout, torch.nn.Dropout2d])
+def test_masks_are_those_of_the_image(kind: Any) -> None:
+    torch.manual_seed(2)
+    convs = [torch.nn.Conv2d(wide, out, 3, padding=1) for wide, out in ((3, 4), (4, 5), (5, 2))]
+    module = torch.nn.Sequential(convs[0], kind(0.4), convs[1], torch.nn.ReLU(), convs[2])
+    adopted = adopt(module, 3)
+    net = adopted.network(torch.float64).train()
+    net.mask_key.images, net.mask_key.step = (0,), 2
+    compare(adopted.layers, net, 3)
+
+
 @pytest.mark.parametrize("wrong", ["a state's gradient is lost", "a state of the wrong strip"])
 def test_what_is_wrong_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = swept_training._as_leaves
