@@ -227,3 +227,18 @@ def test_a_file_that_breaks_ends_all_ranks_in_one_sentence(
     monkeypatch.setattr(Mapper, "input", broken)
     with pytest.raises(AgreedError, match="a block is broken"):
         mapped(made, scene, comm)
+
+
+def test_strips_that_own_no_cell_of_a_smaller_map(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first and the last 16 rows of the image lie beyond what 41 rows leave of it."""
+    in_columns(monkeypatch, 1)
+    torch.manual_seed(4)
+    parts = [torch.nn.Conv2d(3, 4, 41), torch.nn.InstanceNorm2d(4), torch.nn.GELU()]
+    module = torch.nn.Sequential(*parts, torch.nn.ConvTranspose2d(4, 3, 41))
+    scene = scene_of(comm, shared_path, SIZE)
+    made, wanted = adopted(comm, shared_path, scene, module)
+    found, done = mapped(made, scene, comm)
+    assert (done["method"], done["passes"]) == ("sweep", 2)
+    assert worst(found, wanted, scene) <= 1e-12

@@ -137,17 +137,23 @@ def _found(
     precision: str,
     read: Callable[[Window], Tensor],
 ) -> Iterator[Values]:
-    """What each of a rank's tiles adds to the statistic of layer `index`."""
+    """What each of a rank's tiles adds to the statistic of layer `index`; zeros: it owns no cell,
+    as at the edges of a map that is smaller than the image.
+    """
     rows, cols = (axis[index] for axis in tiling_shares(layers, tiling))
     whole, statistic = (rows.cells, cols.cells), statistic_of(layers[index])
     for band in share:
         owns = [_own(rows, cols, divmod(number, tiling.grid[1])) for number in band.tiles]
-        maps = sweep_band(prefix, layers[:index], tiling, band, owns, precision, read)
-        for own, x in zip(owns, maps, strict=True):
+        some = [own for own in owns if own.height and own.width]
+        maps = sweep_band(prefix, layers[:index], tiling, band, some, precision, read)
+        for own in owns:
+            if own not in some:
+                yield np.zeros(statistic.num_values)
+                continue
             here = Window(0, 0, own.height, own.width)
             where = AveragedOver(Cells((here,), (0,)), ((own.row, own.col),), whole)
             with torch.inference_mode():
-                yield statistic.find(x, where)
+                yield statistic.find(next(maps), where)
 
 
 def _own(rows: AxisShares, cols: AxisShares, place: tuple[int, int]) -> Window:
@@ -174,7 +180,8 @@ def _merged(
     for rank, share in enumerate(shares):
         for place, tile in enumerate(chain.from_iterable(band.tiles for band in share)):
             by_tile[tile] = everything[rank, place]
-    first, *rest = (by_tile[tile] for tile in sorted(by_tile))
-    for one in rest:
-        first = statistic.merged(first, one)
-    return first
+    total = np.zeros(statistic.num_values)
+    for _, one in sorted(by_tile.items()):
+        if one.any():
+            total = statistic.merged(total, one) if total.any() else one
+    return total
