@@ -53,8 +53,10 @@ def _cases(unit_px: int) -> tuple[_Case, _Case]:
     """Sizes and numbers of other remainders than the ones that are recorded, powers of two."""
     many = LEAST_PX // unit_px
     three, one = (2 * many, 3 * many | 1), (3 * (5 * many // 3 | 1), 5 * (3 * many // 5 | 1))
-    if not many:  # images of a few units are large
-        three, one = (2, 1), (1, 3)
+    if many <= 1:  # a unit is large, and training takes three quarters of the seconds
+        three = 2, 1
+    if not many:
+        one = 1, 3
     return (
         _Case(3, (three[0] * unit_px, three[1] * unit_px), trains=True),
         _Case(1, (one[0] * unit_px, one[1] * unit_px), trains=False),
