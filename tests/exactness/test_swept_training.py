@@ -92,6 +92,28 @@ def test_gradients_of_our_own(upsampling: Any) -> None:
     compare(layers, build_network(layers, 4, torch.float64).train(), 2)
 
 
+@pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "transposed"])
+def test_backward_is_the_adjoint(upsampling: Any) -> None:
+    """⟨Fw, y⟩ = ⟨w, F*y⟩ of the convolutions that all ways pass, the first and the last.
+
+    Without biases and norms logits are homogeneous in each (Euler): a rectifier and a pool's
+    maximum choose the same cells for all multiples of the weights.
+    """
+    layers = unet_layers(UNetOptions(3, base=4, bands=2, classes=3, upsampling=upsampling))
+    net = build_network(layers, 6, torch.float64).train()
+    generator = torch.Generator().manual_seed(7)
+    image = torch.randn(1, 2, 104, 72, generator=generator, dtype=torch.float64)
+    weight = torch.randn(1, 3, 104, 72, generator=generator, dtype=torch.float64)
+    names = [name for name, _ in net.named_parameters() if name.endswith("weight")]
+    for strip in STRIPS:
+        out, grads = gradients(layers, net, image, weight, strip)
+        of = dict(zip(net.state_dict(), grads, strict=True))
+        for name in (names[0], names[-1]):
+            forward = float((out * weight).sum())
+            backward = float((net.state_dict()[name] * of[name]).sum())
+            assert backward == pytest.approx(forward, rel=1e-11), (strip, name)
+
+
 @pytest.mark.parametrize("strip", STRIPS)
 def test_logits_have_the_dtype_of_layers(strip: int) -> None:
     """Low strips complete no rows at first."""
@@ -129,8 +151,9 @@ def test_what_is_wrong_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(
             swept_training.Sweep, "state", swept_training.Sweep.state.setter(lambda self, state: 0)
         )
-    with pytest.raises(AssertionError):
-        test_gradients_of_our_own("nearest")
+    for test in (test_gradients_of_our_own, test_backward_is_the_adjoint):
+        with pytest.raises(AssertionError):
+            test("nearest")
 
 
 def test_backward_passes_once() -> None:
