@@ -12,6 +12,8 @@ from tilenet.cli.plan import main
 from tilenet.geometry.halo import context_of, epsilon_px
 from tilenet.geometry.tiles import Cut, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.planning.maps import MapQuestion, choose_map
+from tilenet.planning.memory.swept import swept_bytes
 from tilenet.planning.plan import read_plan
 
 Capture = pytest.CaptureFixture[str]
@@ -44,6 +46,37 @@ def test_the_papers_small_model_on_a_summit_node(capsys: Capture) -> None:
     assert "approximate: the halo (92 px) is narrower than the exact one (192 px)" in said
     assert "takes the 12 tiles of an image on a rank in one batch" in said
     assert "Seconds are the roofline's for NVIDIA V100 SXM2 16 GB" in said
+
+
+@pytest.mark.parametrize("ranks", [1, 6])
+def test_the_map_that_is_predicted_is_the_one_that_is_made(capsys: Capture, ranks: int) -> None:
+    asked = ["--poolings", "3", "--base", "64", "--norm", "none", "--image", "6001x5003"]
+    asked += ["--grid", "6x6", "--partitions", "1", "--devices-per-node", str(ranks)]
+    said = printed(capsys, *asked, "--machine", "summit")
+    strips, work = r"in strips of (\d+) × (\d+) px over (\d+) ranks?", r"work ratio ([\d.]+)"
+    found = re.search(rf"swept {strips}, {work}; ([\d.e-]+) GiB", said)
+    assert found
+    layers = unet_layers(UNetOptions(poolings=3, base=64, norm="none", bands=4))
+    budget, rule = 4 << 30, halo_rule("exact", context_of(layers), layers, 0)
+    question = MapQuestion(
+        layers, (6001, 5003), rule, False, None, ranks, 4, budget, 4096, sweep_bytes=budget
+    )
+    plan = choose_map(question)
+    assert plan.method == "sweep"
+    assert int(found[1]) == max(tile.own.height for tile in plan.tiling.tiles)
+    assert int(found[2]) == max(tile.read.width for tile in plan.tiling.tiles)
+    assert int(found[3]) == ranks
+    assert float(found[4]) == pytest.approx(plan.work_ratio, abs=0.005)
+    wanted = swept_bytes(layers, plan.tiling.extended[0], int(found[2]), int(found[1]), 4)
+    assert float(found[5]) * 2**30 == pytest.approx(wanted, abs=0.005 * 2**30)
+
+
+@pytest.mark.parametrize("more", [["--halo", "epsilon", "--preset", "small"], ["--tile", "64"]])
+def test_of_other_maps_nothing_is_said(capsys: Capture, more: list[str]) -> None:
+    """Tiles of ε depend on where they lie, and partitions take tiles."""
+    own = [] if "--preset" in more else [*SMALL, "--partitions", "2", "--devices-per-node", "2"]
+    said = printed(capsys, *own, *more, "--image", "2000", "--machine", "summit")
+    assert "swept" not in said
 
 
 def test_the_explanation_names_partitions_and_rivals(capsys: Capture) -> None:

@@ -5,17 +5,21 @@ import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from tilenet.cli.options import Arguments, add_network, add_tiles, image_of, network_of
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import context_of, epsilon_px
+from tilenet.geometry.tiles import halo_rule
 from tilenet.geometry.unet import unet_layers
 from tilenet.planning.advise import question_again, sweep, why_nothing_fits
 from tilenet.planning.compatibility import obstacle, whole_image
 from tilenet.planning.machines import known_machines, machine
+from tilenet.planning.maps import MapQuestion, choose_map
 from tilenet.planning.memory.paper import level_bytes
+from tilenet.planning.memory.swept import swept_bytes
 from tilenet.planning.plan import Plan, Question, write_plan
 from tilenet.planning.search import Search
 from tilenet.planning.time.profile import read_profile
@@ -25,6 +29,8 @@ from tilenet.report.charts import plot_level_bytes, plot_timeline
 __all__ = ["answer", "explain", "main"]
 
 GIB = 2**30
+# As `predict` does on a GPU that nobody else uses: the share of its memory, largest tiles.
+MAP_SHARE, MAP_TILE_PX = 4, 4096
 
 
 def main(arguments: list[str]) -> int:
@@ -124,6 +130,7 @@ def explain(plans: Sequence[Plan]) -> str:
         f"{_other_ranks(plan)}), "
         f"{_seconds(plan.epoch_s)} per epoch",
         *_swap_lines(plan),
+        *_map_lines(plan),
         "",
         "  partition  layers  parameters    GiB   time   share",
     ]
@@ -151,6 +158,33 @@ def _swap_lines(plan: Plan) -> list[str]:
     return [
         f"  swap           {plan.swaps}; {_gib(moved)} GiB out and in per mini-batch of a rank, "
         f"{plan.swap_overhead:+.0%} time"
+    ]
+
+
+def _map_lines(plan: Plan) -> list[str]:
+    """How `predict` maps the image on these ranks, where it sweeps."""
+    asked, layers = plan.question, unet_layers(plan.question.options)
+    if plan.layout.partitions > 1 or asked.halo != "exact":
+        return []
+    rule = halo_rule("exact", context_of(layers), layers, 0)
+    limit, item_bytes = asked.limit_bytes // MAP_SHARE, ITEM_BYTES[asked.precision]
+    ranks = prod(plan.mesh)
+    question = MapQuestion(
+        layers, asked.image, rule, False, None, ranks, item_bytes, limit, MAP_TILE_PX,
+        sweep_bytes=limit,
+    )  # fmt: skip
+    try:
+        found = choose_map(question)
+    except TilenetError:  # `predict` says it, of the run's own images
+        return []
+    if found.method != "sweep":
+        return []
+    tiling = found.tiling
+    rows, cols = max(row.own for row in tiling.rows), max(col.read for col in tiling.cols)
+    num_bytes = swept_bytes(layers, tiling.extended[0], cols, rows, item_bytes)
+    return [
+        f"  map            swept in strips of {rows} × {cols} px over {_many(ranks, 'rank')}, "
+        f"work ratio {found.work_ratio:.2f}; {_gib(num_bytes)} GiB of feature maps per rank"
     ]
 
 
