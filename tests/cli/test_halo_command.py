@@ -23,14 +23,6 @@ def answer(capsys: Capture, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def refusal(capsys: Capture, *arguments: str) -> tuple[int, str]:
-    code = main(list(arguments))
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    return code, printed.err
-
-
 def test_the_papers_large_model_in_json(capsys: Capture) -> None:
     found = answer(capsys, "--preset", "large", "--image", "10000", "--grid", "8x8")
     own = [9 * 128, 10 * 128]  # 10 000 px are 78.125 units of 128, so 79 over 8 tiles
@@ -121,71 +113,49 @@ def test_a_preset_may_be_varied(capsys: Capture, preset: str) -> None:
     assert found["norm_context"] == "none"
 
 
+NETWORK = ["--poolings", "2"]
+TILED = [*NETWORK, "--image", "100"]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("code", "arguments", "said"),
     [
-        (["--levels", "1"], "nearest: --levels 2 or --poolings 1"),
-        (["--poolings", "0"], "nearest: --levels 2 or --poolings 1"),
-        (["--poolings", "40"], "at most 10 poolings"),
-        (["--poolings", "2", "--base", "5"], "nearest: 4"),
-        (["--poolings", "2", "--kernel", "4"], "nearest: 5"),
-        (["--poolings", "2", "--convs", "-1"], "convolutions must be at least 1"),
-        (["--poolings", "2", "--convs", "0"], "convolutions must be at least 1"),
-        (["--poolings", "2", "--image", "100", "--tile", "3"], "nearest legal tile: 4"),
-        (["--poolings", "2", "--image", "100", "--grid", "26x1"], "at most 25 tiles"),
-        (["--poolings", "2", "--image", "0x5"], "at least one pixel a side"),
-        (["--poolings", "2", "--halo", "23"], "nearest: 20 or 24"),
-        (["--poolings", "2", "--halo", "wide"], "halo is exact, epsilon or a number"),
-        (["--poolings", "2", "--padding", "valid", "--halo", "20"], "use halo: exact"),
+        (1, ["--levels", "1"], "nearest: --levels 2 or --poolings 1"),
+        (1, ["--poolings", "0"], "nearest: --levels 2 or --poolings 1"),
+        (1, ["--poolings", "40"], "at most 10 poolings"),
+        (1, [*NETWORK, "--base", "5"], "nearest: 4"),
+        (1, [*NETWORK, "--kernel", "4"], "nearest: 5"),
+        (1, [*NETWORK, "--convs", "0"], "convolutions must be at least 1"),
+        (1, [*TILED, "--tile", "3"], "nearest legal tile: 4"),
+        (1, [*TILED, "--grid", "26x1"], "at most 25 tiles"),
+        (1, [*NETWORK, "--image", "0x5"], "at least one pixel a side"),
+        (1, [*NETWORK, "--halo", "23"], "nearest: 20 or 24"),
+        (1, [*NETWORK, "--halo", "wide"], "halo is exact, epsilon or a number"),
+        (1, [*NETWORK, "--padding", "valid", "--halo", "20"], "use halo: exact"),
+        (2, [], ""),
+        (2, ["--levels", "5", "--poolings", "4"], ""),
+        (2, ["--preset", "small", "--levels", "5"], ""),
+        (2, ["--preset", "small", "--convs", "3"], ""),
+        (2, [*NETWORK, "--grid", "8x8"], ""),
+        (2, [*NETWORK, "--tile", "64"], ""),
+        (2, [*TILED, "--grid", "2x2", "--tile", "64"], ""),
+        (2, [*NETWORK, "--preset", "tiny"], "--preset"),
+        (2, ["--poolings", "four"], "--poolings"),
+        (2, [*NETWORK, "--image", "100x100x3"], "--image"),
+        (2, [*NETWORK, "--image", "-100"], "--image"),
+        (2, [*NETWORK, "--unknown"], "--unknown"),
     ],
     ids=str,
 )
-def test_a_broken_rule_is_one_line_and_exit_code_1(
-    capsys: Capture, arguments: list[str], said: str
+def test_what_is_wrong_is_one_line_with_its_exit_code(
+    capsys: Capture, code: int, arguments: list[str], said: str
 ) -> None:
-    code, line = refusal(capsys, *arguments)
-    assert code == 1
-    assert line.startswith("tilenet: ")
-    assert said in line
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["--levels", "5", "--poolings", "4"],
-        ["--preset", "small", "--levels", "5"],
-        ["--preset", "small", "--convs", "3"],
-        ["--poolings", "4", "--grid", "8x8"],
-        ["--poolings", "4", "--tile", "64"],
-        ["--poolings", "4", "--image", "100", "--grid", "2x2", "--tile", "64"],
-    ],
-    ids=" ".join,
-)
-def test_options_that_contradict_each_other_are_one_line_and_exit_code_2(
-    capsys: Capture, arguments: list[str]
-) -> None:
-    code, line = refusal(capsys, *arguments)
-    assert code == 2
-    assert line.startswith("tilenet halo: ")
-
-
-WRONG = ["--preset tiny", "--poolings four", "--image 100x100x3", "--image -100", "--unknown"]
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_option_is_named_and_exit_code_2(capsys: Capture, wrong: str) -> None:
-    assert main(["--poolings", "4", *wrong.split()]) == 2
+    assert main(arguments) == code
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("tilenet halo: ")
-    assert wrong.split()[0] in printed.err.splitlines()[0]
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_option_is_one_line(capsys: Capture, wrong: str) -> None:
-    code, _ = refusal(capsys, "--poolings", "4", *wrong.split())
-    assert code == 2
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("tilenet: " if code == 1 else "tilenet halo: ")
+    assert said in printed.err
 
 
 SCRIPT = """
@@ -203,13 +173,3 @@ def test_neither_torch_nor_mpi_nor_rasters_are_loaded() -> None:
     for name in ("torch", "mpi4py", "rasterio", "numpy", "jsonargparse"):
         assert f"'{name}'" not in run.stderr
     assert "768" in run.stdout
-
-
-def test_the_program_returns_the_commands_exit_code() -> None:
-    for arguments, code in ((["--levels", "1"], 1), ([], 2)):
-        run = subprocess.run(
-            [sys.executable, "-m", "tilenet", "halo", *arguments], capture_output=True, check=False
-        )
-        assert run.returncode == code
-        assert run.stdout == b""
-        assert run.stderr.count(b"\n") == 1

@@ -146,13 +146,14 @@ def test_a_list_names_images_relative_to_its_folder(here: Path, name: str) -> No
 
 def test_a_list_without_geometry_or_splits(here: Path) -> None:
     features = [
-        {"type": "Feature", "geometry": None, "properties": {"image": f"{n}.tif", "label": "l.tif"}}
-        for n in "cab"
+        {"type": "Feature", "geometry": None, "properties": {"image": name, "label": "l.tif"}}
+        for name in ("c.tif", "a.tif", [1, 2])
     ]
     text = json.dumps({"type": "FeatureCollection", "features": features})
     Path("list.json").write_text(text)
     found = read_image_list("list.json")
-    assert [image for image, _ in found.train] == ["c.tif", "a.tif", "b.tif"]  # as they stand
+    # As they stand; a list within a list is a text.
+    assert [image for image, _ in found.train] == ["c.tif", "a.tif", "[ 1, 2 ]"]
     assert (found.validation, found.has_splits) == ((), False)
 
 

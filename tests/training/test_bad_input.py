@@ -57,88 +57,77 @@ def training(folder: Path, image: str, labels: str, *more: str) -> list[str]:
     ]
 
 
-def test_missing_file(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
-    labels = make("labels.tif", LABELS)
-    words = said(comm, capfd, training(shared_path, "/nowhere.tif", labels), 1)
-    assert words.count("/nowhere.tif") == 1
+EMPTY, FLOATS = np.full_like(LABELS, 255), LABELS.astype(np.float32)
+BATCH_OF_TILES = ("--network.norm", "batch", "--network.norm_scope", "tile")
+DIVERGING = ("--optimizer.lr", "1e30", "--optimizer.name", "sgd", "--steps", "3")
+
+# the image and its profile, the labels and theirs, options, a part of the sentence
+IMAGES = [
+    (IMAGE.astype(np.complex64), {}, "pixels must be real numbers"),
+    (np.zeros_like(IMAGE), {"nodata": 0}, "an image must hold pixels with data"),
+    (np.full(IMAGE.shape, np.nan, np.float32), {}, "an image must hold pixels with data"),
+]
+TRUTHS = [
+    (LABELS[:-1], {"crs": None}, "must have the image's size"),
+    (LABELS, {"crs": "EPSG:32631"}, "labels must overlap their image"),
+    (LABELS, {"transform": rasterio.Affine(2, 0, 5e5 + 180, 0, -2, 4e6)}, "must overlap"),
+    (LABELS + 1, {}, "labels must be 0 to classes − 1"),
+    (EMPTY, {}, "at least one pixel with data must be labelled"),
+    (FLOATS, {}, "labels must be one band of whole numbers"),
+    (np.stack([LABELS, LABELS]), {}, "labels must be one band of whole numbers"),
+]
+OPTIONS = [
+    (("--bands", "[1,2,4]"), "bands are counted from 1"),
+    (("--tiles.size_px", "3"), "nearest legal tile: 4"),
+    (("--tiles.rows", "19", "--tiles.columns", "1"), "at most 18 tiles"),
+    (("--halo", "30"), "nearest: 28 or 32"),
+    (("--crop_px", "30"), "crop_px must be a multiple"),
+    (("--mesh.rows", "7"), "replicas × rows × columns must be the number of ranks"),
+    (("--network.base", "2000000"), "fewer than 2³¹ elements"),
+    (("--partitions", "99"), "every partition needs a layer"),
+    (("--balance", "[3, 4]"), "must add up to the number of layers"),
+    (("--micro_batches", "999"), "at least as many tiles as micro-batches"),
+    (("--device", "[cuda:77]"), "a device is cpu or cuda:<number>"),
+    (("--resolution", "3"), "nearest: 2 or 4"),
+    (("--tiles.rows", "0", "--tiles.columns", "0"), "at least one tile a side"),
+    (("--crop_px", "4", *BATCH_OF_TILES), "normalisation needs more than one cell"),
+    (("--init", "/nowhere.safetensors"), "files must be whole"),
+    (DIVERGING, "finite"),
+]
+CASES = [
+    *((image, profile, LABELS, {}, (), said) for image, profile, said in IMAGES),
+    *((IMAGE, {}, labels, profile, (), said) for labels, profile, said in TRUTHS),
+    *((IMAGE, {}, LABELS, {}, options, said) for options, said in OPTIONS),
+]
+
+
+@pytest.mark.parametrize(
+    ("image", "profile", "truth", "truths", "options", "sentence"),
+    CASES,
+    ids=[c[-1] for c in CASES],
+)
+def test_what_cannot_be_trained_is_said_once(
+    comm, shared_path, make, capfd, image, profile, truth, truths, options, sentence
+):  # type: ignore[no-untyped-def]
+    paths = make("image.tif", image, **profile), make("labels.tif", truth, **truths)
+    words = said(comm, capfd, training(shared_path, *paths, *options), 1)
+    assert sentence in words
     assert words.count("tilenet: ") == 1
+    history = shared_path / "run" / "history.csv"
+    assert options == DIVERGING or not history.exists()
 
 
-def test_truncated_image(comm, shared_path, make, capfd):  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("way", ["missing", "truncated"])
+def test_an_image_that_is_not_whole(comm, shared_path, make, capfd, way):  # type: ignore[no-untyped-def]
     image, labels = make("image.tif", IMAGE), make("labels.tif", LABELS)
     if comm.rank == 0:
         data = Path(image).read_bytes()
-        Path(image).write_bytes(data[: len(data) // 2])
+        Path(image).unlink()
+        if way == "truncated":
+            Path(image).write_bytes(data[: len(data) // 2])
     comm.Barrier()
     words = said(comm, capfd, training(shared_path, image, labels), 1)
-    assert "must be readable everywhere" in words
-    assert words.count("tilenet: ") == 1
-
-
-@pytest.mark.parametrize(
-    ("values", "profile", "sentence"),
-    [
-        (LABELS[:-1], {"crs": None}, "must have the image's size"),
-        (LABELS, {"crs": "EPSG:32631"}, "labels must overlap their image"),
-        (LABELS, {"transform": rasterio.Affine(2, 0, 5e5 + 180, 0, -2, 4e6)}, "must overlap"),
-        (LABELS + 1, {}, "labels must be 0 to classes − 1"),
-        (np.full_like(LABELS, 255), {}, "at least one pixel with data must be labelled"),
-        (LABELS.astype(np.float32), {}, "labels must be one band of whole numbers"),
-        (np.stack([LABELS, LABELS]), {}, "labels must be one band of whole numbers"),
-    ],
-    ids=["size", "crs", "grid", "classes", "empty", "float", "bands"],
-)
-def test_labels(comm, shared_path, make, capfd, values, profile, sentence):  # type: ignore[no-untyped-def]
-    image, labels = make("image.tif", IMAGE), make("labels.tif", values, **profile)
-    words = said(comm, capfd, training(shared_path, image, labels), 1)
-    assert sentence in words
-    assert words.count("tilenet: ") == 1
-    assert not (shared_path / "run" / "history.csv").exists()
-
-
-@pytest.mark.parametrize(
-    ("values", "profile", "more", "sentence"),
-    [
-        (IMAGE, {}, ("--bands", "[1,2,4]"), "bands are counted from 1"),
-        (IMAGE.astype(np.complex64), {}, (), "pixels must be real numbers"),
-        (np.zeros_like(IMAGE), {"nodata": 0}, (), "an image must hold pixels with data"),
-        (np.full(IMAGE.shape, np.nan, np.float32), {}, (), "an image must hold pixels with data"),
-        (IMAGE, {}, ("--tiles.size_px", "3"), "nearest legal tile: 4"),
-        (IMAGE, {}, ("--tiles.rows", "19", "--tiles.columns", "1"), "at most 18 tiles"),
-        (IMAGE, {}, ("--halo", "30"), "nearest: 28 or 32"),
-        (IMAGE, {}, ("--crop_px", "30"), "crop_px must be a multiple"),
-        (IMAGE, {}, ("--mesh.rows", "7"), "replicas × rows × columns must be the number of ranks"),
-        (IMAGE, {}, ("--network.base", "2000000"), "fewer than 2³¹ elements"),
-        (IMAGE, {}, ("--partitions", "99"), "every partition needs a layer"),
-        (IMAGE, {}, ("--balance", "[3, 4]"), "must add up to the number of layers"),
-        (IMAGE, {}, ("--balance", "[0, 39]"), "every partition needs a layer"),
-        (IMAGE, {}, ("--balance", "[20, 9]", "--partitions", "3"), "one number of layers per"),
-        (IMAGE, {}, ("--micro_batches", "999"), "at least as many tiles as micro-batches"),
-        (IMAGE, {}, ("--device", "[cpu, cpu]"), "a list of devices names one per partition"),
-        (IMAGE, {}, ("--device", "[cuda:77]"), "a device is cpu or cuda:<number>"),
-        (IMAGE, {}, ("--gradients.piece_mb", "0"), "gradients.piece_mb is a finite number"),
-        (IMAGE, {}, ("--resolution", "3"), "nearest: 2 or 4"),
-        (IMAGE, {}, ("--resolution", ".inf"), "resolution must be a whole multiple"),
-        (IMAGE, {}, ("--tiles.rows", "0", "--tiles.columns", "0"), "at least one tile a side"),
-        (
-            IMAGE,
-            {},
-            ("--crop_px", "4", "--network.norm", "batch", "--network.norm_scope", "tile"),
-            "normalisation needs more than one cell",
-        ),
-        (IMAGE, {}, ("--init", "/nowhere.safetensors"), "files must be whole"),
-        (
-            IMAGE,
-            {},
-            ("--optimizer.lr", "1e30", "--optimizer.name", "sgd", "--steps", "3"),
-            "finite",
-        ),
-    ],
-)
-def test_images_and_keys(comm, shared_path, make, capfd, values, profile, more, sentence):  # type: ignore[no-untyped-def]
-    image, labels = make("image.tif", values, **profile), make("labels.tif", LABELS)
-    words = said(comm, capfd, training(shared_path, image, labels, *more), 1)
-    assert sentence in words
+    assert ("must be readable everywhere" if way == "truncated" else image) in words
     assert words.count("tilenet: ") == 1
 
 

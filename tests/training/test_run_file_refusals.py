@@ -8,9 +8,13 @@ import pytest
 from test_run_file import LEAST, a_run, read
 
 from tilenet.errors import TilenetError, UsageError
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.planning.memory.layer import check_weight_bytes
+from tilenet.training.architecture import Architecture
 from tilenet.training.config.keys import (
     AugmentKeys,
     CheckpointKeys,
+    NetworkKeys,
     OptimizerKeys,
     ProfileKeys,
     ScheduleKeys,
@@ -20,49 +24,55 @@ from tilenet.training.config.keys import (
 from tilenet.training.config.read import read_run_file
 from tilenet.training.config.validation_keys import ValidationKeys
 
+UNKNOWN = r"unknown key {}; the nearest known key is {}\)$"
 
-@pytest.mark.parametrize(
-    ("text", "options", "unknown", "nearest"),
-    [
-        ("stpes: 3", "", "stpes", "steps"),
-        ("netwrk: {preset: small}", "", "netwrk.preset", "network.preset"),
-        ("network: {pooling: 3}", "", "network.pooling", "network.poolings"),
-        ("mesh: {cols: 3}", "", "mesh.cols", "mesh.columns"),
-        ("", "--stpes 3", "stpes", "steps"),
-        ("", "--stpes=3", "stpes", "steps"),
-        ("", "--network.norm_scop tile", "network.norm_scop", "network.norm_scope"),
-    ],
-)
-def test_an_unknown_key_or_option_names_the_nearest_known_one(
-    tmp_path: Path, text: str, options: str, unknown: str, nearest: str
+# what stands in the file below the least of a run, options, a part of the sentence
+TEXTS = [
+    ("stpes: 3", "", UNKNOWN.format("stpes", "steps")),
+    ("netwrk: {preset: small}", "", UNKNOWN.format(r"netwrk\.preset", r"network\.preset")),
+    ("network: {pooling: 3}", "", UNKNOWN.format(r"network\.pooling", r"network\.poolings")),
+    ("mesh: {cols: 3}", "", UNKNOWN.format(r"mesh\.cols", r"mesh\.columns")),
+    ("", "--stpes 3", UNKNOWN.format("stpes", "steps")),
+    ("", "--stpes=3", UNKNOWN.format("stpes", "steps")),
+    ("", "--network.norm_scop tile", UNKNOWN.format(".*norm_scop", ".*norm_scope")),
+    ("steps: many", "", '"steps"'),
+    ("steps: 2.5", "", '"steps"'),
+    ("halo: wide", "", '"halo"'),
+    ("halo: 9.5", "", '"halo"'),
+    ("bands: {red: 1}", "", '"bands"'),
+    ("precision: float17", "", '"precision"'),
+    ("network: {preset: tiny}", "", '"network.preset"'),
+    ("network: {norm: layer}", "", '"network.norm"'),
+    ("loss: hinge", "", '"loss"'),
+    ("class_weights: some", "", '"class_weights"'),
+    ("nodata: black", "", '"nodata"'),
+    ("optimizer: {name: lion}", "", '"optimizer.name"'),
+    ("steps: [1", "", "Problems parsing config.* line 6"),
+    ("- steps", "", "Problems parsing config.* line 6"),
+    ("steps: 1\n  epochs: 2", "", "Problems parsing config.* line 7"),
+    ("tiles: null", "", r"tiles is a group of keys \(tiles: None\)"),
+    ("network: 3", "", r"network is a group of keys \(network: 3\)"),
+    ("network: /nowhere.yaml", "", r'"network": Unable to load config ./nowhere\.yaml'),
+    ("config: /nowhere.yaml", "", r"File does not exist: ./nowhere\.yaml"),
+    ("seed: 3\nread_ahead: 1\nseed: 4", "", r"stands once .* \(seed in lines 6 and 8\); delete"),
+    ("vectors: {field: f, classes: {1: 0, 1: 1}}", "", r"\(1 in lines 6 and 6\); delete one"),
+]
+
+
+@pytest.mark.parametrize(("text", "options", "said"), TEXTS)
+def test_what_a_file_or_an_option_may_not_say_is_refused_in_one_line(
+    tmp_path: Path, text: str, options: str, said: str
 ) -> None:
-    said = rf"unknown key {unknown}; the nearest known key is {nearest}\)$"
-    with pytest.raises(UsageError, match=said):
-        read(tmp_path, f"steps: 1\n{text}\n", *options.split())
-
-
-@pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ("steps: many", "steps"),
-        ("steps: 2.5", "steps"),
-        ("halo: wide", "halo"),
-        ("halo: 9.5", "halo"),
-        ("bands: {red: 1}", "bands"),
-        ("precision: float17", "precision"),
-        ("network: {preset: tiny}", "network.preset"),
-        ("network: {norm: layer}", "network.norm"),
-        ("loss: hinge", "loss"),
-        ("nodata: black", "nodata"),
-        ("optimizer: {name: lion}", "optimizer.name"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_refused_by_its_key(
-    tmp_path: Path, text: str, key: str
-) -> None:
-    with pytest.raises(UsageError, match=f'"{key}"') as raised:
-        read(tmp_path, f"epochs: 1\n{text}\n")
+    with pytest.raises(UsageError, match=said) as raised:
+        read(tmp_path, f"epochs: 1\n{text}\n", *options.split())
     assert "\n" not in str(raised.value)
+
+
+def test_a_number_and_the_same_text_are_two_keys(tmp_path: Path) -> None:
+    groups = "optimizer: {name: sgd}\nschedule: {name: poly}\n"
+    vectors = 'vectors: {field: f, classes: {1: 0, "1": 1}}\n'
+    run = read(tmp_path, f"steps: 1\n{groups}{vectors}")
+    assert (run.optimizer.name, run.schedule.name) == ("sgd", "poly")
 
 
 @pytest.mark.parametrize("key", ["images", "classes", "output"])
@@ -74,6 +84,22 @@ def test_a_missing_key_is_refused_by_its_name(tmp_path: Path, key: str) -> None:
         read_run_file(["-c", str(path)])
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", r"holds keys and values .*run\.yaml: "),
+        (b"- a\n", "holds keys and values"),
+        (b"a: \xe9\n", r"is UTF-8 text .*run\.yaml: .*position 3"),
+        (b"config: {seed: 3}\n", "names no other ones"),
+        (b"config: /etc/passwd\n", "holds keys and values"),
+    ],
+)
+def test_files_that_are_no_run_files_are_refused(tmp_path: Path, data: bytes, said: str) -> None:
+    (tmp_path / "run.yaml").write_bytes(data)
+    with pytest.raises(UsageError, match=f"a run file {said}"):
+        read_run_file(["-c", str(tmp_path / "run.yaml")])
+
+
 def test_labels_may_be_missing_beside_a_list_of_images_only(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     text = "images: {}\nclasses: 2\noutput: out\nsteps: 1\n"
@@ -83,23 +109,6 @@ def test_labels_may_be_missing_beside_a_list_of_images_only(tmp_path: Path) -> N
     path.write_text(text.format("a.tif"))
     with pytest.raises(TilenetError, match=r"one label file \(images: 1, labels: 0\)"):
         read_run_file(["-c", str(path)])
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("steps: [1", "Problems parsing config.* line 6"),
-        ("- steps", "Problems parsing config.* line 5"),
-        ("steps: 1\n  epochs: 2", "Problems parsing config.* line 6"),
-        ("tiles: null", r"tiles is a group of keys \(tiles: None\)"),
-        ("network: 3", r"network is a group of keys \(network: 3\)"),
-        ("network: /nowhere.yaml", r'"network": Unable to load config ./nowhere\.yaml'),
-        ("config: /nowhere.yaml", r"File does not exist: ./nowhere\.yaml"),
-    ],
-)
-def test_what_holds_no_keys_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        read(tmp_path, text)
 
 
 # --- contradictions
@@ -122,13 +131,18 @@ def test_what_holds_no_keys_is_refused(tmp_path: Path, text: str, said: str) -> 
         ({"epochs": 2}, r"steps or epochs, one of them \(steps: 1, epochs: 2\)"),
         ({"classes": 1}, "at least two classes"),
         ({"classes": ["sea"]}, "at least two classes"),
+        ({"classes": 10**9}, "at most 4096 classes"),
         ({"classes": ["sea", "a b", "ice", "a b"]}, r"name of its own.*'a b' is there 2 times"),
+        ({"seed": None}, r"has a value \(seed: null"),
+        ({"seed": 10**400}, "bits"),
+        ({"optimizer": OptimizerKeys(lr=None)}, r"has a value \(optimizer\.lr: null"),
         ({"ignore_index": 1}, r"may not be a class \(ignore_index: 1, classes: 0 to 1\)"),
         ({"ignore_index": 0}, r"may not be a class \(ignore_index: 0, classes: 0 to 1\)"),
         ({"vectors": VectorKeys(burn=2)}, r"\(vectors.burn: 2, classes: 0 to 1, ignore_index: 255"),
         ({"class_weights": [1.0]}, "one weight of at least 0 per class"),
         ({"class_weights": [1.0, -0.5]}, "one weight of at least 0 per class"),
         ({"class_weights": [0.0, 0.0]}, "not all 0"),
+        ({"class_weights": [float("nan"), 1.0]}, "class_weights"),
         ({"class_weights": []}, "one weight of at least 0 per class"),
         ({"tiles": TileKeys(2, 2, 64)}, "a grid or as a size, not both"),
         ({"tiles": TileKeys(rows=2)}, r"rows and columns \(rows: 2, columns: None\)"),
@@ -207,56 +221,56 @@ def test_the_least_values_are_legal(change: dict[str, Any]) -> None:
     assert all(getattr(run, name) == value for name, value in change.items())
 
 
-def test_contradictions_of_a_file_are_said_in_the_same_words(tmp_path: Path) -> None:
-    with pytest.raises(TilenetError, match="steps or epochs"):
-        read(tmp_path, "steps: 1\nepochs: 2\n")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "rule"),
-    [
-        ("steps: -1", "from 0 on"),
-        ("seed: -1", "from 0 on"),
-        ("read_ahead: -1", "from 0 on"),
-        ("hang_seconds: inf", "from 0 on"),
-        ("focal_gamma: -0.1", "from 0 on"),
-        ("optimizer.lr: -1.0", "from 0 on"),
-        ("optimizer.lr: nan", "from 0 on"),
-        ("optimizer.momentum: -1.0", "from 0 on"),
-        ("optimizer.weight_decay: inf", "from 0 on"),
-        ("schedule.warmup_steps: -1", "from 0 on"),
-        ("schedule.min_lr: -0.1", "from 0 on"),
-        ("augment.brightness: -0.1", "from 0 on"),
-        ("augment.noise: inf", "from 0 on"),
-        ("checkpoint_every: 0", "from 1 on"),
-        ("crop_px: 0", "from 1 on"),
-        ("partitions: 0", "from 1 on"),
-        ("checkpoints.keep: 0", "from 1 on"),
-        ("validation.block_px: 0", "from 1 on"),
-        ("validation.every: 0", "from 1 on"),
-        ("validation.batch_size: 0", "from 1 on"),
-        ("micro_batches: 0", "from 1 to 1024"),
-        ("micro_batches: 1025", "from 1 to 1024"),
-        ("batch_size: 0", "from 1 to 2²⁰"),
-        ("batch_size: 1048577", "from 1 to 2²⁰"),
-        ("optimizer.clip_norm: 0.0", "above 0"),
-        ("schedule.power: 0.0", "above 0"),
-        ("schedule.factor: -1.0", "above 0"),
-        ("oversample: 1.1", "from 0 to 1"),
-        ("augment.contrast: 1.1", "from 0 to 1"),
-        ("validation.share: 1.0", "from 0 to below 1"),
-        ("gradients.piece_mb: 0.0", "from 1/1024 to 1024"),
-        ("gradients.piece_mb: nan", "from 1/1024 to 1024"),
-        ("swapping.min_mib: -0.5", "from 0 to below 2²⁰"),
-        ("swapping.device_gib: 0.0", "above 0 and below 2²⁰"),
-        ("swapping.host_gib: -1.0", "above 0 and below 2²⁰"),
+OUT_OF_RANGE = {
+    "from 0 on": [
+        "steps: -1",
+        "seed: -1",
+        "read_ahead: -1",
+        "hang_seconds: inf",
+        "focal_gamma: -0.1",
+        "optimizer.lr: -1.0",
+        "optimizer.lr: nan",
+        "optimizer.momentum: -1.0",
+        "optimizer.weight_decay: inf",
+        "schedule.warmup_steps: -1",
+        "schedule.min_lr: -0.1",
+        "augment.brightness: -0.1",
+        "augment.noise: inf",
     ],
-)
-def test_a_number_out_of_its_range_is_refused_with_it(
-    tmp_path: Path, wrong: str, rule: str
-) -> None:
-    key, _, value = wrong.partition(": ")
-    length = "epochs: 1\n" if key != "steps" else ""
-    said = f"{key} is a finite number {rule} ({wrong}); write such a number"
-    with pytest.raises(TilenetError, match=re.escape(said)):
-        read(tmp_path, length, f"--{key}={'.' * value.isalpha()}{value}")
+    "from 1 on": [
+        "checkpoint_every: 0",
+        "crop_px: 0",
+        "partitions: 0",
+        "checkpoints.keep: 0",
+        "validation.block_px: 0",
+        "validation.every: 0",
+        "validation.batch_size: 0",
+    ],
+    "from 1 to 1024": ["micro_batches: 0", "micro_batches: 1025"],
+    "from 1 to 2²⁰": ["batch_size: 0", "batch_size: 1048577"],
+    "above 0": ["optimizer.clip_norm: 0.0", "schedule.power: 0.0", "schedule.factor: -1.0"],
+    "from 0 to 1": ["oversample: 1.1", "augment.contrast: 1.1"],
+    "from 0 to below 1": ["validation.share: 1.0"],
+    "from 1/1024 to 1024": ["gradients.piece_mb: 0.0", "gradients.piece_mb: nan"],
+    "from 0 to below 2²⁰": ["swapping.min_mib: -0.5"],
+    "above 0 and below 2²⁰": ["swapping.device_gib: 0.0", "swapping.host_gib: -1.0"],
+}
+
+
+@pytest.mark.parametrize("rule", OUT_OF_RANGE)
+def test_a_number_out_of_its_range_is_refused_with_it(tmp_path: Path, rule: str) -> None:
+    for wrong in OUT_OF_RANGE[rule]:
+        key, _, value = wrong.partition(": ")
+        length = "epochs: 1\n" if key != "steps" else ""
+        said = f"{key} is a finite number {rule} ({wrong}); write such a number"
+        with pytest.raises(TilenetError, match=re.escape(said)):
+            read(tmp_path, length, f"--{key}={'.' * value.isalpha()}{value}")
+
+
+def test_networks_larger_than_any_memory_are_refused() -> None:
+    with pytest.raises(TilenetError, match="at most 100 convolutions"):
+        UNetOptions(convolutions=10**9)
+    with pytest.raises(TilenetError, match="weights alone"):
+        check_weight_bytes(unet_layers(UNetOptions(poolings=1, base=10**6)))
+    with pytest.raises(TilenetError, match="nearest: 4"):
+        Architecture.of(NetworkKeys(base=5), 4, 2, 0)

@@ -1,6 +1,8 @@
 """Vector files that cannot be labels are refused in one sentence with a remedy."""
 
+import json
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -233,3 +235,26 @@ def test_keys_may_name_classes_and_what_does_not_count() -> None:
     VectorKeys("f", {"a": 2, "b": None, "c": 255}, [2, 255, 0], background="ignore").check(3, 255)
     VectorKeys("f", burn=77).check(3, 255)  # stands aside where there is a field
     VectorKeys(burn=2, background=255).check(3, 255)
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "9" * 19])
+def test_class_numbers_without_end_are_refused(value: str) -> None:
+    with pytest.raises(TilenetError, match="must be whole numbers"):
+        VectorKeys(field="class").classes_of([value], 255, "a.gpkg")
+    assert VectorKeys(field="class").classes_of(["9" * 18], 255, "a.gpkg") == [10**18 - 1]
+
+
+def test_what_gdal_mends_of_polygons_is_not_said(tmp_path: Path, image: Raster) -> None:
+    ring = [[500001, 3999999], [500009, 3999999], [500009, 3999985], [500001, 3999985]]
+    shape = {"type": "Polygon", "coordinates": [ring]}
+    feature = {"type": "Feature", "id": 3, "properties": {"class": 1}, "geometry": shape}
+    crs = {"type": "name", "properties": {"name": "urn:ogc:def:crs:EPSG::32630"}}
+    path = tmp_path / "a.geojson"
+    entry = {"type": "FeatureCollection", "crs": crs, "features": [feature, feature]}
+    path.write_text(json.dumps(entry))
+    with (
+        warnings.catch_warnings(),
+        open_labels(str(path), image, 255, VectorKeys(field="class")) as labels,
+    ):
+        warnings.simplefilter("error")
+        assert (labels.read(image.whole) == 1).any()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tilenet.data.labels.open import open_labels
 from tilenet.data.rasters.opening import dtypes_of
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
+from tilenet.geometry.windows import Window
 from tilenet.mapping.writer import check_target
 
 Write = Callable[..., str]
@@ -127,3 +129,31 @@ def test_dtypes_without_a_name_are_refused_in_one_sentence() -> None:
     for dataset in (Half(), Unknown()):
         with pytest.raises(TilenetError, match=r"numpy and rasterio know \(half\.tif"):
             dtypes_of(dataset)
+
+
+def sparse(path: Path, side: int, **profile: Any) -> str:
+    """A raster of zeros that takes no room on the disk."""
+    grid = {
+        "crs": "EPSG:32630",
+        "transform": rasterio.Affine(1, 0, 5e5, 0, -1, 4e6),
+        "SPARSE_OK": True,
+    }
+    size = {"height": side, "width": side, "count": 1, "dtype": "uint8", "compress": "deflate"}
+    with rasterio.open(path, "w", driver="GTiff", **(grid | size | profile)):
+        return str(path)
+
+
+def test_blocks_larger_than_memory_are_refused(tmp_path: Path) -> None:
+    block = {"tiled": True, "blockxsize": 33_024, "blockysize": 33_024}
+    path = sparse(tmp_path / "a.tif", 33_000, **block)
+    with pytest.raises(TilenetError, match=r"blocks of 33024 × 33024 px, 1040 MiB\).*TILED=YES"):
+        Raster(path)
+    small = sparse(tmp_path / "b.tif", 100_000, tiled=True)
+    with Raster(small) as image:
+        assert image.read(Window(99_000, 99_000, 9, 9)).values.shape == (1, 9, 9)
+
+
+@pytest.mark.parametrize("a", [float("nan"), float("inf")])
+def test_a_transform_without_numbers_is_refused(write_raster: Write, a: float) -> None:
+    with pytest.raises(TilenetError, match="transform must give pixels a place"):
+        Raster(write_raster("a.tif", pixels(1), transform=rasterio.Affine(a, 0, 5e5, 0, -1, 4e6)))

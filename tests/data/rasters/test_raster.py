@@ -238,7 +238,16 @@ def test_a_resolution_may_be_five_percent_off(
 
 @pytest.mark.parametrize(
     ("asked", "nearest"),
-    [(5, "4 or 6"), (3.0, "2 or 4"), (1, "2"), (2.2, "2 or 4"), (0, "2"), (-4, "2")],
+    [
+        (5, "4 or 6"),
+        (3.0, "2 or 4"),
+        (1, "2"),
+        (2.2, "2 or 4"),
+        (0, "2"),
+        (-4, "2"),
+        (2e300, ".*"),
+        (float("inf"), ".*"),
+    ],
 )
 def test_another_resolution_is_refused_with_its_neighbours(
     write_raster: Write, asked: float, nearest: str
