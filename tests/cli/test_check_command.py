@@ -32,16 +32,6 @@ def answer(capsys: Capture, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def refusal(capsys: Capture, *arguments: str) -> tuple[int, str]:
-    """The exit code, and the one line that is said; nothing is printed as an answer."""
-    code = main(list(arguments))
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert printed.err.endswith("\n")
-    return code, printed.err
-
-
 class Plain(nn.Module):
     """Of which a reader can work out all numbers."""
 
@@ -209,71 +199,40 @@ def test_people_are_told_the_same_numbers(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "words"),
+    ("code", "arguments", "words"),
     [
-        ("softmax_over_rows", r"softmax over cells looks at all .*\(1\.1: softmax of dimension 2"),
-        ("Turning", r"nobody knows what this operator looks at \(inner\.1: flip"),
-        ("Half", r"one cell per input pixel"),
-        ("shared_weights", r"each weight belongs to one layer \((1|3)\.weight"),
+        (1, ["softmax_over_rows"], r"softmax over cells looks at all .*\(1\.1: softmax of dim"),
+        (1, ["Turning"], r"nobody knows what this operator looks at \(inner\.1: flip"),
+        (1, ["Turning", "--json"], r"nobody knows what this operator looks at \(inner\.1: flip"),
+        (1, ["Half"], r"one cell per input pixel"),
+        (1, ["shared_weights"], r"each weight belongs to one layer \((1|3)\.weight"),
+        (1, ["Rude"], r":Rude: KeyError: .*weights of\\+nlast year"),
+        (1, ["Missing"], r":Missing: AttributeError: .*Missing"),
+        (1, ["Nested.Missing"], r":Nested\.Missing: AttributeError: .*Missing"),
+        (1, ["no_such_package_at_all:Net"], r"ModuleNotFoundError: .*no_such_package_at_all"),
+        (1, ["zoo:ZOO"], r"zoo:ZOO: TypeError: .*dict"),
+        (1, ["Plain", "--options", "depth=3"], r"TypeError: .*unexpected keyword .*'depth'"),
+        (1, ["Plain"], r"one image \(B, 3, .*another number of bands"),  # takes 2
+        (2, ["zoo.Gated"], r"package:function or package:Class \(zoo\.Gated\)"),
+        (2, ["zoo:Gated", "--options", "wide"], r"name=value \(--options: wide\)"),
+        (2, ["zoo:Gated", "--depth", "3"], r"--depth"),
+        (2, ["zoo:Gated", "--bands", "three"], r"--bands.*three"),
+        (2, ["zoo:Gated", "--batch-norm", "tile"], r"--batch-norm.*tile"),
+        (2, [], r"PACKAGE:NAME"),
     ],
+    ids=str,
 )
-@pytest.mark.parametrize("more", [[], ["--json"]], ids=["table", "json"])
-def test_a_refused_network_is_an_error_in_one_sentence(
-    capsys: Capture, network: str, words: str, more: list[str]
+def test_what_cannot_be_cut_or_made_is_said_in_one_line(
+    capsys: Capture, code: int, arguments: list[str], words: str
 ) -> None:
-    code, said = refusal(capsys, f"{HERE}:{network}", *more)
-    assert code == 1
-    assert re.match(rf"tilenet: .*{words}", said)
-
-
-@pytest.mark.parametrize(
-    ("network", "words"),
-    [
-        (f"{HERE}:Rude", r"KeyError: .*weights of\\+nlast year"),
-        (f"{HERE}:Missing", r"AttributeError: .*Missing"),
-        (f"{HERE}:Nested.Missing", r"AttributeError: .*Missing"),
-        ("no_such_package_at_all:Net", r"ModuleNotFoundError: .*no_such_package_at_all"),
-        ("zoo:ZOO", r"TypeError: .*dict"),
-    ],
-)
-def test_what_cannot_be_made_is_an_error_in_one_sentence(
-    capsys: Capture, network: str, words: str
-) -> None:
-    code, said = refusal(capsys, network)
-    assert code == 1
-    assert re.match(rf"tilenet: .*{re.escape(network)}: {words}", said)
-    assert "Traceback" not in said
-
-
-def test_an_option_that_the_constructor_does_not_know_is_its_error(capsys: Capture) -> None:
-    code, said = refusal(capsys, f"{HERE}:Plain", "--options", "depth=3")
-    assert code == 1
-    assert re.search(r"TypeError: .*unexpected keyword argument 'depth'", said)
-
-
-def test_other_bands_than_the_networks_are_an_error(capsys: Capture) -> None:
-    code, said = refusal(capsys, f"{HERE}:Plain")  # takes 2
-    assert code == 1
-    assert re.match(
-        r"tilenet: a module must take one image \(B, 3, .*another number of bands", said
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["zoo.Gated"], r"package:function or package:Class \(zoo\.Gated\)"),
-        (["zoo:Gated", "--options", "wide"], r"an option is name=value \(--options: wide\)"),
-        (["zoo:Gated", "--depth", "3"], r"--depth"),
-        (["zoo:Gated", "--bands", "three"], r"--bands.*three"),
-        (["zoo:Gated", "--batch-norm", "tile"], r"--batch-norm.*tile"),
-        ([], r"PACKAGE:NAME"),
-    ],
-)
-def test_wrong_use(capsys: Capture, arguments: list[str], words: str) -> None:
-    code, said = refusal(capsys, *arguments)
-    assert code == 2
-    assert re.match(rf"tilenet check: .*{words}", said)
+    if code == 1 and ":" not in arguments[0]:
+        arguments = [f"{HERE}:{arguments[0]}", *arguments[1:]]
+    assert main(arguments) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert re.match(rf"tilenet{' check' if code == 2 else ''}: .*{words}", printed.err)
+    assert "Traceback" not in printed.err
 
 
 def test_packages_of_the_working_directory_are_found(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import rasterio
 import rasterio.shutil
 from affine import Affine
 from info_answers import SIZE, Write, asked, pixels, shown
-from rasterio.control import GroundControlPoint
-from rasterio.rpc import RPC
+from on_the_ground import MODEL, POINTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
 
@@ -60,39 +59,30 @@ def test_scale_offset_and_unit_are_said_and_not_applied(
     assert "\n  value" not in shown(capfd, write_raster("b.tif", values))[0]
 
 
-def test_control_points_are_said_with_a_way_to_use_them(
-    write_raster: Write, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("kind", "lines"),
+    [
+        ("gcps", ["9 ground control points (EPSG:4326) in the file, not used", "rio warp 'PATH' "]),
+        ("rpcs", ["           RPCs in the file, not used", "gdalwarp -rpc -t_srs EPSG:…"]),
+        ("none", []),
+    ],
+)
+def test_points_and_rpcs_are_said_with_a_way_to_use_them(
+    write_raster: Write, capfd: pytest.CaptureFixture[str], kind: str, lines: list[str]
 ) -> None:
     path = write_raster("a b.tif", pixels(1), crs=None, transform=Affine.identity())
-    corners = [(0, 0), (0, 60), (40, 0), (40, 60), (17, 31)]
-    points = [GroundControlPoint(r, c, 10 + c / 900, 47 - r / 700 + c / 9e5) for r, c in corners]
     with rasterio.open(path, "r+") as file:
-        file.gcps = points, rasterio.crs.CRS.from_epsg(4326)
-    (found,) = asked(capfd, path)
-    assert found["places"]["gcps"] == 5
-    assert found["places"]["gcps_crs"] == "EPSG:4326"
+        if kind == "gcps":
+            file.gcps = POINTS, "EPSG:4326"
+        elif kind == "rpcs":
+            file.rpcs = MODEL
+    places = asked(capfd, path)[0]["places"]
+    found = places["gcps"], places["gcps_crs"], places["rpcs"]
+    wanted = {"gcps": (9, "EPSG:4326", False), "rpcs": (0, None, True), "none": (0, None, False)}
+    assert found == wanted[kind]
     text, _ = shown(capfd, path)
-    assert "5 ground control points (EPSG:4326) in the file, not used" in text
-    assert f"rio warp '{path}' warped.tif --dst-crs EPSG:…" in text
-    assert "ground control" not in shown(capfd, write_raster("c.tif", pixels(1)))[0]
-
-
-def test_rpcs_are_said_with_a_way_to_use_them(
-    write_raster: Write, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = write_raster("a.tif", pixels(1), crs=None, transform=Affine.identity())
-    first = [1.0] + [0.0] * 19
-    with rasterio.open(path, "r+") as file:
-        file.rpcs = RPC(
-            height_off=1, height_scale=9, lat_off=47, lat_scale=0.1, long_off=10, long_scale=0.1,
-            line_off=20, line_scale=20, samp_off=30, samp_scale=30, line_den_coeff=first,
-            samp_den_coeff=first, line_num_coeff=[0, 0, -1, *[0] * 17],
-            samp_num_coeff=[0, 1, *[0] * 18],
-        )  # fmt: skip
-    assert asked(capfd, path)[0]["places"]["rpcs"]
-    text, _ = shown(capfd, path)
-    assert "           RPCs in the file, not used" in text
-    assert "gdalwarp -rpc -t_srs EPSG:…" in text
+    assert all(line.replace("PATH", path) in text for line in lines)
+    assert ("not used" in text) == (kind != "none")
 
 
 def a_zarr(folder: Path, arrays: dict[str, np.ndarray]) -> str:

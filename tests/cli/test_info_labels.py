@@ -1,11 +1,8 @@
 """`tilenet info` says how labels lie to their image, and counts pixels and classes."""
 
-import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyogrio
 import pytest
 import shapely
 from affine import Affine
@@ -44,36 +41,25 @@ def half() -> dict[str, Any]:
 
 
 def test_how_polygons_lie_to_their_image(
-    write_raster: Write, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    write_raster: Write, write_vector: Write, capfd: pytest.CaptureFixture[str]
 ) -> None:
     image = write_raster("image.tif", pixels(2), transform=Affine(2, 0, 5e5, 0, -2, 4e6))
-    path = tmp_path / "a.gpkg"
     shapes = [
         shapely.box(5e5, 4e6 - 80, 5e5 + 30, 4e6),
         shapely.box(5e5 + 20, 4e6 - 20, 5e5 + 60, 4e6),
     ]
-    kinds = np.array(["road", "house"], object)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "'crs' was not provided")
-        pyogrio.raw.write(
-            path,
-            shapely.to_wkb(np.array(shapes)),
-            [kinds],
-            ["kind"],
-            geometry_type="Polygon",
-            layer="b",
-        )
-    options = ["--label-crs", "EPSG:32630", "--field", "kind", "--classes", "road=1,house=4"]
-    (found,) = asked(capfd, image, "--labels", str(path), *options, "--pixels")
+    path = write_vector("a.gpkg", shapes, ["road", "house"], None, layer="b")
+    options = ["--label-crs", "EPSG:32630", "--field", "class", "--classes", "road=1,house=4"]
+    (found,) = asked(capfd, image, "--labels", path, *options, "--pixels")
     labels = found["labels"]
-    assert labels["kind"] == "2 polygons of layer b (fields: kind)"
-    assert labels["grid"] == "burned on the image's grid as classes from field kind"
+    assert labels["kind"] == "2 polygons of layer b (fields: class)"
+    assert labels["grid"] == "burned on the image's grid as classes from field class"
     assert (labels["crs"], labels["share"]) == ("EPSG:32630", 0.5)
     assert labels["bounds"] == [5e5, 4e6 - 80, 5e5 + 60, 4e6]
     assert labels["class_pixels"] == [2400 - 600 - 150, 15 * 40 - 50, 0, 0, 20 * 10]
-    (found,) = asked(capfd, image, "--labels", str(path), "--label-crs", "image")
+    (found,) = asked(capfd, image, "--labels", path, "--label-crs", "image")
     assert found["labels"]["grid"] == "burned on the image's grid as class 1"
-    (found,) = asked(capfd, image, "--labels", str(path), code=1)
+    (found,) = asked(capfd, image, "--labels", path, code=1)
     assert "need a CRS" in found["refused"]
     assert found["size"] == [40, 60]
 

@@ -1,11 +1,10 @@
 """Pictures of large images: pixels are the file's or means of neighbours, labels those below."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
+import shapely
 from affine import Affine
 
 from tilenet.data import thumbnail as module
@@ -130,7 +129,7 @@ def test_nodata_is_what_training_takes_for_it(
 
 
 def test_labels_on_another_grid_and_polygons_lie_there_too(
-    write_raster: Write, tmp_path: Path
+    write_raster: Write, write_vector: Write
 ) -> None:
     image = an_image(write_raster)
     moved = Affine(1, 0, 5e5 - 7, 0, -1, 4e6 + 9)  # finer, and begun elsewhere
@@ -141,20 +140,7 @@ def test_labels_on_another_grid_and_polygons_lie_there_too(
     seen = thumbnail(image, 43, labels=other)
     middle = np.indices(seen.labels.shape) * 3 + 1  # of three by three pixels
     assert np.array_equal(seen.labels, (middle[0] // 8 + middle[1] // 12) % 2)
-    ring = [[5e5 + 2 * c, 4e6 - 2 * r] for r, c in [(9, 30), (9, 90), (60, 90), (60, 30), (9, 30)]]
-    collection = {
-        "type": "FeatureCollection",
-        "crs": {"type": "name", "properties": {"name": "urn:ogc:def:crs:EPSG::32630"}},
-        "features": [
-            {
-                "type": "Feature",
-                "properties": {},
-                "geometry": {"type": "Polygon", "coordinates": [ring]},
-            }
-        ],
-    }
-    path = tmp_path / "polygons.geojson"
-    path.write_text(json.dumps(collection))
-    seen = thumbnail(image, 43, labels=LabelFile(str(path), 255))
+    box = shapely.box(5e5 + 2 * 30, 4e6 - 2 * 60, 5e5 + 2 * 90, 4e6 - 2 * 9)
+    seen = thumbnail(image, 43, labels=LabelFile(write_vector("polygons.gpkg", [box]), 255))
     inside = (middle[0] >= 9) & (middle[0] < 60) & (middle[1] >= 30) & (middle[1] < 90)
     assert np.array_equal(seen.labels, inside.astype(int))

