@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from pairwise import pairs
 from test_pipeline import CPU, MODES, balance_of, images, made, options, piped, plain
 from test_swapping import NETWORKS, check_empty, check_same, trained
 from torch import Tensor, nn
@@ -70,9 +71,7 @@ def check_swapped(swapper: Swapper, kind: str, more_than: int = 0) -> None:
     assert (swapper.statistics.in_count > more_than / 4) == swaps
 
 
-@pytest.mark.parametrize("kind", MIXED)
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("name", "kind", "seed"), pairs(NETWORKS, MIXED, range(3)))
 def test_our_networks(tmp_path: Path, name: str, kind: str, seed: int) -> None:
     wished = options(**NETWORKS[name])
     batch = images(3)
@@ -116,10 +115,10 @@ def batch_norms(network: nn.Module) -> list[Tensor]:
     return [b for m in network.modules() if isinstance(m, BatchNorm) for b in m.buffers()]
 
 
-@pytest.mark.parametrize("inline", [False, True], ids=["threads", "inline"])
-@pytest.mark.parametrize("kind", ["checkpoint", "both", "mixed"])
-@pytest.mark.parametrize(("mode", "num_partitions"), list(itertools.product(MODES, (1, 3))))
-@pytest.mark.parametrize("norm", ["instance", "batch"])
+@pytest.mark.parametrize(
+    ("mode", "num_partitions", "kind", "inline", "norm"),
+    pairs(MODES, (1, 3), ("checkpoint", "both", "mixed"), (False, True), ("instance", "batch")),
+)
 def test_pipelines(
     tmp_path: Path, mode: str, num_partitions: int, kind: str, inline: bool, norm: str
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from pairwise import pairs
 from torch import Tensor
 
 from tilenet.geometry.unet import UNetOptions, unet_layers
@@ -72,11 +73,10 @@ def check(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float 
         assert (found[name] - gradient).abs().max() <= tolerance * gradient.abs().max(), name
 
 
-CASES = list(itertools.product((1, 2, 3, 4, 5, 6), (1, 2, 3, 5, 8), MODES))
-
-
-@pytest.mark.parametrize(("num_partitions", "micro_batches", "mode"), CASES)
-@pytest.mark.parametrize("inline", [False, True], ids=["threads", "inline"])
+@pytest.mark.parametrize(
+    ("num_partitions", "micro_batches", "mode", "inline"),
+    pairs((1, 2, 3, 4, 5, 6), (1, 2, 3, 5, 8), MODES, (False, True)),
+)
 def test_outputs_and_gradients_are_the_plain_networks(
     num_partitions: int, micro_batches: int, mode: str, inline: bool
 ) -> None:
@@ -92,20 +92,17 @@ def test_outputs_and_gradients_are_the_plain_networks(
     check(found, wanted)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"norm": "instance", "norm_scope": "tile"},
-        {"norm": "group", "norm_scope": "tile", "groups": 2},
-        {"norm": "batch", "norm_scope": "tile"},
-        {"upsampling": "bilinear", "dropout": 0.2},
-        {"upsampling": "transposed", "bias": True},
-        {"padding": "valid"},
-    ],
-    ids=lambda more: "-".join(str(value) for value in more.values()),
-)
-@pytest.mark.parametrize("seed", range(3))
+KINDS = [
+    {"norm": "instance", "norm_scope": "tile"},
+    {"norm": "group", "norm_scope": "tile", "groups": 2},
+    {"norm": "batch", "norm_scope": "tile"},
+    {"upsampling": "bilinear", "dropout": 0.2},
+    {"upsampling": "transposed", "bias": True},
+    {"padding": "valid"},
+]
+
+
+@pytest.mark.parametrize(("mode", "more", "seed"), pairs(MODES, KINDS, range(3)))
 def test_every_kind_of_layer_may_stand_at_a_cut(mode: str, more: dict, seed: int) -> None:
     wished = options(**more)
     batch = images(3)
@@ -133,9 +130,9 @@ def test_one_layer_per_partition(mode: str) -> None:
     check(found, wanted)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-@pytest.mark.parametrize("inline", [False, True], ids=["threads", "inline"])
+@pytest.mark.parametrize(
+    ("mode", "precision", "inline"), pairs(MODES, ("bfloat16", "float16"), (False, True))
+)
 def test_autocast_reaches_every_thread(mode: str, precision: str, inline: bool) -> None:
     wished = options(dropout=0.3)
     batch = images(3, torch.float32)

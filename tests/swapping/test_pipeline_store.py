@@ -1,7 +1,6 @@
 """Maps that wait on the host change no bit, and micro-batches hardly add to the peak."""
 
 import gc
-import itertools
 import weakref
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from dry_run import dry_run
-from test_pipeline import CPU, MODES, balance_of, check, images, made, options, piped, plain
+from pairwise import pairs
+from test_pipeline import CPU, KINDS, MODES, balance_of, check, images, made, options, piped, plain
 from test_swaps_in_flight import LateStreams
 from torch import Tensor
 
@@ -46,11 +46,9 @@ def check_bits(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize("lookahead", [0, 2])
-@pytest.mark.parametrize("inline", [False, True], ids=["threads", "inline"])
 @pytest.mark.parametrize(
-    ("num_partitions", "micro_batches", "mode"),
-    list(itertools.product((1, 2, 3, 4, 6), (1, 2, 5), MODES)),
+    ("num_partitions", "micro_batches", "mode", "inline", "lookahead"),
+    pairs((1, 2, 3, 4, 6), (1, 2, 5), MODES, (False, True), (0, 2)),
 )
 def test_the_same_bits(
     tmp_path: Path, num_partitions: int, micro_batches: int, mode: str, inline: bool, lookahead: int
@@ -77,18 +75,9 @@ def test_the_same_bits(
     assert counted.host_bytes == 0
 
 
-@pytest.mark.parametrize("mode", ["always", "except_last"])
 @pytest.mark.parametrize(
-    "more",
-    [
-        {"norm": "instance", "norm_scope": "tile"},
-        {"norm": "batch", "norm_scope": "tile"},
-        {"upsampling": "bilinear", "dropout": 0.2},
-        {"upsampling": "transposed", "bias": True},
-    ],
-    ids=lambda more: "-".join(str(value) for value in more.values()),
+    ("mode", "more", "seed"), pairs(["always", "except_last"], KINDS[:-1], range(3))
 )
-@pytest.mark.parametrize("seed", range(3))
 def test_every_kind_of_layer_may_stand_at_a_cut(
     tmp_path: Path, mode: str, more: dict, seed: int
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from pairwise import pairs
 from test_pipeline import MODES, balance_of, images, made, options, piped, plain
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -50,9 +51,7 @@ def trained(
     return [y.detach(), x.grad, *(p.grad.clone() for p in module.parameters())]
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("min_bytes", [0, 10_000])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "limit", "min_bytes"), pairs(NETWORKS, LIMITS, [0, 10_000]))
 def test_our_networks(tmp_path: Path, name: str, min_bytes: int, limit: str) -> None:
     wished = options(**NETWORKS[name])
     batch = images(3)
@@ -71,9 +70,10 @@ def test_our_networks(tmp_path: Path, name: str, min_bytes: int, limit: str) -> 
     check_empty(statistics)
 
 
-@pytest.mark.parametrize("inline", [False, True], ids=["threads", "inline"])
-@pytest.mark.parametrize("limit", ["all", "some"])
-@pytest.mark.parametrize(("mode", "num_partitions"), list(itertools.product(MODES, (1, 2, 3))))
+@pytest.mark.parametrize(
+    ("mode", "num_partitions", "limit", "inline"),
+    pairs(MODES, (1, 2, 3), ("all", "some"), (False, True)),
+)
 def test_pipelines(mode: str, num_partitions: int, limit: str, inline: bool) -> None:
     wished = options(dropout=0.3, norm="instance", norm_scope="tile")
     results = []
