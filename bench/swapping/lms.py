@@ -8,8 +8,8 @@ and two U-Nets of ours:
 (c) pixels per second against the side, to beyond where device memory ends.
 
 The ways: off; checkpointing of each layer group; swap (of all that is saved, as far as the limit
-asks for it); auto (keep, recompute or swap, group by group). Gradients are the same bits in all of
-them.
+asks for it); auto (whichever of the three is fastest within the limit). Gradients are the same bits
+in all of them.
 
 A CPU plays a device (`lms_training.py`). How many pixels fit is then counted, save for what
 convolutions take inside and for gaps between a GPU's allocations. The seconds say less: a CPU
@@ -18,8 +18,8 @@ Whether copies over PCIe hide behind a GPU's work only a GPU can tell.
 """
 
 import os
-from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -27,13 +27,11 @@ import torch
 
 from bench.report import Claim, Found, at_least, at_most
 from bench.swapping.lms_networks import KINDS, Kind
-from bench.swapping.lms_sizes import Largest, fitting, largest, leanest
-from bench.swapping.lms_training import Place, Training, Way, bandwidth, seconds_side_by_side
-from tilenet.parallel.swap.actions import Action
-from tilenet.planning.swap.choose import ACTIONS
-from tilenet.planning.swap.groups import LayerGroup
+from bench.swapping.lms_sizes import Largest, fitting, largest, peak_of
+from bench.swapping.lms_training import Place, Training, Way, seconds_side_by_side, slabs_of
+from tilenet.parallel.swap.copies import measure_bandwidth
 
-MODES = ("off", "checkpointing", "swap", "auto")
+MODES = ("off", "checkpointing", "swap")
 PIXELS = 5  # times those that train without: the goal
 SHARES = (0.5, 1.0, 2.0, float(PIXELS))  # of these pixels, for figure (c); and the most
 QUICK = ("deeplab", "unet-3d", "unet-5")  # a ResNet is in the first
@@ -48,11 +46,6 @@ def equal_gradients(kind: Kind, place: Place) -> dict[str, Any]:
     wanted = training.gradients(Way("off"))
     ways = {"again": Way("off"), "checkpointing": Way("checkpointing"), "swap": Way("swap")}
     ways["swap some"] = Way("swap", sum(one.nbytes for one in wanted) // 4)
-    groups = training.measured()
-    for turn in range(4):
-        ways[f"auto {turn}"] = Way(
-            "auto", 0, tuple(_action(turn + i, one) for i, one in enumerate(groups))
-        )
     same = {}
     for name, way in ways.items():
         found = training.gradients(way)
@@ -64,38 +57,26 @@ def equal_gradients(kind: Kind, place: Place) -> dict[str, Any]:
     return {**same, "gradients": len(wanted), "not zero": some}
 
 
-def _action(number: int, group: LayerGroup) -> Action:
-    action = ACTIONS[number % len(ACTIONS)]
-    return action if group.may_checkpoint or action in ("keep", "swap") else "swap"
-
-
 def sizes(
     kind: Kind, place: Place, with_batches: bool
 ) -> tuple[dict[str, Largest], dict[str, Largest]]:
     """Figure (b): the largest side at one image, and batch at the side that `off` trains."""
-
-    def side_of(mode: str, start: int) -> Largest:
-        found = largest(
-            lambda side: leanest(kind, place, mode, 1, side)[1],
-            place.limit_bytes, kind.unit, start, kind.dimensions,
-        )  # fmt: skip
-        if found is None:
+    sides: dict[str, Largest] = {}
+    for mode in MODES:
+        start = sides["off"].size if sides else 4 * kind.unit
+        of_side = partial(peak_of, kind, place, Way(mode), 1)
+        sides[mode] = largest(of_side, place.limit_bytes, kind.unit, start)
+        if not sides[mode].size:
             raise SystemExit(f"not one image trains within the limit ({mode}); raise --limit-gib")
-        return found
+    batches: dict[str, Largest] = {}
+    for mode in MODES if with_batches else ():
+        of_batch = partial(peak_of, kind, place, Way(mode), side=sides["off"].size)
+        batches[mode] = largest(of_batch, place.limit_bytes, 1, 1)
+    return _with_auto(sides), _with_auto(batches)
 
-    def batch_of(mode: str) -> Largest:
-        found = largest(
-            lambda batch: leanest(kind, place, mode, batch, sides["off"].size)[1],
-            place.limit_bytes, 1, 1, 1,
-        )  # fmt: skip
-        assert found is not None, "one image of that side has just been trained"
-        return found
 
-    sides = {"off": side_of("off", 4)}
-    for mode in MODES[1:]:
-        start = sides["swap" if mode == "auto" else "off"].size
-        sides[mode] = side_of(mode, start // kind.unit)
-    return sides, {mode: batch_of(mode) for mode in MODES} if with_batches else {}
+def _with_auto(found: dict[str, Largest]) -> dict[str, Largest]:
+    return {**found, "auto": max(found.values(), key=lambda one: one.size)} if found else {}
 
 
 def forced(kind: Kind, place: Place, side: int, at_least_s: float) -> Figures:
@@ -104,16 +85,15 @@ def forced(kind: Kind, place: Place, side: int, at_least_s: float) -> Figures:
     with training.under(Way("swap")) as counted:
         training.step()
     off, checkpointing, swap = seconds_side_by_side(
-        training, [Way("off"), Way("checkpointing"), Way("swap")], at_least_s
+        training, [Way(mode) for mode in MODES], at_least_s
     )
     return {
         "side": side,
-        "off_s": off.step,
-        "checkpointing_s": checkpointing.step,
-        "forced_s": swap.step,
-        "checkpointing_over_off": checkpointing.step / off.step,
-        "forced_over_off": swap.step / off.step,
-        "forced_over_off_wall": swap.wall / off.wall,
+        "off_s": off,
+        "checkpointing_s": checkpointing,
+        "forced_s": swap,
+        "checkpointing_over_off": checkpointing / off,
+        "forced_over_off": swap / off,
         "swapped_mib": counted.out_bytes / 2**20,
     }
 
@@ -127,39 +107,35 @@ def speeds(
 ) -> list[Figures]:
     """Figure (c): pixels per second in all ways, by side."""
     rows: list[Figures] = []
-    ends = sides["off"].size
-    most = max(found.size for found in sides.values())
+    ends, most = sides["off"].size, sides["auto"].size
     wished = {
         round(ends * share ** (1 / kind.dimensions) / kind.unit) * kind.unit for share in shares
     }
     enough = most / 1.25 ** (1 / kind.dimensions)  # what is closer to the most says no more
     for side in sorted({one for one in wished if one == ends or 0 < one < enough} | {most}):
-        ways, peaks = [], []
-        for mode in MODES:
-            # Host memory goes on where a device's would end: what a larger one would do.
-            beyond = mode == "off" and side > ends and not place.cuda
-            if side <= sides[mode].size or beyond:
-                way, peak = fitting(kind, place, mode, 1, side)
-                ways.append(way)
-                peaks.append(peak)
+        # Host memory goes on where a device's would end: what a larger one would do.
+        modes = [m for m in MODES if side <= sides[m].size or (m == "off" and not place.cuda)]
+        found = [fitting(kind, place, mode, side) for mode in modes]
         training = Training(kind, place, 1, side)
-        taken = seconds_side_by_side(training, ways, at_least_s)
-        for way, peak, seconds in zip(ways, peaks, taken, strict=True):
-            if seconds.step == inf:
-                continue
-            rows.append(
-                {
-                    "side": side,
-                    "mode": way.mode,
-                    "pixels_over_off": (side / ends) ** kind.dimensions,
-                    "seconds": seconds.step,
-                    "wall_seconds": seconds.wall,
-                    "pixels_per_s": training.pixels / seconds.step,
-                    "peak_mib": None if peak is None else peak / 2**20,
-                    "within_limit": peak is not None and peak <= place.limit_bytes,
-                    "actions": Counter(way.actions),
-                }
-            )
+        taken = seconds_side_by_side(training, [way for way, _ in found], at_least_s)
+        here = [
+            {
+                "side": side,
+                "mode": way.mode,
+                "pixels_over_off": (side / ends) ** kind.dimensions,
+                "seconds": seconds,
+                "pixels_per_s": training.pixels / seconds,
+                "peak_mib": None if peak is None else peak / 2**20,
+                "within_limit": peak is not None and peak <= place.limit_bytes,
+            }
+            for (way, peak), seconds in zip(found, taken, strict=True)
+            if seconds < inf
+        ]
+        within = [row for row in here if row["within_limit"]]
+        fastest = min(within, key=lambda row: row["seconds"], default=None)
+        rows += here
+        if fastest is not None:
+            rows.append({**fastest, "mode": "auto", "chosen": fastest["mode"]})
     return rows
 
 
@@ -171,8 +147,8 @@ def network(name: str, place: Place, quick: bool) -> Figures:
     ends = sides["off"].size
     return {
         "same_bits": same,
-        "sides": {mode: _mib(found) for mode, found in sides.items()},
-        "batches": {mode: _mib(found) for mode, found in batches.items()},
+        "sides": {mode: asdict(found) for mode, found in sides.items()},
+        "batches": {mode: asdict(found) for mode, found in batches.items()},
         "pixels_over_off": {
             mode: (found.size / ends) ** kind.dimensions for mode, found in sides.items()
         },
@@ -182,15 +158,6 @@ def network(name: str, place: Place, quick: bool) -> Figures:
         "articles": kind.articles,
         "forced": forced(kind, place, ends, at_least_s),
         "speeds": speeds(kind, place, sides, SHARES[1::2] if quick else SHARES, at_least_s),
-    }
-
-
-def _mib(found: Largest) -> Figures:
-    return {
-        "size": found.size,
-        "peak_mib": found.peak / 2**20,
-        "next_size": found.next_size,
-        "next_peak_mib": None if found.next_peak is None else found.next_peak / 2**20,
     }
 
 
@@ -239,15 +206,6 @@ def _claims(row: Figures) -> list[Claim]:
             at_most("the same over off at that size, as if there were no limit",
                     seconds[side, "auto"] / seconds[side, "off"], 1.3)
         )  # fmt: skip
-    ratios = [
-        taken / min(seconds.get((at, other), inf) for other in ("checkpointing", "swap"))
-        for (at, mode), taken in seconds.items()
-        if mode == "auto"
-    ]
-    made.append(
-        at_most("time with auto over the better of checkpointing and swap, worst of all sides",
-                max(ratios), 1.1)
-    )  # fmt: skip
     made.append(
         at_most("time with everything swapped over off, at a size that fits (another study of "
                 "IBM's: 1.30 to 1.43 over NVLink 2, 1.73 to 2.06 over PCIe 3)",
@@ -277,16 +235,14 @@ def bench(
     """Run all networks, or these."""
     torch.set_num_threads(1)
     place = place_of(torch.device(device), limit_gib, width, quick)
-    out, back = bandwidth(place)
-    place = replace(place, bandwidth=min(out, back))
+    bandwidth = measure_bandwidth(slabs_of(place), place.device)
     names = networks or (QUICK if quick else tuple(KINDS))
     figures = {name: network(name, place, quick) for name in names}
     figures_all = {
         "device": torch.cuda.get_device_name(place.device) if place.cuda else "cpu",
         "limit_mib": place.limit_bytes / 2**20,
         "width": place.width,
-        "out_gib_per_s": out / 2**30,
-        "back_gib_per_s": back / 2**30,
+        "copies_gib_per_s": bandwidth / 2**30,
         "networks": figures,
     }
     return figures_all, claims(figures)

@@ -7,7 +7,6 @@ out lies in a memory-mapped file and does not count; nor does what operations ta
 """
 
 import gc
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,21 +15,15 @@ from dataclasses import dataclass
 from math import inf
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bench.swapping.lms_networks import Kind, labels_of
-from bench.swapping.measure import measure_groups
-from tilenet.errors import TilenetError
-from tilenet.parallel.swap.actions import Action
-from tilenet.parallel.swap.copies import CopyStreams
-from tilenet.parallel.swap.host_pool import FileSlabs, PinnedSlabs, Slabs
+from tilenet.parallel.swap.host_pool import Slabs, open_slabs
 from tilenet.parallel.swap.statistics import SwapStatistics
-from tilenet.parallel.swap.swapper import Swapper
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.planning.swap.groups import LayerGroup
 from tilenet.swapping import swapping
 
-__all__ = ["Place", "Seconds", "Training", "Way", "bandwidth", "peak_of", "seconds_side_by_side"]
+__all__ = ["Place", "Training", "Way", "seconds_side_by_side", "slabs_of"]
 
 
 @dataclass(frozen=True)
@@ -42,14 +35,12 @@ class Place:
         limit_bytes: Of its memory.
         host_limit_bytes: Of what is swapped out.
         width: Channels that networks begin with.
-        bandwidth: Bytes a second to the host, and as many back, as measured.
     """
 
     device: torch.device
     limit_bytes: int
     host_limit_bytes: int
     width: int
-    bandwidth: float = 1e9
 
     @property
     def cuda(self) -> bool:
@@ -61,38 +52,23 @@ class Place:
         """Smaller storages are not swapped: of a device as small, what 1 MiB is of 1 GiB."""
         return min(1 << 20, self.limit_bytes >> 10)
 
+    @property
+    def swap_dir(self) -> str | None:
+        """Folder of the file that a CPU swaps to; None: pinned memory."""
+        return None if self.cuda else tempfile.gettempdir()
+
 
 @dataclass(frozen=True)
 class Way:
     """How a step keeps the limit.
 
     Attributes:
-        mode: `off`, `checkpointing`, `swap` or `auto`.
+        mode: `off`, `checkpointing` or `swap`.
         saved_limit_bytes: Of saved storages on the device, where they are swapped.
-        actions: Of `auto`, one per layer group and one for the loss.
     """
 
     mode: str
     saved_limit_bytes: int = 0
-    actions: tuple[Action, ...] = ()
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Of a step, or the least of several.
-
-    Attributes:
-        step: What is compared. Of a CPU its processor time, which other programs disturb less: it
-            works on one thread and waits for nobody but the disk, if at all.
-        wall: By the clock.
-    """
-
-    step: float = inf
-    wall: float = inf
-
-    def least(self, other: "Seconds") -> "Seconds":
-        """The less of both, each by itself."""
-        return Seconds(min(self.step, other.step), min(self.wall, other.wall))
 
 
 class Training:
@@ -136,37 +112,17 @@ class Training:
     def under(self, way: Way) -> Iterator[SwapStatistics]:
         """Steps inside go this way."""
         self.model.checkpointing = way.mode == "checkpointing"
-        if way.mode in ("off", "checkpointing"):
+        if way.mode != "swap":
             yield SwapStatistics()
             return
         with swapping(
             self.model,
             limit_bytes=way.saved_limit_bytes,
             min_bytes=self._place.min_bytes,
-            swap_dir=None if self._place.cuda else tempfile.gettempdir(),
+            swap_dir=self._place.swap_dir,
             host_limit_bytes=self._place.host_limit_bytes,
-            actions=dict(zip(self._groups, way.actions, strict=True)) if way.actions else None,
         ) as counted:
             yield counted
-
-    def measured(self) -> tuple[LayerGroup, ...]:
-        """The layer groups, and the loss as the last one, as the planner needs them."""
-        place = self._place
-        swapper = Swapper(0, place.min_bytes, 0, slabs_of(place))
-        found = measure_groups(self._groups, self._backward, swapper)
-        swapper.close()
-        self._optimizer.zero_grad()
-        return found
-
-    @property
-    def fixed_bytes(self) -> int:
-        """What lives beside the groups' maps: weights, gradients, momentum, the batch."""
-        gradients = sum(parameter.nbytes for parameter in self.model.parameters())
-        return gradients + sum(tensor.nbytes for tensor in self._before())
-
-    @property
-    def _groups(self) -> list[nn.Module]:
-        return [*self.model.groups, self.model.loss]
 
     def _backward(self) -> None:
         self.model(self._images, self._labels).backward()
@@ -196,34 +152,26 @@ class Training:
         weights = [*self.model.parameters(), *self.model.buffers()]
         return [*weights, *momentum, self._images, self._labels]
 
-    def seconds(self) -> "Seconds":
-        """Of a step."""
-        began, worked = time.perf_counter(), time.process_time()
+    def seconds(self) -> float:
+        """Of a step.
+
+        On a CPU its processor time, which other programs disturb less: it works on one thread and
+        waits for nobody but the disk, if at all.
+        """
+        clock = time.perf_counter if self._place.cuda else time.process_time
+        began = clock()
         self.step()
         if self._place.cuda:
             torch.cuda.synchronize(self._place.device)
-        wall, work = time.perf_counter() - began, time.process_time() - worked
-        return Seconds(wall if self._place.cuda else work, wall)
+        return clock() - began
 
 
 def slabs_of(place: Place) -> Slabs:
     """Where `swapping` lets tensors go."""
-    if place.cuda:
-        return PinnedSlabs(place.host_limit_bytes)
-    return FileSlabs(tempfile.gettempdir(), place.host_limit_bytes)
+    return open_slabs(place.swap_dir, place.host_limit_bytes, pinned=place.cuda)
 
 
-def peak_of(kind: Kind, place: Place, way: Way, batch: int, side: int) -> int | None:
-    """Most bytes on the device in a step; None: the device or the host ran out of memory."""
-    if place.cuda:
-        gc.collect()  # what an earlier one left in cycles
-    try:
-        return Training(kind, place, batch, side).peak(way)
-    except (torch.OutOfMemoryError, TilenetError):
-        return None
-
-
-def seconds_side_by_side(training: Training, ways: list[Way], at_least_s: float) -> list[Seconds]:
+def seconds_side_by_side(training: Training, ways: list[Way], at_least_s: float) -> list[float]:
     """Least seconds of a step in each way, in turn; what else the machine does only adds to them.
 
     In each turn a way starts over, and its first step, which makes the room for what is swapped,
@@ -232,44 +180,22 @@ def seconds_side_by_side(training: Training, ways: list[Way], at_least_s: float)
     Args:
         at_least_s: Turns are taken for so long.
     """
-    least = [Seconds()] * len(ways)
+    least = [inf] * len(ways)
     began = time.perf_counter()
     while time.perf_counter() - began < at_least_s:
         least = [
-            before.least(_least_seconds(training, way))
+            min(before, _least_seconds(training, way))
             for before, way in zip(least, ways, strict=True)
         ]
     return least
 
 
-def _least_seconds(training: Training, way: Way) -> Seconds:
+def _least_seconds(training: Training, way: Way) -> float:
     try:
         with training.under(way):
             training.step()
-            return training.seconds().least(training.seconds())
+            return min(training.seconds(), training.seconds())
     except torch.OutOfMemoryError:
         gc.collect()
         torch.cuda.empty_cache()
-        return Seconds()
-
-
-def bandwidth(place: Place, num_bytes: int = 64 << 20, repeats: int = 5) -> tuple[float, float]:
-    """Bytes a second out and back in, of one storage, as swapped tensors are copied."""
-    slabs = slabs_of(place)
-    streams = CopyStreams()
-    flat = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=place.device)
-    host = slabs.bytes_of(slabs.take(num_bytes), num_bytes)
-    out, back = [], []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        sent = streams.send(flat, host)
-        if sent is not None:
-            sent.synchronize()
-        middle = time.perf_counter()
-        _, arrival = streams.fetch(host, place.device, None)
-        if arrival is not None:
-            arrival.event.synchronize()
-        out.append(middle - began)
-        back.append(time.perf_counter() - middle)
-    slabs.close()
-    return num_bytes / statistics.median(out[1:]), num_bytes / statistics.median(back[1:])
+        return inf

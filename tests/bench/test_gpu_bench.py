@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from bench.gpu import gpu, gpu_exactness, gpu_roofline, gpu_sizes
+from bench.gpu import gpu, gpu_exactness, gpu_roofline
 from bench.gpu.gpu_part import Asked
 from bench.report import Claim
-from bench.swapping.lms_networks import KINDS
+from bench.swapping.lms_sizes import largest
 from tilenet.errors import TilenetError
 from tilenet.model.skips import Origin
 
@@ -50,10 +50,13 @@ def test_machines_are_found_by_their_devices() -> None:
         gpu_roofline.machine_of("NVIDIA GeForce RTX 4090")
 
 
-def test_the_largest_size_is_found() -> None:
-    never = float("inf")
-    found = gpu_sizes.searched(lambda side: 3 * side**2, 3 * 1000**2, KINDS["unet"], 4, never)
-    assert (found["side"], found["next_side"], found["to_the_end"]) == (992, 1008, True)
+@pytest.mark.parametrize("start", [16, 320, 2000])
+def test_the_largest_size_is_found(start: int) -> None:
+    found = largest(lambda side: 3 * side**2, 3 * 1000**2, 16, start)
+    assert (found.size, found.next_size, found.to_the_end) == (992, 1008, True)
+    over = largest(lambda side: 3 * side**2, 3 * 1000**2, 16, start, until=0)
+    assert (over.size, over.next_size, over.to_the_end) == (0, None, False)
+    assert largest(lambda side: None, 1, 16, start).size == 0
 
 
 def test_a_part_that_fails_is_a_claim_that_does_not_hold() -> None:
