@@ -37,7 +37,8 @@ nightly: KILLS ?= 60
 nightly: install fuzz
 	@echo "seed $(SEED): make nightly SEED=$(SEED) EXAMPLES=$(EXAMPLES) KILLS=$(KILLS) repeats this"
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/run.sh nightly
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.survival.soak --kills $(KILLS) --seed $(SEED)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench soak --kills $(KILLS) --seed $(SEED) \
+	    --output /dev/null
 
 fuzz: install
 	@echo "seed $(SEED): make fuzz SEED=$(SEED) EXAMPLES=$(EXAMPLES) repeats this"

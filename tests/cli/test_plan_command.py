@@ -49,7 +49,7 @@ def test_the_papers_small_model_on_a_summit_node(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 6])
-def test_the_map_that_is_predicted_is_the_one_that_is_made(capsys: Capture, ranks: int) -> None:
+def test_the_map_is_chosen_by_the_rule_of_predict(capsys: Capture, ranks: int) -> None:
     asked = ["--poolings", "3", "--base", "64", "--norm", "none", "--image", "6001x5003"]
     asked += ["--grid", "6x6", "--partitions", "1", "--devices-per-node", str(ranks)]
     said = printed(capsys, *asked, "--machine", "summit")
@@ -71,12 +71,19 @@ def test_the_map_that_is_predicted_is_the_one_that_is_made(capsys: Capture, rank
     assert float(found[5]) * 2**30 == pytest.approx(wanted, abs=0.005 * 2**30)
 
 
-@pytest.mark.parametrize("more", [["--halo", "epsilon", "--preset", "small"], ["--tile", "64"]])
-def test_of_other_maps_nothing_is_said(capsys: Capture, more: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("more", "swept"),
+    [
+        (["--partitions", "1"], True),
+        (["--partitions", "1", "--halo", "epsilon"], False),
+        (["--partitions", "2"], False),
+    ],
+)
+def test_of_maps_by_tiles_nothing_is_said(capsys: Capture, more: list[str], swept: bool) -> None:
     """Tiles of ε depend on where they lie, and partitions take tiles."""
-    own = [] if "--preset" in more else [*SMALL, "--partitions", "2", "--devices-per-node", "2"]
-    said = printed(capsys, *own, *more, "--image", "2000", "--machine", "summit")
-    assert "swept" not in said
+    asked = ["--poolings", "3", "--base", "64", "--norm", "none", "--image", "6001x5003"]
+    asked += ["--grid", "6x6", "--machine", "summit", "--devices-per-node", "2", *more]
+    assert ("swept" in printed(capsys, *asked)) == swept
 
 
 def test_the_explanation_names_partitions_and_rivals(capsys: Capture) -> None:
@@ -261,12 +268,17 @@ def test_pictures_are_drawn(capsys: Capture, tmp_path: Path) -> None:
         (2, [*TINY, "--sweep", "grid", "-o", "plan.json"], "leave --plot and -o out"),
         (2, [*TINY, "--colour"], "unrecognized arguments: --colour"),
         (1, [*SMALL, "--image", "99", "--machine", "sumit"], "nearest: summit"),
+        (1, [*TINY, "--precision", "bfloat16"], "has no peak for precision bfloat16"),
         (1, [*TINY, "--balance", "3,4"], "must add up"),
+        (1, [*TINY, "--balance", "3,4", "--partitions", "3"], "one entry a partition"),
+        (1, [*TINY, "--partitions", "0"], "partitions must be at least 1"),
+        (1, [*TINY, "--partitions", "7"], "ask for at most 6"),
         (1, [*TINY, "--reserve", "1"], "reserve is a share"),
         (1, [*TINY, "--device-gib", "0.000001"], "a plan must fit its devices (needed: "),
         (1, [*TINY, "--profile", "nowhere.json"], "the profile must be a readable file"),
         (1, [*TINY, "-o", "no/such/folder/plan.json"], "name another file"),
         (1, [*TINY, "--plot", "no/such/folder/a.png"], "no/such/folder"),
+        (1, [*TINY, "--halo-mode", "exchange"], "leave the tiles out"),
         (1, [*SMALL, "--image", "99", "--halo-mode", "exchange", "--sweep", "grid"], "--sweep"),
     ],
 )

@@ -22,7 +22,7 @@ from tilenet.model.network import Network
 
 __all__ = ["Subject", "prove"]
 
-LEAST_PX = 32  # half the shorter side of the images
+LEAST_PX = 32  # half the shorter side of the images, where a unit is at most half of this
 ROUNDING = 1e-9  # of float64, over some hundred layers, relative to the largest value
 SMALL = 1e-3  # of the largest gradient of all weights: smaller ones are compared with this much
 GRADIENT = "the gradient"
@@ -53,7 +53,7 @@ def _cases(unit_px: int) -> tuple[_Case, _Case]:
     """Sizes and numbers of other remainders than the ones that are recorded, powers of two."""
     many = LEAST_PX // unit_px
     three, one = (2 * many, 3 * many | 1), (3 * (5 * many // 3 | 1), 5 * (3 * many // 5 | 1))
-    if many <= 1:  # a unit is large, and training takes three quarters of the seconds
+    if many <= 1:  # units are large, and training takes three quarters of the seconds
         three = 2, 1
     if not many:
         one = 1, 3

@@ -29,7 +29,7 @@ from tilenet.report.charts import plot_level_bytes, plot_timeline
 __all__ = ["answer", "explain", "main"]
 
 GIB = 2**30
-# As `predict` does on a GPU that nobody else uses: the share of its memory, largest tiles.
+# As `predict` on a free GPU: feature maps take a quarter of its memory, tiles are at most so wide.
 MAP_SHARE, MAP_TILE_PX = 4, 4096
 
 
