@@ -50,7 +50,8 @@ __all__ = [
 
 LOGITS, GRADIENTS = 1e-12, 1e-10
 # Gradients are compared relative to their own largest value, and at least to this part of the
-# largest of all weights: that of a bias before a norm is 0, of which sums leave their rounding.
+# largest of all weights; those of a bias to the largest of its kernel's, which sums the same cells:
+# before a norm a bias has the gradient 0, of which sums leave their rounding.
 LEAST = 1e-3
 # How many times the module's own change, when its image changes by one rounding, is still rounding.
 ROUNDINGS = 30
@@ -317,7 +318,11 @@ def apart(found: Run, wanted: Run, *, buffers: bool = True) -> dict[str, tuple[f
     for name in {**wanted.weights, **found.weights}:
         zeros = torch.zeros(())
         ours, theirs = found.weights.get(name, zeros), wanted.weights.get(name, zeros)
-        things[f"gradient of {name}"] = (ours, theirs, GRADIENTS, LEAST * most)
+        kernel = wanted.weights.get(name.removesuffix("bias") + "weight", zeros)
+        least = LEAST * most
+        if name.endswith("bias") and kernel.numel():
+            least = max(least, float(kernel.abs().max()))
+        things[f"gradient of {name}"] = (ours, theirs, GRADIENTS, least)
     if buffers:
         for name, ours in found.buffers.items():
             if name in wanted.buffers and ours.is_floating_point():

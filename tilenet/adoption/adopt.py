@@ -15,7 +15,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import Context, context_of
 from tilenet.geometry.layers import GlobalPool, Join, Layer, Norm, walk
-from tilenet.model.network import Network, build_network, load_weights
+from tilenet.model.network import Network, load_weights, network_to_fill
 
 __all__ = ["Adopted", "adopt"]
 
@@ -66,7 +66,7 @@ class Adopted:
 
     def network(self, dtype: torch.dtype = torch.float32) -> Network:
         """The list's network with the module's weights."""
-        network = build_network(self.layers, dtype=dtype)
+        network = network_to_fill(self.layers, dtype)
         self.fill(network)
         return network
 

@@ -15,7 +15,7 @@ from tilenet.geometry.windows import Part, Window
 from tilenet.mapping.journal import file_facts, hash_of
 from tilenet.mapping.mapper import Computed, Output
 from tilenet.model.choices import parameter_dtype
-from tilenet.model.network import Network, build_network, check_weight_count, load_weights
+from tilenet.model.network import Network, check_weight_count, load_weights, network_to_fill
 from tilenet.storage.checkpoints import checked_checkpoint, find_checkpoint, load_json, load_tensors
 from tilenet.storage.network_json import NetworkRecord
 
@@ -141,7 +141,7 @@ class MapSource:
         precision = wanted.precision or record.precision
         weights = load_tensors(folder / "weights.safetensors")
         check_weight_count(record.layers, weights, str(folder))
-        network = build_network(record.layers, dtype=parameter_dtype(precision))
+        network = network_to_fill(record.layers, parameter_dtype(precision))
         load_weights(network, weights, str(folder), record.names)
         rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
         window = image.window_of(Part(wanted.bbox, wanted.window))

@@ -48,6 +48,7 @@ __all__ = [
     "build_network",
     "check_weight_count",
     "load_weights",
+    "network_to_fill",
     "network_to_score",
 ]
 
@@ -98,18 +99,28 @@ def network_to_score(layers: tuple[Layer, ...], network: Network) -> Network:
     parameters being there twice and without its modules hearing of it. Neither reads nor changes
     any random state.
     """
-    mask_key = MaskKey(seed=0)  # nothing is dropped
-    with torch.device("meta"):  # without memory, and without drawing weights
-        modules = [
-            build_layer(layer, index, mask_key, in_place=in_place(layers, index))
-            for index, layer in enumerate(layers)
-        ]
-    plain = Network(modules, mask_key).eval()
+    plain = _without_memory(layers).eval()
     state = network.state_dict(keep_vars=True)
     for name, parameter in plain.named_parameters():  # torch gives the tensors what these have
         parameter.requires_grad_(state[name].requires_grad)
     plain.load_state_dict(state, assign=True)
     return plain
+
+
+def network_to_fill(layers: tuple[Layer, ...], dtype: torch.dtype = torch.float32) -> Network:
+    """The network on the CPU, whose weights are whatever lay in memory, to be loaded."""
+    return _without_memory(layers).to(dtype).to_empty(device="cpu")
+
+
+def _without_memory(layers: tuple[Layer, ...]) -> Network:
+    """On torch's meta device, where no weight is drawn."""
+    mask_key = MaskKey(seed=0)  # nothing is dropped, or a key is set
+    with torch.device("meta"):
+        modules = [
+            build_layer(layer, index, mask_key, in_place=in_place(layers, index))
+            for index, layer in enumerate(layers)
+        ]
+    return Network(modules, mask_key)
 
 
 def build_layer(

@@ -12,7 +12,7 @@ from tilenet.geometry.tiles import Tile, halo_rule
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.mapper import Mapper
 from tilenet.model.choices import parameter_dtype
-from tilenet.model.network import build_network, load_weights
+from tilenet.model.network import load_weights, network_to_fill
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.balance import likely_balance
 from tilenet.planning.maps import MapQuestion, choose_map
@@ -156,7 +156,7 @@ def _pipe(view: RunView, record: NetworkRecord, read: tuple[int, int]) -> Pipe:
     if any(device.type == "cuda" and (device.index or 0) >= there for device in devices):
         devices = [torch.device("cpu")]
     dtype = parameter_dtype(record.precision)
-    network = build_network(record.layers, dtype=dtype)
+    network = network_to_fill(record.layers, dtype)
     assert view.checkpoint is not None
     weights = load_tensors(view.checkpoint / "weights.safetensors")
     load_weights(network, weights, str(view.folder), record.names)
