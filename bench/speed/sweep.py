@@ -143,10 +143,10 @@ def training(name: str, way: str, side: int) -> dict[str, Any]:
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
             return total
-        origin = Origin((0,), whole, (0,))
-        logits = network(image.clone()) if way == "plain" else pipe([image], [origin])[0]
-        loss = loss_of(logits, Window(0, 0, side, side))
-        del logits
+        if way == "plain":
+            loss = loss_of(network(image.clone()), Window(0, 0, side, side))
+        else:
+            loss = pipe(image, Origin((0,), whole, (0,)), loss_of)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 

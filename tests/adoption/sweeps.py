@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from mpi4py import MPI
 from torch import Tensor
 
@@ -16,11 +17,11 @@ from tilenet.mapping.job import MapJob
 from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
-from tilenet.parallel.exchange.swept_training import SweptPipe
+from tilenet.parallel.exchange.swept_training import Measure, SweptPipe
 from tilenet.parallel.health.watchdog import Watchdog
 from tilenet.planning.maps import MapPlan, MapQuestion, plan_passes
 
-__all__ = ["sweep_step", "swept_map"]
+__all__ = ["sweep_step", "swept_map", "whole"]
 
 STRIPS = 7
 CPU = torch.device("cpu")
@@ -79,5 +80,14 @@ def sweep_step(adopted: Adopted, network: Network, image: Tensor) -> Tensor:
     height = -(-size[0] // unit // STRIPS) * unit or unit
     edges = strip_edges(size[0], height)
     pipe = SweptPipe(network, adopted.layers, CPU, "float64", lambda rows, cols: edges)
-    (logits,) = pipe([image], [Origin((10,), tiling, (0,))])
-    return logits
+    return pipe(image, Origin((10,), tiling, (0,)), whole(size))
+
+
+def whole(size: tuple[int, int]) -> Measure:
+    """Lays logits into a map of zeros, so that their sum is the map of the image."""
+
+    def laid(own: Tensor, window: Window) -> Tensor:
+        behind = size[1] - window.col - window.width, size[0] - window.row - window.height
+        return F.pad(own, (window.col, behind[0], window.row, behind[1]))
+
+    return laid

@@ -1,5 +1,6 @@
 """`halo_mode: sweep`: the numbers of the whole image, in the memory of a strip and its states."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 from mpi4py import MPI
 from shared_out import grids
+from sweeps import whole
 from test_adopted_runs import CLASSES, SIZE, check_same, keys_of, run_file, scenes_of, wanted_of
 from test_same_as_whole_image import outcome_of
 from test_same_recipe import KEYS, check
@@ -20,6 +22,7 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.sweep import strip_edges
 from tilenet.geometry.tiles import Cut, HaloRule, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.geometry.windows import Window
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange import swept_training
@@ -55,7 +58,7 @@ def gradients(
     )
     origin = Origin((0,), cut(*size, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
     net.zero_grad()
-    (out,) = pipe([image], [origin])
+    out = pipe(image, origin, whole(size))
     (out * weight).sum().backward()  # type: ignore[no-untyped-call]
     return out.detach(), [one.grad.clone() for one in net.trained]  # type: ignore[union-attr]
 
@@ -122,8 +125,14 @@ def test_logits_have_the_dtype_of_layers(strip: int) -> None:
     pipe = SweptPipe(
         net, layers, torch.device("cpu"), "bfloat16", lambda rows, _: strip_edges(rows, strip)
     )
-    (out,) = pipe([image], [Origin((0,), cut(160, 64, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))])
-    assert out.dtype == torch.bfloat16
+    origin, seen = Origin((0,), cut(160, 64, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,)), set()
+
+    def measure(logits: torch.Tensor, window: Window) -> torch.Tensor:
+        seen.add(logits.dtype)
+        return logits.sum()
+
+    pipe(image, origin, measure)
+    assert seen == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("kind", [torch.nn.Dropout, torch.nn.Dropout2d])
@@ -162,7 +171,7 @@ def test_backward_passes_once() -> None:
     origin = Origin((0,), cut(8, 8, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
     edges = strip_edges(8, 4)
     pipe = SweptPipe(net, layers, torch.device("cpu"), "float64", lambda rows, _: edges)
-    total = pipe([image], [origin])[0].sum()
+    total = pipe(image, origin, lambda logits, _: logits.sum())
     total.backward(retain_graph=True)  # type: ignore[no-untyped-call]
     with pytest.raises(AssertionError, match="once"):
         total.backward()  # type: ignore[no-untyped-call]
@@ -205,7 +214,8 @@ def test_a_proof_has_many_strips(
 
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize(
-    ("upsampling", "clips"), [("nearest", (0.12, 0.1)), ("transposed", (None, None))]
+    ("upsampling", "clips", "loss"),
+    [("nearest", (0.12, 0.1), "focal"), ("transposed", (None, None), "ce+dice")],
 )
 def test_all_of_the_recipe(
     comm: MPI.Intracomm,
@@ -213,13 +223,16 @@ def test_all_of_the_recipe(
     strip_px: int,
     upsampling: Any,
     clips: tuple[float | None, float | None],
+    loss: str,
 ) -> None:
-    """Augmentation, dropout, focal loss, class weights, clipping; of images and of crops."""
+    """Augmentation, dropout, losses, class weights, clipping; of images and of crops."""
     scenes = recipe_scenes(shared_path, [(51, 83), (62, 45)], comm)
     keys = replace(KEYS, norm="none", groups=None, upsampling=upsampling)
-    keys_of_sweeps: dict[str, Any] = {"halo_mode": "sweep", "mesh": MeshKeys(1, 1, comm.size)}
-    check(comm, shared_path, scenes, keys, clips[0], **keys_of_sweeps)
-    check(comm, shared_path, scenes, keys, clips[1], crop_px=40, batch_size=3, **keys_of_sweeps)
+    more: dict[str, Any] = {"halo_mode": "sweep", "mesh": MeshKeys(1, 1, comm.size), "loss": loss}
+    check(comm, shared_path, scenes, keys, clips[0], micro_batches=2, **more)
+    check(
+        comm, shared_path, scenes, keys, clips[1], crop_px=40, batch_size=3, micro_batches=3, **more
+    )
 
 
 @pytest.mark.ranks(1, 2)
@@ -265,17 +278,16 @@ def test_memory_is_that_of_a_strip_and_the_states(strip_rows: int) -> None:
     net, size = build_network(layers).train(), (1024, 128)
     image = torch.randn(1, 4, *size)
 
-    def peak(network: Any, *more: Any) -> int:
+    def peak(loss: Callable[[], torch.Tensor]) -> int:
         net.zero_grad()
         with LiveBytes() as live:
-            out = network(*more)
-            (out[0] if isinstance(out, list) else out).square().sum().backward()
+            loss().backward()  # type: ignore[no-untyped-call]
         return live.peak
 
     device = torch.device("cpu")
     pipe = SweptPipe(net, layers, device, "float32", lambda rows, _: strip_edges(rows, strip_rows))
     origin = Origin((0,), cut(*size, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
-    found = peak(pipe, [image], [origin])
-    assert found < 0.6 * peak(net, image.clone())
+    found = peak(lambda: pipe(image, origin, lambda logits, _: logits.square().sum()))
+    assert found < 0.6 * peak(lambda: net(image.clone()).square().sum())
     predicted = trained_bytes(layers, *size, strip_rows, 4)
     assert 0.5 * found <= predicted <= 1.5 * found

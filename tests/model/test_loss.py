@@ -45,7 +45,7 @@ def test_loss_and_weight_are_sums_over_the_pixels_that_count(
     terms = np.log(sums) + pixels.max(1) - np.take_along_axis(pixels, labels[:, None], 1)[:, 0]
     assert loss.dtype == torch.float64
     assert loss.item() == pytest.approx(math.fsum(each * terms), rel=1e-14)
-    assert isinstance(weight, float)
+    assert weight.dtype == torch.float64
     assert weight == pytest.approx(math.fsum(each), rel=1e-14)
 
 

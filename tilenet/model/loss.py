@@ -65,12 +65,12 @@ def focal(
     return losses.sum(dtype=torch.float64)
 
 
-def pixel_weight(labels: Tensor, ignore_index: int, class_weights: Tensor | None = None) -> float:
-    """Σ w over the pixels that count; arguments as above."""
+def pixel_weight(labels: Tensor, ignore_index: int, class_weights: Tensor | None = None) -> Tensor:
+    """Σ w over the pixels that count, in float64; arguments as above."""
     counted = labels[labels != ignore_index]
     if class_weights is None:
-        return float(counted.numel())
-    return float(class_weights.double()[counted.to(class_weights.device)].sum())
+        return labels.new_tensor(counted.numel(), dtype=torch.float64)
+    return class_weights.double()[counted].sum()
 
 
 def dice_sums(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
@@ -122,26 +122,27 @@ class Loss:
         """Whether a term is of whole images, so that it needs sums over their tiles."""
         return "dice" in self.terms
 
-    def of_pixels(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Terms that are sums over the pixels of a tile, in float64; differentiable.
+    def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """What pixels add to a step: its loss, by which weight it is divided, and Dice's sums.
 
         Args:
             logits: (B, K, H, W).
             labels: (B, H, W), int64.
+
+        Returns:
+            In float64, differentiable: the terms that are sums over pixels; Σ w over the pixels
+            that count; with `dice` the 3·K numbers of `dice_sums`.
         """
-        weights = self._weights(logits)
+        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
+        loss = torch.zeros((), dtype=torch.float64, device=logits.device)
         if "ce" in self.terms:
-            return cross_entropy(logits, labels, self.ignore_index, weights)
-        if "focal" in self.terms:
-            return focal(logits, labels, self.ignore_index, self.focal_gamma, weights)
-        return torch.zeros((), dtype=torch.float64, device=logits.device)
-
-    def weight(self, logits: Tensor, labels: Tensor) -> float:
-        """Σ w over the pixels that count, by which the sum of a step is divided."""
-        return pixel_weight(labels, self.ignore_index, self._weights(logits))
-
-    def _weights(self, logits: Tensor) -> Tensor | None:
-        return None if self.class_weights is None else logits.new_tensor(self.class_weights)
+            loss = cross_entropy(logits, labels, self.ignore_index, weights)
+        elif "focal" in self.terms:
+            loss = focal(logits, labels, self.ignore_index, self.focal_gamma, weights)
+        sums = [loss[None], pixel_weight(labels, self.ignore_index, weights)[None]]
+        if self.of_images:
+            sums.append(dice_sums(logits, labels, self.ignore_index).flatten())
+        return torch.cat(sums)
 
 
 # The loss is a sum over pixels, not a mean: the gradient of each logit is of order 1 by itself, and

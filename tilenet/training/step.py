@@ -8,6 +8,7 @@ once by the sum of weights.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +19,11 @@ from torch import Tensor
 
 from tilenet.data.schedule import mini_batch_sizes
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.geometry.tiles import owned
-from tilenet.model.loss import Loss, LossScale, dice, dice_sums
+from tilenet.geometry.tiles import Tile, owned
+from tilenet.geometry.windows import Window
+from tilenet.model.loss import Loss, LossScale, dice
 from tilenet.model.skips import Origin
+from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.health.progress import EXCHANGING, peak_bytes
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.values import RunningStatistics, global_sum
@@ -224,7 +227,6 @@ class Step:
         self, batch: list[list[ReadTile]], images: Sequence[int]
     ) -> tuple[float, float]:
         """Add the gradient of a mini-batch's summed loss; return the sum and its weight."""
-        outputs = self._forward(batch) if batch else []
         total, weights = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
         of_images = torch.zeros(
             (len(images), 3, self.loss.num_classes),
@@ -232,25 +234,19 @@ class Step:
             device=self.device,
             requires_grad=True,
         )
-        for parts in batch:
-            # Taken off the list, so that a micro-batch's logits go as soon as its loss is taken.
-            stacked = outputs.pop(0).to(self.dtype)
-            for place, part in enumerate(parts):
-                logits = owned(stacked[place : place + 1], part.work.tile, self.offset_px)
-                target = part.labels.to(self.device)
-                weights += self.loss.weight(logits, target)
-                total = total + self.loss.of_pixels(logits, target)
-                if self.loss.of_images:
-                    sums = dice_sums(logits, target, self.loss.ignore_index)
-                    row = torch.tensor([images.index(part.work.sample.number)]).to(self.device)
-                    of_images = of_images.index_add(0, row, sums[None])
+        for part, sums in self._sums(batch):
+            total = total + sums[0]
+            weights += float(sums[1].detach())
+            if self.loss.of_images:
+                row = torch.tensor([images.index(part.work.sample.number)]).to(self.device)
+                of_images = of_images.index_add(0, row, sums[2:].view(1, *of_images.shape[1:]))
         if self.loss.of_images:
             total = total + self._dice(of_images, weights)
         (total * self.update.scale.value).backward()  # type: ignore[no-untyped-call]
         return float(total.detach()), weights
 
-    def _forward(self, batch: list[list[ReadTile]]) -> list[Tensor]:
-        """Logits of each micro-batch."""
+    def _sums(self, batch: list[list[ReadTile]]) -> Iterator[tuple[ReadTile, Tensor]]:
+        """For each tile what the pixels that it owns add to the step, see `Loss.sums`."""
         origins = [
             Origin(
                 images=tuple(part.work.sample.number for part in parts),
@@ -260,7 +256,23 @@ class Step:
             )
             for number, parts in enumerate(batch)
         ]
-        return self.pipe([torch.cat([part.image for part in parts]) for parts in batch], origins)
+        if isinstance(self.pipe, SweptPipe):
+            for (part,), origin in zip(batch, origins, strict=True):
+                yield part, self.pipe(part.image, origin, partial(self._of_window, part))
+            return
+        images = [torch.cat([part.image for part in parts]) for parts in batch]
+        outputs = self.pipe(images, origins) if batch else []
+        for parts in batch:
+            # Taken off the list, so that a micro-batch's logits go as soon as its loss is taken.
+            stacked = outputs.pop(0)
+            for place, part in enumerate(parts):
+                logits = owned(stacked[place : place + 1], part.work.tile, self.offset_px)
+                yield part, self._of_window(part, logits, part.work.tile.own)
+
+    def _of_window(self, part: ReadTile, logits: Tensor, window: Window) -> Tensor:
+        """What the logits of a window that the tile owns add to the step."""
+        labels = owned(part.labels, Tile(part.work.tile.own, window))
+        return self.loss.sums(logits.to(self.dtype), labels.to(self.device))
 
     def _dice(self, sums: Tensor, weight: float) -> Tensor:
         """This rank's share of the mean Dice loss of the step's images, times the step's weight.

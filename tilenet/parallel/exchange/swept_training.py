@@ -3,8 +3,9 @@ the first.
 
 Forward keeps no activations, just the state before each strip: the rows that it looks at. Backward
 computes each strip again from its state (Chen et al., "Training deep nets with sublinear memory
-cost", 2016), and hands the gradient of the state on to the strip before. So the price is one more
-forward pass, whatever the halo, and the memory that of one strip, all states, and the logits.
+cost", 2016), and hands the gradient of the state on to the strip before. The loss is taken strip by
+strip too, so that nobody holds the logits. So the price is one more forward pass, whatever the
+halo, and the memory that of one strip and all states.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,12 +15,17 @@ import torch
 from torch import Tensor
 
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.sweep import Strip
+from tilenet.geometry.sweep import Rows, Strip
+from tilenet.geometry.tiles import Tile, owned
+from tilenet.geometry.windows import Window, overlap
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.swept import State, Sweep
 
-__all__ = ["SweptPipe"]
+__all__ = ["Measure", "SweptPipe"]
+
+# What the logits (1, K, H, W) of a window of the image add to a sum; differentiable.
+Measure = Callable[[Tensor, Window], Tensor]
 
 
 class SweptPipe:
@@ -51,18 +57,19 @@ class SweptPipe:
         """How often one backward adds to each parameter's gradient."""
         return 1
 
-    def __call__(self, images: list[Tensor], origins: Sequence[Origin]) -> list[Tensor]:
-        """Sweep one tile after another; as `Pipe`, with one sample per micro-batch."""
-        return [
-            self._swept(image.to(self.devices[0]), origin)
-            for image, origin in zip(images, origins, strict=True)
-        ]
+    def __call__(self, image: Tensor, origin: Origin, measure: Measure) -> Tensor:
+        """Sweep a tile, and add up what is measured on the pixels that it owns.
 
-    def _swept(self, image: Tensor, origin: Origin) -> Tensor:
+        Args:
+            image: What the tile reads, (1, bands, H, W).
+            origin: Which tile it is.
+            measure: Is called for the own pixels of each strip, in backward once more.
+        """
         tiling = origin.tiling
         assert tiling is not None
         assert len(image) == 1
-        part = tiling.tiles[origin.tiles[0]].read
+        tile = tiling.tiles[origin.tiles[0]]
+        part = tile.read
         edges = self.edges(part.height, part.width)
         assert image.shape[2:] == (part.height, part.width)
 
@@ -71,25 +78,37 @@ class SweptPipe:
             size, precision = tiling.extended, self.precision
             return Sweep(self.layers, self.network, size, edges, part, precision, compact=True)
 
-        parameters = self.network.trained
-        out: Tensor = _Swept.apply(image, sweep, *parameters)  # type: ignore[no-untyped-call]
-        return out
+        def of_own(logits: Tensor, rows: Rows) -> Tensor | None:
+            read = Window(part.row + rows[0], part.col, rows[1] - rows[0], part.width)
+            own = overlap(tile.own, read) if read.height else None
+            return None if own is None else measure(owned(logits, Tile(read, own)), own)
+
+        parameters, image = self.network.trained, image.to(self.devices[0])
+        total: Tensor = _Swept.apply(image, sweep, of_own, *parameters)  # type: ignore[no-untyped-call]
+        return total
 
 
 class _Swept(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, image: Tensor, make: Callable[[], Sweep], *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        image: Tensor,
+        make: Callable[[], Sweep],
+        measure: Callable[[Tensor, Rows], Tensor | None],
+        *parameters: Tensor,
+    ) -> Tensor:
         sweep = make()
-        ctx.make, ctx.states, ctx.plans = make, [], list(sweep.strips)
+        ctx.make, ctx.measure, ctx.states, ctx.plans = make, measure, [], list(sweep.strips)
         ctx.save_for_backward(image, *parameters)
-        found = []
+        total: Tensor | None = None
         for plan in ctx.plans:
             if any(ctx.needs_input_grad):
                 ctx.states.append(sweep.state)
-            out = sweep.pass_strip(_rows(image, plan), plan)
-            if out.shape[2]:  # of no rows it has the dtype of the image
-                found.append(out)
-        return torch.cat(found, 2)
+            found = measure(sweep.pass_strip(_rows(image, plan), plan), plan.output)
+            if found is not None:
+                total = found if total is None else total + found
+        assert total is not None, "a tile owns pixels"
+        return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -103,10 +122,11 @@ class _Swept(torch.autograd.Function):
             plan, state = ctx.plans.pop(), ctx.states.pop()
             with torch.enable_grad():
                 sweep.state, leaves = _as_leaves(state)
-                out = sweep.pass_strip(_rows(image, plan), plan)
+                measured = ctx.measure(sweep.pass_strip(_rows(image, plan), plan), plan.output)
                 after = _of_layers(sweep.state)
-            given = gradient[:, :, plan.output[0] : plan.output[1]]
-            wanted = [(out, given), *zip(after, later, strict=True)]
+            wanted = [*zip(after, later, strict=True)]
+            if measured is not None:
+                wanted.append((measured, gradient))
             ends = [(end, one) for end, one in wanted if one is not None and end.requires_grad]
             if not ends:
                 later = [None for _ in leaves]
@@ -119,7 +139,7 @@ class _Swept(torch.autograd.Function):
             for total, one in zip(sums, found[len(leaves) :], strict=True):
                 if one is not None:
                     total += one
-        return None, None, *sums
+        return None, None, None, *sums
 
 
 def _rows(image: Tensor, plan: Strip) -> Tensor:

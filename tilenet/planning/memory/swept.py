@@ -54,7 +54,7 @@ def trained_bytes(
     """Most bytes of feature maps that live while a part of an image is swept forward and backward.
 
     Counted are the states before all strips; what one strip's layers take and give, with the
-    gradients of the layer at hand; logits and gradients of weights, twice each.
+    gradients of the layer at hand; gradients of weights, twice.
 
     Args:
         height: Rows of the part.
@@ -78,8 +78,7 @@ def trained_bytes(
         most = max(most, copies + made + widest)
         kept |= {piece.storage for pieces in held.maps for piece in pieces}
     states = sum(held.sizes[one] for one in kept)
-    logits = held.shapes[-1].num_elements
-    return (states + most + 2 * logits + 2 * weights) * item_bytes
+    return (states + most + 2 * weights) * item_bytes
 
 
 def training_edges(

@@ -5,6 +5,7 @@ Tiles, exchanges, partitions, checkpointing and devices are the run's own; nothi
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import inf, prod
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,10 @@ from torch import Tensor, nn
 from tilenet.data.schedule import mini_batch_sizes
 from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import Tile, owned
+from tilenet.geometry.windows import Window
 from tilenet.model.skips import Origin
+from tilenet.parallel.exchange.halo import part_of
+from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.proof import (
     Difference,
@@ -192,25 +196,33 @@ def _run(
     work = [(image, number) for image in problem.of(place.replica) for number in numbers]
     batches = stacks(plan.record.layers, work, [image for image, _ in work])
     without_dropout(network.network.train())
-    apart = 0.0
+    apart, like = 0.0, next(network.network.parameters())
+
+    def measured(image: int, own: Tensor, window: Window) -> Tensor:
+        nonlocal apart
+        apart = max(apart, largest(own, _own(logits, image, window)))
+        return (own * _own(problem.weights, image, window).to(own)).sum()
+
     for size in mini_batch_sizes(len(batches), plan.micro_batches):
         batch, batches = batches[:size], batches[size:]
         origins = [
             Origin(tuple(i for i, _ in parts), tiling, tuple(n for _, n in parts), micro_batch)
             for micro_batch, parts in enumerate(batch)
         ]
-        like = next(network.network.parameters()).dtype
         images = [
             torch.cat([_read(problem.images, i, tiling.tiles[n]) for i, n in parts]).to(like)
             for parts in batch
         ]
+        if isinstance(network.pipe, SweptPipe):
+            for read, origin in zip(images, origins, strict=True):
+                network.pipe(read, origin, partial(measured, origin.images[0])).backward()  # type: ignore[no-untyped-call]
+            continue
         loss: Tensor | float = 0.0
         for output, parts in zip(network.pipe(images, origins), batch, strict=True):
             for row, (image, number) in enumerate(parts):
                 tile = tiling.tiles[number]
                 own = owned(output[row : row + 1], tile, plan.rule.offset_px)
-                apart = max(apart, largest(own, _own(logits, image, tile)))
-                loss = loss + (own * _own(problem.weights, image, tile).to(own)).sum()
+                loss = loss + measured(image, own, tile.own)
         if isinstance(loss, Tensor):
             loss.backward()  # type: ignore[no-untyped-call]
     most: float = comm.allreduce(apart / scale_of([logits]), op=MPI.MAX)
@@ -223,8 +235,8 @@ def _read(images: Tensor, image: int, tile: Tile) -> Tensor:
     return images[image : image + 1, :, rows, cols].clone()
 
 
-def _own(maps: Tensor, image: int, tile: Tile) -> Tensor:
-    return owned(maps[image : image + 1], Tile(replace(tile.read, row=0, col=0), tile.own))
+def _own(maps: Tensor, image: int, window: Window) -> Tensor:
+    return part_of(maps[image : image + 1], window, 0, 0)
 
 
 def _gradients(
