@@ -56,7 +56,7 @@ def answer(name: str, asked: dict[str, Any]) -> dict[str, Any]:
         part = getattr(import_module(module), function)
         figures, claims = part(Asked(device, until=time.perf_counter() + budget_s, **asked))
     except Exception as error:  # whatever a GPU's libraries raise
-        return {"failed": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+        return {"failed": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"}
     return {"figures": figures, "claims": [asdict(claim) for claim in claims]}
 
 
