@@ -69,9 +69,12 @@ def on_ranks(ranks: int, work: Callable[..., Any] | str, *arguments: object, hou
     return json.loads(printed.splitlines()[-1])
 
 
-def alone(work: Callable[..., Any], *arguments: object, python: str = sys.executable) -> Any:
+def alone(
+    work: Callable[..., Any], *arguments: object, python: str = sys.executable,
+    limit_s: float = 3600,
+) -> Any:  # fmt: skip
     """What a function of a bench returns in a process of its own."""
-    return json.loads(_printed([python, *child(work, *arguments)], 3600).splitlines()[-1])
+    return json.loads(_printed([python, *child(work, *arguments)], limit_s).splitlines()[-1])
 
 
 def mpiexec(ranks: int, *arguments: object, timeout: float = 3600) -> str:

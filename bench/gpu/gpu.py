@@ -8,9 +8,9 @@ and with swapping, against the same network on the same GPU without (`gpu_exactn
 (memory) the peak that torch's allocator saw during the third step of training against
 `planning.memory`, calibrated by the first case, since cuDNN's workspace is no tensor;
 (speed) seconds of training per megapixel in each precision, and with channels last;
-(sizes) the largest image that trains under a limit of 8 GiB with nothing done, checkpointing, swap
-and auto, beside the planner's;
-(overlap) pinned copies beside convolutions;
+(sizes) the largest image that trains under a limit of 8 GiB with nothing done, checkpointing or
+swap, against the planner's;
+(overlap) pinned copies at the same time as convolutions;
 (roofline) seconds of the roofline over measured ones, by kind of layer, with the peaks of the
 machine whose device is called so, or of --machine.
 
@@ -18,31 +18,25 @@ A part that fails is a claim that does not hold. The result is kept as results/D
 a GPU it says so and measures nothing.
 """
 
-import json
-import os
-import signal
 import subprocess
-import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import date
 from importlib import import_module
-from tempfile import TemporaryFile
 from typing import Any
 
 import torch
 
-from bench.gpu.gpu_part import Asked, Figures, Part
-from bench.report import ROOT, Claim, Found, child, environment
+from bench.gpu.gpu_part import Asked, Figures
+from bench.report import Claim, Found, alone
 
 # Where it is, and seconds it should take
 PARTS: dict[str, tuple[str, int]] = {
     "tiles": ("bench.gpu.gpu_exactness.tiles", 30),
     "partitions": ("bench.gpu.gpu_exactness.partitions", 45),
     "swaps": ("bench.gpu.gpu_exactness.swaps", 30),
-    "memory": ("bench.gpu.gpu_memory.memory", 70),
-    "speed": ("bench.gpu.gpu_speed.speed", 40),
+    "memory": ("bench.gpu.gpu_steps.memory", 70),
+    "speed": ("bench.gpu.gpu_steps.speed", 40),
     "sizes": ("bench.gpu.gpu_sizes.sizes", 110),
     "overlap": ("bench.gpu.gpu_overlap.overlap", 25),
     "roofline": ("bench.gpu.gpu_roofline.shares", 25),
@@ -59,54 +53,32 @@ def answer(name: str, asked: dict[str, Any]) -> dict[str, Any]:
     if device.type == "cpu":
         torch.set_num_threads(1)
     try:
-        part: Part = getattr(import_module(module), function)
+        part = getattr(import_module(module), function)
         figures, claims = part(Asked(device, until=time.perf_counter() + budget_s, **asked))
     except Exception as error:  # whatever a GPU's libraries raise
-        words = (str(error).strip().splitlines() or [""])[0].replace("|", "/")
-        return {"failed": f"{type(error).__name__}: {words}"[:300]}
+        return {"failed": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"}
     return {"figures": figures, "claims": [asdict(claim) for claim in claims]}
 
 
-def failed(name: str, why: str) -> Found:
-    """What is said of a part that did not end: a sentence, and a claim that does not hold."""
-    sentence = f"{name} failed: {why}"
-    return {"failed": sentence}, [Claim(sentence, 1, 0, False)]
-
-
 def run_part(name: str, asked: dict[str, Any], limit_s: float) -> Found:
-    """Run a part in a process of its own, and end that when its time is over."""
-    # Files and a session of its own, since compilers that it started may hold pipes open.
-    with TemporaryFile("w+") as printed, TemporaryFile("w+") as errors:
-        running = subprocess.Popen(
-            [sys.executable, *child(answer, name, asked)], stdout=printed, stderr=errors,
-            start_new_session=True, cwd=ROOT, env=environment(),
-        )  # fmt: skip
-        try:
-            code: int | None = running.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
-        printed.seek(0)
-        errors.seek(0)
-        shown, wrong = printed.read(), errors.read()
-    if code is not None:
-        return read(name, shown, wrong, code)
-    figures, claims = failed(name, f"its {limit_s:.0f} s were over")
-    return {**figures, "before": shown.splitlines()}, claims
+    """Run a part in a process of its own, and end that when its time is over.
 
-
-def read(name: str, printed: str, errors: str, code: int) -> Found:
-    """What a part's process said in its last line."""
-    if code:
-        why = (errors.strip().splitlines() or ["it said nothing"])[-1][:300].replace("|", "/")
-        return failed(name, f"its process ended with {code}: {why}")
-    found = json.loads(printed.splitlines()[-1])
-    if "failed" in found:
-        return failed(name, found["failed"])
-    return found["figures"], [Claim(**claim) for claim in found["claims"]]
+    Of one that fails there is a sentence, and a claim that does not hold.
+    """
+    before: list[str] = []
+    try:
+        found = alone(answer, name, asked, limit_s=limit_s)
+    except subprocess.TimeoutExpired as late:
+        found = {"failed": f"its {limit_s:.0f} s were over"}
+        before = (late.stdout or b"").decode().splitlines()
+    except RuntimeError as error:
+        first, *said = str(error).strip().splitlines()
+        code = first.rpartition(" ended with ")[2]
+        found = {"failed": f"its process ended with {code} {said[-1] if said else ''}"}
+    if "failed" not in found:
+        return found["figures"], [Claim(**claim) for claim in found["claims"]]
+    sentence = f"{name} failed: {found['failed']}"[:300].replace("|", "/")
+    return {"failed": sentence, "before": before}, [Claim(sentence, 1, 0, False)]
 
 
 def bench(
@@ -117,8 +89,7 @@ def bench(
     if device != "cpu" and not torch.cuda.is_available():
         return {"device": "none: torch sees no GPU, nothing was measured"}, []
     name_of = "cpu" if device == "cpu" else torch.cuda.get_device_name(device)
-    asked = {"device": device, "quick": quick, "machine": machine or None}
-    asked |= {"limit_gib": limit_gib or None}
+    asked = {"device": device, "quick": quick, "machine": machine, "limit_gib": limit_gib}
     figures: Figures = {"device": name_of, "date": str(date.today())}
     claims: list[Claim] = []
     began, seconds = time.perf_counter(), dict[str, float]()

@@ -7,6 +7,7 @@ the same network on the same device without any of it, so that what differs is n
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from math import isnan
 from typing import Any
@@ -15,14 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.gpu.gpu_part import Asked, Figures, Found, wait
-from bench.report import Claim, at_least, at_most
+from bench.gpu.gpu_part import Asked, Figures, wait
+from bench.report import Claim, Found, at_least, at_most
 from bench.swapping.lms_networks import OurUNet
 from bench.swapping.lms_training import Place, slabs_of
 from tilenet import swapping as lms
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule, owned
+from tilenet.geometry.tiles import Cut, cut, halo_rule, owned
 from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.geometry.windows import Window
 from tilenet.model.choices import Checkpointing
 from tilenet.model.loss import cross_entropy, pixel_weight
 from tilenet.model.network import Network, build_network
@@ -43,6 +45,15 @@ MODES: tuple[Checkpointing, ...] = ("always", "except_last", "never")
 Outcome = tuple[float, dict[str, Tensor]]
 
 
+@dataclass(frozen=True)
+class Sample:
+    """An image (1, bands, H, W) with labels (1, H, W)."""
+
+    number: int
+    image: Tensor
+    labels: Tensor
+
+
 def tiles(asked: Asked) -> Found:
     """Tiles with exact halos against the whole image."""
     size = (1024, 768) if asked.cuda else (96, 128)
@@ -52,14 +63,13 @@ def tiles(asked: Asked) -> Found:
         options = UNetOptions(
             poolings, base=base, bands=3, classes=3, dropout=0.2, upsampling=upsampling
         )
-        layers = unet_layers(options)
-        context = context_of(layers)
-        image, labels = _sample(options, size, 1, asked.device)
-        whole = _in_tiles(options, image, labels, (1, 1), _rule(options, context.halo_px))
+        context = context_of(unet_layers(options))
+        sample = _sample(options, size, 5, asked.device)
+        whole = _in_tiles(options, sample, (1, 1), context.halo_px)
         less = context.halo_px - context.alignment_px
         for grid, halo_px in (((1, 2), context.halo_px), ((2, 3), context.halo_px), ((2, 3), less)):
             if not asked.late:
-                found = _in_tiles(options, image, labels, grid, _rule(options, halo_px))
+                found = _in_tiles(options, sample, grid, halo_px)
                 case = {"upsampling": upsampling, "tiles": f"{grid[0]} × {grid[1]}"}
                 rows.append(
                     {**case, "less_px": context.halo_px - halo_px, **different(found, whole)}
@@ -74,6 +84,24 @@ def tiles(asked: Asked) -> Found:
     return {"size_px": list(size), "rows": rows}, claims
 
 
+def _in_tiles(options: UNetOptions, sample: Sample, grid: tuple[int, int], halo_px: int) -> Outcome:
+    network = _network(options, sample.image.device)
+    network.mask_key.images = (sample.number,)
+    layers = unet_layers(options)
+    height, width = sample.labels.shape[1:]
+    rule = halo_rule(halo_px, context_of(layers), layers, 0)
+    parts = []
+    for tile in cut(height, width, Cut(grid), rule).tiles:
+        logits = network(_window(sample.image, tile.read))
+        parts.append((owned(logits, tile), _window(sample.labels, tile.own)))
+    return _outcome(network, parts)
+
+
+def _window(x: Tensor, window: Window) -> Tensor:
+    rows = slice(window.row, window.row + window.height)
+    return x[..., rows, window.col : window.col + window.width]
+
+
 def partitions(asked: Asked) -> Found:
     """One GPU named several times, in all ways of checkpointing, against no pipeline."""
     poolings, base, side = (4, 16, 256) if asked.cuda else (2, 4, 16)
@@ -82,7 +110,12 @@ def partitions(asked: Asked) -> Found:
     )
     sizes = [(side, side), (2 * side, side), (side, 3 * side), (side, side)]
     batch = [_sample(options, size, number, asked.device) for number, size in enumerate(sizes)]
-    wanted = _plain(options, batch)
+    network = _network(options, asked.device)
+    parts = []
+    for one in batch:
+        network.mask_key.images = (one.number,)
+        parts.append((network(one.image), one.labels))
+    wanted = _outcome(network, parts)
     rows: list[Figures] = []
     for mode in MODES:
         for count, stored in ((1, False), (2, False), (3, True), (4, False), (6, True)):
@@ -92,6 +125,27 @@ def partitions(asked: Asked) -> Found:
             case = {"partitions": count, "checkpointing": mode, "on_host": stored}
             rows.append({**case, **different(found, wanted)})
     return {"rows": rows}, _claims("partitions against none", rows)
+
+
+def _piped(
+    options: UNetOptions,
+    batch: list[Sample],
+    count: int,
+    mode: Checkpointing,
+    stored: bool,
+    device: torch.device,
+) -> Outcome:
+    network = _network(options, device)
+    balance = [len(part) for part in np.array_split(np.arange(len(network)), count)]
+    copies = HostCopies(slabs_of(Place(device, 1 << 30, 4 << 30, 0)), SwapStatistics())
+    stores = [HostStore(copies, device, lookahead=1) for _ in balance] if stored else None
+    pipe = Pipe(network, balance, [device] * count, mode, "float64", stores=stores)
+    outputs = pipe([one.image for one in batch], [Origin((one.number,)) for one in batch])
+    labels = [one.labels for one in batch]
+    found = _outcome(network, list(zip(outputs, labels, strict=True)))
+    wait(device)
+    copies.close()
+    return found
 
 
 def swaps(asked: Asked) -> Found:
@@ -118,7 +172,7 @@ def swaps(asked: Asked) -> Found:
         "everything": every,
         "some": partial(every, limit_bytes=some),
         "without lookahead": partial(every, lookahead=0),
-        "on a stream of its own": lambda: _beside(asked.device, every()),
+        "on a stream of its own": lambda: _aside(asked.device, every()),
     }
     if asked.cuda or not torch.cuda.is_available():
         ways["as IBM's"] = _everywhere
@@ -185,82 +239,26 @@ def _network(options: UNetOptions, device: torch.device) -> Network:
 
 def _sample(
     options: UNetOptions, size: tuple[int, int], number: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """An image (1, bands, H, W) and its labels (1, H, W), a quarter of which do not count."""
+) -> Sample:
+    """A random image and its labels, a quarter of which do not count."""
     generator = torch.Generator().manual_seed(number)
     image = torch.randn(1, options.bands, *size, generator=generator, dtype=torch.float64)
     labels = torch.randint(0, options.classes, (1, *size), generator=generator)
     labels[:, -size[0] // 2 :, : size[1] // 2] = IGNORE
-    return image.to(device), labels.to(device)
+    return Sample(number, image.to(device), labels.to(device))
+
+
+def _outcome(network: nn.Module, parts: list[tuple[Tensor, Tensor]]) -> Outcome:
+    """The loss over logits and labels, and its gradients."""
+    losses = torch.stack([cross_entropy(logits, labels, IGNORE) for logits, labels in parts])
+    total = losses.sum() / sum(pixel_weight(labels, IGNORE) for _, labels in parts)
+    total.backward()  # type: ignore[no-untyped-call]
+    return float(total.detach()), _gradients(network)
 
 
 def _gradients(network: nn.Module) -> dict[str, Tensor]:
     named = network.named_parameters()
     return {name: one.grad.detach().clone() for name, one in named if one.grad is not None}
-
-
-def _rule(options: UNetOptions, halo_px: int) -> HaloRule:
-    layers = unet_layers(options)
-    return halo_rule(halo_px, context_of(layers), layers, 0)
-
-
-def _in_tiles(
-    options: UNetOptions, image: Tensor, labels: Tensor, grid: tuple[int, int], rule: HaloRule
-) -> Outcome:
-    network = _network(options, image.device)
-    network.mask_key.images = (5,)
-    count, loss = pixel_weight(labels, IGNORE), 0.0
-    tiling = cut(image.shape[2], image.shape[3], Cut(grid), rule)
-    if tiling.extended != (tiling.height, tiling.width):
-        raise RuntimeError("the image's size must be a multiple of the alignment")
-    for tile in tiling.tiles:
-        read = tile.read
-        rows, cols = slice(read.row, read.row + read.height), slice(read.col, read.col + read.width)
-        logits = network(image[..., rows, cols])
-        own = labels[:, tile.own.row :, tile.own.col :][:, : tile.own.height, : tile.own.width]
-        part = cross_entropy(owned(logits, tile), own, IGNORE) / count
-        part.backward()  # type: ignore[no-untyped-call]
-        loss += float(part.detach())
-    return loss, _gradients(network)
-
-
-def _plain(options: UNetOptions, batch: list[tuple[Tensor, Tensor]]) -> Outcome:
-    network = _network(options, batch[0][0].device)
-    outputs = []
-    for number, (image, _) in enumerate(batch):
-        network.mask_key.images = (number,)
-        outputs.append(network(image))
-    return _summed(network, outputs, batch)
-
-
-def _piped(
-    options: UNetOptions,
-    batch: list[tuple[Tensor, Tensor]],
-    count: int,
-    mode: Checkpointing,
-    stored: bool,
-    device: torch.device,
-) -> Outcome:
-    network = _network(options, device)
-    balance = [len(part) for part in np.array_split(np.arange(len(network)), count)]
-    copies = HostCopies(slabs_of(Place(device, 1 << 30, 4 << 30, 0)), SwapStatistics())
-    stores = [HostStore(copies, device, lookahead=1) for _ in balance] if stored else None
-    pipe = Pipe(network, balance, [device] * count, mode, "float64", stores=stores)
-    origins = [Origin((number,)) for number in range(len(batch))]
-    found = _summed(network, pipe([image for image, _ in batch], origins), batch)
-    wait(device)
-    copies.close()
-    return found
-
-
-def _summed(network: Network, outputs: list[Tensor], batch: list[tuple[Tensor, Tensor]]) -> Outcome:
-    parts = [
-        cross_entropy(output, labels, IGNORE) * (number + 1)
-        for number, (output, (_, labels)) in enumerate(zip(outputs, batch, strict=True))
-    ]
-    total = torch.stack(parts).sum() / sum(pixel_weight(labels, IGNORE) for _, labels in batch)
-    total.backward()  # type: ignore[no-untyped-call]
-    return float(total.detach()), _gradients(network)
 
 
 def _action(number: int, group: nn.Module) -> Action:
@@ -270,17 +268,13 @@ def _action(number: int, group: nn.Module) -> Action:
 
 
 @contextmanager
-def _beside(device: torch.device, inside: Any) -> Iterator[Any]:
+def _aside(device: torch.device, inside: Any) -> Iterator[Any]:
     """On a stream that is not the default one."""
-    if device.type != "cuda":
-        with inside as counted:
-            yield counted
-        return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    wait(device)
     with torch.cuda.stream(stream), inside as counted:
         yield counted
-    torch.cuda.current_stream(device).wait_stream(stream)
+    wait(device)
 
 
 @contextmanager

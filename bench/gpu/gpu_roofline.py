@@ -2,12 +2,11 @@
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from bench.gpu.gpu_part import Asked, Figures, Found
-from bench.report import at_least, at_most
+from bench.gpu.gpu_part import Asked, Figures
+from bench.report import Found, at_least, at_most
 from bench.scale.summit_machines import H200
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
@@ -16,7 +15,7 @@ from tilenet.parallel.pipeline.layer_times import measure_layers
 from tilenet.planning.machines import Machine, known_machines, machine
 from tilenet.planning.time.roofline import roofline
 
-__all__ = ["machine_of", "shares"]
+__all__ = ["facts_of", "machine_of", "shares"]
 
 # NVIDIA, "H100 Tensor Core GPU" data sheet (2023), SXM: the H200's die with other memory.
 H100 = replace(
@@ -36,27 +35,34 @@ def machine_of(device: str) -> Machine:
     """
     known = [machine(name) for name in known_machines() if name != "local"]
     known += [H100, H200]
-    plain = _plain(device)
-    for facts in known:
-        if plain == _plain(facts.device):
-            return facts
-    models = set(re.findall(r"\b[avh]\d{3,4}\b", device.lower()))
-    for facts in known:
-        if models & set(re.findall(r"\b[avh]\d{3,4}\b", facts.device.lower())):
-            return facts
+    for same in (_plain, _model):
+        for facts in known:
+            if same(device) and same(device) == same(facts.device):
+                return facts
     raise TilenetError(
         f"no machine has a device of that name ({device}; known: "
         f"{', '.join(facts.device for facts in known)}); name a machine by --machine"
     )
 
 
+def _plain(device: str) -> str:
+    return re.sub(r"nvidia|tesla|[^a-z0-9]", "", device.lower())
+
+
+def _model(device: str) -> list[str]:
+    return re.findall(r"\b[avh]\d{3,4}\b", device.lower())
+
+
+def facts_of(asked: Asked) -> Machine:
+    """The machine that was named, or the one that has this device."""
+    if asked.machine or not asked.cuda:
+        return machine(asked.machine or "local")
+    return machine_of(torch.cuda.get_device_name(asked.device))
+
+
 def shares(asked: Asked) -> Found:
     """Seconds of the roofline over measured ones, with the makers' peaks; and what is planned."""
-    name = torch.cuda.get_device_name(asked.device) if asked.cuda else "cpu"
-    if asked.machine:
-        facts = machine(asked.machine)
-    else:
-        facts = machine_of(name) if asked.cuda else machine("local")
+    facts = facts_of(asked)
     peaks = replace(facts, maths_efficiency=1.0, memory_efficiency=1.0)
     options = PRESETS["small"] if asked.cuda else UNetOptions(2, base=4, norm="instance")
     size = 1024 if asked.cuda else 32
@@ -69,15 +75,12 @@ def shares(asked: Asked) -> Found:
             continue
         network = build_network(layers, device=asked.device).train()
         image = torch.randn(1, options.bands, size, size, device=asked.device)
-        measured = measure_layers(network, image, precision)
-        best = roofline(layers, size, size, precision, peaks)
-        planned = roofline(layers, size, size, precision, facts)
-        kinds: dict[str, Figures] = {}
-        seconds: dict[str, tuple[Any, ...]] = {
-            "measured_s": measured,
-            "roofline_s": best,
-            "planned_s": planned,
+        seconds = {
+            "measured_s": measure_layers(network, image, precision),
+            "roofline_s": roofline(layers, size, size, precision, peaks),
+            "planned_s": roofline(layers, size, size, precision, facts),
         }
+        kinds: dict[str, Figures] = {}
         for key, times in seconds.items():
             for layer, one in zip(layers, times, strict=True):
                 for kind in (layer.kind, "all"):
@@ -86,22 +89,11 @@ def shares(asked: Asked) -> Found:
         for row in kinds.values():
             row["share"] = row["roofline_s"] / row["measured_s"]
         tables[precision] = kinds
-        claims.append(
-            at_least(
-                f"{precision}: share of the roofline that convolutions reach (planned with 0.6)",
-                kinds["conv"]["share"],
-                0.6,
-            )
-        )
-        claims.append(
-            at_most(
-                f"{precision}: share of the roofline of the kind of layer that reaches most",
-                max(row["share"] for row in kinds.values()),
-                1.0,
-            )
-        )
+        most = max(row["share"] for row in kinds.values())
+        of = f"{precision}: share of the roofline"
+        claims += [
+            at_least(f"{of} that convolutions reach (planned with 0.6)",
+                     kinds["conv"]["share"], 0.6),
+            at_most(f"{of} of the kind of layer that reaches most", most, 1.0),
+        ]  # fmt: skip
     return tables, claims if asked.cuda else []
-
-
-def _plain(device: str) -> str:
-    return re.sub(r"nvidia|tesla|[^a-z0-9]", "", device.lower())

@@ -5,19 +5,15 @@ checkpointing of each layer group, swap of all that is saved. The planner's auto
 layer group by layer group, is held against the most of the three.
 """
 
-import gc
-import os
 import time
 from dataclasses import asdict, replace
 from functools import partial
 
-import torch
-
-from bench.gpu.gpu_part import Asked, Figures, Found
-from bench.gpu.gpu_roofline import machine_of
-from bench.report import Claim, at_most
-from bench.swapping.lms import MODES
-from bench.swapping.lms_networks import CLASSES, KINDS, Kind
+from bench.gpu.gpu_part import Asked, Figures
+from bench.gpu.gpu_roofline import facts_of
+from bench.report import Claim, Found, at_most
+from bench.swapping.lms import MODES, place_of
+from bench.swapping.lms_networks import CLASSES, KINDS
 from bench.swapping.lms_sizes import Largest, largest, peak_of
 from bench.swapping.lms_training import Place, Way, slabs_of
 from tilenet.errors import TilenetError
@@ -35,21 +31,23 @@ from tilenet.planning.time.roofline import roofline
 __all__ = ["planned_bytes", "sizes"]
 
 LIMIT = 8 << 30
-ROOM = 10  # times the limit, on the host
 OFF = 0.15  # by which the planner may miss the pixels that train without anything
 
 
 def sizes(asked: Asked) -> Found:
     """Search by what trains, then by what is planned."""
-    place, kind = _place(asked), replace(KINDS["unet"], unit=64 if asked.cuda else 16)
+    kind = replace(KINDS["unet"], unit=64 if asked.cuda else 16)
+    limit_gib, width = (asked.limit_gib, 0) if asked.cuda else (6 / 1024, 4)
+    most = LIMIT // 2 if asked.quick else LIMIT
+    place = place_of(asked.device, limit_gib, width, asked.quick, most)
     bandwidth = measure_bandwidth(slabs_of(place), place.device)
     begun = time.perf_counter()
     # What is planned takes its time too, on the host.
     until = begun + (asked.until - begun) * 0.6
     trained: dict[str, Largest] = {}
     for mode in MODES:
-        start = trained[MODES[0]].size if trained else 4 * kind.unit
-        peaks = partial(_peak, kind, place, mode)
+        start = trained["off"].size if trained else 4 * kind.unit
+        peaks = partial(peak_of, kind, place, Way(mode), 1)
         trained[mode] = largest(peaks, place.limit_bytes, kind.unit, start, until)
         print(mode, trained[mode], flush=True)
     if not trained["off"].size:
@@ -111,40 +109,11 @@ def planned_bytes(
     return size.total - kept + less
 
 
-def _place(asked: Asked) -> Place:
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    host = min(free, machine("local").host_bytes) * 3 // 4  # a container may have less
-    if not asked.cuda:
-        return Place(asked.device, 6 << 20, host, 4)
-    total = torch.cuda.get_device_properties(asked.device).total_memory
-    # What is swapped out is several times as large, and must fit the host.
-    limit = min(total, host // ROOM, LIMIT // 2 if asked.quick else LIMIT)
-    if asked.limit_gib is not None:
-        limit = min(total, int(asked.limit_gib * 2**30))
-        host = max(host, ROOM * limit)
-    torch.cuda.set_per_process_memory_fraction(limit / total, asked.device)
-    return Place(asked.device, limit, host, 64)
-
-
 def _facts(asked: Asked) -> Machine:
     """Of the machine whose speeds the planner reckons with; they decide little about what fits."""
-    if asked.machine:
-        return machine(asked.machine)
     try:
-        return machine_of(torch.cuda.get_device_name(asked.device) if asked.cuda else "cpu")
+        return facts_of(asked)
     except TilenetError:
+        if asked.machine:
+            raise
         return machine("slurm")
-
-
-def _peak(kind: Kind, place: Place, mode: str, side: int) -> int | None:
-    """Of a step on one image; None: the device ran out of memory, whichever library says so."""
-    try:
-        return peak_of(kind, place, Way(mode), 1, side)
-    except RuntimeError as error:
-        words = str(error).lower()
-        # of cuDNN, which finds no engine whose workspace there is room for
-        if place.cuda and any(word in words for word in ("out of memory", "cudnn", "engine")):
-            gc.collect()
-            torch.cuda.empty_cache()
-            return None
-        raise

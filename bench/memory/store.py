@@ -8,9 +8,9 @@ maps in a file: the same bits of gradients, the bytes that the dry run says, and
 those of the same pipeline without a store, one after the other in this run.
 """
 
-import statistics
 import tempfile
-import time
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +19,7 @@ from dry_run import dry_run, measured_run
 from torch import Tensor
 
 from bench.report import Claim, Found, at_least, at_most
+from bench.steps import in_turns
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin
@@ -75,19 +76,17 @@ def real(size: int, repeats: int) -> dict[str, Any]:
             name: Pipe(build_network(layers).train(), balance, [CPU] * 4, "always", stores=kept)
             for name, kept in (("devices", None), ("host", stores))
         }
-        seconds: dict[str, list[float]] = {"devices": [], "host": []}
         gradients: dict[str, list[Tensor]] = {}
-        for run in range(repeats + 1):
-            for name, pipe in pipes.items():
-                pipe.network.zero_grad()
-                began = time.perf_counter()
-                outputs = pipe(images, [Origin((number,)) for number in range(len(images))])
-                sum(output.square().sum() for output in outputs).backward()  # type: ignore[union-attr]
-                if run:
-                    seconds[name].append(time.perf_counter() - began)
-                gradients[name] = [
-                    p.grad.clone() for p in pipe.network.parameters() if p.grad is not None
-                ]
+
+        def step(name: str) -> None:
+            network = pipes[name].network
+            network.zero_grad()
+            outputs = pipes[name](images, [Origin((number,)) for number in range(len(images))])
+            sum(output.square().sum() for output in outputs).backward()  # type: ignore[union-attr]
+            gradients[name] = [p.grad for p in network.parameters() if p.grad is not None]
+
+        steps: dict[str, Callable[[], None]] = {name: partial(step, name) for name in pipes}
+        seconds = in_turns(steps, repeats, lambda: None)
         moved = copies.statistics.out_bytes + copies.statistics.in_bytes
         waited = copies.statistics.wait_seconds
         measured = measured_run(layers, (size, size), balance, 8, "always", stores=stores)
@@ -99,7 +98,7 @@ def real(size: int, repeats: int) -> dict[str, Any]:
         "same_bits": all(
             torch.equal(a, b) for a, b in zip(gradients["devices"], gradients["host"], strict=True)
         ),
-        "seconds": {name: statistics.median(took) for name, took in seconds.items()},
+        "seconds": seconds,
         "copied_gb_per_s": moved / waited / 1e9,
         "measured_mib": max(measured.partitions) / MIB,
         "predicted_mib": max(predicted.partitions) / MIB,

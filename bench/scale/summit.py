@@ -20,8 +20,8 @@ from dataclasses import replace
 from typing import Any
 
 from bench.report import Claim, Found, at_least, at_most
-from bench.scale.rivals import PAPER
 from bench.scale.summit_machines import DGX_1, H200, SUMMIT, read_share
+from bench.speed.balance import PAPER
 from tilenet.geometry.unet import PRESETS, UNetOptions
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.machines import Machine

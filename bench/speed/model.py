@@ -17,51 +17,17 @@ and smaller runs.
 import os
 import statistics
 import tempfile
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from bench.report import Found, at_most, on_ranks
-from bench.speed import model_run
-from bench.speed.model_prediction import SEEN_BASES, SEEN_PX, predicted
+from bench.scenes import write_pair, write_random
+from bench.speed.model_prediction import SEEN_BASES, SEEN_PX, Point, layers_of, predicted
+from bench.steps import in_turns, small_run, timed_steps
 
-if TYPE_CHECKING:
-    from tilenet.geometry.unet import NormKind
-
-BASE = 16
-GRIDS = {1: (1, 1), 2: (1, 2), 4: (2, 2)}
 GOAL = 0.2
-
-
-@dataclass(frozen=True)
-class Point:
-    """A run to predict.
-
-    Attributes:
-        tile_px: Side of what a rank owns of a tile.
-        ranks: Of the job; all hold one image.
-        halo_mode: As in run files.
-        base: Channels of the network's first level.
-        norm: Its norm.
-        tiles: Tiles along rows of each rank, one after another.
-    """
-
-    tile_px: int
-    ranks: int
-    halo_mode: str = "overlap"
-    base: int = BASE
-    norm: "NormKind" = "none"
-    tiles: int = 1
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Tiles of the image along rows and columns."""
-        rows, columns = GRIDS[self.ranks]
-        return rows * self.tiles, columns
-
-    @property
-    def image(self) -> tuple[int, int]:
-        """Rows and columns, pixels."""
-        return self.grid[0] * self.tile_px, self.grid[1] * self.tile_px
 
 
 SEEN = Point(320, 1), Point(SEEN_PX, 1), Point(SEEN_PX, 1, base=SEEN_BASES[1])
@@ -76,6 +42,84 @@ POINTS = (
 QUICK = (Point(256, 1), Point(256, 2), Point(256, 2, "exchange"), Point(256, 1, base=24))
 
 
+def layers(size: int, base: int, clock: str) -> list[list[float]]:
+    """Seconds of each layer, forward and backward, on each rank at once; the mean over ranks."""
+    import numpy as np
+    import torch
+    from mpi4py import MPI
+
+    from tilenet.model.network import build_network
+    from tilenet.parallel.pipeline import layer_times as measure
+
+    if clock == "cpu":
+        # of the clock that `measure_layers` reads
+        time.perf_counter = time.process_time
+    torch.manual_seed(0)
+    network = build_network(layers_of(base, "none")).train()
+    image = torch.randn(1, 4, size, size)
+    MPI.COMM_WORLD.Barrier()
+    found = measure.measure_layers(network, image, "float32", repeats=7)
+    mine = np.array([(one.forward_s, one.backward_s) for one in found])
+    total = np.zeros_like(mine)
+    MPI.COMM_WORLD.Allreduce(mine, total)
+    means: list[list[float]] = (total / MPI.COMM_WORLD.size).tolist()
+    return means
+
+
+def links() -> dict[str, float]:
+    """What messages between two ranks cost, and bytes of files."""
+    import numpy as np
+    import rasterio
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    other = 1 - comm.rank
+
+    out, into = np.ones(64, np.uint8), np.zeros(64, np.uint8)
+    piece = np.ones(1 << 20, np.float32)
+    summed = np.zeros_like(piece)
+    swap: dict[str, Callable[[], None]] = {
+        "": lambda: comm.Sendrecv(out, other, recvbuf=into, source=other)
+    }
+    sums: dict[str, Callable[[], None]] = {"": lambda: comm.Allreduce(piece, summed)}
+    small_s = in_turns(swap, 200, comm.Barrier)[""]
+    sum_s = in_turns(sums, 30, comm.Barrier)[""]
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_random(Path(folder) / "image.tif", (4, 1024, 1024))
+        with rasterio.open(path) as file:
+            began = time.perf_counter()
+            file.read()
+            read_s = time.perf_counter() - began
+    return {
+        "message_s": small_s / 2,  # one sent, one received
+        "sum_bandwidth": piece.nbytes / sum_s,
+        "file_bandwidth": 8 * 2**20 / read_s,
+    }
+
+
+def train(folder: str, point: dict[str, Any], steps: int) -> list[dict[str, float]]:
+    """Seconds of each step of training, of the slowest rank, after those that settle."""
+    from mpi4py import MPI
+
+    from tilenet.training.config.keys import MeshKeys, TileKeys
+
+    comm, grid = MPI.COMM_WORLD, point["grid"]
+    height, width = point["image"]
+    if comm.rank == 0:
+        write_pair(Path(folder), (4, height, width), 3)
+    comm.Barrier()
+    run = small_run(
+        [f"{folder}/image.tif"], f"{folder}/run", steps, point["base"], norm=point["norm"],
+        mesh=MeshKeys(1, grid[0] // point["tiles"], grid[1]), halo_mode=point["halo_mode"],
+        tiles=TileKeys() if point["halo_mode"] == "exchange" else TileKeys(*grid),
+    )  # fmt: skip
+    every = comm.allgather(timed_steps(run, comm))
+    return [
+        {"wall": max(r["seconds"] for r in ranks), "cpu": max(r["cpu_seconds"] for r in ranks)}
+        for ranks in list(zip(*every, strict=True))[2:]
+    ]
+
+
 def bench(quick: bool, cpu: bool = False) -> Found:
     """Calibrate, measure and compare."""
     clock, cores = "cpu" if cpu else "wall", len(os.sched_getaffinity(0))
@@ -83,7 +127,7 @@ def bench(quick: bool, cpu: bool = False) -> Found:
     def measured(point: Point) -> float:
         says = {**vars(point), "image": point.image, "grid": point.grid}
         with tempfile.TemporaryDirectory() as folder:
-            rows = on_ranks(point.ranks, model_run.train, folder, says, 5 if quick else 12)
+            rows = on_ranks(point.ranks, train, folder, says, 5 if quick else 12)
         return float(statistics.median(row[clock] for row in rows))
 
     facts: dict[str, Any] = {
@@ -91,12 +135,11 @@ def bench(quick: bool, cpu: bool = False) -> Found:
         "cores": cores,
         "layers": {
             base: {
-                ranks: on_ranks(ranks, model_run.layers, SEEN_PX, base, clock)
-                for ranks in {1, min(cores, 2)}
+                ranks: on_ranks(ranks, layers, SEEN_PX, base, clock) for ranks in {1, min(cores, 2)}
             }
             for base in SEEN_BASES
         },
-        "links": on_ranks(2, model_run.links),
+        "links": on_ranks(2, links),
         "step_by_layers": 1.0,
     }
     # Layers one by one are not a step: caches, and the loss, labels, zeros and the optimizer

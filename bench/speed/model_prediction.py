@@ -1,8 +1,8 @@
 """The planner's closed form for the runs of bench/speed/model.py, with what was measured here."""
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tilenet.geometry.layers import Conv, Layer
 from tilenet.geometry.unet import NormKind, UNetOptions, unet_layers
@@ -13,13 +13,43 @@ from tilenet.planning.plan import Layout, Question
 from tilenet.planning.time.profile import Profile, ProfiledLayer
 from tilenet.planning.time.roofline import roofline
 
-if TYPE_CHECKING:
-    from bench.speed.model import Point
-
-__all__ = ["layers_of", "predicted"]
+__all__ = ["Point", "layers_of", "predicted"]
 
 SEEN_PX, SEEN_BASES = 384, (16, 32)
+GRIDS = {1: (1, 1), 2: (1, 2), 4: (2, 2)}
 BLOCK = 16  # of float32 with AVX-512, into which oneDNN's convolutions sort channels
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run to predict.
+
+    Attributes:
+        tile_px: Side of what a rank owns of a tile.
+        ranks: Of the job; all hold one image.
+        halo_mode: As in run files.
+        base: Channels of the network's first level.
+        norm: Its norm.
+        tiles: Tiles along rows of each rank, one after another.
+    """
+
+    tile_px: int
+    ranks: int
+    halo_mode: str = "overlap"
+    base: int = 16
+    norm: NormKind = "none"
+    tiles: int = 1
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles of the image along rows and columns."""
+        rows, columns = GRIDS[self.ranks]
+        return rows * self.tiles, columns
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Rows and columns, pixels."""
+        return self.grid[0] * self.tile_px, self.grid[1] * self.tile_px
 
 
 def options_of(base: int, norm: NormKind) -> UNetOptions:
@@ -32,7 +62,7 @@ def layers_of(base: int, norm: NormKind) -> tuple[Layer, ...]:
     return unet_layers(options_of(base, norm))
 
 
-def predicted(point: "Point", facts: dict[str, Any]) -> dict[str, float]:
+def predicted(point: Point, facts: dict[str, Any]) -> dict[str, float]:
     """Seconds of a step, and of its parts, as the plan has them."""
     # Ranks that share a core wait for one another, which processor seconds do not show
     turns = 1.0 if facts["clock"] == "cpu" else max(1.0, point.ranks / facts["cores"])
@@ -65,7 +95,7 @@ def predicted(point: "Point", facts: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _profile(point: "Point", facts: dict[str, Any], turns: float, local: Machine) -> Profile:
+def _profile(point: Point, facts: dict[str, Any], turns: float, local: Machine) -> Profile:
     """The measured layers as those of the point's network, on the tile that was seen."""
     wanted = layers_of(point.base, point.norm)
     new = roofline(_blocked(wanted), SEEN_PX, SEEN_PX, "float32", local)

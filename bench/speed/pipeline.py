@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from bench.report import Claim, Found, at_least
-from bench.scale.rivals import PAPER
+from bench.speed.balance import PAPER
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Layer, Stash
 from tilenet.geometry.unet import PRESETS, unet_layers

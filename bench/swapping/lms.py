@@ -30,6 +30,7 @@ from bench.swapping.lms_networks import KINDS, Kind
 from bench.swapping.lms_sizes import Largest, fitting, largest, peak_of
 from bench.swapping.lms_training import Place, Training, Way, seconds_side_by_side, slabs_of
 from tilenet.parallel.swap.copies import measure_bandwidth
+from tilenet.planning.machines import machine
 
 MODES = ("off", "checkpointing", "swap")
 PIXELS = 5  # times those that train without: the goal
@@ -214,16 +215,19 @@ def _claims(row: Figures) -> list[Claim]:
     return made
 
 
-def place_of(device: torch.device, limit_gib: float, width: int, quick: bool) -> Place:
-    """Where, from the options, of which 0 is none."""
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    host, limit = pages * 3 // 4, int(limit_gib * 2**30)
+def place_of(
+    device: torch.device, limit_gib: float, width: int, quick: bool, most_bytes: float = inf
+) -> Place:
+    """Where, from the options, of which 0 is none; without a limit a GPU gets at most so much."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    host = min(free, machine("local").host_bytes) * 3 // 4  # a container may have less
+    limit = int(limit_gib * 2**30)
     if device.type != "cuda":
         limit = limit or (20 if quick else 64) << 20
         return Place(device, limit, host, width or (8 if quick else 12))
     total = torch.cuda.get_device_properties(device).total_memory
     # What is swapped out is several times as large, and must fit the host.
-    limit = min(total, limit or host // (2 * PIXELS))
+    limit = min(total, limit or int(min(most_bytes, host // (2 * PIXELS))))
     torch.cuda.set_per_process_memory_fraction(limit / total, device)
     return Place(device, limit, host, width or 64)
 

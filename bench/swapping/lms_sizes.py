@@ -1,6 +1,7 @@
 """The largest size that trains within a device limit, and the way in which it does."""
 
 import gc
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -76,6 +77,11 @@ def peak_of(kind: Kind, place: Place, way: Way, batch: int, side: int) -> int | 
         return Training(kind, place, batch, side).peak(way)
     except (torch.OutOfMemoryError, TilenetError):
         return None
+    except RuntimeError as error:
+        # cuDNN finds no engine whose workspace there is room for
+        if place.cuda and re.search("out of memory|cudnn|engine", str(error).lower()):
+            return None
+        raise
 
 
 def fitting(kind: Kind, place: Place, mode: str, side: int) -> tuple[Way, int | None]:

@@ -8,7 +8,6 @@ import torch
 
 from bench.gpu import gpu, gpu_exactness, gpu_roofline
 from bench.gpu.gpu_part import Asked
-from bench.report import Claim
 from bench.swapping.lms_sizes import largest
 from tilenet.errors import TilenetError
 from tilenet.model.skips import Origin
@@ -62,12 +61,11 @@ def test_the_largest_size_is_found(start: int) -> None:
 def test_a_part_that_fails_is_a_claim_that_does_not_hold() -> None:
     asked: dict[str, Any] = {"device": "cpu", "machine": "nowhere"}
     figures, (claim,) = gpu.run_part("roofline", asked, 60)
-    assert figures == {"failed": claim.claim}
+    assert figures == {"failed": claim.claim, "before": []}
     assert "roofline failed: TilenetError: there is no machine named 'nowhere'" in claim.claim
     assert not claim.holds
-    assert gpu.read("tiles", "", "boom\nSegmentation fault", -11)[1] == [
-        Claim("tiles failed: its process ended with -11: Segmentation fault", 1, 0, False)
-    ]
+    figures, (claim,) = gpu.run_part("no part", asked, 60)
+    assert claim.claim == "no part failed: its process ended with 1: KeyError: 'no part'"
 
 
 def test_a_part_whose_time_is_over_is_ended() -> None:

@@ -65,12 +65,19 @@ def test_what_a_container_holds_is_read_and_stacked() -> None:
 
 
 def test_what_gdal_does_not_know_is_refused_with_its_words(tmp_path: Path) -> None:
-    path = tmp_path / "a.hdf"
-    path.write_bytes(b"\x0e\x03\x13\x01" + bytes(range(60)))
-    with pytest.raises(TilenetError, match=r"not recognized .*rio env --formats lacks its format"):
-        Raster(str(path))
-    with pytest.raises(TilenetError, match=r"No such file or directory\); check the path"):
-        Raster(str(tmp_path / "b.tif"))
+    for name, content, said in (
+        ("a.hdf", b"\x0e\x03\x13\x01" + bytes(range(60)), r"rio env --formats lacks its format"),
+        ("b.tif", b"", r"b\.tif.*not recognized"),
+        ("c.tif", b"these are no pixels", r"c\.tif.*not recognized"),
+        ("d.tif", None, r"No such file or directory\); check the path"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(TilenetError, match=said) as raised:
+            Raster(str(tmp_path / name))
+        assert "\n" not in str(raised.value)
+        # What is there has the right path
+        assert str(raised.value).endswith("check the path") == (content is None)
 
 
 def test_a_map_may_not_replace_the_container_of_its_image(container: str) -> None:

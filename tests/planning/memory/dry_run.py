@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torchgpipe import phony
 
-from tilenet.errors import TilenetError
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Layer, in_place
 from tilenet.model.choices import Checkpointing, parameter_dtype
@@ -28,7 +27,6 @@ from tilenet.model.network import Network, build_layer, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.pipeline.skip_store import Store
-from tilenet.planning.memory.layer import check_map_sizes
 from tilenet.planning.memory.partition import OPTIMIZER_STATES
 
 __all__ = ["ChargedStore", "Charges", "NoStore", "StepBytes", "dry_run", "measured_run"]
@@ -162,11 +160,7 @@ def dry_run(
         stored: Skips between partitions and inputs of checkpoints wait on the host.
         scratch: Bytes that an operation takes inside, as scratch.py measures them;
             None: only tensors count, which makes the prediction exact for them.
-
-    Raises:
-        TilenetError: A map has 2³¹ elements or more, or nothing of the logits is left.
     """
-    check_map_sizes(layers, *tile)
     # Begun on meta, since fake parameters cannot be moved to a device as a pipe moves them.
     with META:
         network = _meta_network(layers)
@@ -244,11 +238,6 @@ def _step(
     """Run a step and count."""
     shapes = map_shapes(layers, *tile)
     rows, cols = shapes[-1].rows - 2 * cut, shapes[-1].cols - 2 * cut
-    if min(rows, cols) < 1:
-        raise TilenetError(
-            f"a tile must own at least one pixel (tile: {tile[0]} × {tile[1]}, cut on each side: "
-            f"{cut}); use larger tiles"
-        )
     live = counting or OwnedBytes()
     owners = Charges(live)
     live.owner_rule = owners.of

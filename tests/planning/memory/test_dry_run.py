@@ -9,12 +9,9 @@ import torch
 from dry_run import dry_run, measured_run
 from networks import random_balance, random_options
 
-from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer, Norm, Stash
-from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.model.skips import Origin
-from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.pipeline.skip_store import HostStore
 from tilenet.parallel.swap.copies import HostCopies
 from tilenet.parallel.swap.host_pool import FileSlabs
@@ -103,36 +100,6 @@ def test_the_formula_holds_what_the_dry_run_needs(seed: int, mode: Mode, stored:
     for predicted, needed in zip(formula, found, strict=True):
         assert 0.98 * needed - 256 <= predicted
     assert max(formula) <= (1.2 if mode != "except_last" else 1.5) * max(found)
-
-
-def test_nothing_of_a_dry_run_stays_behind() -> None:
-    layers = unet_layers(UNetOptions(poolings=2, base=4, classes=3, dropout=0.1))
-    state = torch.get_rng_state()
-    dry_run(layers, (40, 52), [9, len(layers) - 9], 3, "always")
-    assert torch.equal(state, torch.get_rng_state())
-    network = build_network(layers).train()
-    pipe = Pipe(network, [9, len(layers) - 9], [torch.device("cpu")] * 2, "always")
-    outputs = pipe(
-        [torch.randn(1, 4, 40, 52) for _ in range(3)], [Origin((0,)), Origin((1,)), Origin((2,))]
-    )
-    sum(output.square().sum() for output in outputs).backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in network.parameters())
-
-
-def test_a_billion_parameters_are_no_burden() -> None:
-    layers = unet_layers(PRESETS["large"])
-    balance = [18, 30, 44, 30, 14, 13]
-    found = dry_run(layers, (512, 512), balance, 2, "always")
-    parameters = 4 * sum(layer.num_parameters for layer in layers)
-    assert sum(found.partitions) > 4 * parameters
-
-
-def test_refusals() -> None:
-    layers = unet_layers(PRESETS["small"])
-    with pytest.raises(TilenetError, match="2³¹"):
-        dry_run(layers, (8192, 8192), [len(layers)], 1, "always")
-    with pytest.raises(TilenetError, match="own at least one pixel"):
-        dry_run(layers, (64, 96), [len(layers)], 1, "always", cut=32)
 
 
 def test_a_stash_adds_up_two_gradients() -> None:

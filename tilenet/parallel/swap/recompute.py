@@ -47,7 +47,7 @@ from tilenet.model.gpipe import (
 from tilenet.model.skips import OriginTracker, origin_under_way
 from tilenet.parallel.swap.saved import Watch
 
-__all__ = ["SeenBuffers", "checkpointed", "skips_from_outside"]
+__all__ = ["SeenBuffers", "checkpointed"]
 
 
 class SeenBuffers:

@@ -1,0 +1,161 @@
+"""Training steps on a GPU: peak memory against the predicted, and seconds by precision."""
+
+import gc
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from bench.gpu.gpu_part import Asked, Figures, seconds_of, wait
+from bench.report import Found, at_most
+from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
+from tilenet.model.choices import Checkpointing
+from tilenet.model.network import build_network
+from tilenet.model.skips import Origin
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.planning.balance import likely_balance
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.live import LiveBytes
+from tilenet.planning.memory.partition import partition_bytes
+from tilenet.planning.swap.groups import group_sizes
+
+__all__ = ["memory", "speed"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training step; all partitions lie on one device."""
+
+    tile_px: int
+    partitions: int
+    micro_batches: int
+    checkpointing: Checkpointing
+    precision: str
+
+
+CASES = (
+    Case(512, 1, 1, "never", "float32"),
+    Case(1024, 1, 1, "never", "float32"),
+    Case(1024, 1, 1, "never", "bfloat16"),
+    Case(512, 1, 4, "always", "float32"),
+    Case(512, 3, 4, "always", "float32"),
+    Case(512, 3, 4, "except_last", "float16"),
+    Case(512, 3, 4, "never", "float32"),
+    Case(1024, 6, 6, "always", "bfloat16"),
+)
+TINY = Case(64, 1, 1, "never", "float32"), Case(64, 2, 2, "always", "float32")
+PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
+
+
+def memory(asked: Asked) -> Found:
+    """All cases; the first one calibrates, since cuDNN's workspace is no tensor."""
+    options = PRESETS["small"] if asked.cuda else UNetOptions(poolings=2, base=8, norm="instance")
+    cases = [
+        case
+        for case in (CASES[: 4 if asked.quick else None] if asked.cuda else TINY)
+        if asked.computes(case.precision)
+    ]
+    rows: list[Figures] = []
+    for case in cases:
+        if rows and asked.late:
+            break
+        predicted, measured = _bytes(options, case, asked.device)
+        row = {"predicted_bytes": predicted, "measured_bytes": measured}
+        rows.append({**asdict(case), **row, "ratio": measured / predicted})
+    worst = max(abs(row["ratio"] / rows[0]["ratio"] - 1) for row in rows)
+    figures = {"left_out": len(cases) - len(rows), "rows": rows}
+    claims = [at_most("error of predicted memory, calibrated once", worst, 0.05)]
+    return figures, claims if asked.cuda else []
+
+
+def speed(asked: Asked) -> Found:
+    """Seconds of training per megapixel in each precision, contiguous and with channels last."""
+    options = PRESETS["small"] if asked.cuda else UNetOptions(1, 1, 4, norm="instance")
+    size, repeats = (1024, 4 if asked.quick else 10) if asked.cuda else (32, 1)
+    rows: list[Figures] = []
+    for channels_last in (False, True):
+        for precision in PRECISIONS:
+            if (rows and asked.late) or not asked.computes(precision):
+                continue
+            seconds = _seconds(asked.device, options, size, repeats, precision, channels_last)
+            row = {"precision": precision, "channels_last": channels_last, "s_per_mpx": seconds}
+            rows.append({**row, "over_float32": seconds / (rows or [row])[0]["s_per_mpx"]})
+            print(rows[-1], flush=True)
+    return {"size_px": size, "rows": rows}, []
+
+
+def _step(pipe: Pipe, images: list[Tensor], optimizer: torch.optim.Optimizer) -> None:
+    """Forward, backward and update, done when this returns."""
+    outputs = pipe(images, [Origin((number,)) for number in range(len(images))])
+    total = sum(output.float().square().sum(dtype=torch.float64) for output in outputs)
+    del outputs
+    total.backward()  # type: ignore[union-attr]
+    optimizer.step()
+    wait(images[0].device)
+
+
+def _bytes(options: UNetOptions, case: Case, device: torch.device) -> tuple[int, int]:
+    """Predicted and measured bytes of the third step; bytes of partitions add up."""
+    cuda, size = device.type == "cuda", case.tile_px
+    gc.collect()  # what the case before left in cycles
+    before = torch.cuda.memory_allocated(device) if cuda else 0
+    layers = unet_layers(options)
+    balance = likely_balance(layers, (size, size), case.partitions)
+    costs = layer_bytes(layers, size, size, case.precision)
+    parts = partition_bytes(costs, balance, case.micro_batches, case.checkpointing, "adamw")
+    network = build_network(layers).train()
+    pipe = Pipe(
+        network, balance, [device] * case.partitions, case.checkpointing, case.precision,
+        inline=case.partitions == 1 or not cuda,
+    )  # fmt: skip
+    parameters = list(network.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = torch.optim.AdamW(parameters, 1e-5, foreach=False)
+    shape = (1, options.bands, size, size)
+    images = [torch.randn(shape, device=device) for _ in range(case.micro_batches)]
+    for _ in range(2):
+        _step(pipe, images, optimizer)
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        _step(pipe, images, optimizer)
+        peak = torch.cuda.max_memory_allocated(device) - before
+    else:
+        states = [one for state in optimizer.state.values() for one in state.values()]
+        with LiveBytes() as live:
+            live.charge([*parameters, *(p.grad for p in parameters), *states, *images])
+            _step(pipe, images, optimizer)
+        peak = live.peak
+    return sum(part.total for part in parts), peak
+
+
+def _seconds(
+    device: torch.device,
+    options: UNetOptions,
+    size: int,
+    repeats: int,
+    precision: str,
+    channels_last: bool,
+) -> float:
+    """Median seconds of a whole step on one tile, per megapixel."""
+    layers = unet_layers(options)
+    tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    kept = torch.channels_last if channels_last else torch.contiguous_format
+    network = build_network(layers, device=device).train()
+    network.to(memory_format=kept)  # type: ignore[call-overload]
+    pipe = Pipe(
+        network, [len(layers)], [device], precision="float32" if tf32 else precision,
+        inline=True, groups=[group_sizes(layers)],
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(network.parameters(), 0.0)
+    image = torch.randn(1, options.bands, size, size, device=device)
+    images = [image.contiguous(memory_format=kept)]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        _step(pipe, images, optimizer)
+
+    step()
+    return seconds_of(device, repeats, step=step)["step"] / (size**2 / 1e6)
