@@ -5,20 +5,13 @@ Tiles, exchanges, partitions, checkpointing and devices are the run's own; nothi
 
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from math import inf, prod
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tilenet.data.schedule import mini_batch_sizes
 from tilenet.errors import TilenetError
-from tilenet.geometry.tiles import Tile, owned
-from tilenet.geometry.windows import Window
-from tilenet.model.skips import Origin
-from tilenet.parallel.exchange.halo import part_of
-from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.proof import (
     Difference,
@@ -31,8 +24,8 @@ from tilenet.parallel.proof import (
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.share import share_tensors
 from tilenet.parallel.ranks.together import together
-from tilenet.planning.compatibility import stacks, whole_image
-from tilenet.planning.mesh import most_tiles, tiles_of
+from tilenet.planning.compatibility import whole_image
+from tilenet.planning.mesh import most_tiles
 from tilenet.planning.small_image import (
     ImageQuestion,
     choose_small_image,
@@ -48,8 +41,8 @@ from tilenet.training.proof.reference import (
     answer_of_module,
     rounding_of,
     scale_of,
-    without_dropout,
 )
+from tilenet.training.proof.tiles import run_tiles
 from tilenet.training.setup import RunPlan
 
 if TYPE_CHECKING:
@@ -162,7 +155,7 @@ def _prove(
     logits = share_tensors({} if answer is None else {"logits": answer.logits}, comm)["logits"]
     kinds = run.optimizer.kind, (), run.seed, run.exchange_from
     network = RunNetwork(own, devices, "off", run.swapping, *kinds, comm, stop)
-    apart = _run(own, problem, network, logits, comm)
+    apart = run_tiles(own, problem, network, logits, comm)
     sums = _gradients(own, problem, network, answer, comm)
     network.close()
     of_device = rounding if precision == "float32" else (None, None)
@@ -183,60 +176,6 @@ def _how(plan: RunPlan) -> str:
         + f", {parts} partitions" * (parts > 1)
         + f", checkpointing {plan.checkpointing}" * (plan.checkpointing != "never")
     )
-
-
-def _run(
-    plan: RunPlan, problem: Problem, network: RunNetwork, logits: Tensor, comm: "MPI.Intracomm"
-) -> float:
-    """Run the rank's tiles forward and backward; how far logits of any rank are. Collective."""
-    from mpi4py import MPI
-
-    place, tiling = plan.mesh.place(comm.rank), problem.tiling
-    numbers = tiles_of(place, plan.mesh, tiling.grid)
-    work = [(image, number) for image in problem.of(place.replica) for number in numbers]
-    batches = stacks(plan.record.layers, work, [image for image, _ in work])
-    without_dropout(network.network.train())
-    apart, like = 0.0, next(network.network.parameters())
-
-    def measured(image: int, own: Tensor, window: Window) -> Tensor:
-        nonlocal apart
-        apart = max(apart, largest(own, _own(logits, image, window)))
-        return (own * _own(problem.weights, image, window).to(own)).sum()
-
-    for size in mini_batch_sizes(len(batches), plan.micro_batches):
-        batch, batches = batches[:size], batches[size:]
-        origins = [
-            Origin(tuple(i for i, _ in parts), tiling, tuple(n for _, n in parts), micro_batch)
-            for micro_batch, parts in enumerate(batch)
-        ]
-        images = [
-            torch.cat([_read(problem.images, i, tiling.tiles[n]) for i, n in parts]).to(like)
-            for parts in batch
-        ]
-        if isinstance(network.pipe, SweptPipe):
-            for read, origin in zip(images, origins, strict=True):
-                network.pipe(read, origin, partial(measured, origin.images[0])).backward()  # type: ignore[no-untyped-call]
-            continue
-        loss: Tensor | float = 0.0
-        for output, parts in zip(network.pipe(images, origins), batch, strict=True):
-            for row, (image, number) in enumerate(parts):
-                tile = tiling.tiles[number]
-                own = owned(output[row : row + 1], tile, plan.rule.offset_px)
-                loss = loss + measured(image, own, tile.own)
-        if isinstance(loss, Tensor):
-            loss.backward()  # type: ignore[no-untyped-call]
-    most: float = comm.allreduce(apart / scale_of([logits]), op=MPI.MAX)
-    return most
-
-
-def _read(images: Tensor, image: int, tile: Tile) -> Tensor:
-    read = tile.read
-    rows, cols = slice(read.row, read.row + read.height), slice(read.col, read.col + read.width)
-    return images[image : image + 1, :, rows, cols].clone()
-
-
-def _own(maps: Tensor, image: int, window: Window) -> Tensor:
-    return part_of(maps[image : image + 1], window, 0, 0)
 
 
 def _gradients(

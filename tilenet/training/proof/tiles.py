@@ -1,0 +1,73 @@
+"""A rank's tiles of the small image, through what computes the run's: forward and backward."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tilenet.data.schedule import mini_batch_sizes
+from tilenet.geometry.tiles import owned
+from tilenet.geometry.windows import Window
+from tilenet.model.skips import Origin
+from tilenet.parallel.exchange.halo import part_of
+from tilenet.parallel.exchange.swept_training import SweptPipe
+from tilenet.parallel.proof import largest
+from tilenet.planning.compatibility import stacks
+from tilenet.planning.mesh import tiles_of
+from tilenet.training.network import RunNetwork
+from tilenet.training.proof.reference import Problem, scale_of, without_dropout
+from tilenet.training.setup import RunPlan
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["run_tiles"]
+
+
+def run_tiles(
+    plan: RunPlan, problem: Problem, network: RunNetwork, logits: Tensor, comm: "MPI.Intracomm"
+) -> float:
+    """Run the rank's tiles forward and backward; how far logits of any rank are. Collective."""
+    from mpi4py import MPI
+
+    place, tiling = plan.mesh.place(comm.rank), problem.tiling
+    numbers = tiles_of(place, plan.mesh, tiling.grid)
+    work = [(image, number) for image in problem.of(place.replica) for number in numbers]
+    batches = stacks(plan.record.layers, work, [image for image, _ in work])
+    without_dropout(network.network.train())
+    apart, like = 0.0, next(network.network.parameters())
+
+    def measured(image: int, own: Tensor, window: Window) -> Tensor:
+        nonlocal apart
+        apart = max(apart, largest(own, _of(logits, image, window)))
+        return (own * _of(problem.weights, image, window).to(own)).sum()
+
+    for size in mini_batch_sizes(len(batches), plan.micro_batches):
+        batch, batches = batches[:size], batches[size:]
+        origins = [
+            Origin(tuple(i for i, _ in parts), tiling, tuple(n for _, n in parts), micro_batch)
+            for micro_batch, parts in enumerate(batch)
+        ]
+        images = [
+            torch.cat([_of(problem.images, i, tiling.tiles[n].read) for i, n in parts]).to(like)
+            for parts in batch
+        ]
+        if isinstance(network.pipe, SweptPipe):
+            for read, origin in zip(images, origins, strict=True):
+                network.pipe(read, origin, partial(measured, origin.images[0])).backward()  # type: ignore[no-untyped-call]
+            continue
+        loss: Tensor | float = 0.0
+        for output, parts in zip(network.pipe(images, origins), batch, strict=True):
+            for row, (image, number) in enumerate(parts):
+                tile = tiling.tiles[number]
+                own = owned(output[row : row + 1], tile, plan.rule.offset_px)
+                loss = loss + measured(image, own, tile.own)
+        if isinstance(loss, Tensor):
+            loss.backward()  # type: ignore[no-untyped-call]
+    most: float = comm.allreduce(apart / scale_of([logits]), op=MPI.MAX)
+    return most
+
+
+def _of(maps: Tensor, image: int, window: Window) -> Tensor:
+    return part_of(maps[image : image + 1], window, 0, 0)
