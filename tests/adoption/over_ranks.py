@@ -13,16 +13,31 @@ from typing import Any
 import torch
 from grammar import BANDS, generate
 from mpi4py import MPI
-from referee import Run, apart, by_module, mode_of, run_module, size_for, without_drops
-from shared_out import Case, Result, grids, shared_out
-from torch import nn
+from referee import (
+    Run,
+    apart,
+    by_module,
+    loss_of,
+    mode_of,
+    run_module,
+    size_for,
+    without_drops,
+)
+from shared_out import Case, Result, grids, shared_out, summed
+from sweeps import CPU, whole
+from torch import Tensor, nn
 
 import tilenet
 from tilenet.adoption.adopt import Adopted, BatchNormMode
 from tilenet.errors import TilenetError
 from tilenet.geometry.ownership import check_shares
+from tilenet.geometry.sweep import strip_edges
 from tilenet.model.choices import HaloMode
 from tilenet.model.network import Network
+from tilenet.model.skips import Origin
+from tilenet.parallel.exchange.halo import Line
+from tilenet.parallel.exchange.swept_training import SweptPipe
+from tilenet.planning.compatibility import whole_image
 
 __all__ = ["adopt_once", "compare_over_ranks"]
 
@@ -88,20 +103,52 @@ def run_of(adopted: Adopted, result: Result) -> Run:
     )
 
 
+def swept(case: AdoptedCase, comm: MPI.Intracomm, strip_rows: int, like: Run) -> Run:
+    """Over the ranks of `comm`, each of which sweeps its columns; images get no gradient."""
+    network, tiling, adopted = case.network(), case.tiling, case.adopted
+    assert adopted is not None
+    pipe = SweptPipe(
+        network, case.layers, CPU, "float64", lambda rows, _: strip_edges(rows, strip_rows),
+        Line(comm),
+    )  # fmt: skip
+    read, found = tiling.tiles[comm.rank].read, list[Tensor]()
+    for number, image in enumerate(case.inputs()):
+        mine = image[:, :, :, read.col : read.col + read.width].clone()
+        laid = pipe(mine, Origin((10 + number,), tiling, (comm.rank,)), whole(case.size))
+        loss_of(laid).backward()
+        found.append(summed(laid.detach().contiguous(), comm))
+    grads = {
+        name: summed(p.grad.contiguous(), comm)
+        for name, p in network.named_parameters()
+        if p.grad is not None
+    }
+    buffers = by_module(adopted, iter(network.named_buffers()))
+    return Run(torch.cat(found), like.image, by_module(adopted, iter(grads.items())), buffers)
+
+
 def compare_over_ranks(
     comm: MPI.Intracomm, seed: int, adopted: Adopted, mode: HaloMode
 ) -> dict[str, float] | None:
-    """Largest differences that are beyond their bounds, on any rank; None: no grid takes it.
+    """Largest differences that are beyond their bounds, on any rank; None: no grid takes it, or
+    its sums cannot be swept.
 
     Raises:
         TilenetError: The grid cannot be exchanged over, on all ranks.
     """
     module, choices = generate(seed), grids(comm.size)
-    case = case_of(adopted, mode, choices[seed % len(choices)], module.stride, 1 + seed // 4 % 2)
+    sweeps = mode == "sweep"
+    if sweeps and whole_image(adopted.layers):
+        return None
+    grid = (1, comm.size) if sweeps else choices[seed % len(choices)]
+    mode = "exchange" if sweeps else mode
+    case = case_of(adopted, mode, grid, module.stride, 1 + seed // 4 % 2)
     if case is None:
         return None
-    found = run_of(adopted, shared_out(case, comm, stacked=mode_of(seed) == "step"))
     wanted = run_module(module, torch.cat(case.inputs()), mode_of(seed))
+    if sweeps:
+        found = swept(case, comm, case.unit * (1 + seed % 5), wanted)
+    else:
+        found = run_of(adopted, shared_out(case, comm, stacked=mode_of(seed) == "step"))
     wrong = {what: value for what, (value, bound) in apart(found, wanted).items() if value > bound}
     gathered = comm.allgather(wrong)
     return {
@@ -126,7 +173,7 @@ def main() -> None:
         if adopted is None:
             say(seed, "", "not adopted")
             continue
-        for mode in ("overlap", "exchange"):
+        for mode in ("overlap", "exchange", "sweep"):
             say(seed, mode, "begins")
             try:
                 wrong = compare_over_ranks(comm, seed, adopted, mode)  # type: ignore[arg-type]

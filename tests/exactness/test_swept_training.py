@@ -235,6 +235,25 @@ def test_all_of_the_recipe(
     )
 
 
+@pytest.mark.ranks(2, 3)
+def test_ranks_hold_columns_of_an_image(
+    comm: MPI.Intracomm, shared_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Unless a mesh or tiles are asked for."""
+    scenes = scenes_of(shared_path, [SIZE], comm)
+    run = run_file(shared_path, scenes, keys_of("residual"), halo_mode="sweep")
+    run = replace(run, classes=CLASSES["residual"], steps=1)
+    assert train(run, comm=comm) == 0
+    words = capfd.readouterr().err
+    if comm.rank == 0:
+        assert f"1 × 1 × {comm.size} ranks" in words
+        assert f"1 × {comm.size} tiles, halo exchanged, swept, work ratio 1.0" in words
+        assert f"proved on 1 × {comm.size} ranks, sweep" in words
+    narrow = replace(run, crop_px=8, output=str(shared_path / "narrow"))
+    with pytest.raises(AgreedError, match="fewer ranks per image"):
+        train(narrow, comm=comm)
+
+
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize(
     ("more", "words"),

@@ -20,9 +20,7 @@ OF_TILES = "--network.norm_scope", "tile"
 UNPADDED = "an unpadded network reflects the image beyond its edges"
 FOR_VALID = ("--network.padding", "same"), (*OVERLAP, *PLAIN), (*OVERLAP, *OF_TILES)
 JUST = "with halo_mode: exchange each layer takes just what it needs (halo: "
-ONE_WINDOW = (
-    "with halo_mode: exchange each rank holds one window of an image, as large as its share "
-)
+ONE_WINDOW = "ranks that exchange halos hold one window of an image each, as large as their shares "
 # What is asked for, a part of the sentence, and what stands in for it.
 CASES: dict[str, tuple[tuple[str, ...], str, tuple[tuple[str, ...], ...]]] = {
     "valid": ((*EXCHANGE, *VALID, *PLAIN), UNPADDED, FOR_VALID),

@@ -32,7 +32,7 @@ def test_the_table(norm: str, scope: str, mode: str, padding: str) -> None:
     for grid, replicas in product(GRIDS, (1, 5)):
         found = obstacle(layers, grid, (replicas, 3, 2), mode)  # type: ignore[arg-type]
         if mode == "exchange" and grid != (3, 2):
-            said = "with halo_mode: exchange each rank holds one window"
+            said = "ranks that exchange halos hold one window"
         elif padding == "valid" and (mode == "exchange" or whole):
             said = "an unpadded network reflects the image beyond its edges"
         elif whole and (grid[0] < 3 or grid[1] < 2):

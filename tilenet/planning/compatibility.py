@@ -54,8 +54,8 @@ def obstacle(
     shown = f"tiles: {grid[0]} × {grid[1]}, mesh: {replicas} × {rows} × {columns}"
     if halo_mode == "exchange" and grid != (rows, columns):
         return (
-            "with halo_mode: exchange each rank holds one window of an image, as large as its "
-            f"share ({shown}); leave tiles out, use fewer ranks per image (mesh.rows, "
+            "ranks that exchange halos hold one window of an image each, as large as their shares "
+            f"({shown}); leave tiles out, use fewer ranks per image (mesh.rows, "
             "mesh.columns) where images are small, or halo_mode: overlap"
         )
     if (halo_mode == "exchange" or whole) and context_of(layers).valid:

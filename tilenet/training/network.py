@@ -77,8 +77,11 @@ class RunNetwork:
                 adopted.fill(self.network)
         self.image_comm = comm.Create_group(comm.group.Incl(plan.mesh.same_image(comm.rank)))
         if plan.swept:
-            self._swaps = None
-            self.pipe: AnyPipe = swept_pipe(plan, self.network, devices.partitions[0])
+            self._swaps, device = None, devices.partitions[0]
+            device_mpi = plan.rule.exchanged and _device_mpi(halos_from, devices, comm)
+            self.pipe: AnyPipe = swept_pipe(
+                plan, self.network, device, self.image_comm, device_mpi=device_mpi
+            )
             return
         if plan.needs_all_tiles or any(by_place(layer) for layer in record.layers):
             self.network = spatial_network(
@@ -88,7 +91,7 @@ class RunNetwork:
                 plan.halo_mode,
                 self.image_comm,
                 comm,
-                device_mpi=exchange_from(halos_from, devices.partitions, comm) == "device",
+                device_mpi=_device_mpi(halos_from, devices, comm),
             )
         with agreed(comm):
             self._swaps = (
@@ -124,6 +127,10 @@ class RunNetwork:
         if isinstance(self.network, SpatialNetwork):
             self.network.close()
         self.image_comm.Free()
+
+
+def _device_mpi(halos_from: str, devices: RunDevices, comm: "MPI.Intracomm") -> bool:
+    return exchange_from(halos_from, devices.partitions, comm) == "device"
 
 
 def _pipe_swaps(plan: SwapPlan, keys: SwappingKeys, devices: Sequence[torch.device]) -> PipeSwaps:

@@ -76,7 +76,7 @@ class RunPlan:
     @property
     def needs_all_tiles(self) -> bool:
         """Whether some layer takes something of the other tiles of an image."""
-        return needs_all_tiles(self.record.layers, self.halo_mode)
+        return self.rule.exchanged or needs_all_tiles(self.record.layers, self.halo_mode)
 
     def named(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The network's `state_dict()` under the names that checkpoints have for it."""
@@ -114,10 +114,13 @@ def plan_run(
         _check_plan(run.plan, found.options, sizes, rotations=run.augment.rotations)
     record = _record(run, found, shapes[0][0])
     num_samples = run.batch_size if run.crop_px else min(run.batch_size, len(shapes))
-    mesh = choose_mesh(num_ranks, num_samples, run.mesh.replicas, run.mesh.rows, run.mesh.columns)
+    rows, columns = run.mesh.rows, run.mesh.columns
+    if run.halo_mode == "sweep" and rows is None and columns is None:
+        rows = 1  # ranks hold columns of an image
+    mesh = choose_mesh(num_ranks, num_samples, run.mesh.replicas, rows, columns)
     plan = RunPlan(
         record,
-        _rule(run, record),
+        _rule(run, record, mesh),
         mesh,
         run.tiles.cut or Cut(grid=(mesh.rows, mesh.columns)),
         balance=(),
@@ -202,7 +205,8 @@ def _check_exact(
     mesh, layers = plan.mesh, plan.record.layers
     shape = mesh.replicas, mesh.rows, mesh.columns
     for size in sizes:
-        reason = obstacle(layers, plan.tiling(*size).grid, shape, plan.halo_mode)
+        mode: HaloMode = "exchange" if plan.rule.exchanged else plan.halo_mode
+        reason = obstacle(layers, plan.tiling(*size).grid, shape, mode)
         if reason is not None:
             raise TilenetError(reason)
     extended = [plan.tiling(*size).extended for size in sizes]
@@ -242,8 +246,8 @@ def _check_swept(run: RunFile, record: NetworkRecord) -> None:
         )
 
 
-def _rule(run: RunFile, record: NetworkRecord) -> HaloRule:
-    """How tiles read: what they own and the halo, or with `exchange` what they own.
+def _rule(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> HaloRule:
+    """How tiles read: what they own and the halo, or what they own where ranks exchange halos.
 
     Raises:
         TilenetError: The halo that was asked for cannot be had, or the network cannot be swept.
@@ -251,6 +255,8 @@ def _rule(run: RunFile, record: NetworkRecord) -> HaloRule:
     context, halo = record.context(), run.halo
     if run.halo_mode == "sweep":
         _check_swept(run, record)
+        if mesh.rows == 1 and mesh.columns > 1 and run.tiles.cut is None:
+            return HaloRule(0, context.alignment_px, exchanged=True)
     if run.halo_mode == "exchange":
         if halo != "exact":
             raise TilenetError(

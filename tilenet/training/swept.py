@@ -1,22 +1,40 @@
 """A run's network whose tiles are swept."""
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from tilenet.geometry.sweep import strip_edges
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network
+from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.memory.swept import training_edges
 from tilenet.training.setup import RunPlan
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 __all__ = ["AnyPipe", "swept_pipe"]
 
 AnyPipe = Pipe | SweptPipe
 
 
-def swept_pipe(plan: RunPlan, network: Network, device: torch.device) -> SweptPipe:
-    """What computes a rank's tiles with `halo_mode: sweep`."""
+def swept_pipe(
+    plan: RunPlan,
+    network: Network,
+    device: torch.device,
+    image_comm: "MPI.Intracomm",
+    *,
+    device_mpi: bool,
+) -> SweptPipe:
+    """What computes a rank's tiles with `halo_mode: sweep`.
+
+    Args:
+        image_comm: The ranks that hold columns of the same image.
+        device_mpi: Whether MPI takes device memory.
+    """
     layers, precision = plan.record.layers, plan.record.precision
     unit, item_bytes = plan.rule.alignment_px, parameter_dtype(precision).itemsize
 
@@ -25,4 +43,5 @@ def swept_pipe(plan: RunPlan, network: Network, device: torch.device) -> SweptPi
             return strip_edges(height, plan.strip_rows)
         return training_edges(layers, unit, height, width, item_bytes)
 
-    return SweptPipe(network, layers, device, precision, edges)
+    line = Line(image_comm, device_mpi=device_mpi)
+    return SweptPipe(network, layers, device, precision, edges, line)

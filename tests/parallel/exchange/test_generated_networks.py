@@ -1,4 +1,4 @@
-"""Modules made from seeds over ranks, in both halo modes, next to the module on the whole image."""
+"""Modules made from seeds over ranks, in all halo modes, next to the module on the whole image."""
 
 import os
 
@@ -22,7 +22,7 @@ def test_a_module_over_ranks(comm: MPI.Intracomm, seed: int) -> None:
     adopted = adopt_once(comm, module, mode_of(seed))
     if adopted is None:
         pytest.skip("it is refused")
-    for mode in ("overlap", "exchange"):
+    for mode in ("overlap", "exchange", "sweep"):
         try:
             wrong = compare_over_ranks(comm, seed, adopted, mode)  # type: ignore[arg-type]
         except TilenetError:

@@ -1,11 +1,14 @@
 """A network over an image from top to bottom, strip by strip; what a strip lacks was kept before.
 
-The layers are those of the exchange, which take halos from neighbours in space: here all that they
-look at is at hand, in rows that `geometry.sweep` says to keep, and nothing is taken or given.
+The layers are those of the exchange, which take halos from neighbours in space: here the rows that
+they look at are at hand, as `geometry.sweep` says what to keep. Columns are too, or ranks hold
+their own ones each, and a layer takes those next to them from the neighbours.
 """
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +27,7 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
-from tilenet.geometry.ownership import LayerHalo
+from tilenet.geometry.ownership import AxisShares, axis_shares, halo_of
 from tilenet.geometry.sweep import LayerRows, Rows, Strip, last_readers, sweep
 from tilenet.geometry.windows import Window
 from tilenet.model.choices import AUTOCAST
@@ -33,14 +36,35 @@ from tilenet.model.modules import BatchNorm
 from tilenet.model.network import Network
 from tilenet.model.resample import AxisPlace, resampled
 from tilenet.model.skips import joined
-from tilenet.parallel.exchange.halo import Journey, Line
-from tilenet.parallel.exchange.layers import spatial_layer
+from tilenet.parallel.exchange.halo import Journey, Line, extend
+from tilenet.parallel.exchange.layers import spatial_layer, without_border
 
-__all__ = ["State", "Sweep"]
+__all__ = ["Columns", "State", "Sweep"]
 
 State = list[list[tuple[int, Tensor]]]
 
 WINDOWED = Conv | Pool | TransposedConv | Upsample
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of each map a rank holds, and from whom it takes what it lacks.
+
+    Attributes:
+        shares: How ranks share each layer's maps along columns.
+        number: The rank's place along them.
+        line: To the ranks left and right, whose numbers in it are their places.
+    """
+
+    shares: tuple[AxisShares, ...]
+    number: int
+    line: Line
+
+    @property
+    def own(self) -> list[tuple[int, int]]:
+        """Of the image and of each layer's map the first column, and the one behind the last."""
+        edges = [*(one.edges for one in self.shares), self.shares[-1].out_edges]
+        return [(one[self.number], one[self.number + 1]) for one in edges]
 
 
 class Sweep:
@@ -56,6 +80,8 @@ class Sweep:
         size: Rows and columns of the image, extended to a multiple of the alignment.
         edges: Rows between strips, counted from the part's first, see `geometry.sweep`.
         part: What is swept of the image, from multiples of the alignment to others; None: all.
+        columns: Those that this rank holds of the part, where others hold the rest; None: it holds
+            all. Then `feed` and `pass_strip` are collective.
         precision: As for `Pipe`.
         compact: Whether of each map just the rows are kept that rows to come look at, at the price
             of copies.
@@ -75,6 +101,7 @@ class Sweep:
         edges: Sequence[int],
         part: Window | None = None,
         precision: str = "float32",
+        columns: Columns | None = None,
         *,
         compact: bool = False,
     ) -> None:
@@ -84,6 +111,13 @@ class Sweep:
         self._shapes = map_shapes(layers, part.height, part.width)
         self._image = map_shapes(layers, *size)
         self.starts = [_first_cells(grid, part) for grid in self.grids]
+        alone = Columns(axis_shares(layers, part.width, (0, part.width)), 0, Line(None))
+        self._columns = columns or alone
+        if columns:
+            self.starts = [
+                (top, first) for (top, _), (first, _) in zip(self.starts, columns.own, strict=True)
+            ]
+        self._widths = [stop - first for first, stop in self._columns.own]
         self._inputs = _inputs(layers)
         self._done_with = last_readers(layers)
         self._modules = [
@@ -95,7 +129,7 @@ class Sweep:
         self._whole: dict[int, Tensor] = {}
         self._now: LayerRows
         self._empty: Tensor  # a strip without rows
-        self._line, self._dtype, self._compact = Line(None), AUTOCAST.get(precision), compact
+        self._dtype, self._compact = AUTOCAST.get(precision), compact
 
     def _swept(self, layer: Layer, number: int, module: nn.Module) -> nn.Module:
         whole = isinstance(module, nn.InstanceNorm2d | nn.GroupNorm | nn.AdaptiveAvgPool2d)
@@ -126,21 +160,12 @@ class Sweep:
         return max(low, 0), min(high, self._shapes[layer].rows)
 
     def journey(self, layer: int) -> Journey:
-        """What the layer looks at: rows that are here, and its border where the part ends."""
-        before, after = self._shapes[layer], self._shapes[layer + 1]
-        (low, high), (start, stop) = self._now.need, self._now.out
-        left, right = self.layers[layer].needs(0, after.cols - 1)
-        border = (
-            max(-low, 0),
-            max(high - before.rows, 0),
-            max(-left, 0),
-            max(right + 1 - before.cols, 0),
+        """What the layer looks at: rows that are here, and columns of others."""
+        now, cols = self._now, self._columns
+        rows = AxisShares(
+            Fraction(1), self._shapes[layer].rows, self._seen(layer), now.out, (now.need,)
         )
-        (top, bottom), first = self._seen(layer), max(left, 0)
-        need = Window(top, first, bottom - top, min(right + 1, before.cols) - first)
-        own = Window(top, 0, bottom - top, before.cols)
-        out = Window(start, 0, stop - start, after.cols)
-        return Journey(LayerHalo(own, need, border, out, (), ()), self._line, 0)
+        return Journey(halo_of(rows, cols.shares[layer], (0, cols.number)), cols.line, 2 * layer)
 
     @property
     def held_bytes(self) -> int:
@@ -191,9 +216,9 @@ class Sweep:
                 self._pieces[number + 1].append((rows.out[0], found))
             for map_ in self._done_with[number]:
                 self._let_go(map_, plan.held[map_][0])
-        shape, pieces = self._shapes[-1], self._pieces[-1]
+        pieces = self._pieces[-1]
         if not pieces:
-            return strip.new_empty(len(strip), shape.channels, 0, shape.cols)
+            return strip.new_empty(len(strip), self._shapes[-1].channels, 0, self._widths[-1])
         return pieces.pop()[1]
 
     def _let_go(self, number: int, first: int) -> None:
@@ -236,10 +261,9 @@ class Sweep:
                 x = kept[0] if layer.how == "take" else self._rows(number, rows.out)
                 return joined(layer, x, kept)
             case Expand():
-                return self._enlarged(number, self._rows(number, rows.out), 0, layer)
+                return self._enlarged(number, self._rows(number, rows.out), (0, 0), layer)
             case Upsample(mode="bilinear", corners=True) if not self.grids[number].whole:
-                seen = self._seen(number)
-                return self._enlarged(number, self._rows(number, seen), seen[0], layer)
+                return self._with_corners(number, layer)
         if isinstance(layer, WINDOWED) and not self.grids[number].whole:
             return self._run(number, self._rows(number, self._seen(number)))
         return self._run(number, self._rows(number, rows.out))
@@ -248,13 +272,25 @@ class Sweep:
         out: Tensor = self._modules[number](x)
         return out
 
-    def _enlarged(self, number: int, x: Tensor, first: int, layer: Expand | Upsample) -> Tensor:
-        """Rows of an enlarged map, of those from `first` on; both lie where the image has them."""
-        (start, stop), width = self._now.out, self._shapes[number + 1].cols
+    def _with_corners(self, number: int, layer: Upsample) -> Tensor:
+        journey, seen = without_border(self.journey(number)), self._seen(number)
+        x, halo = self._rows(number, seen), journey.halo
+        if not (halo.takes or halo.gives):
+            return self._enlarged(number, x, (seen[0], 0), layer)
+        first = halo.need.col - halo.own.col
+        return self._enlarged(number, extend(x, journey, 0.0), (seen[0], first), layer)
+
+    def _enlarged(
+        self, number: int, x: Tensor, first: tuple[int, int], layer: Expand | Upsample
+    ) -> Tensor:
+        """Rows of an enlarged map, of cells from `first` on; both lie where the image has them."""
+        start, stop = self._now.out
         (top, left), (out_top, out_left) = self.starts[number], self.starts[number + 1]
         before, after = self._image[number], self._image[number + 1]
-        along = AxisPlace(top + first, before.rows, out_top + start, stop - start, after.rows)
-        across = AxisPlace(left, before.cols, out_left, width, after.cols)
+        along = AxisPlace(top + first[0], before.rows, out_top + start, stop - start, after.rows)
+        across = AxisPlace(
+            left + first[1], before.cols, out_left, self._widths[number + 1], after.cols
+        )
         return resampled(x, along, across, layer.mode, corners=layer.corners)
 
 

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from tilenet.geometry.layers import Layer
+from tilenet.geometry.ownership import tiling_shares
 from tilenet.geometry.sweep import Rows, Strip
 from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window, overlap
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
-from tilenet.parallel.exchange.swept import State, Sweep
+from tilenet.parallel.exchange.halo import Line
+from tilenet.parallel.exchange.swept import Columns, State, Sweep
 
 __all__ = ["Measure", "SweptPipe"]
 
@@ -37,6 +39,7 @@ class SweptPipe:
         device: Where it computes.
         precision: As for `Pipe`.
         edges: For rows and columns of a tile the rows between its strips.
+        line: To the ranks of an image, which hold columns of it each where tiles have no halo.
 
     Raises:
         TilenetError: A layer needs something of the whole image.
@@ -49,9 +52,10 @@ class SweptPipe:
         device: torch.device,
         precision: str,
         edges: Callable[[int, int], Sequence[int]],
+        line: Line | None = None,
     ) -> None:
         self.network, self.devices = network.to(device), (device,)
-        self.layers, self.precision, self.edges = layers, precision, edges
+        self.layers, self.precision, self.edges, self.line = layers, precision, edges, line
 
     def passes(self, micro_batches: int) -> int:
         """How often one backward adds to each parameter's gradient."""
@@ -59,6 +63,8 @@ class SweptPipe:
 
     def __call__(self, image: Tensor, origin: Origin, measure: Measure) -> Tensor:
         """Sweep a tile, and add up what is measured on the pixels that it owns.
+
+        Collective over the ranks of an image where they hold columns of it, as is backward.
 
         Args:
             image: What the tile reads, (1, bands, H, W).
@@ -68,15 +74,22 @@ class SweptPipe:
         tiling = origin.tiling
         assert tiling is not None
         assert len(image) == 1
-        tile = tiling.tiles[origin.tiles[0]]
-        part = tile.read
-        edges = self.edges(part.height, part.width)
+        number = origin.tiles[0]
+        tile = tiling.tiles[number]
+        part, columns = tile.read, None
+        # Of the widest, so that strips of all ranks are the same.
+        edges = self.edges(part.height, max(span.read for span in tiling.cols))
         assert image.shape[2:] == (part.height, part.width)
+        if tiling.rule.exchanged and len(tiling.cols) > 1:
+            assert self.line is not None
+            columns = Columns(tiling_shares(self.layers, tiling)[1], number, self.line)
 
         def sweep() -> Sweep:
             self.network.mask_key.images = origin.images
-            size, precision = tiling.extended, self.precision
-            return Sweep(self.layers, self.network, size, edges, part, precision, compact=True)
+            size, of = tiling.extended, None if columns else part
+            return Sweep(
+                self.layers, self.network, size, edges, of, self.precision, columns, compact=True
+            )
 
         def of_own(logits: Tensor, rows: Rows) -> Tensor | None:
             read = Window(part.row + rows[0], part.col, rows[1] - rows[0], part.width)

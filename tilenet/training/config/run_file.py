@@ -85,8 +85,8 @@ class RunFile:
     halo_mode: HaloMode = "overlap"
     """how tiles get what the network looks at around them: `overlap`: they read it and compute it
     too; `exchange`: each layer takes it from the neighbouring ranks, and nothing is computed twice,
-    one window of an image per rank; `sweep`: as `overlap`, but each tile strip by strip, which
-    takes less memory ([halo.md](halo.md#sweep))"""
+    one window of an image per rank; `sweep`: strip by strip, which takes less memory, with columns
+    of an image per rank, or with tiles that overlap ([halo.md](halo.md#sweep))"""
     exchange_from: Literal["auto", "host", "device"] = "auto"
     """with GPUs, whether `exchange` hands `device` memory to MPI or stages it through the `host`;
     `auto`: device where MPI says that it takes it"""
