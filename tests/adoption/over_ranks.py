@@ -137,7 +137,7 @@ def compare_over_ranks(
     """
     module, choices = generate(seed), grids(comm.size)
     sweeps = mode == "sweep"
-    if sweeps and whole_image(adopted.layers):
+    if sweeps and whole_image(adopted.layers) not in (None, "global average"):
         return None
     grid = (1, comm.size) if sweeps else choices[seed % len(choices)]
     mode = "exchange" if sweeps else mode

@@ -409,7 +409,7 @@ def compare(
     if grid == (3, 1) and not adopted.context.valid:
         mapped = wanted if batch_norm == "frozen" else run_module(module, image, "frozen")
         runs["swept map"] = lambda: (replace(mapped, logits=swept_map(adopted, image)), mapped)
-        if whole_image(adopted.layers) is None:
+        if whole_image(adopted.layers) in (None, "global average"):
             runs["sweep"] = lambda: (run_sweep(adopted, image, wanted), wanted)
     rounding: dict[str, tuple[float, float]] | None = None
     wrong: dict[str, str] = {}

@@ -25,7 +25,7 @@ from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
-from tilenet.parallel.exchange import swept_training
+from tilenet.parallel.exchange import swept_backward, swept_training
 from tilenet.parallel.exchange.swept import Sweep
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.live import LiveBytes
@@ -36,7 +36,7 @@ from tilenet.training.config.keys import MeshKeys, TileKeys
 from tilenet.training.setup import plan_run
 
 STRIPS = (1, 7, 32, 61, 500)
-SWEPT = "residual", "shifted", "between"  # no averages
+SWEPT = "residual", "shifted", "between", "gated", "pyramid"
 
 
 @pytest.fixture(params=[8, 40])
@@ -148,14 +148,14 @@ def test_masks_are_those_of_the_image(kind: Any) -> None:
 
 @pytest.mark.parametrize("wrong", ["a state's gradient is lost", "a state of the wrong strip"])
 def test_what_is_wrong_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = swept_training._as_leaves
+    right = swept_backward._as_leaves
 
     def lost(state: Any) -> Any:
         fresh, leaves = right(state)
         return fresh, [*leaves[:-1], *(one.detach().requires_grad_() for one in leaves[-1:])]
 
     if wrong == "a state's gradient is lost":
-        monkeypatch.setattr(swept_training, "_as_leaves", lost)
+        monkeypatch.setattr(swept_backward, "_as_leaves", lost)
     else:
         monkeypatch.setattr(
             swept_training.Sweep, "state", swept_training.Sweep.state.setter(lambda self, state: 0)
@@ -178,8 +178,13 @@ def test_backward_passes_once() -> None:
 
 
 @pytest.mark.ranks(1, 2, 3)
-@pytest.mark.parametrize("name", ["residual", "between"])
-@pytest.mark.parametrize("tiles", [TileKeys(), TileKeys(rows=2, columns=2)])
+@pytest.mark.parametrize(
+    ("name", "tiles"),
+    [
+        *((name, TileKeys()) for name in ("residual", "between", "gated", "pyramid")),
+        *((name, TileKeys(rows=2, columns=2)) for name in ("residual", "between")),
+    ],
+)
 def test_a_run_is_that_of_the_module(
     comm: MPI.Intracomm, shared_path: Path, strip_px: int, name: str, tiles: TileKeys
 ) -> None:
@@ -264,7 +269,7 @@ def test_ranks_hold_columns_of_an_image(
         ({"halo": 96}, "set halo: exact"),
         ({"network": replace(KEYS, norm="instance", groups=None)}, "instance norm"),
         ({"network": replace(KEYS, padding="valid", norm="none", groups=None)}, "padding: same"),
-        ({"network": keys_of("gated")}, "global average"),
+        ({"network": keys_of("gated"), "tiles": TileKeys(rows=2, columns=1)}, "leave tiles"),
         ({"network": keys_of("residual", "step")}, "batch norm"),
     ],
 )

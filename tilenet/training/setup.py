@@ -215,7 +215,7 @@ def _check_exact(
         raise TilenetError(reason + ", or augment.rotations: false" * rotations)
 
 
-def _check_swept(run: RunFile, record: NetworkRecord) -> None:
+def _check_swept(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> None:
     """Refuse what is not swept in training.
 
     Raises:
@@ -238,11 +238,17 @@ def _check_swept(run: RunFile, record: NetworkRecord) -> None:
             "a sweep pads each layer (halo_mode: sweep, padding: valid); use network.padding: same"
         )
     whole = whole_image(record.layers)
-    if whole is not None or norm_context(record.layers) == "tile":
+    if whole not in (None, "global average") or norm_context(record.layers) == "tile":
         raise TilenetError(
-            "a sweep in training knows no statistics of the image before it has seen all of it "
+            "a sweep in training takes averages of an image, but no norms of it "
             f"(halo_mode: sweep, over whole images or tiles: {whole or 'norms'}); use "
             "network.norm: none, network.batch_norm: frozen for a module, or halo_mode: exchange"
+        )
+    if whole and (run.tiles.cut is not None or mesh.rows > 1):
+        raise TilenetError(
+            "a sweep averages over images that ranks hold by columns (halo_mode: sweep, over whole "
+            f"images: {whole}, mesh.rows: {mesh.rows}, tiles{'' if run.tiles.cut else ' not'} "
+            "given); leave tiles and mesh.rows out, or use halo_mode: exchange"
         )
 
 
@@ -254,7 +260,7 @@ def _rule(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> HaloRule:
     """
     context, halo = record.context(), run.halo
     if run.halo_mode == "sweep":
-        _check_swept(run, record)
+        _check_swept(run, record, mesh)
         if mesh.rows == 1 and mesh.columns > 1 and run.tiles.cut is None:
             return HaloRule(0, context.alignment_px, exchanged=True)
     if run.halo_mode == "exchange":

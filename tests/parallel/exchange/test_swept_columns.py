@@ -80,9 +80,9 @@ def compare(
 
 
 @pytest.mark.parametrize("strip", STRIPS)
-@pytest.mark.parametrize("name", ["residual", "shifted", "between"])
+@pytest.mark.parametrize("name", ["residual", "shifted", "between", "gated", "pyramid"])
 def test_adopted_networks(comm: MPI.Intracomm, name: str, strip: int) -> None:
-    """Strides, dilations, even kernels, both corners, unequal pads."""
+    """Strides, dilations, even kernels, both corners, unequal pads, gates, averages in bins."""
     adopted = adopt(network(name, drops=False), 3)
     net = adopted.network(torch.float64).train()
     compare(comm, adopted.layers, net, adopted.context.alignment_px, strip)

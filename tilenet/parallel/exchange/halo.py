@@ -48,12 +48,13 @@ class Line:
         device_mpi: Hand device memory to MPI as it is, instead of staging it through pinned memory.
 
     Attributes:
+        comm: As above.
         messages: Sent so far.
         bytes: Sent so far.
     """
 
     def __init__(self, comm: "MPI.Intracomm | None", *, device_mpi: bool = False) -> None:
-        self._comm = comm
+        self.comm = comm
         self._device_mpi = device_mpi
         self.messages = 0
         self.bytes = 0
@@ -69,7 +70,7 @@ class Line:
             like: Has the dtype and the device of what comes.
             tag: The same on both sides, and of no other layer and micro-batch under way.
         """
-        if self._comm is None or not (gives or takes):
+        if self.comm is None or not (gives or takes):
             return Pending([like.new_zeros(shape) for _, shape in takes], [], [], like.device)
         staged = like.is_cuda and not self._device_mpi
         incoming = [
@@ -85,11 +86,11 @@ class Line:
         ranks = [rank for rank, _ in takes], [rank for rank, _ in gives]
         with EXCHANGING:
             requests = [
-                self._comm.Irecv(_buffer(part), rank, tag)
+                self.comm.Irecv(_buffer(part), rank, tag)
                 for rank, part in zip(ranks[0], incoming, strict=True)
             ]
             requests += [
-                self._comm.Isend(_buffer(part), rank, tag)
+                self.comm.Isend(_buffer(part), rank, tag)
                 for rank, part in zip(ranks[1], outgoing, strict=True)
             ]
         self.messages += len(outgoing)

@@ -7,7 +7,7 @@ their own ones each, and a layer takes those next to them from the neighbours.
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import torch
@@ -60,9 +60,16 @@ class Columns:
     number: int
     line: Line
 
+    def before(self, stop: int) -> "Columns":
+        """Those of the first layers."""
+        return replace(self, shares=self.shares[:stop])
+
     @property
     def own(self) -> list[tuple[int, int]]:
-        """Of the image and of each layer's map the first column, and the one behind the last."""
+        """Of the image and of each layer's map the first column, and the one behind the last.
+
+        Not of whole maps, of which all ranks have all.
+        """
         edges = [*(one.edges for one in self.shares), self.shares[-1].out_edges]
         return [(one[self.number], one[self.number + 1]) for one in edges]
 
@@ -115,7 +122,10 @@ class Sweep:
         self._columns = columns or alone
         if columns:
             self.starts = [
-                (top, first) for (top, _), (first, _) in zip(self.starts, columns.own, strict=True)
+                start if grid.whole else (start[0], first)
+                for start, grid, (first, _) in zip(
+                    self.starts, self.grids, columns.own, strict=True
+                )
             ]
         self._widths = [stop - first for first, stop in self._columns.own]
         self._inputs = _inputs(layers)
@@ -197,6 +207,7 @@ class Sweep:
     @state.setter
     def state(self, state: State) -> None:
         self._pieces = [list(pieces) for pieces in state]
+        self._whole = {}  # computed again, for another backward
 
     def pass_strip(self, strip: Tensor, plan: Strip) -> Tensor:
         """As `feed`, for a strip of `strips` after those that led to the state."""

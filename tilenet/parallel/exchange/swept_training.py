@@ -1,28 +1,32 @@
-"""Training by sweeps: strips are steps in time, and backward goes through them from the last to
-the first.
+"""Training by sweeps: what a rank sweeps of an image, after what its layers take of all of it.
 
-Forward keeps no activations, just the state before each strip: the rows that it looks at. Backward
-computes each strip again from its state (Chen et al., "Training deep nets with sublinear memory
-cost", 2016), and hands the gradient of the state on to the strip before. The loss is taken strip by
-strip too, so that nobody holds the logits. So the price is one more forward pass, whatever the
-halo, and the memory that of one strip and all states.
+An average of the whole image is found by a sweep of the layers before it, with the averages before
+it given, and is an input of the sweeps behind it: so backward goes through the sweeps from the last
+to the first, each strip by strip. The price of a sweep is one more forward pass, whatever the halo,
+and the memory that of one strip and all states.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from tilenet.geometry.layers import Layer
+from tilenet.geometry.halo import map_shapes, summed_cells
+from tilenet.geometry.layers import GlobalPool, Layer
 from tilenet.geometry.ownership import tiling_shares
-from tilenet.geometry.sweep import Rows, Strip
+from tilenet.geometry.sweep import Rows
 from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window, overlap
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
+from tilenet.parallel.exchange.fixed import FixedPool
 from tilenet.parallel.exchange.halo import Line
-from tilenet.parallel.exchange.swept import Columns, State, Sweep
+from tilenet.parallel.exchange.norm import Cells
+from tilenet.parallel.exchange.swept import Columns, Sweep
+from tilenet.parallel.exchange.swept_backward import OfRows, swept_sum
+from tilenet.parallel.exchange.whole_maps import AveragedOver, bin_sums
+from tilenet.parallel.sums.values import global_sum
 
 __all__ = ["Measure", "SweptPipe"]
 
@@ -42,7 +46,7 @@ class SweptPipe:
         line: To the ranks of an image, which hold columns of it each where tiles have no halo.
 
     Raises:
-        TilenetError: A layer needs something of the whole image.
+        TilenetError: A layer needs something of the whole image that is no average.
     """
 
     def __init__(
@@ -71,103 +75,91 @@ class SweptPipe:
             origin: Which tile it is.
             measure: Is called for the own pixels of each strip, in backward once more.
         """
+        part = _Part(self, image.to(self.devices[0]), origin)
+        averages: dict[int, Tensor] = {}
+        for number in summed_cells(self.layers):
+            averages[number] = part.average(number, averages)
+
+        def of_own(logits: Tensor, rows: Rows) -> Tensor | None:
+            read = part.tile.read
+            strip = Window(read.row + rows[0], read.col, rows[1] - rows[0], read.width)
+            own = overlap(part.tile.own, strip) if strip.height else None
+            return None if own is None else measure(owned(logits, Tile(strip, own)), own)
+
+        return part.sweep(len(self.layers), averages, of_own)
+
+
+class _Part:
+    """What a rank sweeps of an image."""
+
+    def __init__(self, pipe: SweptPipe, image: Tensor, origin: Origin) -> None:
         tiling = origin.tiling
         assert tiling is not None
         assert len(image) == 1
+        self.pipe, self.image, self.origin, self.size = pipe, image, origin, tiling.extended
         number = origin.tiles[0]
-        tile = tiling.tiles[number]
-        part, columns = tile.read, None
+        self.tile = tiling.tiles[number]
+        read = self.tile.read
+        assert image.shape[2:] == (read.height, read.width)
         # Of the widest, so that strips of all ranks are the same.
-        edges = self.edges(part.height, max(span.read for span in tiling.cols))
-        assert image.shape[2:] == (part.height, part.width)
+        self.edges = pipe.edges(read.height, max(span.read for span in tiling.cols))
+        self.columns: Columns | None = None
         if tiling.rule.exchanged and len(tiling.cols) > 1:
-            assert self.line is not None
-            columns = Columns(tiling_shares(self.layers, tiling)[1], number, self.line)
+            assert pipe.line is not None
+            self.columns = Columns(tiling_shares(pipe.layers, tiling)[1], number, pipe.line)
 
-        def sweep() -> Sweep:
-            self.network.mask_key.images = origin.images
-            size, of = tiling.extended, None if columns else part
-            return Sweep(
-                self.layers, self.network, size, edges, of, self.precision, columns, compact=True
-            )
-
-        def of_own(logits: Tensor, rows: Rows) -> Tensor | None:
-            read = Window(part.row + rows[0], part.col, rows[1] - rows[0], part.width)
-            own = overlap(tile.own, read) if read.height else None
-            return None if own is None else measure(owned(logits, Tile(read, own)), own)
-
-        parameters, image = self.network.trained, image.to(self.devices[0])
-        total: Tensor = _Swept.apply(image, sweep, of_own, *parameters)  # type: ignore[no-untyped-call]
-        return total
-
-
-class _Swept(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        image: Tensor,
-        make: Callable[[], Sweep],
-        measure: Callable[[Tensor, Rows], Tensor | None],
-        *parameters: Tensor,
+    def sweep(
+        self, stop: int, averages: dict[int, Tensor], measure: OfRows, *, keeps_states: bool = True
     ) -> Tensor:
-        sweep = make()
-        ctx.make, ctx.measure, ctx.states, ctx.plans = make, measure, [], list(sweep.strips)
-        ctx.save_for_backward(image, *parameters)
-        total: Tensor | None = None
-        for plan in ctx.plans:
-            if any(ctx.needs_input_grad):
-                ctx.states.append(sweep.state)
-            found = measure(sweep.pass_strip(_rows(image, plan), plan), plan.output)
-            if found is not None:
-                total = found if total is None else total + found
-        assert total is not None, "a tile owns pixels"
-        return total
+        """Sweep the first `stop` layers, and add up what is measured of their map.
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = grads
-        image, *parameters = ctx.saved_tensors
-        assert ctx.plans, "states go as backward passes them, so that it passes them once"
-        sweep = ctx.make()
-        sums = [torch.zeros_like(parameter) for parameter in parameters]
-        later: list[Tensor | None] = []  # gradients of the state after the strip
-        while ctx.plans:
-            plan, state = ctx.plans.pop(), ctx.states.pop()
-            with torch.enable_grad():
-                sweep.state, leaves = _as_leaves(state)
-                measured = ctx.measure(sweep.pass_strip(_rows(image, plan), plan), plan.output)
-                after = _of_layers(sweep.state)
-            wanted = [*zip(after, later, strict=True)]
-            if measured is not None:
-                wanted.append((measured, gradient))
-            ends = [(end, one) for end, one in wanted if one is not None and end.requires_grad]
-            if not ends:
-                later = [None for _ in leaves]
-                continue
-            starts = [*leaves, *parameters]
-            found = torch.autograd.grad(
-                [end for end, _ in ends], starts, [one for _, one in ends], allow_unused=True
+        Args:
+            averages: By the numbers of the layers that take them.
+        """
+        pipe, network = self.pipe, self.pipe.network
+        numbers, modules = tuple(averages), list(network)[:stop]
+        columns = self.columns and self.columns.before(stop)
+        part = None if columns else self.tile.read
+
+        def make(given: Sequence[Tensor]) -> Sweep:
+            network.mask_key.images = self.origin.images
+            for number, average in zip(numbers, given, strict=True):
+                modules[number] = FixedPool(average)
+            return Sweep(
+                pipe.layers[:stop],
+                Network(modules, network.mask_key),
+                self.size,
+                self.edges,
+                part,
+                pipe.precision,
+                columns,
+                compact=True,
             )
-            later = list(found[: len(leaves)])
-            for total, one in zip(sums, found[len(leaves) :], strict=True):
-                if one is not None:
-                    total += one
-        return None, None, None, *sums
+
+        parameters = Network(modules, network.mask_key).trained
+        given = tuple(averages.values())
+        return swept_sum(self.image, make, measure, given, parameters, keeps_states=keeps_states)
+
+    def average(self, number: int, averages: dict[int, Tensor]) -> Tensor:
+        """What a layer averages of the whole image, (C, bins, bins) in float64. Collective."""
+        layer = self.pipe.layers[number]
+        assert isinstance(layer, GlobalPool), "checked before the run"
+        shape = map_shapes(self.pipe.layers, *self.size)[number]
+        left = self.columns.own[number][0] if self.columns else 0
+        of_rows = partial(_bins, layer.bins, left, (shape.rows, shape.cols))
+        if number == 0:
+            total = of_rows(self.image, (0, self.image.shape[2]))
+            assert total is not None
+        else:
+            total = self.sweep(number, averages, of_rows, keeps_states=False)
+        comm = self.columns.line.comm if self.columns else None
+        return total if comm is None else global_sum(total, comm)
 
 
-def _rows(image: Tensor, plan: Strip) -> Tensor:
-    return image[:, :, plan.image[0] : plan.image[1]]
-
-
-def _as_leaves(state: State) -> tuple[State, list[Tensor]]:
-    """A state that gradients are taken of, and the tensors of which they are."""
-    image, *maps = state
-    fresh = [
-        [(first, piece.detach().requires_grad_()) for first, piece in pieces] for pieces in maps
-    ]
-    return [image, *fresh], _of_layers([image, *fresh])
-
-
-def _of_layers(state: State) -> list[Tensor]:
-    """The rows of layers' maps; the image has no gradient."""
-    return [piece for pieces in state[1:] for _, piece in pieces]
+def _bins(bins: int, left: int, whole: tuple[int, int], x: Tensor, rows: Rows) -> Tensor | None:
+    """What rows of a map (1, C, H, W) add to its averages, (C, bins, bins)."""
+    here = Window(0, 0, x.shape[2], x.shape[3])
+    if not here.height:
+        return None
+    where = AveragedOver(Cells((here,), (0,)), ((rows[0], left),), whole)
+    return bin_sums(x, bins, where)[0]
