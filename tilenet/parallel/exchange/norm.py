@@ -22,12 +22,12 @@ from tilenet.geometry.layers import Norm
 from tilenet.geometry.windows import Window
 from tilenet.model.gpipe import is_recomputing
 from tilenet.parallel.exchange.halo import part_of
-from tilenet.parallel.health.progress import EXCHANGING
+from tilenet.parallel.sums.values import add_over
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Cells", "WholeImageNorm", "add_over"]
+__all__ = ["Cells", "WholeImageNorm"]
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,6 @@ class WholeImageNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.layer.norm}, {self.layer.out_channels}"
-
-
-def add_over(comm: "MPI.Intracomm | None", values: Tensor) -> Tensor:
-    """The sum of float64 values over ranks. Collective; None: there are no others."""
-    if comm is None or comm.size == 1:
-        return values
-    host = values.cpu().contiguous()
-    total = torch.empty_like(host)
-    with EXCHANGING:
-        comm.Allreduce(host.numpy(), total.numpy())
-    return total.to(values.device)
 
 
 class _Call:

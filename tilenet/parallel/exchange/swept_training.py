@@ -152,8 +152,7 @@ class _Part:
             assert total is not None
         else:
             total = self.sweep(number, averages, of_rows, keeps_states=False)
-        comm = self.columns.line.comm if self.columns else None
-        return total if comm is None else global_sum(total, comm)
+        return global_sum(total, self.columns.line.comm if self.columns else None)
 
 
 def _bins(bins: int, left: int, whole: tuple[int, int], x: Tensor, rows: Rows) -> Tensor | None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from tilenet.geometry.windows import Window
 from tilenet.parallel.exchange.halo import part_of
-from tilenet.parallel.exchange.norm import Cells, add_over
+from tilenet.parallel.exchange.norm import Cells
+from tilenet.parallel.sums.values import add_over
 
 if TYPE_CHECKING:
     from mpi4py import MPI

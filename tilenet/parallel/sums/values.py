@@ -19,10 +19,10 @@ from tilenet.parallel.health.progress import EXCHANGING
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["RunningStatistics", "global_sum"]
+__all__ = ["RunningStatistics", "add_over", "global_sum"]
 
 
-def global_sum(x: Tensor, comm: "MPI.Intracomm") -> Tensor:
+def global_sum(x: Tensor, comm: "MPI.Intracomm | None") -> Tensor:
     """The sum of `x` over the ranks, on each of them. Collective, in forward and in backward.
 
     Its adjoint is itself: what each rank makes of the sum flows back to all. So ranks that compute
@@ -37,21 +37,24 @@ def global_sum(x: Tensor, comm: "MPI.Intracomm") -> Tensor:
 
 class _GlobalSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: "MPI.Intracomm") -> Tensor:
+    def forward(ctx: Any, x: Tensor, comm: "MPI.Intracomm | None") -> Tensor:
         ctx.comm = comm
-        return _summed(x, comm)
+        return add_over(comm, x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _summed(grads[0], ctx.comm), None
+        return add_over(ctx.comm, grads[0]), None
 
 
-def _summed(x: Tensor, comm: "MPI.Intracomm") -> Tensor:
-    host = x.detach().cpu().contiguous()
+def add_over(comm: "MPI.Intracomm | None", values: Tensor) -> Tensor:
+    """The sum of float64 values over ranks. Collective; None: there are no others."""
+    if comm is None or comm.size == 1:
+        return values
+    host = values.detach().cpu().contiguous()
     total = torch.empty_like(host)
     with EXCHANGING:
         comm.Allreduce(host.numpy(), total.numpy())
-    return total.to(x.device)
+    return total.to(values.device)
 
 
 MOMENTUM = 0.1
