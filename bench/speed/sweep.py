@@ -36,7 +36,8 @@ from tilenet.planning.memory.swept import swept_bytes, trained_bytes, training_e
 WAYS = ("plain", "sweep", "tiles")
 OURS = {"small U-Net": (4, 16), "large U-Net": (4, 64)}  # poolings and channels
 MAPPED = (*OURS, "Unet/resnet34", "DeepLabV3Plus/resnet34")
-TRAINED = ("small U-Net", "Unet/resnet34")
+TRAINED = ("small U-Net", "Unet/resnet34", "DeepLabV3Plus/resnet34")
+AVERAGED = ("DeepLabV3Plus/resnet34",)  # of all the image, so that no tile is trained by itself
 CPU = torch.device("cpu")
 
 
@@ -118,6 +119,7 @@ def training(name: str, way: str, side: int) -> dict[str, Any]:
     """What a step by one way takes; in a process of its own."""
     layers, network = built(name)
     network.train()
+    network.mask_key.images = (0,)
     for part in network:
         if isinstance(part, torch.nn.BatchNorm2d):
             part.eval()
@@ -173,8 +175,9 @@ def taken(run: Callable[[], float], predicted: int) -> dict[str, Any]:
 def compared(work: Callable[..., Any], name: str, side: int, times: int) -> dict[str, Any]:
     """All ways in turns, the fastest run of each."""
     found: dict[str, Any] = {}
+    averaged = work is training and name in AVERAGED
     for _ in range(times):
-        for way in WAYS:
+        for way in WAYS[: 2 if averaged else None]:
             one = alone(work, name, way, side)
             if way not in found or one["cpu_seconds"] < found[way]["cpu_seconds"]:
                 found[way] = one
@@ -204,14 +207,17 @@ def claims_of_step(name: str, found: dict[str, Any]) -> list[Claim]:
     """What a step by a sweep should reach."""
     one, third = f"step, {name}", 1 / 3
     off = found["sweep"]["predicted_bytes"] / found["sweep"]["live_bytes"] - 1
-    return [
+    claims = [
         at_most(f"{one}: time over plain", ratio(found, "cpu_seconds", "sweep", "plain"), 1.4),
-        at_most(f"{one}: time over tiles", ratio(found, "cpu_seconds", "sweep", "tiles"), 1.0),
         at_most(
             f"{one}: live bytes over plain", ratio(found, "live_bytes", "sweep", "plain"), third
         ),
         at_most(f"{one}: predicted bytes off by", abs(off), 0.05),
     ]
+    if "tiles" in found:
+        over = ratio(found, "cpu_seconds", "sweep", "tiles")
+        claims.insert(1, at_most(f"{one}: time over tiles", over, 1.0))
+    return claims
 
 
 def bench(

@@ -78,7 +78,9 @@ class SweptPipe:
         part = _Part(self, image.to(self.devices[0]), origin)
         averages: dict[int, Tensor] = {}
         for number in summed_cells(self.layers):
-            averages[number] = part.average(number, averages)
+            layer = self.layers[number]
+            if isinstance(layer, GlobalPool):
+                averages[number] = part.average(number, layer.bins, averages)
 
         def of_own(logits: Tensor, rows: Rows) -> Tensor | None:
             read = part.tile.read
@@ -140,13 +142,11 @@ class _Part:
         given = tuple(averages.values())
         return swept_sum(self.image, make, measure, given, parameters, keeps_states=keeps_states)
 
-    def average(self, number: int, averages: dict[int, Tensor]) -> Tensor:
+    def average(self, number: int, bins: int, averages: dict[int, Tensor]) -> Tensor:
         """What a layer averages of the whole image, (C, bins, bins) in float64. Collective."""
-        layer = self.pipe.layers[number]
-        assert isinstance(layer, GlobalPool), "checked before the run"
         shape = map_shapes(self.pipe.layers, *self.size)[number]
         left = self.columns.own[number][0] if self.columns else 0
-        of_rows = partial(_bins, layer.bins, left, (shape.rows, shape.cols))
+        of_rows = partial(_bins, bins, left, (shape.rows, shape.cols))
         if number == 0:
             total = of_rows(self.image, (0, self.image.shape[2]))
             assert total is not None
