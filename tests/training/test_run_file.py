@@ -12,7 +12,6 @@ from tilenet.training.config.keys import (
     AugmentKeys,
     NetworkKeys,
     OptimizerKeys,
-    ScheduleKeys,
 )
 from tilenet.training.config.read import read_run_file
 from tilenet.training.config.run_file import RunFile
@@ -33,10 +32,13 @@ def a_run(**change: Any) -> RunFile:
 
 def test_dotted_options_override_single_keys(tmp_path: Path) -> None:
     network = "network: {preset: small, norm: batch}\nsteps: 3\noptimizer: {momentum: 0.5}\n"
-    found = read(tmp_path, network, "--network.norm=none", "--steps", "9", "--optimizer.lr", "2")
+    options = ["--network.norm=none", "--steps", "9", "--optimizer.lr", "2"]
+    options += ["--class_weights", "auto", "--augment.noise", "0.5"]
+    found = read(tmp_path, network, *options)
     assert found.network == NetworkKeys(preset="small", norm="none")
     assert found.steps == 9
     assert found.optimizer == OptimizerKeys(lr=2.0, momentum=0.5)
+    assert (found.class_weights, found.augment) == ("auto", AugmentKeys(noise=0.5))
 
 
 def test_an_exponent_makes_a_number_and_a_date_stays_a_text(tmp_path: Path) -> None:
@@ -100,13 +102,6 @@ def test_bands_are_numbers_names_or_both(
         assert (found.bands, found.band_names) == (bands, names)
 
 
-def test_a_black_collar_and_stacks_are_said_in_words(tmp_path: Path) -> None:
-    keys = "images: [R.tif+G.tif]\nlabels: [l.tif]\nclasses: 2\noutput: out\nsteps: 1\n"
-    (tmp_path / "run.yaml").write_text(keys + "nodata: collar\n")
-    found, _ = read_run_file(["-c", str(tmp_path / "run.yaml")])
-    assert (found.nodata, found.image_paths) == ("collar", ("R.tif+G.tif",))
-
-
 def test_one_image_or_several_and_classes_by_number_or_name() -> None:
     assert a_run().image_paths == ("a.tif",)
     assert a_run().label_paths == ("b.tif",)
@@ -115,14 +110,6 @@ def test_one_image_or_several_and_classes_by_number_or_name() -> None:
     assert several.image_paths == ("a", "c")
     assert several.label_paths == ("b", "d")
     assert several.class_names == ("sea", "land")
-
-
-def test_the_recipe_is_set_on_the_command_line(tmp_path: Path) -> None:
-    options = ["--class_weights", "auto", "--schedule.name=cosine", "--augment.noise", "0.5"]
-    found = read(tmp_path, "steps: 9\n", *options, "--optimizer.clip_norm", "3")
-    assert found.class_weights == "auto"
-    assert (found.schedule, found.augment) == (ScheduleKeys("cosine"), AugmentKeys(noise=0.5))
-    assert found.optimizer == OptimizerKeys(clip_norm=3.0)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ EVERYTHING = RunFile(
             PLAIN, network=NetworkKeys(module="a:b", options={"c": None, "d": [1, {"e": 1e-4}]})
         ),
         replace(PLAIN, network=NetworkKeys(module="a:b", options={})),
-        replace(PLAIN, nodata="none", steps=None, epochs=3, crop_px=64, swap="all", init="x/y"),
+        replace(PLAIN, images="R.tif+G.tif", nodata="collar", swap="all", init="x/y"),
         replace(PLAIN, class_weights="auto", balance=[3, 4], device=["cpu", "cpu"], halo=96),
     ],
 )
