@@ -53,6 +53,11 @@ def refusal(path: str, image: Raster, keys: VectorKeys) -> str:
         ({"values": [1.5] * 12}, {}, r"whole numbers.*class: 1\.5\)"),
         ({"values": [None, "1"] * 6}, {}, r"whole numbers.*class: null\)"),
         ({}, {"classes": {0: 1, 1: 0}}, r"must stand under vectors.classes .*class: 2\); add it"),
+        (
+            {"values": ["road", "", None, " b"] * 3},
+            {"classes": {"road": 1}},
+            r'"", " b", null\); add',
+        ),
         ({"shapes": [shapely.Point(5e5, 4e6)] * 12}, {}, r"polygons .*Point\); buffer"),
         ({"shapes": [shapely.MultiPoint([GRID @ (3, 3)])] * 12}, {}, r"polygons .*MultiPoint\)"),
         ({"shapes": [LINE] * 12}, {}, r"polygons .*LineString\); buffer"),
