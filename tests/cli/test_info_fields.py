@@ -15,8 +15,6 @@ from info_answers import Write, asked, pixels, shown
 
 from tilenet.data.labels import polygons as vector_layer
 from tilenet.data.labels.facts import proposed_classes
-from tilenet.data.labels.vector_keys import VectorKeys
-from tilenet.errors import TilenetError
 from tilenet.training.config.read import read_run_file
 
 GRID = Affine(2, 0, 5e5, 0, -2, 4e6)
@@ -62,6 +60,7 @@ def test_values_are_counted_and_the_keys_fit_a_run_file(
     kinds = ["road"] * 9 + ["yes"] * 5 + ["forêt: \N{DECIDUOUS TREE} x"] * 3 + [""] * 2 + [None]
     path = polygons(tmp_path / "a.gpkg", np.array(kinds, object)[::-1])
     options = image_of(write_raster), "--labels", path, "--field", "kind"
+    assert field_of(asked(capfd, *options[:3])[0]) is None
     found = field_of(asked(capfd, *options)[0])
     assert (found["features"], found["distinct"]) == (20, 5)
     assert found["counts"] == {"road": 9, "yes": 5, kinds[14]: 3, "": 2, "null": 1}
@@ -135,20 +134,6 @@ def test_an_empty_layer_and_long_values_can_be_read(
     assert f"  {'x' * 79}…\n" in text
     assert r'classes: {"\e[2J": 1}}' in text
     assert "\x1b" not in text
-
-
-def test_no_field_no_values(
-    write_raster: Write, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = polygons(tmp_path / "a.gpkg", np.array(["a", "b"], object))
-    (found,) = asked(capfd, image_of(write_raster), "--labels", path)
-    assert field_of(found) is None
-
-
-def test_an_empty_value_without_a_class_can_be_read() -> None:
-    keys = VectorKeys(field="kind", classes={"road": 1})
-    with pytest.raises(TilenetError, match=r'kind: "", " b", null\); add it'):
-        keys.classes_of(["road", "", None, " b"], 255, "a.gpkg")
 
 
 def test_whose_rectangle_is_the_whole_is_said(

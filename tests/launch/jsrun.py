@@ -1,10 +1,10 @@
 """A strict stand-in for jsrun, which is proprietary: the documented layouts, on Summit's nodes.
 
-What it takes from where: the options and their long names from the table in hpc/Spindle's launcher
-and OLCF's Summit User Guide; the layouts from the guide and the jsrun quick start. What is not
-documented is refused instead of guessed. It starts the ranks with mpiexec.
+What it takes from where: the options from the table in hpc/Spindle's launcher and OLCF's Summit
+User Guide; the layouts from the guide and the jsrun quick start. Options that our lines do not
+hold, and what is not documented, are refused instead of guessed. mpiexec starts the ranks.
 
-    jsrun.py [options] [program …]          JSRUN_NODES: nodes of the allocation (1)
+    jsrun.py [options] program …          JSRUN_NODES: nodes of the allocation (1)
 """
 
 import os
@@ -13,37 +13,16 @@ import sys
 from dataclasses import dataclass
 from itertools import chain
 
-__all__ = ["JsrunError", "Options", "Rank", "layout", "parse", "table"]
+__all__ = ["JsrunError", "Options", "Rank", "layout", "parse"]
 
 SOCKETS, CORES, THREADS, GPUS = 2, 21, 4, 3  # of a node; cores and GPUs per socket
 SOCKET_THREADS = 88  # where the second socket's numbers begin: 84 to 87 are the system's
 
-# long names of the options, and their letters
-LONG = {
-    "nrs": "n",
-    "rs_per_host": "r",
-    "rs_per_socket": "K",
-    "tasks_per_rs": "a",
-    "np": "p",
-    "cpu_per_rs": "c",
-    "gpu_per_rs": "g",
-    "memory_per_rs": "m",
-    "bind": "b",
-    "launch_distribution": "d",
-    "latency_priority": "l",
-    "env": "E",
-    "smpiargs": "M",
-    "exit_on_error": "X",
-    "stdio_mode": "e",
-    "chdir": "h",
-    "immediate": "i",
-    "print_placement": "print_placement",
-}
-FLAGS = ("i", "print_placement")
+OPTIONS = ("-n", "-r", "-a", "-c", "-g", "-b", "-d", "-E", "-X")
 
 
 class JsrunError(Exception):
-    """What jsrun would refuse, or what is not documented."""
+    """What jsrun would refuse, what is not documented, or what is not built here."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +31,13 @@ class Options:
 
     sets: int | None = None
     per_host: int | None = None
-    per_socket: int | None = None
-    tasks: int | None = None
-    total: int | None = None
+    tasks: int = 1
     cpus: int = 1
     gpus: int = 0
     bind: str | None = None
-    distribution: str = "packed"
-    latency: tuple[str, ...] = ("gpu-cpu", "cpu-mem", "cpu-cpu")
     environment: tuple[str, ...] = ()
-    smpiargs: str = ""
     exit_on_error: bool = False
-    print_placement: bool = False
-    chdir: str = ""
     program: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,74 +77,42 @@ def parse(arguments: list[str]) -> Options:
     rest = list(arguments)
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
-        name, value = _split(word)
-        if name in FLAGS:
-            if value is not None:
-                raise JsrunError(f"{word}: takes no value")
-            value = ""
-        elif value is None:
+        name, value = word[:2], word[2:]
+        if word.startswith("--smpiargs="):
+            name, value = "--smpiargs", word.partition("=")[2]
+        elif name not in OPTIONS:
+            raise JsrunError(f"{word}: no such option")
+        elif not value:
             if not rest:
                 raise JsrunError(f"{word}: needs a value")
             value = rest.pop(0)
-        if name in found and name != "E":
+        if name in found and name != "-E":
             raise JsrunError(f"{word}: given twice")
         found.setdefault(name, []).append(value)
     return _options(found, tuple(rest))
 
 
-def _split(word: str) -> tuple[str, str | None]:
-    """An option's short name and the value that stands in the same word."""
-    if word.startswith("--"):
-        name, equals, value = word[2:].partition("=")
-        if name not in LONG:
-            raise JsrunError(f"{word}: no such option")
-        return LONG[name], value if equals else None
-    if word[1:2] not in set(LONG.values()):
-        raise JsrunError(f"{word}: no such option")
-    return word[1], word[2:] or None
-
-
 def _options(found: dict[str, list[str]], program: tuple[str, ...]) -> Options:
     one = {name: values[0] for name, values in found.items()}
-    if "p" in one and "a" in one:
-        raise JsrunError("-p and -a exclude one another")
-    if "r" in one and "K" in one:
-        raise JsrunError("-r and -K exclude one another")
-    warnings = []
-    latency = one.get("l", "gpu-cpu,cpu-mem,cpu-cpu")
-    if latency != latency.lower():
-        warnings.append("-l: capitals are broken in some versions")
-    latencies = tuple(latency.lower().split(","))
-    if not set(latencies) <= {"gpu-cpu", "cpu-mem", "cpu-cpu"}:
-        raise JsrunError(f"-l {latency}: no such priority")
-    distribution = one.get("d", "packed")
-    if distribution != "packed":
-        raise JsrunError(f"-d {distribution}: only packed is built here")
-    if one.get("X", "0") not in ("0", "1"):
-        raise JsrunError(f"-X {one['X']}: 0 or 1")
-    if one.get("M", "off") not in ("-gpu", "off", "-disable_gpu_hooks"):
-        raise JsrunError(f"-M {one['M']}: not documented")
-    for text in found.get("E", []):
+    if one.get("-d", "packed") != "packed":
+        raise JsrunError(f"-d {one['-d']}: only packed is built here")
+    if one.get("-X", "0") not in ("0", "1"):
+        raise JsrunError(f"-X {one['-X']}: 0 or 1")
+    if one.get("--smpiargs", "off") not in ("-gpu", "off", "-disable_gpu_hooks"):
+        raise JsrunError(f"--smpiargs={one['--smpiargs']}: not documented")
+    for text in found.get("-E", []):
         if not text.partition("=")[0].isidentifier():
             raise JsrunError(f"-E {text}: VAR=value or VAR")
     return Options(
-        sets=_number(one, "n") if one.get("n") != "ALL_HOSTS" else None,
-        per_host=_number(one, "r"),
-        per_socket=_number(one, "K"),
-        tasks=_number(one, "a"),
-        total=_number(one, "p"),
-        cpus=_number(one, "c") or 1,
-        gpus=_number(one, "g", least=0) or 0,
-        bind=_bind(one.get("b")),
-        distribution=distribution,
-        latency=latencies,
-        environment=tuple(found.get("E", [])),
-        smpiargs=one.get("M", ""),
-        exit_on_error=one.get("X") == "1",
-        print_placement="print_placement" in one,
-        chdir=one.get("h", ""),
+        sets=_number(one, "-n"),
+        per_host=_number(one, "-r"),
+        tasks=_number(one, "-a") or 1,
+        cpus=_number(one, "-c") or 1,
+        gpus=_number(one, "-g", least=0) or 0,
+        bind=_bind(one.get("-b")),
+        environment=tuple(found.get("-E", [])),
+        exit_on_error=one.get("-X") == "1",
         program=program,
-        warnings=tuple(warnings),
     )
 
 
@@ -182,7 +121,7 @@ def _number(one: dict[str, str], name: str, least: int = 1) -> int | None:
         return None
     text = one[name]
     if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise JsrunError(f"-{name} {text}: a whole number from {least} on")
+        raise JsrunError(f"{name} {text}: a whole number from {least} on")
     return int(text)
 
 
@@ -206,9 +145,7 @@ def layout(options: Options, nodes: int) -> list[Rank]:
     """
     per_node = _sets_per_node(options)
     count = options.sets if options.sets is not None else per_node * nodes
-    tasks = options.tasks or 1
-    if options.total is not None:
-        raise JsrunError("-p: layouts with it are not built here; use -n and -a")
+    tasks = options.tasks
     if options.per_host and count % options.per_host:
         raise JsrunError(f"-r {options.per_host} must divide -n {count}")
     if count > per_node * nodes:
@@ -227,13 +164,13 @@ def _sets_per_node(options: Options) -> int:
     fits = SOCKETS * CORES // options.cpus
     if options.gpus:
         fits = min(fits, SOCKETS * GPUS // options.gpus)
-    asked = options.per_host or (options.per_socket and options.per_socket * SOCKETS)
-    if not fits or (asked and asked > fits):
+    asked = options.per_host or fits
+    if not fits or asked > fits:
         raise JsrunError(
             f"{asked or 1} resource sets of {options.cpus} cores and {options.gpus} GPUs do not "
             f"fit on a node ({SOCKETS * CORES} cores, {SOCKETS * GPUS} GPUs)"
         )
-    return asked or fits
+    return asked
 
 
 def _fill(options: Options, count: int) -> list[_Set]:
@@ -247,8 +184,6 @@ def _fill(options: Options, count: int) -> list[_Set]:
             for s in range(SOCKETS)
             if len(cores[s]) >= options.cpus and len(gpus[s]) >= options.gpus
         ]
-        if options.per_socket:
-            room = [number // options.per_socket]
         if room:
             here = room[0]
             filled.append(
@@ -300,18 +235,6 @@ def omp_threads(options: Options, rank: Rank) -> int:
     return len(rank.threads) * THREADS
 
 
-def table(options: Options, nodes: int) -> str:
-    """The layout as text, a rank per line."""
-    lines = [f"warning: {text}" for text in options.warnings]
-    for number, rank in enumerate(layout(options, nodes)):
-        lines.append(
-            f"rank {number}: node {rank.node} local {rank.local_rank} set {rank.resource_set} "
-            f"threads {_csv(rank.threads)} gpus {_csv(rank.gpus) or '-'} "
-            f"omp {omp_threads(options, rank)}"
-        )
-    return "\n".join(lines)
-
-
 def _csv(numbers: tuple[int, ...]) -> str:
     return ",".join(str(number) for number in numbers)
 
@@ -320,16 +243,12 @@ def _csv(numbers: tuple[int, ...]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the layout if asked to, then become mpiexec."""
+    """Become mpiexec."""
     if arguments[:1] == ["--as-rank"]:
         _become_rank(arguments[1], arguments[2:])
     nodes = int(os.environ.get("JSRUN_NODES", "1"))
     options = parse(arguments)
     ranks = layout(options, nodes)
-    if options.print_placement:
-        print(table(options, nodes), flush=True)
-    if not options.program:
-        return
     used = ranks[-1].node + 1
     # MPICH then takes the ranks for those of so many nodes
     os.environ.update(MPIR_CVAR_NUM_CLIQUES=str(used), MPIR_CVAR_CLIQUES_BY_BLOCK="1")
@@ -359,8 +278,6 @@ def _become_rank(line: str, program: list[str]) -> None:
         env[f"{prefix}LOCAL_SIZE"] = str(local)
     env["PMIX_RANK"] = str(number)
     env["CUDA_VISIBLE_DEVICES"] = _csv(rank.gpus)
-    if options.chdir:
-        os.chdir(options.chdir)
     os.execvp(program[0], program)
 
 

@@ -41,9 +41,7 @@ def numbers(placed: Placement) -> tuple[int, ...]:
 
 # machine, ranks, partitions, --nodes; nodes, ranks per node, on the last, cores, devices per node
 FITS = [
-    ("summit", 12, 1, None, (2, 6, 6, 7, 6)),
     ("summit", 4, 6, None, (4, 1, 1, 42, 6)),
-    ("summit", 6, 2, None, (2, 3, 3, 14, 6)),
     ("summit", 6, 3, None, (3, 2, 2, 21, 6)),
     ("summit", 3, 1, None, (1, 3, 3, 7, 3)),
     ("summit", 64, 1, None, (11, 6, 4, 7, 6)),  # a replica that straddles nodes
@@ -54,8 +52,6 @@ FITS = [
     ("frontier", 20, 2, None, (5, 4, 4, 14, 8)),
     ("frontier", 9, 1, None, (2, 8, 1, 7, 8)),
     ("perlmutter", 64, 1, None, (16, 4, 4, 16, 4)),
-    ("slurm", 5, 2, None, (3, 2, 1, 32, 4)),
-    ("workstation", 2, 1, None, (1, 2, 2, 16, 2)),
     ("workstation", 1, 2, 1, (1, 1, 1, 32, 2)),
 ]
 

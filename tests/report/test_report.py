@@ -197,20 +197,6 @@ def test_places_lie_in_held_out_blocks_where_there_are_some(scene: Path, tmp_pat
     assert "held out" in page.section("Places").text
 
 
-def test_a_map_of_another_image_is_refused(
-    a_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "other.tif"
-    with rasterio.open(a_run.parent / "labels.tif") as file:
-        profile = {**file.profile, "height": 30}
-    with rasterio.open(other, "w", **profile) as file:
-        file.write(np.ones((30, 120), np.uint8), 1)
-    out = tmp_path / "page.html"
-    assert main(["report", str(a_run), "--map", str(other), "-o", str(out)]) == 1
-    assert "on the grid of one of the run's images" in capsys.readouterr().err
-    assert not out.exists()
-
-
 @pytest.mark.parametrize(
     ("missing", "how"),
     [
@@ -220,53 +206,65 @@ def test_a_map_of_another_image_is_refused(
         ("run.json", "broken"),
         ("timings.json", "broken"),
         ("last", "gone"),
+        ("image.tif", "elsewhere"),
     ],
 )
 def test_what_is_missing_or_broken_is_said(
     a_run: Path, tmp_path: Path, missing: str, how: str
 ) -> None:
     copy = shutil.copytree(a_run, tmp_path / "copy", symlinks=True)
-    (copy / missing).unlink()
+    if how == "elsewhere":
+        text = (copy / "run.yaml").read_text()
+        (copy / "run.yaml").write_text(text.replace(missing, "gone.tif"))
+    else:
+        (copy / missing).unlink()
     if how == "broken":
         (copy / missing).write_bytes(b"\x00\xff{[step\n1,2,\n")
     page = report(copy)
     assert [section.all("h2")[0].text for section in page.all("section")] == SECTIONS
     expected = {
-        "history.csv": ("Learning", "no history.csv"),
-        "run.yaml": ("Places", "no run.yaml"),
-        "run.json": ("Tiles", "run.json"),
-        "timings.json": ("Time", "no timings.json"),
-        "last": ("Places", "no checkpoint"),
+        "history.csv": {"Learning": "no history.csv"},
+        "run.yaml": {"Places": "no run.yaml"},
+        "run.json": {"Tiles": "run.json"},
+        "timings.json": {"Time": "no timings.json"},
+        "last": {"Places": "no checkpoint"},
+        "image.tif": {"Tiles": "cannot be shown", "Places": "No place is shown"},
     }
-    title, said = expected[missing]
-    assert said in page.section(title).text
+    for title, said in expected[missing].items():
+        assert said in page.section(title).text
 
 
-def test_a_folder_without_a_run_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["RUN", "-o", "/nowhere/page.html"], 1, "must be written to a place"),
+        (["RUN", "--map", "OTHER", "-o", "OUT"], 1, "on the grid of one of the run's images"),
+        (["EMPTY"], 1, "made of the folder of a run"),
+        (["PLANNED"], 1, "made of the folder of a run"),
+        ([], 2, "required"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_page_is_refused(
+    a_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    said: str,
 ) -> None:
-    assert main(["report", str(tmp_path)]) == 1
-    assert "made of the folder of a run" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "run.yaml").write_text("output: run\n")  # of a run that is yet to be started
-    assert main(["report", str(tmp_path)]) == 1
-    assert main(["report"]) == 2
-
-
-def test_a_page_that_cannot_be_written_is_said(
-    a_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", str(a_run), "-o", "/nowhere/page.html"]) == 1
-    assert "must be written to a place" in capsys.readouterr().err
-
-
-def test_images_that_are_gone_are_said(a_run: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(a_run, tmp_path / "copy", symlinks=True)
-    text = (copy / "run.yaml").read_text().replace("image.tif", "gone.tif")
-    (copy / "run.yaml").write_text(text)
-    page = report(copy)
-    assert "cannot be shown" in page.section("Tiles").text
-    assert "No place is shown" in page.section("Places").text
+    paths = {name: tmp_path / name for name in ("OTHER", "EMPTY", "PLANNED", "OUT")}
+    with rasterio.open(a_run.parent / "labels.tif") as file:
+        profile = {**file.profile, "height": 30}
+    with rasterio.open(paths["OTHER"], "w", **profile) as file:
+        file.write(np.ones((30, 120), np.uint8), 1)
+    paths["EMPTY"].mkdir()
+    paths["PLANNED"].mkdir()
+    (paths["PLANNED"] / "run.yaml").write_text("output: run\n")  # of a run yet to be started
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["report", *(str((paths | {"RUN": a_run}).get(a, a)) for a in arguments)]) == code
+    assert said in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_scores_are_those_of_the_best_and_the_last_validation(

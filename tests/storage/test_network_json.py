@@ -119,3 +119,45 @@ def test_a_record_of_another_shape_is_refused(change: dict[str, Any], said: str)
     with pytest.raises(TilenetError, match=said) as raised:
         NetworkRecord.from_json(record().to_json() | change)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(key, value) for key in ("out_channels", "kernel") for value in (0, -1, "x", 10**9)]
+    + [("padding", -1), ("padding", 0.5), ("bias", 1), ("dilation", float("nan"))],
+)
+def test_a_layer_of_wrong_values_is_refused(key: str, value: Any) -> None:
+    entry = record().to_json()
+    entry["layers"][0][key] = value
+    with pytest.raises(TilenetError, match=r"layer 0 of network\.json|every key with its type"):
+        NetworkRecord.from_json(json.loads(json.dumps(entry)))
+
+
+CONV = {"kind": "conv", "in_channels": 1, "out_channels": 1, "kernel": 1}
+ENLARGE = {"kind": "upsample", "in_channels": 1, "out_channels": 1}
+HEAD = {**CONV, "out_channels": 2}
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ([{**CONV, "stride": 4093}] * 5 + [{**ENLARGE, "factor": 4093}] * 5, "16752649 px"),
+        ([{**ENLARGE, "factor": 4093}] * 5 + [{**CONV, "stride": 4093}] * 5, "1/16752649 px"),
+        ([{**CONV, "stride": 2}] * 7 + [CONV] * 9000 + [ENLARGE] * 7, r"9015 layers .* 29 px"),
+        ([{**CONV, "kernel": 4096, "dilation": 4096}], "begin within 1048576 px"),
+        ([{**CONV, "padding": 4096}] * 300, "begin within 1048576 px"),
+    ],
+    ids=["strides", "enlargements", "many layers", "kernel", "padding"],
+)
+def test_a_network_whose_tiles_take_endless_time_is_refused_before_they_are_worked_out(
+    layers: list[dict[str, Any]], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(_: Any) -> None:
+        raise AssertionError("its loop runs once per pixel of the alignment")
+
+    one_band = {"bands": [1], "classes": ["a", "b"], "statistics": {"mean": [0.5], "std": [2.0]}}
+    entry = record().to_json() | one_band | {"layers": [*layers, HEAD]}
+    monkeypatch.setattr("tilenet.storage.network_json.context_of", busy)
+    with pytest.raises(TilenetError, match=said) as raised:
+        NetworkRecord.from_json(entry)
+    assert len(str(raised.value)) < 1000

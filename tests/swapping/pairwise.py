@@ -1,7 +1,4 @@
-"""Cases of several axes without their whole product: faults that one value, or two together, show.
-
-Whoever computes wrongly does so for a norm, for a mode, or for a norm in a mode.
-"""
+"""Cases of several axes without their whole product: for faults of one value or of two together."""
 
 from collections.abc import Iterable
 from itertools import combinations, product

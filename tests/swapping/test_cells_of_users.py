@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pairwise import pairs
 from test_cell_actions import ACTIONS, MIXED, acted, check_swapped
 from test_swapping import InPlace, Views, check_empty, check_same, trained
 from torch import Tensor, nn
@@ -91,11 +92,10 @@ def stacked(kind: str) -> tuple[nn.Module, list[nn.Module], Tensor]:
     return model, list(model), torch.randn(shape)
 
 
-@pytest.mark.parametrize("autocast", [False, True], ids=["", "bfloat16"])
-@pytest.mark.parametrize("kind", MIXED)
-@pytest.mark.parametrize(
-    "model_kind", ["residual", "attention", "spectral", "channels last", "views", "in place"]
-)
+MODELS = ["residual", "attention", "spectral", "channels last", "views", "in place"]
+
+
+@pytest.mark.parametrize(("model_kind", "kind", "autocast"), pairs(MODELS, MIXED, (False, True)))
 def test_models_of_users(tmp_path: Path, model_kind: str, kind: str, autocast: bool) -> None:
     model, cells, x = stacked(model_kind)
     other = copy.deepcopy(model)

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -206,17 +207,18 @@ def test_a_full_host_is_an_error_that_says_so(tmp_path: Path, inline: bool) -> N
 
 
 def test_the_peak_hardly_grows_with_micro_batches() -> None:
-    """The 109-layer network in 6 partitions, on tensors without memory."""
-    layers = unet_layers(PRESETS["small"])
-    costs = layer_bytes(layers, 512, 512)
-    peaks, without = [], []
-    for many in (6, 24):
-        room = block_bytes(costs, many, "always", "sgd", 6, stored=True)
-        balance = least_bytes(room, 6)[0]
-        keys = {"micro_batches": many, "checkpointing": "always", "optimizer": "sgd"}
-        found = dry_run(layers, (512, 512), balance, stored=True, **keys).partitions
-        peaks.append(max(found))
-        without.append(max(dry_run(layers, (512, 512), balance, **keys).partitions))
-    assert max(peaks) <= 1000 * MIB
-    assert peaks[1] - peaks[0] <= 18 * 8 * MIB  # images, labels and logits of 18 more
-    assert without[1] > 2 * peaks[1]
+    """65 layers of the preset in 6 partitions, on tensors without memory."""
+    layers = unet_layers(replace(PRESETS["small"], convolutions=1))
+    keys = {"checkpointing": "always", "optimizer": "sgd"}
+    costs = layer_bytes(layers, 256, 256)
+    balance = least_bytes(block_bytes(costs, 12, "always", "sgd", 6, stored=True), 6)[0]
+    few, many, without = (
+        dry_run(layers, (256, 256), balance, m, stored=stored, **keys).partitions
+        for m, stored in ((6, True), (12, True), (12, False))
+    )
+    assert max(many) <= 160 * MIB
+    # An image of 6 more on the first, labels and logits on the last, and nothing in between.
+    grown = [more - less for less, more in zip(few, many, strict=True)]
+    assert max(grown) <= 6 * MIB
+    assert grown[1:-1] == [0] * 4
+    assert max(without) > 2 * max(many)

@@ -12,6 +12,7 @@ from tilenet.training.config.keys import (
     NetworkKeys,
     OptimizerKeys,
     ScheduleKeys,
+    TileKeys,
     VectorKeys,
 )
 from tilenet.training.config.read import parser, read_run_file, run_file_text
@@ -21,11 +22,51 @@ PLAIN = RunFile(images="a.tif", labels="b.tif", classes=3, output="run", steps=7
 NAMES = ["no", "Yes", "null", "1", "2.5", "ground: soil", "# x", "é\u2028", "<script>", "-", ""]
 NAMES += ["🌲 ash", "1e-5", "2020-01-01"]
 
+EVERYTHING = RunFile(
+    images="a.tif",
+    labels="b.tif",
+    classes=2,
+    output="out",
+    bands=[3, 1],
+    ignore_index=9,
+    vectors=VectorKeys(
+        field="kind",
+        classes={"house": 1, 7: 0, 1.5: 1, True: 0, None: None, "no": 1},
+        priority=[1, 0],
+        all_touched=True,
+        burn=0,
+        background="ignore",
+        layer="land use",
+        crs="EPSG:2953",
+    ),
+    nodata="none",
+    resolution=0.3,
+    network=NetworkKeys(preset="medium-2", base=8, norm="batch", dropout=0.25, bias=True),
+    mesh=MeshKeys(2, 3, 1),
+    tiles=TileKeys(rows=4, columns=5),
+    halo=96,
+    epochs=7,
+    crop_px=192,
+    batch_size=6,
+    optimizer=OptimizerKeys("sgd", 0.5, 0.9, 1e-4, True, 2.0),
+    schedule=ScheduleKeys("step", 2.0, 9, [10, 30], 0.2, 1e-6),
+    augment=AugmentKeys(True, True, 0.1, 0.2, 0.05),
+    loss="focal",
+    focal_gamma=1.5,
+    class_weights=[1.0, 2.5],
+    seed=12,
+    precision="float64",
+    device="cpu",
+    init="w.safetensors",
+    checkpoint_every=5,
+)
+
 
 @pytest.mark.parametrize(
     "run",
     [
         PLAIN,
+        EVERYTHING,
         replace(PLAIN, images=["a b.tif", "c\n\t+d.tif"], labels=["~", "on.gpkg"], classes=NAMES),
         replace(PLAIN, optimizer=OptimizerKeys(lr=1e-05, weight_decay=1.5e-20, clip_norm=1e22)),
         replace(PLAIN, nodata=-3.4028234663852886e38, resolution=0.1 + 0.2, bands=[4, "nir", 1]),
@@ -33,23 +74,8 @@ NAMES += ["🌲 ash", "1e-5", "2020-01-01"]
             PLAIN, network=NetworkKeys(module="a:b", options={"c": None, "d": [1, {"e": 1e-4}]})
         ),
         replace(PLAIN, network=NetworkKeys(module="a:b", options={})),
-        replace(PLAIN, nodata="none", steps=None, epochs=3, crop_px=64, swap="all", init="x/y"),
-        replace(
-            PLAIN,
-            vectors=VectorKeys(field="kind", classes={"road": 1, 2: None, None: 0, "no": 2}),
-            class_weights=[0.1, 2.0, 1e-7],
-            balance=[3, 4],
-            device=["cpu", "cpu"],
-        ),
-        replace(
-            PLAIN,
-            network=NetworkKeys(norm="instance", dropout=0.3, bias=False),
-            mesh=MeshKeys(1, 2, 3),
-            schedule=ScheduleKeys("step", milestones=[2, 5]),
-            augment=AugmentKeys(flips=True, noise=0.25),
-            class_weights="auto",
-            halo=96,
-        ),
+        replace(PLAIN, images="R.tif+G.tif", nodata="collar", swap="all", init="x/y"),
+        replace(PLAIN, class_weights="auto", balance=[3, 4], device=["cpu", "cpu"], halo=96),
     ],
 )
 def test_the_text_gives_the_same_run(run: RunFile, tmp_path: Path) -> None:

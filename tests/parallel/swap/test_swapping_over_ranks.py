@@ -6,6 +6,7 @@ from itertools import chain
 import pytest
 import torch
 from mpi4py import MPI
+from pairwise import pairs
 from shared_out import Case, Result, grids, shared_out
 
 from tilenet import swapping as lms
@@ -41,9 +42,9 @@ def unequal(found: Result, wanted: Result) -> int:
     return sum(not torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("limit", [0, 100_000])
-@pytest.mark.parametrize("checkpointing", ["never", "always"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "checkpointing", "limit"), pairs(NETWORKS, ("never", "always"), (0, 100_000))
+)
 def test_exchange(comm: MPI.Intracomm, name: str, checkpointing: str, limit: int) -> None:
     case = Case(
         unet_layers(NETWORKS[name]), (64, 96), grids(comm.size)[-1], unit=4, images=2, partitions=2,
