@@ -48,7 +48,7 @@ class Line:
         device_mpi: Hand device memory to MPI as it is, instead of staging it through pinned memory.
 
     Attributes:
-        comm: As above.
+        comm: Ranks between which it moves them; None: there are none.
         messages: Sent so far.
         bytes: Sent so far.
     """

@@ -118,9 +118,11 @@ class Sweep:
         self._shapes = map_shapes(layers, part.height, part.width)
         self._image = map_shapes(layers, *size)
         self.starts = [_first_cells(grid, part) for grid in self.grids]
-        alone = Columns(axis_shares(layers, part.width, (0, part.width)), 0, Line(None))
-        self._columns = columns or alone
-        if columns:
+        if columns is None:
+            alone = axis_shares(layers, part.width, (0, part.width))
+            self._columns = Columns(alone, 0, Line(None))
+        else:
+            self._columns = columns
             self.starts = [
                 start if grid.whole else (start[0], first)
                 for start, grid, (first, _) in zip(
