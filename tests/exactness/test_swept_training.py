@@ -314,4 +314,5 @@ def test_memory_is_that_of_a_strip_and_the_states(strip_rows: int) -> None:
     found = peak(lambda: pipe(image, origin, lambda logits, _: logits.square().sum()))
     assert found < 0.6 * peak(lambda: net(image.clone()).square().sum())
     predicted = trained_bytes(layers, *size, strip_rows, 4)
-    assert 0.5 * found <= predicted <= 1.5 * found
+    # More where activations of a strip outlive it.
+    assert 0.8 * predicted <= found <= predicted
