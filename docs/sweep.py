@@ -7,7 +7,6 @@ docs/sweep.png, which docs/halo.md shows, was drawn so.
 
 import sys
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
