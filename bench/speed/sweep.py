@@ -7,6 +7,7 @@ cross-entropy and backward, with norms frozen.
 """
 
 import resource
+import sys
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -179,6 +180,7 @@ def compared(work: Callable[..., Any], name: str, side: int, times: int) -> dict
     for _ in range(times):
         for way in WAYS[: 2 if averaged else None]:
             one = alone(work, name, way, side)
+            print(f"{work.__name__}, {name}, {side}², {way}: {one}", file=sys.stderr, flush=True)
             if way not in found or one["cpu_seconds"] < found[way]["cpu_seconds"]:
                 found[way] = one
     return found
