@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import rasterio
 import torch
+from left_by_runs import alone, check_close
 from mpi4py import MPI
 from test_same_as_whole_image import LR, SEED, STEPS, options_of, run_file
 from unlike_scenes import (
@@ -78,14 +79,8 @@ def test_crops_and_class_weights_are_those_of_one_rank(
         class_weights="auto",
         augment=AugmentKeys(flips=True, rotations=True),
     )
-    alone = replace(run, output=str(shared_path / "alone"))
     assert train(run, comm=comm) == 0
-    if comm.rank == 0:
-        assert train(alone, comm=MPI.COMM_SELF) == 0
-    comm.Barrier()
-    found, wanted = outcome(run), outcome(alone)
-    assert max(abs(a - b) for a, b in zip(found[0], wanted[0], strict=True)) <= 1e-12
-    assert worst(found[1], wanted[1]) <= 1e-10
+    check_close(run, alone(run, comm))
 
 
 def changed(scenes: list[Scene], held: HeldOut) -> None:

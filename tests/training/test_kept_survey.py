@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import rasterio
-import torch
+from left_by_runs import losses, same_tensors, weights
 from mpi4py import MPI
-from test_resume import rows, weights
-from test_same_as_whole_image import NETWORKS, options_of, run_file
-from whole_image import random_scene
+from test_same_as_whole_image import NETWORKS, options_of, run_file, scenes_of
 
 from tilenet.data import survey as module
 from tilenet.data.holdout import HeldOut
@@ -37,11 +35,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def a_run(comm: MPI.Intracomm, folder: Path) -> RunFile:
-    scenes = [
-        random_scene(folder, size, seed, write=comm.rank == 0)
-        for seed, size in enumerate([(60, 77), (41, 52)], start=1)
-    ]
-    comm.Barrier()
+    scenes = scenes_of(folder, [(60, 77), (41, 52)], comm)
     run = run_file(folder, scenes, NETWORKS["same-bilinear"])
     return replace(run, crop_px=32, oversample=0.5, class_weights="auto", steps=2)
 
@@ -50,13 +44,12 @@ def said(comm: MPI.Intracomm, capfd: Capture) -> str:
     return "".join(comm.allgather(capfd.readouterr().err))
 
 
-def as_written(run: RunFile) -> tuple[list[str], dict[str, torch.Tensor]]:
-    return [row["loss"] for row in rows(run)], weights(run)
+def as_written(run: RunFile) -> Any:
+    return losses(run), weights(run)
 
 
 def same(first: Any, second: Any) -> bool:
-    equal = all(torch.equal(first[1][name], tensor) for name, tensor in second[1].items())
-    return bool(first[0] == second[0] and equal)
+    return bool(first[0] == second[0]) and same_tensors(first[1], second[1])
 
 
 @pytest.mark.ranks(1, 2, 4)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from left_by_runs import stop_in, whole
 from mpi4py import MPI
 from validated_runs import SHAPES, a_run, kept, scripted, table
 
@@ -16,7 +17,6 @@ from tilenet.train import train
 from tilenet.training.config.keys import ScheduleKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.scoring import Validation
-from tilenet.training.step import Step
 from tilenet.training.validation import RunValidation
 
 
@@ -59,14 +59,7 @@ def stops_in_validation(comm: MPI.Intracomm, run: RunFile, patch: pytest.MonkeyP
 
 
 def stops_before_validation(comm: MPI.Intracomm, run: RunFile, patch: pytest.MonkeyPatch) -> None:
-    original = Step.take
-
-    def asked(self: Step, step: int, *rest: Any) -> Any:
-        if comm.rank == comm.size - 1 and step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, step, *rest)
-
-    patch.setattr(Step, "take", asked)
+    stop_in(patch, comm, 4)
     assert train(run, comm=comm) == 75
     assert [row["step"] for row in table(run)] == ["2"]  # who is asked to stop has little time
 
@@ -96,9 +89,8 @@ def test_a_run_that_was_stopped_leaves_what_an_undisturbed_one_does(
     run, _ = a_run(comm, shared_path, steps=5, checkpoint_every=100)
     schedule = ScheduleKeys("poly", power=2.0)
     run = replace(run, validation=replace(run.validation, every=2), schedule=schedule)
-    whole = replace(run, output=str(shared_path / "whole"))
     scripted(monkeypatch, [0.25, 0.75, 0.5])
-    assert train(whole, comm=comm) == 0
+    wanted = whole(run, comm)
     monkeypatch.undo()
     scripted(monkeypatch, [0.25, 0.75, 0.75, 0.5] if "dies" in stop.__name__ else [0.25, 0.75, 0.5])
     with monkeypatch.context() as patch:
@@ -107,8 +99,8 @@ def test_a_run_that_was_stopped_leaves_what_an_undisturbed_one_does(
     assert train(run, resume=True, comm=comm) == 0
     comm.Barrier()
     assert [row["step"] for row in table(run)] == ["2", "4", "5"]
-    assert table(run) == table(whole)
-    assert table(run, "confusion.csv") == table(whole, "confusion.csv")
+    assert table(run) == table(wanted)
+    assert table(run, "confusion.csv") == table(wanted, "confusion.csv")
     rates = [float(row["learning_rate"]) for row in table(run, "history.csv")]
     assert rates == pytest.approx([run.optimizer.lr * (1 - t / 5) ** 2 for t in range(5)])
-    assert kept(run)[:2] == kept(whole)[:2] == ("step-00000004", "step-00000005")
+    assert kept(run)[:2] == kept(wanted)[:2] == ("step-00000004", "step-00000005")
