@@ -70,15 +70,8 @@ def test_crops_and_class_weights_are_those_of_one_rank(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
     scenes = mixed_scenes(shared_path, comm)
-    run = run_file(
-        shared_path,
-        scenes,
-        NETWORK,
-        validation=KEYS,
-        crop_px=48,
-        class_weights="auto",
-        augment=AugmentKeys(flips=True, rotations=True),
-    )
+    run = run_file(shared_path, scenes, NETWORK, validation=KEYS, crop_px=48)
+    run = replace(run, class_weights="auto", augment=AugmentKeys(flips=True, rotations=True))
     assert train(run, comm=comm) == 0
     check_close(run, alone(run, comm))
 
@@ -105,17 +98,10 @@ def test_nothing_leaks_from_what_is_held_out(
     """Losses and weights are the same bits; and are not with a margin of one pixel less."""
     scenes = mixed_scenes(shared_path, comm)
     network = replace(NETWORK, padding=padding)
-    turned = AugmentKeys(flips=True, rotations=True)
-    run = run_file(
-        shared_path,
-        scenes,
-        network,
-        validation=KEYS,
-        crop_px=crop_px,
-        class_weights="auto",
-        augment=turned if crop_px else AugmentKeys(),
-    )
-    run = replace(run, steps=STEPS if crop_px is None else 12)
+    run = run_file(shared_path, scenes, network, validation=KEYS, class_weights="auto")
+    if crop_px:
+        turned = AugmentKeys(flips=True, rotations=True)
+        run = replace(run, crop_px=crop_px, augment=turned, steps=12)
     context_px = context_of(unet_layers(options_of(network))).context_any_pixel_px
 
     def both(margin_less: int) -> list[tuple[list[float], dict[str, torch.Tensor]]]:

@@ -21,6 +21,8 @@ from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.step import Step
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 
 def a_run(comm: MPI.Intracomm, path: Path, keys: NetworkKeys, optimizer: OptimizerKeys) -> RunFile:
     run = run_file(path, scenes_of(path, [(90, 121)], comm), keys, tiles=TileKeys(2, 3))
@@ -172,7 +174,6 @@ def test_many_ranks_go_on_where_one_was_killed_between_checkpoints(
     check_close(run, wanted)
 
 
-@pytest.mark.ranks(1, 2)
 def test_a_signal_on_one_rank_stops_all_with_a_checkpoint(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +188,6 @@ def test_a_signal_on_one_rank_stops_all_with_a_checkpoint(
     check_close(run, wanted)
 
 
-@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("done", [0, 2])
 def test_a_signal_before_the_first_step_is_not_lost(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
@@ -213,27 +213,15 @@ def test_a_signal_before_the_first_step_is_not_lost(
     check_close(run, wanted)
 
 
-@pytest.mark.ranks(1, 2)
-def test_a_run_does_not_go_on_with_another_network(comm: MPI.Intracomm, shared_path: Path) -> None:
-    run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
-    assert train(replace(run, steps=1), comm=comm) == 0
-    other = replace(run, network=NETWORKS["same-nearest"])
-    with pytest.raises(AgreedError, match="goes on with the network that it began with"):
-        train(other, resume=True, comm=comm)
-
-
-@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            {"optimizer": OptimizerKeys("adamw", 0.01)},
-            "optimizer of .*: sgd, .*: adamw",
-        ),
+        ({"network": NETWORKS["same-nearest"]}, "with the network that it began with"),
+        ({"optimizer": OptimizerKeys("adamw", 0.01)}, "optimizer of .*: sgd, .*: adamw"),
         ({"precision": "float32"}, "precision of .*: float64, of the run file: float32"),
         ({"seed": 6}, "seed of .*: 5, of the run file: 6"),
     ],
-    ids=["optimizer", "precision", "seed"],
+    ids=["network", "optimizer", "precision", "seed"],
 )
 def test_a_run_goes_on_as_it_began(
     comm: MPI.Intracomm, shared_path: Path, change: dict[str, Any], said: str
@@ -244,7 +232,6 @@ def test_a_run_goes_on_as_it_began(
         train(replace(run, **change), resume=True, comm=comm)
 
 
-@pytest.mark.ranks(1, 2)
 def test_a_refused_request_to_overwrite_leaves_the_run(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
@@ -262,7 +249,6 @@ def test_a_refused_request_to_overwrite_leaves_the_run(
     assert same_tensors(weights(run), before)
 
 
-@pytest.mark.ranks(1, 2)
 def test_weights_that_are_not_finite_are_not_saved(comm: MPI.Intracomm, shared_path: Path) -> None:
     run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
     assert train(replace(run, steps=1), comm=comm) == 0

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,12 +142,10 @@ def test_threads_that_exchange_at_once_are_counted_once() -> None:
             time.sleep(0.1)
             inside.wait()
 
-    threads = [threading.Thread(target=exchange) for _ in range(4)]
     began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(exchange)
     passed = time.perf_counter() - began
     assert 0.1 <= clock.take() <= passed
     assert clock.take() == 0
