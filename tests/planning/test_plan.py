@@ -19,10 +19,10 @@ from tilenet.training.config.read import read_run_file
 REQUIRED = ["--images", "a.tif", "--labels", "b.tif", "--classes", "3", "--output", "c"]
 
 
-def a_plan(**changes: Any) -> Plan:
+def a_plan(devices: int = 4, **changes: Any) -> Plan:
     options = UNetOptions(poolings=1, convolutions=1, base=4)
-    asked = Question(options, 3, (90, 70), small_machine(4, 2**26), partitions=2)
-    return Search(replace(asked, **changes)).best(1)[0]
+    asked = {"machine": small_machine(devices, 2**26), "partitions": 2} | changes
+    return Search(Question(options, 3, (90, 70), **asked)).best(1)[0]
 
 
 @pytest.fixture(scope="module")
@@ -166,10 +166,7 @@ def test_the_same_nodes_give_the_same_plan(tmp_path: Path) -> None:
 
 def test_other_nodes_change_the_ranks_alone(tmp_path: Path) -> None:
     """All of a device's bytes stay, so that what fits goes on fitting."""
-    options = UNetOptions(poolings=1, convolutions=1, base=4)
-    asked = Question(options, 3, (90, 70), small_machine(4, 2**26), grid=(4, 4), halo="epsilon")
-    asked = replace(asked, nodes=5, partitions=2, micro_batches=2, batch_size=3)
-    plan = Search(asked).best(1)[0]
+    plan = a_plan(grid=(4, 4), halo="epsilon", nodes=5, micro_batches=2, batch_size=3)
     meshes = set()
     for nodes in range(1, 9):
         found = again(plan, tmp_path, nodes)
@@ -183,18 +180,14 @@ def test_other_nodes_change_the_ranks_alone(tmp_path: Path) -> None:
 
 
 def test_a_rank_with_fewer_tiles_than_micro_batches_takes_them_all(tmp_path: Path) -> None:
-    options = UNetOptions(poolings=1, convolutions=1, base=4)
-    asked = Question(options, 3, (90, 70), small_machine(2, 2**26), grid=(4, 4), partitions=2)
-    plan = Search(replace(asked, nodes=11, micro_batches=4)).best(1)[0]
+    plan = a_plan(2, grid=(4, 4), nodes=11, micro_batches=4)
     assert plan.tiles_per_rank == 4
     found = again(plan, tmp_path, 10)
     assert (found.tiles_per_rank, found.layout.micro_batches) == (2, 2)
 
 
 def test_shares_of_an_exchange_grow(tmp_path: Path) -> None:
-    options = UNetOptions(poolings=1, convolutions=1, base=4)
-    asked = Question(options, 3, (90, 70), small_machine(2, 2**26), halo_mode="exchange", nodes=3)
-    plan = Search(asked).best(1)[0]
+    plan = a_plan(2, halo_mode="exchange", nodes=3, partitions=None)
     found = again(plan, tmp_path, 2)
     assert found.layout.grid == found.mesh[1:]
     assert found.num_ranks == 2 * found.ranks_per_node
