@@ -192,8 +192,10 @@ def test_of_a_step_that_is_saved_again_and_again_the_newest_comes_last(tmp_path:
         save_checkpoint(tmp_path, 10, tensors(10), {}, tensors(10), {"step": 10}, keep=keep)
         assert checkpoint_of_step(tmp_path, 10) == (tmp_path / "last").resolve()
         assert saved_checkpoints(tmp_path)[-1] == (tmp_path / "last").resolve()
-    save(tmp_path, 100)
+    newest = checkpoint_of_step(tmp_path, 10)
+    save_checkpoint(tmp_path, 100, tensors(10), {}, tensors(10), {"step": 100}, keep=4)
     assert checkpoint_of_step(tmp_path, 100) == (tmp_path / "last").resolve()
+    assert checkpoint_of_step(tmp_path, 10) == newest
     assert checkpoint_of_step(tmp_path, 1) is None
 
 
