@@ -1,5 +1,6 @@
 """An image, and a run on it that nothing disturbed."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,3 +28,9 @@ def whole(scene: Path) -> Path:
     """A run that nothing disturbed."""
     assert train(scene, scene / "whole") == 0
     return scene / "whole"
+
+
+@pytest.fixture
+def copied(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be spoilt."""
+    return shutil.copytree(whole, tmp_path / "run", symlinks=True)

@@ -58,20 +58,17 @@ def unlinked(run: Path) -> None:
         (dangling, "it is not there"),
         (unlinked, "state.safetensors is missing"),
     ],
-    ids=[
-        *("no weights", "half a state", "garbled state", "another sum", "dangling", "no link"),
-    ],
+    ids=["no weights", "half a state", "garbled state", "another sum", "dangling", "no link"],
 )
 def test_a_run_goes_on_from_the_newest_whole_checkpoint(
     scene: Path,
     whole: Path,
-    tmp_path: Path,
+    copied: Path,
     capsys: pytest.CaptureFixture[str],
     damage: Callable[[Path], None],
     said: str,
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
+    run = copied
     broken = (run / "last").resolve().name
     damage(run)
     assert train(scene, run, "--resume") == 0
@@ -90,10 +87,9 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint(
 
 
 def test_a_best_checkpoint_that_is_broken_is_found_again(
-    scene: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scene: Path, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
+    run = copied
     scores = {int(row["step"]): float(row["mean_iou"]) for row in rows(run, "validation.csv")}
     order = sorted(scores, key=lambda step: -scores[step])
     assert (run / "best").resolve().name == f"step-{order[0]:08d}"
@@ -110,10 +106,9 @@ def test_a_best_checkpoint_that_is_broken_is_found_again(
 
 
 def test_where_all_are_broken_one_sentence_says_so_and_nothing_changes(
-    scene: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scene: Path, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
+    run = copied
     for one in saved_checkpoints(run):
         os.truncate(one / "weights.safetensors", 100)
     before = sorted(run.rglob("*"))
@@ -127,10 +122,9 @@ def test_where_all_are_broken_one_sentence_says_so_and_nothing_changes(
 
 
 def test_no_map_is_made_of_a_checkpoint_that_nobody_named(
-    scene: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scene: Path, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, out = tmp_path / "run", tmp_path / "map.tif"
-    shutil.copytree(whole, run, symlinks=True)
+    run, out = copied, tmp_path / "map.tif"
     arguments = [str(scene / "held.tif"), str(out)]
     os.truncate(run / "last" / "state.safetensors", 100)  # a map needs none
     assert main(["predict", str(run), *arguments]) == 0

@@ -192,6 +192,11 @@ def test_of_a_step_that_is_saved_again_and_again_the_newest_comes_last(tmp_path:
         save_checkpoint(tmp_path, 10, tensors(10), {}, tensors(10), {"step": 10}, keep=keep)
         assert checkpoint_of_step(tmp_path, 10) == (tmp_path / "last").resolve()
         assert saved_checkpoints(tmp_path)[-1] == (tmp_path / "last").resolve()
+    newest = checkpoint_of_step(tmp_path, 10)
+    save_checkpoint(tmp_path, 100, tensors(10), {}, tensors(10), {"step": 100}, keep=4)
+    assert checkpoint_of_step(tmp_path, 100) == (tmp_path / "last").resolve()
+    assert checkpoint_of_step(tmp_path, 10) == newest
+    assert checkpoint_of_step(tmp_path, 1) is None
 
 
 def test_a_checkpoint_that_was_never_named_takes_no_place(tmp_path: Path) -> None:
@@ -209,10 +214,9 @@ def test_a_checkpoint_that_was_never_named_takes_no_place(tmp_path: Path) -> Non
 
 
 def test_a_run_with_nothing_left_to_do_clears_what_was_half_deleted(
-    scene: Path, whole: Path, tmp_path: Path
+    scene: Path, whole: Path, copied: Path
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
+    run = copied
     (run / "checkpoints" / "step-00000002").rename(run / "checkpoints" / ".step-00000002.part")
     (run / ".best.part").symlink_to("checkpoints/step-00000006")
     for name in ("timings.json.part", "run.json.part", ".history.csv.part"):

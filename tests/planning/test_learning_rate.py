@@ -14,44 +14,28 @@ from tilenet.planning.learning_rate import LearningRate, ScheduleName
 LR, STEPS = 0.3, 23
 
 
-def torchs(make: Callable[[Any], Any], steps: int = STEPS) -> list[float]:
-    """The rate of each step that a scheduler of torch gives."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], LR)
-    scheduler = make(optimizer)
-    found = []
-    for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    return found
-
-
 @pytest.mark.parametrize(
-    ("rates", "make"),
+    ("ours", "theirs", "arguments"),
     [
-        (LearningRate(LR, STEPS), lambda o: lr_scheduler.ConstantLR(o, 1.0)),
-        (
-            LearningRate(LR, STEPS, "poly", power=0.9),
-            lambda o: lr_scheduler.PolynomialLR(o, STEPS, 0.9),
-        ),
-        (
-            LearningRate(LR, STEPS, "poly", power=2.5),
-            lambda o: lr_scheduler.PolynomialLR(o, STEPS, 2.5),
-        ),
-        (
-            LearningRate(LR, STEPS, "cosine", min_lr=0.01),
-            lambda o: lr_scheduler.CosineAnnealingLR(o, STEPS, 0.01),
-        ),
-        (
-            LearningRate(LR, STEPS, "step", milestones=(4, 9, 20), factor=0.3),
-            lambda o: lr_scheduler.MultiStepLR(o, [4, 9, 20], 0.3),
-        ),
+        ((), lr_scheduler.ConstantLR, (1.0,)),
+        (("poly", 0.9), lr_scheduler.PolynomialLR, (STEPS, 0.9)),
+        (("poly", 2.5), lr_scheduler.PolynomialLR, (STEPS, 2.5)),
+        (("cosine", 1, 0, (), 0.1, 0.01), lr_scheduler.CosineAnnealingLR, (STEPS, 0.01)),
+        (("step", 1, 0, (4, 9, 20), 0.3), lr_scheduler.MultiStepLR, ([4, 9, 20], 0.3)),
     ],
     ids=["constant", "poly", "steep poly", "cosine", "step"],
 )
-def test_rates_are_torchs(rates: LearningRate, make: Callable[[Any], Any]) -> None:
+def test_rates_are_torchs(
+    ours: tuple[Any, ...], theirs: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    rates = LearningRate(LR, STEPS, *ours)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], LR)
+    scheduler = theirs(optimizer, *arguments)
     backwards = [rates.at(step) for step in reversed(range(STEPS))]
-    assert backwards[::-1] == pytest.approx(torchs(make), rel=1e-12)
+    for rate in backwards[::-1]:
+        assert rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+        optimizer.step()
+        scheduler.step()
 
 
 @given(

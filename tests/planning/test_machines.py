@@ -64,7 +64,7 @@ def test_the_local_machine_is_what_this_process_may_use() -> None:
     assert local.flops["float32"] == 2 * local.flops["float64"]
 
 
-def test_seconds_follow_from_peaks_and_efficiencies() -> None:
+def test_seconds_follow_from_peaks_and_efficiencies_where_there_is_a_peak() -> None:
     facts = replace(
         machine("summit"), maths_efficiency=0.5, memory_efficiency=0.25, memory_bandwidth=4e9
     )
@@ -73,8 +73,6 @@ def test_seconds_follow_from_peaks_and_efficiencies() -> None:
     assert facts.memory_s(7e9) == pytest.approx(7)
     assert facts.transfer_s(25e9) == pytest.approx(2)
 
-
-def test_a_precision_without_a_peak_is_refused() -> None:
     with pytest.raises(TilenetError, match=r"summit has no peak for precision bfloat16 .*float16"):
         machine("summit").maths_s(1, "bfloat16")
 
@@ -82,13 +80,10 @@ def test_a_precision_without_a_peak_is_refused() -> None:
 # --- how jobs start
 
 
-def test_a_machine_that_says_nothing_of_launching_has_mpiexec(config: Path) -> None:
+def test_launch_facts_are_mpiexecs_or_overridden_one_by_one(config: Path) -> None:
     config.write_text(OWN)
     assert machine("laptop").launch == LaunchFacts()
     assert LaunchFacts().launcher == "mpiexec"
-
-
-def test_single_launch_facts_are_overridden(config: Path) -> None:
     config.write_text('[slurm.launch]\nmpi = "pmix"\nenvironment = { UCX_TLS = "tcp" }\n')
     facts = machine("slurm").launch
     assert (facts.mpi, facts.launcher) == ("pmix", "srun")
@@ -111,15 +106,12 @@ def test_what_messages_cost_may_be_said_or_left_out(config: Path) -> None:
         machine("summit")
 
 
-def test_the_users_machines_are_added(config: Path) -> None:
+def test_the_users_machines_and_keys_are_taken(config: Path) -> None:
     config.write_text(OWN)
     laptop = machine("laptop")
     assert (laptop.device, laptop.cores) == ("two of something", 7)
     assert laptop.flops == {"float32": 2e12, "bfloat16": 5e12}
     assert known_machines()[-1] == "laptop"
-
-
-def test_single_keys_are_overridden(config: Path) -> None:
     before = machine("summit")
     config.write_text(
         "[summit]\nmaths_efficiency = 0.41\nflops.bfloat16 = 9e12\n[local]\ncores = 3\n"
@@ -150,10 +142,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(wrong: str, near: str) -> N
         ("[summit", "must be a readable TOML file"),
         ("summit = 3", r"must be a table \(summit = 3\)"),
         ("[summit]\ncors = 3", "no key 'cors'.*nearest: cores"),
-        (
-            "[mine]\ncores = 3",
-            "missing: 'devices_per_node', 'device', 'memory_bytes', 'host_bytes'",
-        ),
+        ("[mine]\ncores = 3", "missing: 'devices_per_node', 'device', 'memory_bytes', 'host_"),
         ("[summit]\ncores = 0", r"summit.cores must be a positive whole number \(got 0\)"),
         ("[summit]\ncores = 2.5", "positive whole number"),
         ("[summit]\ncores = true", "positive whole number"),

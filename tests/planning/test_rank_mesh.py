@@ -82,13 +82,9 @@ def test_what_is_given_is_kept_or_refused_where_no_mesh_has_it(
             choose_mesh(num_ranks, num_images, replicas, rows, columns)
 
 
-@pytest.mark.parametrize("axis", ["replicas", "rows", "columns"])
-@pytest.mark.parametrize("value", [0, -2])
-def test_an_axis_without_ranks_is_refused(axis: str, value: int) -> None:
-    with pytest.raises(TilenetError, match=rf"at least one rank \(mesh\.{axis}: {value}\)"):
-        choose_mesh(4, 1, **{axis: value})
-
-
-def test_the_refusal_says_how_many_ranks_to_start() -> None:
+def test_refusals_name_an_axis_without_ranks_or_how_many_to_start() -> None:
+    for axis, value in product(("replicas", "rows", "columns"), (0, -2)):
+        with pytest.raises(TilenetError, match=rf"at least one rank \(mesh\.{axis}: {value}\)"):
+            choose_mesh(4, 1, **{axis: value})
     with pytest.raises(TilenetError, match=r"2 × 3 × 2 = 12, ranks: 8\); start 12 ranks"):
         choose_mesh(8, 1, 2, 3, 2)

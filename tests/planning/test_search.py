@@ -1,7 +1,8 @@
-"""The search finds what trying everything finds, and keeps to what is asked."""
+"""The search finds what trying everything finds, keeps to what is asked, and swaps in need."""
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -16,7 +17,7 @@ from tilenet.planning.mesh import MeshShape, tiles_of
 from tilenet.planning.plan import Plan, Question
 from tilenet.planning.search import Search
 
-pytestmark = pytest.mark.usefixtures("fewer_layouts")
+pytestmark = pytest.mark.usefixtures("fewer_layouts", "small_tensors")
 
 SEEDS = range(14)
 
@@ -168,15 +169,12 @@ def test_what_is_fixed_stays_fixed(changes: dict[str, object], kept: dict[str, o
         assert {name: getattr(plan.layout, name) for name in kept} == kept
 
 
-def test_a_balance_is_taken_as_it_is() -> None:
+def test_a_balance_and_a_size_of_tiles_are_taken_as_they_are() -> None:
     count = len(Search(ROOMY).estimator.layers)
     balance = (3, count - 5, 2)
     plans = Search(replace(ROOMY, balance=balance, partitions=3)).best(4)
     assert len(plans) == 4
     assert all(plan.balance == balance for plan in plans)
-
-
-def test_a_tile_size_gives_its_grid() -> None:
     plans = Search(replace(ROOMY, tile_px=80)).best(4)
     assert {plan.layout.grid for plan in plans} == {(4, 3)}
     assert all(max(plan.tile_own_px) <= 80 for plan in plans)
@@ -221,10 +219,7 @@ NORMED = replace(ROOMY.options, norm="instance")
         ({"reserve": -0.1}, "reserve is a share"),
         ({"reserve": float("nan")}, r"reserve is a share .*\(reserve: nan\)"),
         ({"image": (0, 7)}, r"at least one pixel a side \(image: 0 × 7 px\)"),
-        (
-            {"grid": (2, 2), "partitions": 2, "micro_batches": 3},
-            r"\(micro-batches: 3, tiles of a rank: 2\); ask for at most 2",
-        ),
+        ({"grid": (2, 2), "partitions": 2, "micro_batches": 3}, r"3, tiles of a rank: 2\); ask"),
         ({"grid": (2, 2), "partitions": 4, "mbpp": 2}, r"micro-batches: 8, tiles of a rank: 4"),
         ({"image": (4, 4), "options": NORMED}, "more than one cell on every level"),
         ({"tile_px": 3}, "nearest legal tile: 4"),
@@ -241,3 +236,118 @@ def test_impossible_questions_are_refused_in_a_sentence(
     with pytest.raises(TilenetError, match=said) as refusal:
         Search(replace(ROOMY, **changes)).best()  # type: ignore[arg-type]
     assert "\n" not in str(refusal.value)
+
+
+# --- plans that swap: only where that is faster or nothing else fits, never beyond a limit
+
+
+SWAP_SEEDS = range(10, 24)
+
+
+@pytest.fixture
+def small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilenet.planning.estimate.MIN_BYTES", 0)
+
+
+def best(question: Question) -> Plan | None:
+    return next(iter(Search(question).best(1)), None)
+
+
+def faster_link(question: Question, bandwidth: float) -> Question:
+    return replace(question, machine=replace(question.machine, host_bandwidth=bandwidth))
+
+
+def test_auto_is_never_slower() -> None:
+    swapped = 0
+    for seed in SWAP_SEEDS:
+        question = faster_link(small_question(seed), 3e10)
+        plain = best(question)
+        auto = best(replace(question, swap="auto"))
+        if plain is not None:
+            assert auto.step_s <= plain.step_s
+        if auto is None:
+            continue
+        check_swaps(question, auto)
+        swapped += auto.layout.swap
+    assert swapped >= 1
+
+
+def test_auto_fits_where_nothing_else_does() -> None:
+    fitting = 0
+    for seed in SWAP_SEEDS:
+        question = small_question(seed)
+        needed = Search(question).leanest().device_bytes / (1 - question.reserve)
+        tight = replace(question.machine, memory_bytes=int(0.9 * needed))
+        question = replace(question, machine=tight)
+        assert best(question) is None
+        auto = best(replace(question, swap="auto"))
+        if auto is not None:
+            assert auto.layout.swap
+            check_swaps(question, auto)
+            fitting += 1
+    assert fitting >= 3
+
+
+def check_swaps(question: Question, auto: Plan) -> None:
+    assert auto.device_bytes <= question.limit_bytes
+    assert auto.layout.swap == (auto.swaps is not None)
+    if not auto.layout.swap:
+        assert auto.run_keys()["swap"] == "off"
+        return
+    assert not auto.swaps.idle
+    estimator = Search(question).estimator
+    without = estimator.host_bytes(auto.layout, 0)
+    assert auto.host_bytes - without == auto.ranks_per_node * auto.swaps.swapped_bytes
+    assert auto.swap_overhead >= 0
+    assert auto.run_keys()["swap"] == "auto"
+
+
+@pytest.mark.parametrize("seed", SWAP_SEEDS)
+def test_the_best_that_swaps_is_that_of_all_layouts(seed: int) -> None:
+    search = Search(replace(small_question(seed), swap="auto"))
+    plans = [plan for layout in search.layouts() if (plan := search.plan(layout)) is not None]
+    found = search.best(1)
+    assert [plan.step_s for plan in found] == sorted(plan.step_s for plan in plans)[:1]
+
+
+def test_a_faster_link_never_makes_a_step_slower() -> None:
+    gains = []
+    for seed in SWAP_SEEDS:
+        question = replace(small_question(seed), swap="auto")
+        seconds = [
+            plan.step_s if (plan := best(faster_link(question, bandwidth))) else None
+            for bandwidth in (1e7, 1e9, 1e12)
+        ]
+        if None in seconds:
+            assert seconds == [None] * 3
+            continue
+        for slow, fast in pairwise(seconds):
+            assert fast <= 1.06 * slow  # the policy is within some per cent of the best
+        gains.append(seconds[0] / seconds[-1])
+    assert max(gains) > 1.2
+
+
+def test_what_is_swapped_must_fit_the_host() -> None:
+    for seed in SWAP_SEEDS:
+        question = replace(small_question(seed), swap="auto")
+        plan = best(question)
+        if plan is None or plan.swaps is None or not plan.swaps.swapped_bytes:
+            continue
+        tight = replace(question.machine, host_bytes=plan.host_bytes - 1)
+        other = best(replace(question, machine=tight))
+        assert other is None or other.host_bytes < plan.host_bytes or not other.layout.swap
+        return
+    raise AssertionError("no plan swaps")
+
+
+@pytest.mark.parametrize("seed", SWAP_SEEDS)
+def test_all_swaps_whatever_fits(seed: int) -> None:
+    question = small_question(seed)
+    plan = best(replace(question, swap="all"))
+    if plan is None:
+        assert best(replace(question, swap="auto")) is None or question.limit_bytes < 2**19
+        return
+    assert plan.layout.swap
+    assert plan.run_keys()["swap"] == "all"
+    actions = {action for part in plan.swaps.partitions for action in part.actions}
+    assert actions == ({"swap"} if plan.layout.checkpointing == "never" else {"keep"})

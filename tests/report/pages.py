@@ -48,11 +48,7 @@ class Page(HTMLParser):
             element.text += data
 
     def section(self, title: str) -> Element:
-        return next(
-            one
-            for one in self.root.all("section")
-            if one.all("h2") and one.all("h2")[0].text == title
-        )
+        return next(one for one in self.all("section") if title in [h.text for h in one.all("h2")])
 
     def all(self, name: str) -> list[Element]:
         return self.root.all(name)

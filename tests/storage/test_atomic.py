@@ -1,33 +1,12 @@
 """Files get their names once the disk holds them, and the disk holds the names too."""
 
-import os
 from pathlib import Path
 
 import numpy as np
-import pytest
 import rasterio
 
 from tilenet.mapping.writer import put_map
 from tilenet.storage import atomic as aside
-
-
-@pytest.fixture
-def acts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What is synced and renamed, in order."""
-    seen: list[tuple[str, str]] = []
-    fsync, replace = os.fsync, os.replace
-
-    def noted_fsync(handle: int) -> None:
-        seen.append(("sync", os.readlink(f"/proc/self/fd/{handle}")))
-        fsync(handle)
-
-    def noted_replace(old: str, new: str) -> None:
-        replace(old, new)
-        seen.append(("rename", str(new)))
-
-    monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(os, "replace", noted_replace)
-    return seen
 
 
 def test_a_text_is_on_the_disk_before_its_name_and_the_name_after_it(

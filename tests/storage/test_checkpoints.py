@@ -75,12 +75,8 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert_whole(tmp_path / "last", 123)
     assert_whole(find_checkpoint(tmp_path), 123)
     assert find_checkpoint(folder) == folder
-
-
-def test_a_run_may_be_moved(tmp_path: Path) -> None:
-    save(tmp_path / "here", 5)
-    (tmp_path / "here").rename(tmp_path / "there")
-    assert_whole(find_checkpoint(tmp_path / "there"), 5)
+    moved = tmp_path.rename(tmp_path.with_name("moved"))
+    assert_whole(find_checkpoint(moved), 123)
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -104,15 +100,6 @@ def test_the_best_is_kept_however_old_it_is(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "checkpoints")) == kept[1:]
     assert load_json(tmp_path / "best" / "progress.json") == {"step": 5}
     assert load_json(tmp_path / "last" / "progress.json") == {"step": 6}
-
-
-def test_of_a_step_that_was_saved_again_the_newer_checkpoint_counts(tmp_path: Path) -> None:
-    for _ in range(3):
-        newest = save(tmp_path, 5, keep=3)
-    save(tmp_path, 55, keep=4)
-    assert checkpoint_of_step(tmp_path, 5) == newest
-    assert checkpoint_of_step(tmp_path, 55) == tmp_path / "checkpoints" / "step-00000055"
-    assert checkpoint_of_step(tmp_path, 6) is None
 
 
 def test_an_interrupted_link_leaves_best_as_it_was(

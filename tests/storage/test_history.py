@@ -1,4 +1,4 @@
-"""`history.csv`: every float to its last bit, every row at once."""
+"""Tables: every float to its last bit, every row at once; rows cut off, and damaged ones."""
 
 import csv
 import os
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.storage.tables import COLUMNS, History
+from tilenet.storage.tables import COLUMNS, History, read_run_table
 
 
 def rows_of(path: Path) -> list[list[str]]:
@@ -20,6 +20,13 @@ def rows_of(path: Path) -> list[list[str]]:
 def values_of(step: int) -> list[float]:
     rng = np.random.default_rng(step)
     return (rng.normal(size=len(COLUMNS) - 1) * 10.0 ** rng.integers(-300, 300)).tolist()
+
+
+def with_steps(folder: Path, steps: list[int]) -> Path:
+    rows = [[str(step), *map(str, values_of(step))] for step in steps]
+    path = folder / "history.csv"
+    path.write_text("".join(",".join(row) + "\n" for row in [COLUMNS, *rows]))
+    return path
 
 
 def test_floats_are_written_to_their_last_bit_and_at_once(tmp_path: Path) -> None:
@@ -70,9 +77,7 @@ def test_a_resumed_run_drops_the_rows_that_it_repeats(tmp_path: Path, steps_done
 def test_a_history_that_must_be_whole_is_refused_where_it_is_not(
     tmp_path: Path, steps: list[int], wrong: str | None
 ) -> None:
-    path = tmp_path / "history.csv"
-    rows = [[str(step), *map(str, values_of(step))] for step in steps]
-    path.write_text("".join(",".join(row) + "\n" for row in [COLUMNS, *rows]))
+    path = with_steps(tmp_path, steps)
     before = path.read_bytes()
     if wrong is None:
         History(path, 10, whole=True).close()
@@ -87,31 +92,20 @@ def test_a_history_that_must_be_whole_is_refused_where_it_is_not(
 
 
 def test_a_checkpoint_that_claims_more_steps_than_memory_holds_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "history.csv"
-    rows = [[str(step), *map(str, values_of(step))] for step in (1, 2, 4)]
-    path.write_text("".join(",".join(row) + "\n" for row in [COLUMNS, *rows]))
     with pytest.raises(TilenetError, match=r"4503599627370496 \(.*: step 4 follows step 2\)"):
-        History(path, 1 << 52, whole=True)
+        History(with_steps(tmp_path, [1, 2, 4]), 1 << 52, whole=True)
 
 
 def test_a_table_is_on_the_disk_once_it_is_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, acts: list[tuple[str, str]]
 ) -> None:
-    synced: list[tuple[str, int]] = []
-    real = os.fsync
-
-    def fsync(handle: int) -> None:
-        synced.append((os.readlink(f"/proc/self/fd/{handle}"), os.fstat(handle).st_size))
-        real(handle)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    path = tmp_path / "history.csv"
-    history = History(path, 0)
-    # The table before it gets its name, then the folder that names it.
-    assert [where for where, _ in synced] == [str(tmp_path / ".history.csv.part"), str(tmp_path)]
+    path, part = str(tmp_path / "history.csv"), str(tmp_path / ".history.csv.part")
+    history = History(Path(path), 0)
+    assert acts == [("sync", part), ("rename", path), ("sync", str(tmp_path))]
     history.add(1, *values_of(1))
     history.sync()
-    assert synced[2:] == [(str(path), path.stat().st_size)]
+    assert acts[3:] == [("sync", path)]
+    assert len(rows_of(Path(path))) == 2
     history.close()
 
 
@@ -178,3 +172,102 @@ def test_a_row_that_finds_no_room_is_refused(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         history.close()
     assert [float(x) for x in rows_of(path)[1][1:]] == values_of(1)
+
+
+# --- tables whose last row was cut off, by a kill or a full disk, and damaged ones
+
+
+TABLES = {
+    "history.csv": COLUMNS,
+    "validation.csv": ("step", "loss", "num_pixels", "iou_forest, dense", "f1_wasser\nüber"),
+    "confusion.csv": ("step", "label", "predicted", "pixels"),
+}
+
+
+def whole(path: Path, columns: tuple[str, ...]) -> list[bytes]:
+    """A table of three rows; its header, which may take several lines, and its rows."""
+    table = History(path, 0, columns)
+    header = path.read_bytes()
+    for step in (1, 2, 3):
+        table.add(step, *(step / (7 + n) for n in range(1, len(columns) - 1)), None)
+    table.close()
+    return [header, *path.read_bytes().removeprefix(header).splitlines(keepends=True)]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_row_that_was_cut_off_at_any_byte_is_dropped(tmp_path: Path, name: str) -> None:
+    path, columns = tmp_path / name, TABLES[name]
+    *before, last = whole(path, columns)
+    assert len(last) > 20
+    for length in range(len(last)):
+        path.write_bytes(b"".join(before) + last[:length])
+        seen = read_run_table(path)
+        assert seen is not None
+        assert seen.columns["step"].tolist() == [1, 2]
+        table = History(path, 3, columns)
+        assert table.torn == (length > 0)
+        assert path.read_bytes() == b"".join(before)
+        table.add(3, *(3 / (7 + n) for n in range(1, len(columns) - 1)), None)
+        table.close()
+        assert path.read_bytes() == b"".join(before) + last
+    table = History(path, 3, columns)
+    table.close()
+    assert not table.torn
+    assert path.read_bytes() == b"".join(before) + last
+
+
+def test_what_a_disk_left_of_a_row_is_dropped(tmp_path: Path) -> None:
+    """After a loss of power the end of a file may be zeros, or bytes of others."""
+    path = tmp_path / "history.csv"
+    rows = whole(path, COLUMNS)
+    path.write_bytes(b"".join(rows) + b"\0" * 77 + b'\xff\xfe,"')
+    table = History(path, 3)
+    table.close()
+    assert table.torn
+    assert path.read_bytes() == b"".join(rows)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "what"),
+    [
+        *((b"\n2,", b"\n%b," % step, 3, "' is no step") for step in (b"x", b"0", b"1.0", b"")),
+        (b"\n2,", "\n²,".encode(), 3, "'²' is no step"),
+        (",".join(COLUMNS).encode() + b"\n", b"", 2, "'' is no step"),  # whose values are these?
+        (b"\n2,", b'\n2,"' + b"9" * 200_000 + b'",', 3, "field larger than field limit"),
+        (b"\n2,0.2", b"\n2,0_2", 3, r"'0_2\d+' is no number"),
+        (b"\n1,0.1", b"\n1,0.1.", 2, r"'0\.1\.\d+' is no number"),
+        (b"\n1,0.1", b"\n1,0\xff1", 2, r"'0\ufffd1.*is no number"),
+        (b"\n2,0.2", b"\n2,\xd9\xa3", 3, "is no number"),  # a digit of another script
+        (b"\n2,0.2", b"\n2,\0.2", 3, "is no number"),
+    ],
+)
+def test_a_damaged_row_is_refused_by_its_line(
+    tmp_path: Path, old: bytes, new: bytes, line: int, what: str
+) -> None:
+    path = tmp_path / "history.csv"
+    text = b"".join(whole(path, COLUMNS))
+    assert text.count(old) == 1
+    path.write_bytes(text.replace(old, new))
+    spoilt = path.read_bytes()
+    with pytest.raises(TilenetError, match=rf"history\.csv, line {line}: .*--resume$") as caught:
+        History(path, 3)
+    assert "mend or delete that line" in str(caught.value)
+    assert caught.match(what)
+    assert path.read_bytes() == spoilt, "it is there to be mended"
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_damage_in_rows_that_are_made_again_does_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    rows = whole(path, COLUMNS)
+    path.write_bytes(b"".join(rows).replace(b"\n3,0.", b"\n3,?"))
+    History(path, 2).close()
+    assert path.read_bytes() == b"".join(rows[:3])
+
+
+def test_rows_of_other_steps_than_those_named_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "confusion.csv"
+    columns = TABLES[path.name]
+    rows = whole(path, columns)
+    History(path, 3, columns, {1, 3}).close()
+    assert path.read_bytes() == b"".join([rows[0], rows[1], rows[3]])

@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -280,11 +281,9 @@ def test_threads(tmp_path: Path) -> None:
                 loss = model(x[:1]).square().sum()
             found.append(torch.autograd.grad(loss, list(model.parameters())))
 
-    threads = [threading.Thread(target=train) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        for ended in [pool.submit(train) for _ in range(3)]:
+            ended.result()
     assert len(found) == 18
     for one in found:
         check_same(list(one), list(wanted))

@@ -196,29 +196,16 @@ def test_a_balance_gives_all_layers_away(balance: list[int]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_partitions", [1, 3])
-def test_one_gpu_named_several_times(num_partitions: int, mode: str) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU, torch sees none")
-    wished = options(dropout=0.3, norm="instance", norm_scope="tile")
-    _, wanted = plain(made(wished), images(4))
-    network = made(wished)
-    devices = [torch.device("cuda", 0)] * num_partitions
-    pipe = Pipe(network, balance_of(len(network), num_partitions, 3), devices, mode)
-    _, found = piped(pipe, images(4))
-    check({name: gradient.cpu() for name, gradient in found.items()}, wanted, 1e-10)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", MODES)
-def test_partitions_on_gpus_of_their_own(mode: str) -> None:
+@pytest.mark.parametrize("named", [[0], [0, 0, 0], None], ids=["one", "one thrice", "all"])
+def test_partitions_on_gpus(named: list[int] | None, mode: str) -> None:
+    """One that is named several times, or each a partition of its own."""
     count = torch.cuda.device_count()
-    if count < 2:
-        pytest.skip(f"needs two GPUs, torch sees {count}")
-    wished = options(dropout=0.3)
+    if count < (2 if named is None else 1):
+        pytest.skip(f"needs GPUs, torch sees {count}")
+    wished = options(dropout=0.3, norm="instance", norm_scope="tile")
     _, wanted = plain(made(wished), images(5))
     network = made(wished)
-    devices = [torch.device("cuda", number) for number in range(count)]
-    pipe = Pipe(network, balance_of(len(network), count, 3), devices, mode)
+    devices = [torch.device("cuda", number) for number in named or range(count)]
+    pipe = Pipe(network, balance_of(len(network), len(devices), 3), devices, mode)
     _, found = piped(pipe, images(5))
     check({name: gradient.cpu() for name, gradient in found.items()}, wanted, 1e-10)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import rasterio
 from mpi4py import MPI
+from unlike_scenes import write
 
 from tilenet.__main__ import main
 
@@ -19,19 +20,15 @@ Make = Callable[..., str]
 def make(comm: MPI.Intracomm, shared_path: Path) -> Make:
     """Write a raster on rank 0; return its path on all."""
 
-    def write(name: str, values: np.ndarray, **profile: object) -> str:  # type: ignore[type-arg]
-        path = shared_path / name
+    def made(name: str, values: np.ndarray, **profile: object) -> str:
         if comm.rank == 0:
-            values = values[None] if values.ndim == 2 else values
             grid = {"crs": "EPSG:32630", "transform": rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)}
-            count, height, width = values.shape
-            options = {**grid, "height": height, "width": width, "count": count, **profile}
-            with rasterio.open(path, "w", driver="GTiff", dtype=values.dtype, **options) as file:
-                file.write(values)
+            values = values.reshape(-1, *values.shape[-2:])
+            write(shared_path / name, values, **({"driver": "GTiff"} | grid | profile))
         comm.Barrier()
-        return str(path)
+        return str(shared_path / name)
 
-    return write
+    return made
 
 
 RNG = np.random.default_rng(0)
@@ -157,16 +154,14 @@ def test_existing_output_and_map(comm, shared_path, make, capfd):  # type: ignor
     mapping = ["predict", str(shared_path / "run"), image, str(shared_path / "map.tif")]
     assert main(mapping) == 0
     capfd.readouterr()
-    words = said(comm, capfd, mapping, 1)
-    assert "a map is not overwritten unasked" in words
-    words = said(comm, capfd, [*mapping[:3], str(shared_path / "no" / "map.tif")], 1)
-    assert "a map needs an existing directory" in words
-    words = said(comm, capfd, ["predict", str(shared_path), image, "x.tif"], 1)
-    assert "a checkpoint is a folder with" in words
-    words = said(comm, capfd, [*mapping[:3], image, "--overwrite"], 1)
-    assert "a map may not replace its image" in words
-    words = said(comm, capfd, [*mapping[:3], str(shared_path / "b.tif"), "--tile", "0"], 1)
-    assert "nearest legal tile" in words
+    for asked, sentence in (
+        (mapping, "a map is not overwritten unasked"),
+        ([*mapping[:3], str(shared_path / "no" / "map.tif")], "a map needs an existing directory"),
+        (["predict", str(shared_path), image, "x.tif"], "a checkpoint is a folder with"),
+        ([*mapping[:3], image, "--overwrite"], "a map may not replace its image"),
+        ([*mapping[:3], str(shared_path / "b.tif"), "--tile", "0"], "nearest legal tile"),
+    ):
+        assert sentence in said(comm, capfd, asked, 1)
     assert main([*mapping, "--overwrite"]) == 0
     comm.Barrier()
     assert not list(shared_path.glob(".*part"))

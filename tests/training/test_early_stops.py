@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from mpi4py import MPI
-from test_same_as_whole_image import NETWORKS, run_file
-from whole_image import random_scene
+from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 
 from tilenet.data import holdout as labelled_blocks
 from tilenet.data import survey
@@ -37,14 +36,13 @@ PHASES: dict[str, tuple[object, str, int]] = {
     "held out": (labelled_blocks, "check_classes", 30),
     "survey": (survey, "check_classes", 30),
     "weights": (network, "build_layer", 30),
+    "validation": (survey, "check_classes", 150),
 }
 
 
 def a_run(comm: MPI.Intracomm, folder: Path) -> RunFile:
     """Of so many images that each phase has as many parts on each of two ranks."""
-    scenes = [random_scene(folder, (70, 64), seed, write=comm.rank == 0) for seed in range(30)]
-    comm.Barrier()
-    run = run_file(folder, scenes, NETWORKS["same-bilinear"])
+    run = run_file(folder, scenes_of(folder, [(70, 64)] * 30, comm), NETWORKS["same-bilinear"])
     run = replace(run, nodata="collar", crop_px=32, batch_size=2, steps=1)
     return replace(run, validation=ValidationKeys(share=0.2, block_px=32))
 
@@ -82,14 +80,19 @@ def test_a_stop_before_the_first_step_ends_the_phase_on_all_ranks(
     small_parts: None,
     phase: str,
 ) -> None:
-    run = a_run(comm, shared_path)
+    run, before = a_run(comm, shared_path), 0
+    if phase == "validation":
+        files = {"images": run.images[1:], "labels": list(run.label_paths[1:])}
+        run = replace(run, images=run.images[:1], labels=list(run.label_paths[:1]), batch_size=1)
+        run = replace(run, validation=ValidationKeys(**files))
+        before = 9 // comm.size  # blocks of the one that is trained on
     owner, name, parts = PHASES[phase]
     with monkeypatch.context() as patch:
         last = comm.rank == comm.size - 1
-        calls = slow(patch, owner, name, lambda number: last and number == 3)
+        calls = slow(patch, owner, name, lambda number: last and number == before + 3)
         assert train(run, comm=comm) == 75
     # The other rank may hear of it before its first call.
-    assert (3 if last else 0) <= len(calls) < parts * 2 // 3
+    assert (before + 3 if last else before) <= len(calls) < parts * 2 // 3
     said = "".join(comm.allgather(capfd.readouterr().err))
     assert said.count(STOPPED) == 1
     assert not (Path(run.output) / "checkpoints").exists()
@@ -99,29 +102,10 @@ def test_a_stop_before_the_first_step_ends_the_phase_on_all_ranks(
 
 
 @pytest.mark.ranks(1, 2)
-def test_a_stop_while_validation_images_are_looked_at_ends_that_too(
-    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, small_parts: None
-) -> None:
-    run = a_run(comm, shared_path)
-    files = ValidationKeys(images=run.images[1:], labels=list(run.label_paths[1:]))  # type: ignore[arg-type]
-    run = replace(
-        run, images=run.images[:1], labels=list(run.label_paths[:1]), validation=files, batch_size=1
-    )
-    first = 9 // comm.size  # blocks of the one that is trained on
-    with monkeypatch.context() as patch:
-        last = comm.rank == comm.size - 1
-        asks = slow(patch, survey, "check_classes", lambda number: last and number == first + 3)
-        assert train(run, comm=comm) == 75
-    assert first < len(asks) < 100
-    assert not (Path(run.output) / "checkpoints").exists()
-
-
-@pytest.mark.ranks(1, 2)
 def test_a_stop_ends_a_block_that_is_made_of_many_pixels(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = random_scene(shared_path, (320, 320), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(shared_path, [(320, 320)], comm)
     monkeypatch.setattr(survey, "STRIP_PX", 5 * 320)  # of the file: less than one row that is read
     requests, reads, read = StopRequests(), [], Raster.read
 
@@ -140,8 +124,7 @@ def test_a_stop_ends_a_block_that_is_made_of_many_pixels(
 def test_a_map_that_may_go_on_stops_while_its_collar_is_looked_for(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = random_scene(shared_path, (70, 64), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(shared_path, [(70, 64)], comm)
     run = replace(run_file(shared_path, [scene], NETWORKS["same-bilinear"]), steps=1)
     assert train(run, comm=comm) == 0
     monkeypatch.setattr(collar, "STRIP_ROWS", 1)

@@ -1,6 +1,5 @@
 """float16: steps that overflow are thrown away on all ranks together, and leave no trace."""
 
-import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from left_by_runs import check_bits, losses, same_tensors, weights, whole
 from mpi4py import MPI
-from safetensors.torch import load_file
-from test_same_as_whole_image import run_file
-from whole_image import random_scene
+from test_same_as_whole_image import run_file, scenes_of
 
 from tilenet.errors import AgreedError
 from tilenet.model import loss as loss_scale
@@ -28,31 +26,14 @@ NETWORK = NetworkKeys(poolings=2, base=4)  # no dropout: a step thrown away can 
 
 
 def a_run(comm: MPI.Intracomm, path: Path, steps: int, **more: Any) -> RunFile:
-    scene = random_scene(path, (50, 61), 1, write=comm.rank == 0)
-    comm.Barrier()
-    run = run_file(path, [scene], NETWORK, tiles=TileKeys(2, 3))
+    run = run_file(path, scenes_of(path, [(50, 61)], comm), NETWORK, tiles=TileKeys(2, 3))
     momentum = OptimizerKeys("sgd", 0.05, momentum=0.9)
     return replace(run, precision="float16", steps=steps, optimizer=momentum, **more)
-
-
-def losses(run: RunFile) -> list[str]:
-    with (Path(run.output) / "history.csv").open() as file:
-        return [row["loss"] for row in csv.DictReader(file)]
 
 
 def progress(run: RunFile) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((Path(run.output) / "last" / "progress.json").read_text())
     return found
-
-
-def weights(run: RunFile) -> dict[str, torch.Tensor]:
-    found = load_file(Path(run.output) / "last" / "weights.safetensors")
-    return {name: tensor.clone() for name, tensor in found.items()}
-
-
-def check_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
 
 
 @pytest.fixture
@@ -72,7 +53,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
 def check_alike(comm: MPI.Intracomm, mine: dict[str, torch.Tensor]) -> None:
     """All ranks hold the same weights, to the bit."""
     first = comm.bcast({name: tensor.numpy() for name, tensor in mine.items()})
-    check_equal(mine, {name: torch.from_numpy(array) for name, array in first.items()})
+    assert same_tensors(mine, {name: torch.from_numpy(array) for name, array in first.items()})
 
 
 def test_steps_that_overflow_leave_no_trace(
@@ -97,7 +78,7 @@ def test_steps_that_overflow_leave_no_trace(
     fits = replace(run, steps=20 - thrown, output=str(shared_path / "fits"))
     assert train(fits, comm=comm) == 0
     assert losses(fits) == said[thrown:]
-    check_equal(weights(fits), weights(run))
+    assert same_tensors(weights(fits), weights(run))
 
 
 @pytest.mark.ranks(3)
@@ -134,17 +115,15 @@ def test_a_resumed_run_has_the_same_scale(
     monkeypatch.setattr(loss_scale, "FIRST", FIRST)
     monkeypatch.setattr(loss_scale, "PATIENCE", 4)  # so that it is doubled again, too
     run = a_run(comm, shared_path, steps=24)
-    whole = replace(run, output=str(shared_path / "whole"))
-    assert train(whole, comm=comm) == 0
-    assert float(losses(whole)[-1]) < float(losses(whole)[0])
+    wanted = whole(run, comm)
+    assert float(losses(wanted)[-1]) < float(losses(wanted)[0])
     for steps in (5, 18):  # while overflows last; and in the midst of calm steps
         assert train(replace(run, steps=steps), resume=True, comm=comm) == 0
     assert progress(run)["loss_scale"] != FIRST
     monkeypatch.setattr(loss_scale, "FIRST", 1.0)  # what the resumed run must not begin with
     assert train(run, resume=True, comm=comm) == 0
-    assert losses(run) == losses(whole)
-    assert progress(run) == progress(whole)
-    check_equal(weights(run), weights(whole))
+    assert progress(run) == progress(wanted)
+    check_bits(run, wanted)
 
 
 def test_no_scale_is_small_enough(comm: MPI.Intracomm, shared_path: Path) -> None:

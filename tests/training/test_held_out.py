@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import rasterio
 import torch
+from left_by_runs import alone, check_close
 from mpi4py import MPI
 from test_same_as_whole_image import LR, SEED, STEPS, options_of, run_file
 from unlike_scenes import (
@@ -69,23 +70,10 @@ def test_crops_and_class_weights_are_those_of_one_rank(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
     scenes = mixed_scenes(shared_path, comm)
-    run = run_file(
-        shared_path,
-        scenes,
-        NETWORK,
-        validation=KEYS,
-        crop_px=48,
-        class_weights="auto",
-        augment=AugmentKeys(flips=True, rotations=True),
-    )
-    alone = replace(run, output=str(shared_path / "alone"))
+    run = run_file(shared_path, scenes, NETWORK, validation=KEYS, crop_px=48)
+    run = replace(run, class_weights="auto", augment=AugmentKeys(flips=True, rotations=True))
     assert train(run, comm=comm) == 0
-    if comm.rank == 0:
-        assert train(alone, comm=MPI.COMM_SELF) == 0
-    comm.Barrier()
-    found, wanted = outcome(run), outcome(alone)
-    assert max(abs(a - b) for a, b in zip(found[0], wanted[0], strict=True)) <= 1e-12
-    assert worst(found[1], wanted[1]) <= 1e-10
+    check_close(run, alone(run, comm))
 
 
 def changed(scenes: list[Scene], held: HeldOut) -> None:
@@ -110,17 +98,10 @@ def test_nothing_leaks_from_what_is_held_out(
     """Losses and weights are the same bits; and are not with a margin of one pixel less."""
     scenes = mixed_scenes(shared_path, comm)
     network = replace(NETWORK, padding=padding)
-    turned = AugmentKeys(flips=True, rotations=True)
-    run = run_file(
-        shared_path,
-        scenes,
-        network,
-        validation=KEYS,
-        crop_px=crop_px,
-        class_weights="auto",
-        augment=turned if crop_px else AugmentKeys(),
-    )
-    run = replace(run, steps=STEPS if crop_px is None else 12)
+    run = run_file(shared_path, scenes, network, validation=KEYS, class_weights="auto")
+    if crop_px:
+        turned = AugmentKeys(flips=True, rotations=True)
+        run = replace(run, crop_px=crop_px, augment=turned, steps=12)
     context_px = context_of(unet_layers(options_of(network))).context_any_pixel_px
 
     def both(margin_less: int) -> list[tuple[list[float], dict[str, torch.Tensor]]]:

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import rasterio
-import torch
+from left_by_runs import losses, same_tensors, weights
 from mpi4py import MPI
-from test_resume import rows, weights
-from test_same_as_whole_image import NETWORKS, options_of, run_file
-from whole_image import random_scene
+from test_same_as_whole_image import NETWORKS, options_of, run_file, scenes_of
 
 from tilenet.data import survey as module
 from tilenet.data.holdout import HeldOut
@@ -32,16 +30,14 @@ from tilenet.training.images import survey as kept_surveys
 from tilenet.training.images.open import RunImages
 from tilenet.training.images.survey import SURVEY, survey_key
 
+pytestmark = pytest.mark.ranks(1, 2)
+
 USED, ANEW = "statistics and labelled places are those of", "all pixels are looked at again"
 Capture = pytest.CaptureFixture[str]
 
 
 def a_run(comm: MPI.Intracomm, folder: Path) -> RunFile:
-    scenes = [
-        random_scene(folder, size, seed, write=comm.rank == 0)
-        for seed, size in enumerate([(60, 77), (41, 52)], start=1)
-    ]
-    comm.Barrier()
+    scenes = scenes_of(folder, [(60, 77), (41, 52)], comm)
     run = run_file(folder, scenes, NETWORKS["same-bilinear"])
     return replace(run, crop_px=32, oversample=0.5, class_weights="auto", steps=2)
 
@@ -50,13 +46,19 @@ def said(comm: MPI.Intracomm, capfd: Capture) -> str:
     return "".join(comm.allgather(capfd.readouterr().err))
 
 
-def as_written(run: RunFile) -> tuple[list[str], dict[str, torch.Tensor]]:
-    return [row["loss"] for row in rows(run)], weights(run)
+def as_written(run: RunFile) -> Any:
+    return losses(run), weights(run)
+
+
+def again(run: RunFile, comm: MPI.Intracomm, capfd: Capture) -> str:
+    """What is said of the survey when the run is made once more."""
+    capfd.readouterr()
+    assert train(run, overwrite=True, comm=comm) == 0
+    return said(comm, capfd)
 
 
 def same(first: Any, second: Any) -> bool:
-    equal = all(torch.equal(first[1][name], tensor) for name, tensor in second[1].items())
-    return bool(first[0] == second[0] and equal)
+    return bool(first[0] == second[0]) and same_tensors(first[1], second[1])
 
 
 @pytest.mark.ranks(1, 2, 4)
@@ -79,16 +81,14 @@ def test_what_is_kept_is_used_and_gives_the_same_bits(
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "survey", never)
-        assert train(run, overwrite=True, comm=comm) == 0
-        assert said(comm, capfd).count(USED) == 1
+        assert again(run, comm, capfd).count(USED) == 1
         assert same(as_written(run), first)
         assert train(replace(run, steps=3), resume=True, comm=comm) == 0
         assert said(comm, capfd).count(USED) == 1
     assert (Path(run.output) / SURVEY).read_bytes() == before
     # another network on the same grid looks at the same pixels
     wider = replace(run, network=replace(run.network, base=6))
-    assert train(wider, overwrite=True, comm=comm) == 0
-    assert said(comm, capfd).count(USED) == 1
+    assert again(wider, comm, capfd).count(USED) == 1
 
 
 def truncated(path: Path) -> None:
@@ -105,7 +105,6 @@ def nothing_of_ours(path: Path) -> None:
     path.write_text("mean: 3")
 
 
-@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("spoil", [truncated, turned_bit, nothing_of_ours])
 def test_what_is_not_whole_is_made_again(
     comm: MPI.Intracomm, shared_path: Path, capfd: Capture, spoil: Callable[[Path], None]
@@ -116,17 +115,12 @@ def test_what_is_not_whole_is_made_again(
     comm.Barrier()
     if comm.rank == 0:
         spoil(Path(run.output) / SURVEY)
-    capfd.readouterr()
-    assert train(run, overwrite=True, comm=comm) == 0
-    words = said(comm, capfd)
-    assert words.count(f"{ANEW}: a survey's file must be whole") == 1
+    assert again(run, comm, capfd).count(f"{ANEW}: a survey's file must be whole") == 1
     assert same(as_written(run), first)
-    assert train(run, overwrite=True, comm=comm) == 0
-    assert said(comm, capfd).count(USED) == 1
+    assert again(run, comm, capfd).count(USED) == 1
     assert same(as_written(run), first)
 
 
-@pytest.mark.ranks(1, 2)
 def test_other_labels_are_looked_at_anew(
     comm: MPI.Intracomm, shared_path: Path, capfd: Capture
 ) -> None:
@@ -137,13 +131,10 @@ def test_other_labels_are_looked_at_anew(
         with rasterio.open(run.label_paths[0], "r+") as file:
             file.write((file.read() + 1) % 3)
     comm.Barrier()
-    capfd.readouterr()
-    assert train(run, overwrite=True, comm=comm) == 0
-    assert said(comm, capfd).count(f"{ANEW}: files or keys are not those of") == 1
+    assert again(run, comm, capfd).count(f"{ANEW}: files or keys are not those of") == 1
     assert not same(as_written(run), first)
 
 
-@pytest.mark.ranks(1, 2)
 def test_with_other_blocks_held_out_all_is_looked_at_anew(
     comm: MPI.Intracomm, shared_path: Path, capfd: Capture
 ) -> None:
@@ -151,17 +142,13 @@ def test_with_other_blocks_held_out_all_is_looked_at_anew(
     run = replace(run, validation=ValidationKeys(share=0.2, block_px=24))
     assert train(run, comm=comm) == 0
     first = as_written(run)
-    capfd.readouterr()
-    assert train(run, overwrite=True, comm=comm) == 0
-    assert said(comm, capfd).count(USED) == 1
+    assert again(run, comm, capfd).count(USED) == 1
     assert same(as_written(run), first)
     other = replace(run, validation=ValidationKeys(share=0.3, block_px=24))
-    assert train(other, overwrite=True, comm=comm) == 0
-    assert said(comm, capfd).count(ANEW) == 1
+    assert again(other, comm, capfd).count(ANEW) == 1
     assert not same(as_written(run), first)
 
 
-@pytest.mark.ranks(1, 2)
 def test_what_is_wrong_is_not_kept_and_stays_wrong(
     comm: MPI.Intracomm, shared_path: Path, capfd: Capture
 ) -> None:
@@ -172,7 +159,6 @@ def test_what_is_wrong_is_not_kept_and_stays_wrong(
         assert not list(Path(run.output).glob("survey*"))
 
 
-@pytest.mark.ranks(1, 2)
 def test_a_survey_that_cannot_be_kept_stops_no_run(
     comm: MPI.Intracomm, shared_path: Path, capfd: Capture
 ) -> None:

@@ -1,25 +1,27 @@
-"""Runs on many images of any size, CRS and resolution."""
+"""Runs on many images of any size, CRS and resolution, and on as many open files."""
 
 import json
 import os
+import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import rasterio
+from left_by_runs import alone, check_close
 from mpi4py import MPI
-from test_same_as_whole_image import run_file
-from unlike_scenes import KEYS, NETWORK, mixed_scenes, outcome, worst, write
-from whole_image import random_scene
+from test_same_as_whole_image import run_file, scenes_of
+from unlike_scenes import KEYS, NETWORK, mixed_scenes, write
 
 from tilenet.__main__ import main
-from tilenet.errors import AgreedError
+from tilenet.errors import AgreedError, TilenetError
 from tilenet.train import train
 from tilenet.training.config.keys import MeshKeys
 from tilenet.training.config.read import with_listed_images
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
+from tilenet.training.images.open import allow_open_files
 
 
 @pytest.mark.ranks(2)
@@ -56,13 +58,11 @@ def test_a_list_is_read_once_and_a_block_of_its_images_held_out(
 @pytest.mark.ranks(3)
 def test_a_list_of_real_scenes(comm: MPI.Intracomm, shared_path: Path, real: Path) -> None:
     """Several CRSs, pixels of 0.3 to 5 m, 8 and 16 bits, a stack, polygons in degrees."""
+    town = "massachusetts_23429155_15"
     vegas = "+".join(str(real / f"SN_Vegas_WV03-{band}.tif") for band in "RGB")
     rows = (
         (real / "SN7_int16_4band.tif", real / "SN7_buildings.geojson"),
-        (
-            real / "massachusetts_23429155_15_uint16.tif",
-            real / "massachusetts_23429155_15.gpkg",
-        ),
+        (real / f"{town}_uint16.tif", real / f"{town}.gpkg"),
         (vegas, real / "SN_Vegas_WV03.gpkg"),
     )
     path = shared_path / "list.csv"
@@ -87,13 +87,7 @@ def test_a_list_of_real_scenes(comm: MPI.Intracomm, shared_path: Path, real: Pat
     run, notes = with_listed_images(run)
     assert notes == [f"{path}: 3 images to train on"]
     assert train(run, comm=comm) == 0
-    alone = replace(run, output=str(shared_path / "alone"))
-    if comm.rank == 0:
-        assert train(alone, comm=MPI.COMM_SELF) == 0
-    comm.Barrier()
-    found, wanted = outcome(run), outcome(alone)
-    assert max(abs(a - b) for a, b in zip(found[0], wanted[0], strict=True)) <= 1e-12
-    assert worst(found[1], wanted[1]) <= 1e-10
+    check_close(run, alone(run, comm))
 
 
 @pytest.mark.ranks(2, 3)
@@ -103,7 +97,7 @@ def test_a_file_that_another_node_sees_differently_is_named(
     """Each rank its own folder, as if on its own node."""
     mine = shared_path / str(comm.rank)
     mine.mkdir()
-    scenes = [random_scene(mine, (60, 77), seed, write=True) for seed in (1, 2)]
+    scenes = scenes_of(mine, [(60, 77)] * 2, MPI.COMM_SELF)
     run = run_file(mine, scenes, NETWORK, mesh=MeshKeys(comm.size, 1, 1))
     run = replace(run, steps=1, output=str(shared_path / "run"))
     assert train(run, comm=comm) == 0  # the same files in other folders
@@ -122,15 +116,12 @@ def test_a_file_that_another_node_sees_differently_is_named(
 def test_a_run_goes_on_with_the_files_that_it_began_with(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
-    scenes = [random_scene(shared_path, (60, 77), n, write=comm.rank == 0) for n in (1, 2, 3)]
-    comm.Barrier()
+    scenes = scenes_of(shared_path, [(60, 77)] * 3, comm)
     run = replace(run_file(shared_path, scenes[:2], NETWORK), batch_size=1)
     assert train(replace(run, steps=1), comm=comm) == 0
-    more = replace(
-        run, images=[str(s.image) for s in scenes], labels=[str(s.labels) for s in scenes]
-    )
+    run_of_3 = run_file(shared_path, scenes, NETWORK)
     with pytest.raises(AgreedError, match=r"as it began \(files of .*: 4 files, .*: 6 files, "):
-        train(more, resume=True, comm=comm)
+        train(replace(run_of_3, batch_size=1), resume=True, comm=comm)
     swapped = replace(run, images=run.images[::-1], labels=run.labels[::-1])  # type: ignore[index]
     with pytest.raises(AgreedError, match=r"as it began \(files of "):
         train(swapped, resume=True, comm=comm)
@@ -143,12 +134,11 @@ def test_a_run_goes_on_with_the_files_that_it_began_with(
             shutil.move(scene.image, moved)
             shutil.move(scene.labels, moved)
     comm.Barrier()
-    there = [
-        replace(scene, image=moved / scene.image.name, labels=moved / scene.labels.name)
-        for scene in scenes[:2]
-    ]
-    images, labels = [str(s.image) for s in there], [str(s.labels) for s in there]
-    run = replace(run, images=images, labels=labels)
+    run = replace(
+        run,
+        images=[str(moved / scene.image.name) for scene in scenes[:2]],
+        labels=[str(moved / scene.labels.name) for scene in scenes[:2]],
+    )
     assert train(replace(run, steps=2), resume=True, comm=comm) == 0
     if comm.rank == 0:  # as an older version wrote it
         path = Path(run.output) / "last" / "progress.json"
@@ -174,49 +164,48 @@ def test_images_that_do_not_go_together_are_refused(comm: MPI.Intracomm, shared_
         green = shared_path / "green.tif"
         write(green, file.read([2]), **grid)
     one_band = ValidationKeys(str(red), str(scenes[0].labels))
-    for change, said in (
-        (
-            {"resolution": 2.0},
-            r"units of all images \(resolution: 2, .*image0\.tif: metres, .*image1\.tif: degrees\)",
-        ),
-        (
-            {
-                "resolution": 3e-6,
-                "images": names[1],
-                "labels": labels[1],
-                "validation": ValidationKeys(names[2], labels[2]),
-            },
-            r"image1\.tif: degrees, .*image2\.tif: units of 0\.30480061 m\)",
-        ),
-        ({"validation": linked}, r"not both \(.*link\.tif\)"),
-        ({"validation": one_band, "images": names[1:], "labels": labels[1:]}, r"\(.*: 3, .*: 1\)"),
-        (
-            {
-                "images": [*names, f"{shared_path}/./image0.tif"],
-                "labels": [*labels, labels[0]],
-                "validation": KEYS,
-            },
-            r"image once \(.*image0\.tif: several",
-        ),
-        (
-            {
-                "images": [f"{red}+{green}", f"{green}+{red}"],
-                "labels": [labels[0]] * 2,
-                "validation": KEYS,
-            },
-            r"image once \(.*/green\.tif: several",
-        ),
-        (
-            {
-                "validation": ValidationKeys(share=0.1, block_px=200),
-                "images": names[0],
-                "labels": labels[0],
-            },
-            r"blocks: 1, with labels: 1\)",
-        ),
-        ({"images": "list.csv", "labels": None}, r"are read before .*images: list\.csv\)"),
-        ({"validation": ValidationKeys(share=0.95, block_px=12)}, "no others are left"),
+    none, third = ValidationKeys(), ValidationKeys(names[2], labels[2])
+    large = ValidationKeys(share=0.1, block_px=200)
+    twice, bands = [*names, f"{shared_path}/./image0.tif"], [f"{red}+{green}", f"{green}+{red}"]
+    for images, truth, validation, resolution, said in (
+        # images, labels, validation and resolution of the run; what is said
+        (names, labels, none, 2.0, r" 2, .*image0\.tif: metres, .*image1\.tif: degrees\)"),
+        (names[1], labels[1], third, 3e-6, r"1\.tif: degrees, .*2\.tif: .* 0\.30480061 m\)"),
+        (names, labels, linked, None, r"not both \(.*link\.tif\)"),
+        (names[1:], labels[1:], one_band, None, r"\(.*: 3, .*: 1\)"),
+        (twice, [*labels, labels[0]], KEYS, None, r"image once \(.*image0\.tif: several"),
+        (bands, [labels[0]] * 2, KEYS, None, r"image once \(.*/green\.tif: several"),
+        (names[0], labels[0], large, None, r"blocks: 1, with labels: 1\)"),
+        ("list.csv", None, none, None, r"are read before .*images: list\.csv\)"),
+        (names, labels, ValidationKeys(share=0.95, block_px=12), None, "no others are left"),
     ):
+        keys = {"images": images, "labels": truth, "validation": validation}
         with pytest.raises(AgreedError, match=said) as raised:
-            train(replace(run, **change), comm=comm)  # type: ignore[arg-type]
+            train(replace(run, **keys, resolution=resolution), comm=comm)
         assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("limits", "count", "wanted"),
+    [
+        ((256, 4096), 300, 1264),
+        ((256, 1000), 900, 1000),
+        ((256, resource.RLIM_INFINITY), 5000, 20064),
+        ((1264, 4096), 300, None),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 10**6, None),
+    ],
+)
+def test_the_limit_is_raised_as_far_as_needed(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], count: int, wanted: int | None
+) -> None:
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda what: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda what, pair: found.append(pair))
+    allow_open_files(count)
+    assert found == ([] if wanted is None else [(wanted, limits[1])])
+
+
+def test_more_files_than_the_system_allows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (256, 1000))
+    with pytest.raises(TilenetError, match=r"\(files: 937, the system allows: 1000\)"):
+        allow_open_files(937)

@@ -4,13 +4,23 @@ import json
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import rasterio
 from mpi4py import MPI
-from test_same_as_whole_image import LR, SEED, STEPS, differences, options_of, outcome_of, run_file
+from test_same_as_whole_image import (
+    LR,
+    SEED,
+    STEPS,
+    differences,
+    options_of,
+    outcome_of,
+    run_file,
+    scenes_of,
+    wanted_of,
+)
+from unlike_scenes import write
 from whole_image import Scene, random_scene, train_whole
 
 from tilenet.data.rasters import collar as collar_module
@@ -18,7 +28,6 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey import share_collars
 from tilenet.errors import AgreedError
 from tilenet.predict import Prediction, predict
-from tilenet.train import train
 from tilenet.training.config.keys import NetworkKeys
 
 pytestmark = pytest.mark.ranks(1, 2)
@@ -28,13 +37,9 @@ GRID = {"driver": "GTiff", "crs": "EPSG:32630"}
 GRID["transform"] = rasterio.Affine(2, 0.1, 5e5, 0.1, -2, 4e6)
 
 
-def write(path: Path, values: np.ndarray[Any, Any], names: str = "", **more: Any) -> None:
-    count, height, width = values.shape
-    size = {"count": count, "height": height, "width": width, "dtype": values.dtype.name}
-    with rasterio.open(path, "w", **(GRID | size | more)) as file:
-        file.write(values)
-        for number, name in enumerate(names.split(), start=1):
-            file.set_band_description(number, name)
+def name_bands(path: Path, *names: str) -> None:
+    with rasterio.open(path, "r+") as file:
+        file.descriptions = names
 
 
 def stacked(folder: Path, scene: Scene, order: str, tag: str) -> str:
@@ -43,7 +48,8 @@ def stacked(folder: Path, scene: Scene, order: str, tag: str) -> str:
     if MPI.COMM_WORLD.rank == 0:
         for path, name in zip(paths, order.split(), strict=True):
             place = ("red", "green", "blue").index(name)
-            write(path, scene.pixels[place : place + 1], name, nodata=0)
+            write(path, scene.pixels[place : place + 1], nodata=0, **GRID)
+            name_bands(path, name)
     MPI.COMM_WORLD.Barrier()
     return "+".join(map(str, paths))
 
@@ -52,7 +58,7 @@ def stacked(folder: Path, scene: Scene, order: str, tag: str) -> str:
 def test_a_stack_with_named_bands_trains_and_maps_as_the_image_that_it_is(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
-    scenes = [random_scene(shared_path, (75, 90), seed, write=comm.rank == 0) for seed in (1, 2)]
+    scenes = scenes_of(shared_path, [(75, 90)] * 2, comm)
     images = [
         stacked(shared_path, scenes[0], "blue red green", "a"),
         stacked(shared_path, scenes[1], "red blue green", "b"),
@@ -60,9 +66,7 @@ def test_a_stack_with_named_bands_trains_and_maps_as_the_image_that_it_is(
     run = run_file(shared_path, scenes, NETWORK, bands=["Red", "green", "BLUE"])
     other = stacked(shared_path, scenes[0], "green blue red", "c")
     found = outcome_of(replace(run, images=images), comm, other, 32)  # type: ignore[arg-type]
-    mean, std = _moments(scenes)
-    scenes = [replace(scene, statistics=(mean, std)) for scene in scenes]
-    wanted = train_whole(scenes, options_of(NETWORK), STEPS, LR, SEED)
+    wanted = wanted_of(scenes, NETWORK)
     loss, weight, logit = differences(found, wanted, scenes[0].valid)
     assert max(loss, weight, logit) < 1e-12
     entry = json.loads((Path(run.output) / "last" / "network.json").read_text())
@@ -70,7 +74,8 @@ def test_a_stack_with_named_bands_trains_and_maps_as_the_image_that_it_is(
 
     # Where another file calls them otherwise, they can be said.
     if comm.rank == 0:
-        write(shared_path / "plain.tif", scenes[0].pixels[[1, 2, 0]], "b1 b2 b3", nodata=0)
+        write(shared_path / "plain.tif", scenes[0].pixels[[1, 2, 0]], nodata=0, **GRID)
+        name_bands(shared_path / "plain.tif", "b1", "b2", "b3")
     comm.Barrier()
     again = Prediction(
         run.output, str(shared_path / "plain.tif"), str(shared_path / "m.tif"), "logits", 32
@@ -84,12 +89,6 @@ def test_a_stack_with_named_bands_trains_and_maps_as_the_image_that_it_is(
         assert np.array_equal(file.read(), found.logits, equal_nan=True)
 
 
-def _moments(scenes: list[Scene]) -> tuple[Any, Any]:
-    pixels = [scene.pixels[:, scene.valid].astype(np.float64) for scene in scenes]
-    together = np.concatenate(pixels, axis=1)
-    return together.mean(axis=1), together.std(axis=1)
-
-
 def collared(folder: Path, *, save: bool) -> Scene:
     """A scene whose upper left is black, and a lake."""
     scene = random_scene(folder, (75, 90), 3, write=save)
@@ -100,7 +99,7 @@ def collared(folder: Path, *, save: bool) -> Scene:
     pixels[:, collar] = 0
     pixels[:, 40:50, 50:70] = 0
     if save:
-        write(scene.image, pixels)
+        write(scene.image, pixels, **GRID)
     return replace(scene, pixels=pixels, valid=~collar)
 
 
@@ -141,12 +140,12 @@ def test_ranks_share_the_strips_and_find_the_same_collar(
 def test_the_dtype_of_the_same_numbers_changes_no_bit(
     comm: MPI.Intracomm, shared_path: Path, dtype: str
 ) -> None:
-    scene = random_scene(shared_path, (44, 52), 4, write=comm.rank == 0)
+    (scene,) = scenes_of(shared_path, [(44, 52)], comm)
     pixels = np.where(scene.valid, scene.pixels % 250 + 1, 0)
     paths = {name: shared_path / f"{name}.tif" for name in sorted({dtype, "int32"})}
     if comm.rank == 0:
         for name, path in paths.items():
-            write(path, pixels.astype(name), nodata=0)
+            write(path, pixels.astype(name), nodata=0, **GRID)
     comm.Barrier()
     outcomes = {}
     for name, path in paths.items():
@@ -158,14 +157,3 @@ def test_the_dtype_of_the_same_numbers_changes_no_bit(
     assert np.array_equal(found.logits, wanted.logits, equal_nan=True)
     assert np.isnan(found.logits[:, ~scene.valid]).all()
     assert np.ptp(found.logits[:, scene.valid]) > 0
-
-
-@pytest.mark.ranks(2)
-def test_complex_pixels_are_refused_on_all_ranks(comm: MPI.Intracomm, shared_path: Path) -> None:
-    scene = random_scene(shared_path, (44, 52), 4, write=comm.rank == 0)
-    if comm.rank == 0:
-        write(shared_path / "c.tif", scene.pixels[:1].astype("complex64"))
-    comm.Barrier()
-    run = replace(run_file(shared_path, [scene], NETWORK), images=str(shared_path / "c.tif"))
-    with pytest.raises(AgreedError, match="must be real numbers"):
-        train(run, comm=comm)

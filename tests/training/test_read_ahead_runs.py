@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from left_by_runs import check_bits, rows, stop_in, whole
 from mpi4py import MPI
-from test_resume import rows, weights
-from test_same_as_whole_image import NETWORKS, run_file
-from whole_image import random_scene
+from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.read_ahead import ReadAhead
@@ -18,13 +16,11 @@ from tilenet.errors import AgreedError, TilenetError
 from tilenet.train import train
 from tilenet.training.config.keys import AugmentKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.step import Step
 
 
 def a_run(comm: MPI.Intracomm, path: Path, **more: Any) -> RunFile:
     """Three steps of two crops in 2 × 2 tiles each, one or two at a time."""
-    scenes = [random_scene(path, (75, 96), seed, write=comm.rank == 0) for seed in (1, 2)]
-    comm.Barrier()
+    scenes = scenes_of(path, [(75, 96)] * 2, comm)
     run = run_file(path, scenes, NETWORKS["same-transposed"], tiles=TileKeys(2, 2), micro_batches=2)
     augment = AugmentKeys(flips=True, brightness=0.3, contrast=0.2, noise=0.1)
     return replace(run, steps=3, crop_px=32, augment=augment, **more)
@@ -52,9 +48,7 @@ def test_no_bit_depends_on_how_pixels_are_read(
         most[0] = 0
         run = replace(plain, read_ahead=ahead, output=str(shared_path / f"run {ahead}"))
         assert train(run, comm=comm) == 0
-        assert [row["loss"] for row in rows(run)] == [row["loss"] for row in rows(plain)]
-        kept = weights(run)
-        assert all(torch.equal(kept[name], tensor) for name, tensor in weights(plain).items())
+        check_bits(run, plain)
         check_nothing_is_left(comm)
         assert most[0] <= ahead
 
@@ -76,23 +70,14 @@ def test_a_run_that_is_asked_to_stop_leaves_nothing_and_goes_on(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = a_run(comm, shared_path, read_ahead=3)
-    whole = replace(run, output=str(shared_path / "whole"))
-    assert train(whole, comm=comm) == 0
-    original = Step.take
-
-    def asked_in_the_second(self, step, reads, num_reads, images, stop):  # type: ignore[no-untyped-def]
-        last = step == 1 and comm.rank == comm.size - 1
-        return original(self, step, reads, num_reads, images, lambda: last or stop())
-
+    wanted = whole(run, comm)
     with monkeypatch.context() as patch:
-        patch.setattr(Step, "take", asked_in_the_second)
+        stop_in(patch, comm, 2)
         assert train(run, comm=comm) == 75
     check_nothing_is_left(comm)
     assert len(rows(run)) == 2
     assert train(run, resume=True, comm=comm) == 0
-    assert [row["loss"] for row in rows(run)] == [row["loss"] for row in rows(whole)]
-    kept = weights(run)
-    assert all(torch.equal(kept[name], tensor) for name, tensor in weights(whole).items())
+    check_bits(run, wanted)
 
 
 @pytest.mark.ranks(1)

@@ -1,6 +1,5 @@
 """A run that was stopped goes on to the same numbers, on another number of ranks too."""
 
-import csv
 import os
 import signal
 from dataclasses import replace
@@ -8,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from left_by_runs import check_close, on_first, rows, same_tensors, stop_in, weights, whole
 from mpi4py import MPI
-from safetensors.torch import load_file
-from test_same_as_whole_image import NETWORKS, run_file
+from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 from whole_image import random_scene
 
 import tilenet.train
@@ -23,33 +21,12 @@ from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.step import Step
 
-
-def rows(run: RunFile, name: str = "history.csv") -> list[dict[str, str]]:
-    with (Path(run.output) / name).open() as file:
-        return list(csv.DictReader(file))
-
-
-def weights(run: RunFile) -> dict[str, torch.Tensor]:
-    found = load_file(Path(run.output) / "last" / "weights.safetensors")
-    return {name: tensor.clone() for name, tensor in found.items()}
+pytestmark = pytest.mark.ranks(1, 2)
 
 
 def a_run(comm: MPI.Intracomm, path: Path, keys: NetworkKeys, optimizer: OptimizerKeys) -> RunFile:
-    scene = random_scene(path, (90, 121), 1, write=comm.rank == 0)
-    comm.Barrier()
-    run = run_file(path, [scene], keys, tiles=TileKeys(2, 3))
+    run = run_file(path, scenes_of(path, [(90, 121)], comm), keys, tiles=TileKeys(2, 3))
     return replace(run, steps=5, optimizer=optimizer, checkpoint_every=2)
-
-
-def check_same(found: RunFile, wanted: RunFile) -> None:
-    assert [row["step"] for row in rows(found)] == [str(step) for step in range(1, 6)]
-    for ours, theirs in zip(rows(found), rows(wanted), strict=True):
-        assert abs(float(ours["loss"]) - float(theirs["loss"])) <= 1e-12
-    kept = weights(found)
-    for name, tensor in weights(wanted).items():
-        if not name.endswith("num_batches_tracked"):
-            scale = max(float(tensor.abs().max()), 1e-30)
-            assert float((kept[name] - tensor).abs().max()) / scale <= 1e-10
 
 
 @pytest.mark.ranks(2)
@@ -63,34 +40,10 @@ def test_one_rank_goes_on_where_many_stopped(
 ) -> None:
     norm = replace(NETWORKS["same-nearest"], norm="batch", norm_scope="tile")
     run = a_run(comm, shared_path, norm, optimizer)
-    whole = replace(run, output=str(shared_path / "whole"))
-    assert train(whole, comm=comm) == 0
+    wanted = whole(run, comm)
     assert train(replace(run, steps=3), comm=comm) == 0
-    alone = comm.Split(0 if comm.rank == 0 else 1, comm.rank)
-    if comm.rank == 0:
-        assert train(run, resume=True, comm=alone) == 0
-    alone.Free()
-    comm.Barrier()
-    check_same(run, whole)
-
-
-@pytest.mark.ranks(2)
-def test_a_checkpoint_moves_between_balances_and_ranks(
-    comm: MPI.Intracomm, shared_path: Path
-) -> None:
-    run = a_run(comm, shared_path, NETWORKS["same-bilinear"], OptimizerKeys("adamw", 0.01))
-    whole = replace(run, output=str(shared_path / "whole"))
-    assert train(whole, comm=comm) == 0
-    first = replace(run, partitions=3, micro_batches=2, checkpointing="always", steps=3)
-    assert train(first, comm=comm) == 0
-    alone = comm.Split(0 if comm.rank == 0 else 1, comm.rank)
-    if comm.rank == 0:
-        layers = 39
-        second = replace(run, balance=[7, layers - 7], micro_batches=6, checkpointing="never")
-        assert train(second, resume=True, comm=alone) == 0
-    alone.Free()
-    comm.Barrier()
-    check_same(run, whole)
+    on_first(run, comm, resume=True)
+    check_close(run, wanted)
 
 
 @pytest.mark.ranks(2, 4)
@@ -103,8 +56,7 @@ def test_every_checkpoint_is_continued_in_another_way(
     comm.Barrier()
     keys = ValidationKeys(images=str(held.image), labels=str(held.labels), every=1)
     run = replace(run, validation=keys)
-    whole = replace(run, output=str(shared_path / "whole"))
-    assert train(whole, comm=comm) == 0
+    wanted = whole(run, comm)
     exchange = {"tiles": TileKeys(), "halo_mode": "exchange"}
     ways: list[tuple[bool, dict[str, Any]]] = [
         (True, {"tiles": TileKeys(3, 2)}),
@@ -114,15 +66,15 @@ def test_every_checkpoint_is_continued_in_another_way(
         (False, {"tiles": TileKeys(size_px=24), "balance": [30, 5, 4], "micro_batches": 4}),
     ]
     for steps, (one_rank, way) in enumerate(ways, start=1):
-        alone = comm.Split(0 if comm.rank == 0 else 1, comm.rank)
-        if comm.rank == 0 or not one_rank:
-            ranks = alone if one_rank else comm
-            assert train(replace(run, steps=steps, **way), resume=True, comm=ranks) == 0
-        alone.Free()
+        part = replace(run, steps=steps, **way)
+        if one_rank:
+            on_first(part, comm, resume=True)
+        else:
+            assert train(part, resume=True, comm=comm) == 0
         comm.Barrier()
-    check_same(run, whole)
-    assert rows(run, "confusion.csv") == rows(whole, "confusion.csv")
-    scored = [rows(one, "validation.csv") for one in (run, whole)]
+    check_close(run, wanted)
+    assert rows(run, "confusion.csv") == rows(wanted, "confusion.csv")
+    scored = [rows(one, "validation.csv") for one in (run, wanted)]
     assert [row["step"] for row in scored[0]] == [str(step) for step in range(1, 6)]
     for ours, theirs in zip(*scored, strict=True):
         assert abs(float(ours["loss"]) - float(theirs["loss"])) <= 1e-12
@@ -134,9 +86,8 @@ def test_all_ranks_go_on_from_the_checkpoint_before_a_broken_one(
     comm: MPI.Intracomm, shared_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("adamw", 0.01))
-    whole = replace(run, output=str(shared_path / "whole"))
-    for one in (whole, run):
-        assert train(one, comm=comm) == 0
+    wanted = whole(run, comm)
+    assert train(run, comm=comm) == 0
     comm.Barrier()
     last = Path(run.output) / "last"
     if comm.rank == 0:
@@ -152,7 +103,7 @@ def test_all_ranks_go_on_from_the_checkpoint_before_a_broken_one(
         assert len(warnings) == 1
         assert "state.safetensors is not what checksums.json says" in warnings[0]
         assert warnings[0].endswith(f"goes on from {run.output}/checkpoints/step-00000004")
-    check_same(run, whole)
+    check_close(run, wanted)
     if comm.rank == 0:
         for one in last.parent.glob("checkpoints/step-*"):
             (one / "network.json").unlink()
@@ -167,8 +118,7 @@ def test_a_save_that_fails_in_the_background_is_raised_by_all(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
 ) -> None:
     run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("adamw", 0.01))
-    whole = replace(run, output=str(shared_path / "whole"))
-    assert train(whole, comm=comm) == 0
+    wanted = whole(run, comm)
     real, take = tilenet.training.folder.save_checkpoint, Step.take
     folders: list[Any] = []
 
@@ -197,7 +147,7 @@ def test_a_save_that_fails_in_the_background_is_raised_by_all(
             train(run, comm=comm)
     assert len(rows(run)) == min(fails + 1, 5)  # at the next step's agreement, and not later
     assert train(run, resume=True, comm=comm) == 0
-    check_same(run, whole)
+    check_close(run, wanted)
 
 
 @pytest.mark.ranks(2, 4)
@@ -205,8 +155,7 @@ def test_many_ranks_go_on_where_one_was_killed_between_checkpoints(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("adamw", 0.01))
-    whole = replace(run, output=str(shared_path / "whole"))
-    assert train(whole, comm=comm) == 0
+    wanted = whole(run, comm)
     if comm.rank == 0:
         original = Step.take
 
@@ -222,41 +171,30 @@ def test_many_ranks_go_on_where_one_was_killed_between_checkpoints(
         assert len(rows(run)) == 3  # one more than the checkpoint knows of
     comm.Barrier()
     assert train(run, resume=True, comm=comm) == 0
-    check_same(run, whole)
+    check_close(run, wanted)
 
 
-@pytest.mark.ranks(1, 2)
 def test_a_signal_on_one_rank_stops_all_with_a_checkpoint(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = a_run(comm, shared_path, NETWORKS["same-bilinear"], OptimizerKeys("sgd", 0.05))
     run = replace(run, checkpoint_every=100)
-    whole = replace(run, output=str(shared_path / "whole"))
-    assert train(whole, comm=comm) == 0
-    original = Step.take
-
-    def asked_in_the_third(self, step, *rest):  # type: ignore[no-untyped-def]
-        if step == 2 and comm.rank == comm.size - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, step, *rest)
-
+    wanted = whole(run, comm)
     with monkeypatch.context() as patch:
-        patch.setattr(Step, "take", asked_in_the_third)
+        stop_in(patch, comm, 3)
         assert train(run, comm=comm) == 75
     assert len(rows(run)) == 3
     assert train(run, resume=True, comm=comm) == 0
-    check_same(run, whole)
+    check_close(run, wanted)
 
 
-@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("done", [0, 2])
 def test_a_signal_before_the_first_step_is_not_lost(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
 ) -> None:
     """MPICH catches SIGUSR1 by itself, and does nothing."""
     run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
-    whole = replace(run, output=str(shared_path / "whole"))
-    assert train(whole, comm=comm) == 0
+    wanted = whole(run, comm)
     if done:
         assert train(replace(run, steps=done), comm=comm) == 0
     original = tilenet.train.open_images
@@ -272,30 +210,18 @@ def test_a_signal_before_the_first_step_is_not_lost(
     assert (Path(run.output) / "history.csv").exists() == bool(done)
     assert not done or len(rows(run)) == done
     assert train(run, resume=True, comm=comm) == 0
-    check_same(run, whole)
+    check_close(run, wanted)
 
 
-@pytest.mark.ranks(1, 2)
-def test_a_run_does_not_go_on_with_another_network(comm: MPI.Intracomm, shared_path: Path) -> None:
-    run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
-    assert train(replace(run, steps=1), comm=comm) == 0
-    other = replace(run, network=NETWORKS["same-nearest"])
-    with pytest.raises(AgreedError, match="goes on with the network that it began with"):
-        train(other, resume=True, comm=comm)
-
-
-@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            {"optimizer": OptimizerKeys("adamw", 0.01)},
-            "optimizer of .*: sgd, .*: adamw",
-        ),
+        ({"network": NETWORKS["same-nearest"]}, "with the network that it began with"),
+        ({"optimizer": OptimizerKeys("adamw", 0.01)}, "optimizer of .*: sgd, .*: adamw"),
         ({"precision": "float32"}, "precision of .*: float64, of the run file: float32"),
         ({"seed": 6}, "seed of .*: 5, of the run file: 6"),
     ],
-    ids=["optimizer", "precision", "seed"],
+    ids=["network", "optimizer", "precision", "seed"],
 )
 def test_a_run_goes_on_as_it_began(
     comm: MPI.Intracomm, shared_path: Path, change: dict[str, Any], said: str
@@ -306,7 +232,6 @@ def test_a_run_goes_on_as_it_began(
         train(replace(run, **change), resume=True, comm=comm)
 
 
-@pytest.mark.ranks(1, 2)
 def test_a_refused_request_to_overwrite_leaves_the_run(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
@@ -317,14 +242,13 @@ def test_a_refused_request_to_overwrite_leaves_the_run(
         train(replace(run, init="/nowhere.safetensors"), overwrite=True, comm=comm)
     comm.Barrier()
     assert len(rows(run)) == 2
-    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(run).items())
+    assert same_tensors(weights(run), before)
     # its own weights may begin the run that replaces it
     again = replace(run, steps=0, init=run.output)
     assert train(again, overwrite=True, comm=comm) == 0
-    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(run).items())
+    assert same_tensors(weights(run), before)
 
 
-@pytest.mark.ranks(1, 2)
 def test_weights_that_are_not_finite_are_not_saved(comm: MPI.Intracomm, shared_path: Path) -> None:
     run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
     assert train(replace(run, steps=1), comm=comm) == 0

@@ -1,11 +1,9 @@
 """What a run says of its time and memory, on any number of ranks, and that this costs nothing."""
 
-import csv
 import json
-import os
-import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from left_by_runs import rows, stop_in
 from mpi4py import MPI
-from test_same_as_whole_image import run_file
-from whole_image import random_scene
+from test_same_as_whole_image import run_file, scenes_of
 
 from tilenet.errors import AgreedError
 from tilenet.parallel.exchange.halo import Line
@@ -27,7 +25,6 @@ from tilenet.training.config.keys import NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.read import read_run_file
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.log import RunLog
-from tilenet.training.step import Step
 
 INSTANCE = NetworkKeys(poolings=2, base=4, norm="instance")
 PLAIN = NetworkKeys(poolings=2, base=4)
@@ -35,14 +32,7 @@ PARTS = ["read_seconds", "exchange_seconds", "reduce_seconds", "swap_wait_second
 
 
 def a_run(comm: MPI.Intracomm, path: Path, network: NetworkKeys, **more: Any) -> RunFile:
-    scene = random_scene(path, (97, 131), 1, write=comm.rank == 0)
-    comm.Barrier()
-    return run_file(path, [scene], network, **more)
-
-
-def rows(run: RunFile) -> list[dict[str, str]]:
-    with (Path(run.output) / "history.csv").open() as file:
-        return list(csv.DictReader(file))
+    return run_file(path, scenes_of(path, [(97, 131)], comm), network, **more)
 
 
 def timings(run: RunFile) -> dict[str, Any]:
@@ -116,18 +106,6 @@ def test_what_is_resumed_accounts_for_its_own_steps(comm: MPI.Intracomm, shared_
 
 
 @pytest.mark.ranks(2)
-def test_ranks_and_clocks_do_not_change_losses(comm: MPI.Intracomm, shared_path: Path) -> None:
-    run = a_run(comm, shared_path, INSTANCE, halo_mode="exchange")
-    assert train(run, comm=comm) == 0
-    losses = [float(row["loss"]) for row in rows(run)]
-    alone = replace(run, output=str(shared_path / "alone"))
-    if comm.rank == 0:
-        assert train(alone, comm=MPI.COMM_SELF) == 0
-        assert losses == pytest.approx([float(row["loss"]) for row in rows(alone)], rel=1e-12)
-        assert len(set(losses)) == 3
-
-
-@pytest.mark.ranks(2)
 def test_what_waits_to_be_written_is_written_where_a_run_fails(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,12 +142,10 @@ def test_threads_that_exchange_at_once_are_counted_once() -> None:
             time.sleep(0.1)
             inside.wait()
 
-    threads = [threading.Thread(target=exchange) for _ in range(4)]
     began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(exchange)
     passed = time.perf_counter() - began
     assert 0.1 <= clock.take() <= passed
     assert clock.take() == 0
@@ -213,14 +189,7 @@ def test_a_report_that_fails_is_said_and_fails_nothing(
 def test_a_run_that_is_stopped_leaves_a_report_without_maps(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = Step.take
-
-    def stopping(self: Step, step: int, *given: Any) -> Any:
-        if step == 1 and comm.rank == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return take(self, step, *given)
-
-    monkeypatch.setattr(Step, "take", stopping)
+    stop_in(monkeypatch, comm, 2)
     run = a_run(comm, shared_path, PLAIN)
     assert train(run, comm=comm) == 75
     assert timings(run)["last_step"] == 2

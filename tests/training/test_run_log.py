@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tilenet.parallel.swap.statistics import SwapCounts
-from tilenet.scores import better, scores
+from tilenet.scores import scores
 from tilenet.storage.tensorboard import Scalars
 from tilenet.training.log import RunLog
 from tilenet.training.scoring import Validated
@@ -71,18 +71,6 @@ def test_rows_hold_all_scores_to_their_last_bit(
     assert f"road {wanted['iou'][1]:.4f}, nowhere –; 1.2 s; the best so far" in said
 
 
-def test_more_than_ten_classes_are_not_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = RunLog(tmp_path, [str(number) for number in range(11)], "mean_iou", 0)
-    matrix = np.random.default_rng(1).integers(1, 50, (11, 12))
-    log.validation(1, Validated(0.5, matrix, 1.0), best=False)
-    said = capsys.readouterr().err
-    assert "mean IoU" in said
-    assert "; IoU" not in said
-    assert "best" not in said
-
-
 @pytest.mark.parametrize("score", ["mean_iou", "loss"])
 def test_the_best_is_found_again(tmp_path: Path, score: str) -> None:
     log = RunLog(tmp_path, CLASSES, score, 0)
@@ -122,13 +110,6 @@ def test_without_validation_there_are_no_tables_of_it(tmp_path: Path) -> None:
     assert not log.has_validation(1)
     log.close()
     assert [path.name for path in tmp_path.iterdir()] == ["history.csv"]
-
-
-def test_of_a_loss_the_smaller_is_better() -> None:
-    assert better("loss", 0.1, 0.2)
-    assert better("mean_f1", 0.2, 0.1)
-    assert not better("loss", 0.2, 0.2)
-    assert not better("accuracy", 0.2, 0.2)
 
 
 def test_scalars_hold_what_the_tables_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

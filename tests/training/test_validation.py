@@ -1,5 +1,7 @@
-"""Scores while training are those of the map that is made of the same checkpoint."""
+"""Scores while training: those of the map, what is refused, the best checkpoint, and stops."""
 
+import os
+import signal
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -9,36 +11,46 @@ import numpy as np
 import pytest
 import rasterio
 import torch
+from left_by_runs import check_bits, stop_in, whole
 from mpi4py import MPI
-from safetensors.torch import load_file
 from validated_runs import (
     LAYERS,
     NETWORK,
+    SHAPES,
     a_run,
     check_row,
     held_out,
+    kept,
+    scripted,
     small_tiles,
     table,
     wanted_row,
 )
-from whole_image import IGNORE
+from whole_image import IGNORE, Scene
 
 import tilenet.mapping.choose
 import tilenet.mapping.count
 import tilenet.mapping.job
 import tilenet.train
+from tilenet.data.labels.raster import Labels
+from tilenet.data.rasters.raster import Raster
+from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.windows import Window
 from tilenet.mapping.mapper import Mapper
 from tilenet.parallel.health.watchdog import Watchdog
 from tilenet.predict import Prediction, predict
 from tilenet.scores import scores
 from tilenet.train import train
-from tilenet.training.config.keys import OptimizerKeys, SwappingKeys
+from tilenet.training.config.keys import OptimizerKeys, ScheduleKeys, SwappingKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.images.held_out import hold_out
 from tilenet.training.images.open import RunImages, open_images
 from tilenet.training.scoring import Validation
+from tilenet.training.step import Step
+from tilenet.training.validation import RunValidation
+
+pytestmark = pytest.mark.ranks(2)
 
 
 @pytest.mark.ranks(1, 2)
@@ -130,7 +142,6 @@ def test_any_number_of_ranks_gives_the_same_bits(
     assert table(run) == table(alone)
 
 
-@pytest.mark.ranks(2)
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
 def test_training_goes_on_with_the_same_bits(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
@@ -154,24 +165,32 @@ def test_training_goes_on_with_the_same_bits(
     monkeypatch.setattr(Validation, "score", watched)
     assert train(run, comm=comm) == 0
     assert len(table(run)) == 3
-    losses = [[row["loss"] for row in table(one, "history.csv")] for one in (run, without)]
-    assert losses[0] == losses[1]
-    found, wanted = (
-        load_file(Path(one.output) / "last" / "weights.safetensors") for one in (run, without)
-    )
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in found)
+    check_bits(run, without)
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Tiles that this rank computes."""
+    found: list[Any] = []
+    original = Mapper.tiles
+
+    def counting(self: Mapper, pipe: Any, tiles: Any) -> Any:
+        found.extend(tiles)
+        return original(self, pipe, tiles)
+
+    monkeypatch.setattr(Mapper, "tiles", counting)
+    return found
 
 
 @pytest.mark.ranks(3)
 def test_only_tiles_that_hold_something_are_computed(
-    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[Any]
 ) -> None:
     small_tiles(monkeypatch)
     monkeypatch.setattr(tilenet.mapping.choose, "SWEEP_TIMES", 0)  # whole images in tiles too
     run, held = a_run(comm, shared_path, steps=1)
     windows = (Window(0, 85, 3, 6), Window(45, 0, 4, 40))
-    scene, computed = held[0], []
+    scene = held[0]
     kept = np.full(scene.valid.shape, IGNORE, np.uint8)
     for one in windows:
         place = np.s_[one.row : one.row + one.height, one.col : one.col + one.width]
@@ -180,14 +199,7 @@ def test_only_tiles_that_hold_something_are_computed(
         with rasterio.open(scene.labels, "r+") as file:
             file.write(kept, 1)
     comm.Barrier()
-    original = Mapper.tiles
-
-    def counting(self: Mapper, pipe: Any, tiles: Any) -> Any:
-        computed.extend(tiles)
-        return original(self, pipe, tiles)
-
     armed: list[str] = []
-    monkeypatch.setattr(Mapper, "tiles", counting)
     monkeypatch.setattr(Watchdog, "arm", lambda self, doing, times=1.0: armed.append(doing))
     tables = []
     for asked in (None, windows):
@@ -210,7 +222,6 @@ def test_only_tiles_that_hold_something_are_computed(
     assert armed.count("the sum of a validation") == 2
 
 
-@pytest.mark.ranks(2)
 def test_held_out_blocks_are_scored_as_their_part_of_the_map(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,35 +247,184 @@ def test_held_out_blocks_are_scored_as_their_part_of_the_map(
 
 
 @pytest.mark.ranks(3)
-def test_ranks_share_images_of_one_tile(
-    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ranks_share_images_of_one_tile_and_speak_once(
+    comm: MPI.Intracomm, shared_path: Path, computed: list[Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    computed: list[int] = []
-    original = Mapper.tiles
-
-    def counting(self: Mapper, pipe: Any, tiles: Any) -> Any:
-        computed.append(len(tiles))
-        return original(self, pipe, tiles)
-
-    monkeypatch.setattr(Mapper, "tiles", counting)
     held = held_out(comm, shared_path)
     run, _ = a_run(comm, shared_path, held=held + held[::-1], steps=1)
     assert train(run, comm=comm) == 0
-    assert comm.allgather(sum(computed)) == [2, 1, 1]
-
-
-@pytest.mark.ranks(3)
-def test_what_is_said(
-    comm: MPI.Intracomm, shared_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run, _ = a_run(comm, shared_path, steps=1)
-    assert train(run, comm=comm) == 0
+    assert comm.allgather(len(computed)) == [2, 1, 1]
     said = "".join(comm.allgather(capfd.readouterr().err))
     assert said.count("validation after step 1: mean IoU ") == 1
-    bar = said[said.rindex("1/1 [") :]
-    row = table(run, "history.csv")[0]
-    assert f"loss={float(row['loss']):.4f}" in bar
-    assert "Mpx/s=" in bar
-    assert "image" in bar
-    # The images' tiles have bars of their own only where they take long.
-    assert "tile/s" not in said
+
+
+def spoiled(comm: MPI.Intracomm, scene: Scene, what: str) -> dict[str, str]:
+    """Validation keys of a scene of which something is wrong."""
+    if comm.rank == 0:
+        if what == "labels":
+            with rasterio.open(scene.labels, "r+") as file:
+                file.write(np.where(scene.classes == 1, 3, scene.classes).astype(np.uint8), 1)
+        elif what == "unlabelled":
+            with rasterio.open(scene.labels, "r+") as file:
+                file.write(np.full(scene.classes.shape, IGNORE, np.uint8), 1)
+        elif what == "bands":
+            with rasterio.open(scene.image) as file:
+                profile, pixels = file.profile, file.read()[:2]
+            with rasterio.open(scene.image, "w", **(profile | {"count": 2})) as file:
+                file.write(pixels)
+        elif what == "broken":
+            whole = scene.image.read_bytes()
+            scene.image.write_bytes(whole[: len(whole) // 2])
+        elif what == "missing":
+            scene.labels.unlink()
+    comm.Barrier()
+    return {"images": str(scene.image), "labels": str(scene.labels)}
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("labels", "labels must be 0 to classes − 1"),
+        ("unlabelled", "at least one pixel with data must be labelled"),
+        ("bands", r"band"),
+        ("broken", "must be readable everywhere"),
+        ("missing", "labels must be a raster or a vector file"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_first_step(
+    comm: MPI.Intracomm, shared_path: Path, what: str, said: str
+) -> None:
+    run, held = a_run(comm, shared_path)
+    run = replace(run, validation=ValidationKeys(**spoiled(comm, held[1], what)))
+    with pytest.raises(AgreedError, match=said):
+        train(run, comm=comm)
+    assert not (Path(run.output) / "history.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "gives", "said"),
+    [
+        (Labels, 3, "labels must be 0 to classes − 1"),
+        (Labels, None, "is broken"),
+        (Raster, None, "is broken"),
+        (Labels, IGNORE, "at least one pixel with data must be labelled in what validation holds"),
+    ],
+    ids=["no class", "labels", "image", "unlabelled"],
+)
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+def test_what_breaks_later_ends_all_ranks_alike(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Any,
+    gives: int | None,
+    said: str,
+    mode: Any,
+) -> None:
+    network = replace(NETWORK, norm="instance" if mode == "exchange" else None)
+    run, _ = a_run(comm, shared_path, network, held_out(comm, shared_path)[1:], halo_mode=mode)
+    take, read, begun = Step.take, kind.read, []
+
+    def begins(self: Step, *rest: Any) -> Any:
+        begun.append(1)
+        return take(self, *rest)
+
+    def breaks(self: Any, window: Window, region: Window | None = None) -> Any:
+        # One rank finds it, of a file that is wrong all over each.
+        found = read(self, window, region)
+        if begun and "held1" in self.path and (gives == IGNORE or comm.rank == 0):
+            if gives is None:
+                raise TilenetError(f"{self.path} is broken")
+            found[:] = gives
+        return found
+
+    monkeypatch.setattr(Step, "take", begins)
+    monkeypatch.setattr(kind, "read", breaks)
+    with pytest.raises(AgreedError, match=said):
+        train(run, comm=comm)
+    assert not table(run)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("score", ["accuracy", "loss"])
+def test_the_best_checkpoint_is_kept_and_of_equals_the_earlier_one(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, score: Any
+) -> None:
+    run, held = a_run(comm, shared_path, steps=5)
+    run = replace(run, validation=replace(run.validation, score=score))
+    scripted(monkeypatch, [0.25, 0.75, 0.75, 0.5, 0.5])
+    assert train(run, comm=comm) == 0
+    names = [f"step-0000000{step}" for step in range(10)]
+    assert kept(run) == (names[2], names[5], [names[2], *names[4:6]])
+    scripted(monkeypatch, [0.7, 0.7, 0.75])
+    assert train(replace(run, steps=8), resume=True, comm=comm) == 0
+    assert kept(run) == (names[2], names[8], [names[2], *names[7:9]])
+    scripted(monkeypatch, [0.9])
+    rarely = replace(run, steps=9, checkpoint_every=100)
+    assert train(rarely, resume=True, comm=comm) == 0
+    assert kept(run) == (names[9], names[9], names[8:])
+    asked = Prediction(f"{run.output}/best", str(held[0].image), str(shared_path / "map.tif"))
+    assert predict(asked, comm)["size"] == list(SHAPES[0])
+
+
+def stops_in_validation(comm: MPI.Intracomm, run: RunFile, patch: pytest.MonkeyPatch) -> None:
+    original = Validation.score
+
+    def asked(self: Validation, network: Any) -> Any:
+        if comm.rank == comm.size - 1 and len(seen) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        seen.append(1)
+        return original(self, network)
+
+    seen: list[int] = []
+    patch.setattr(Validation, "score", asked)
+    assert train(run, comm=comm) == 75
+    assert [row["step"] for row in table(run)] == ["2", "4"]  # it is made to its end
+    assert len(table(run, "history.csv")) == 4
+
+
+def stops_before_validation(comm: MPI.Intracomm, run: RunFile, patch: pytest.MonkeyPatch) -> None:
+    stop_in(patch, comm, 4)
+    assert train(run, comm=comm) == 75
+    assert [row["step"] for row in table(run)] == ["2"]  # who is asked to stop has little time
+
+
+def dies_after_validation(comm: MPI.Intracomm, run: RunFile, patch: pytest.MonkeyPatch) -> None:
+    original = RunValidation.make
+
+    def dies(self: RunValidation, step: int, *rest: Any) -> Any:
+        found = original(self, step, *rest)
+        if step == 4:
+            raise AgreedError("killed")
+        return found
+
+    patch.setattr(RunValidation, "make", dies)
+    with pytest.raises(AgreedError, match="killed"):
+        train(run, comm=comm)
+    assert [row["step"] for row in table(run)] == ["2", "4"]
+
+
+@pytest.mark.parametrize(
+    "stop", [stops_in_validation, stops_before_validation, dies_after_validation]
+)
+def test_a_run_that_was_stopped_leaves_what_an_undisturbed_one_does(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Any
+) -> None:
+    run, _ = a_run(comm, shared_path, steps=5, checkpoint_every=100)
+    schedule = ScheduleKeys("poly", power=2.0)
+    run = replace(run, validation=replace(run.validation, every=2), schedule=schedule)
+    scripted(monkeypatch, [0.25, 0.75, 0.5])
+    wanted = whole(run, comm)
+    monkeypatch.undo()
+    scripted(monkeypatch, [0.25, 0.75, 0.75, 0.5] if "dies" in stop.__name__ else [0.25, 0.75, 0.5])
+    with monkeypatch.context() as patch:
+        stop(comm, run, patch)
+    comm.Barrier()
+    assert train(run, resume=True, comm=comm) == 0
+    comm.Barrier()
+    assert [row["step"] for row in table(run)] == ["2", "4", "5"]
+    assert table(run) == table(wanted)
+    assert table(run, "confusion.csv") == table(wanted, "confusion.csv")
+    rates = [float(row["learning_rate"]) for row in table(run, "history.csv")]
+    assert rates == pytest.approx([run.optimizer.lr * (1 - t / 5) ** 2 for t in range(5)])
+    assert kept(run)[:2] == kept(wanted)[:2] == ("step-00000004", "step-00000005")

@@ -11,7 +11,8 @@ import shapely
 from mpi4py import MPI
 from rasterio.features import rasterize
 from rasterio.warp import transform
-from test_same_as_whole_image import LR, NETWORKS, SEED, STEPS, differences, options_of, outcome_of
+from test_bad_input import training
+from test_same_as_whole_image import LR, NETWORKS, SEED, STEPS, check_same, options_of, outcome_of
 from test_same_as_whole_image import run_file as run_of
 from whole_image import Scene, random_scene, train_whole
 
@@ -32,21 +33,12 @@ def drawn_scene(folder: Path, size: tuple[int, int], *, write: bool, seed: int =
     kinds = rng.choice(["road", "house", "unknown"], 40)
     path = folder / f"labels{seed}.gpkg"
     if write:
-        degrees = [
-            shapely.transform(
-                shape,
-                lambda xy: np.column_stack(transform("EPSG:32630", "EPSG:4326", *xy.T)),
-            )
-            for shape in shapes
-        ]
-        pyogrio.raw.write(
-            path,
-            shapely.to_wkb(np.array(degrees)),
-            [kinds.astype(object)],
-            ["kind"],
-            crs="EPSG:4326",
-            geometry_type="Polygon",
+        degrees = shapely.transform(
+            shapes, lambda xy: np.column_stack(transform("EPSG:32630", "EPSG:4326", *xy.T))
         )
+        columns = {"field_data": [kinds.astype(object)], "fields": ["kind"]}
+        options = {"crs": "EPSG:4326", "geometry_type": "Polygon"}
+        pyogrio.raw.write(path, shapely.to_wkb(degrees), **columns, **options)
     numbers = {"road": 1, "house": 2, "unknown": 255}
     order = np.argsort(kinds == "house", kind="stable")
     pairs = [(shapes[n], numbers[str(kinds[n])]) for n in order]
@@ -71,19 +63,7 @@ def test_losses_weights_and_logits_are_those_of_burned_labels(
     )
     wanted = train_whole([scene], options_of(keys), STEPS, LR, SEED)
     found = outcome_of(run, comm, scene.image, 64)
-    loss, weight, logits = differences(found, wanted, scene.valid)
-    assert loss <= 1e-12
-    assert weight <= 1e-10
-    assert logits <= 1e-12 * max(1.0, float(np.abs(wanted.logits).max()))
-
-
-def training(folder: Path, scene: Scene, *more: str) -> list[str]:
-    return [
-        "train",
-        *("--images", str(scene.image), "--classes", "3", "--steps", "2", "--crop_px", "32"),
-        *("--network.poolings", "2", "--network.base", "2", "--device", "cpu"),
-        *("--output", str(folder / "run"), *more),
-    ]
+    check_same(comm, found, wanted, scene.valid)
 
 
 def test_that_labels_are_resampled_is_said_once(
@@ -99,7 +79,7 @@ def test_that_labels_are_resampled_is_said_once(
         with rasterio.open(labels, "w", **profile) as file:
             file.write(values)
     comm.Barrier()
-    assert main(training(shared_path, scene, "--labels", str(labels))) == 0
+    assert main(training(shared_path, str(scene.image), str(labels), "--crop_px", "32")) == 0
     said = "".join(comm.allgather(capfd.readouterr().err))
     assert said.count("moved.tif lie on another grid than the image") == 1
 
@@ -109,8 +89,8 @@ def test_what_has_no_class_is_said_once_by_all(
 ) -> None:
     scene = drawn_scene(shared_path, (70, 90), write=comm.rank == 0)
     comm.Barrier()
-    labels = "--labels", str(scene.labels), "--vectors.field", "kind"
-    assert main(training(shared_path, scene, *labels, "--vectors.classes", '{"road": 1}')) == 1
+    vectors = "--vectors.field", "kind", "--vectors.classes", '{"road": 1}'
+    assert main(training(shared_path, str(scene.image), str(scene.labels), *vectors)) == 1
     said = "".join(comm.allgather(capfd.readouterr().err))
     assert re.search(r"must stand under vectors.classes \(.*kind: house, unknown\); add it", said)
     assert said.count("tilenet: ") == 1

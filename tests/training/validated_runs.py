@@ -1,6 +1,5 @@
 """Runs with validation, and what their scores are to be."""
 
-import csv
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import rasterio
 import torch
 import torch.nn.functional as F
+from left_by_runs import rows
 from mpi4py import MPI
 from test_same_as_whole_image import run_file
 from whole_image import IGNORE, Scene, random_scene
@@ -70,8 +70,7 @@ def a_run(
 
 
 def table(run: RunFile, name: str = "validation.csv") -> list[dict[str, str]]:
-    with (Path(run.output) / name).open(newline="") as file:
-        return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows(run, name)]
 
 
 def small_tiles(monkeypatch: pytest.MonkeyPatch, num_bytes: int = 1 << 20) -> None:

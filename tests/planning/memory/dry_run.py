@@ -29,8 +29,6 @@ from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.pipeline.skip_store import Store
 from tilenet.planning.memory.partition import OPTIMIZER_STATES
 
-__all__ = ["ChargedStore", "Charges", "NoStore", "StepBytes", "dry_run", "measured_run"]
-
 
 class Charges:
     """Says to which partition a storage belongs: results lie where the operands lie."""
@@ -119,12 +117,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class StepBytes:
-    """Most bytes alive during a training step, in tensors.
-
-    Attributes:
-        total: Bytes of all partitions together, at one time.
-        partitions: Bytes of each partition by itself.
-    """
+    """Most bytes alive during a training step, in tensors: of all at one time, and of each."""
 
     total: int
     partitions: tuple[int, ...]
@@ -146,15 +139,10 @@ def dry_run(
 ) -> StepBytes:
     """Peak of a step after the first (states of the optimizer are there), to the byte.
 
-    Parameters, the flat gradients and the optimizer's states count. Scratch inside of operations
-    counts where `scratch` knows of it; what an allocator loses does not.
+    Parameters, the flat gradients and the optimizer's states count; what an allocator loses does
+    not. Each micro-batch holds one tile.
 
     Args:
-        tile: Height and width of each micro-batch, which holds one tile.
-        balance: Layers per partition.
-        checkpointing: `always`, `except_last` or `never`.
-        precision: `float32`, `float64`, `bfloat16` or `float16`.
-        optimizer: `adamw`, `sgd-momentum` or `sgd`.
         cut: Cells of the logits that are cut off on each side, since other tiles own them.
         one_device: All partitions lie on one device: nothing is copied between them.
         stored: Skips between partitions and inputs of checkpoints wait on the host.
@@ -290,11 +278,12 @@ def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def _prepare(pipe: Pipe, live: OwnedBytes, optimizer: str) -> Callable[[], None]:
     """Make the flat gradients and the optimizer's states; return the optimizer's step."""
     states: list[tuple[Tensor, list[Tensor]]] = []
+    dtype = next(pipe.network.parameters()).dtype
     for number, partition in enumerate(pipe.partitions):
         live.owner = number
         live.charge([*partition.parameters(), *partition.buffers()])
         parameters = list(partition.parameters())
-        flat = torch.zeros(sum(p.numel() for p in parameters), dtype=_dtype(pipe))
+        flat = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype)
         start = 0
         for parameter in reversed(parameters):
             stop = start + parameter.numel()
@@ -316,10 +305,6 @@ def _prepare(pipe: Pipe, live: OwnedBytes, optimizer: str) -> Callable[[], None]
     return step
 
 
-def _dtype(pipe: Pipe) -> torch.dtype:
-    return next(pipe.network.parameters()).dtype
-
-
 @contextmanager
 def new_phonies() -> Iterator[None]:
     """Context without torchgpipe's store of empty tensors: fake ones must not meet real ones."""
@@ -336,12 +321,7 @@ def new_phonies() -> Iterator[None]:
 def copies_made_by(
     copy: Callable[[Tensor, int], Tensor], owner_of: Callable[[Tensor], int | None]
 ) -> Iterator[None]:
-    """Context in which maps are copied between partitions that share one device, too.
-
-    Args:
-        copy: Copies a tensor for a partition.
-        owner_of: The partition of a tensor; None: it is unknown.
-    """
+    """Context in which maps are copied between partitions that share one device, too."""
     before = Copy.forward, Copy.backward, SkipTrackerThroughPotals.copy
     of_skip: list[tuple[int, int]] = []  # where the skip under way comes from, and goes
 

@@ -12,8 +12,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from tilenet.planning.memory.live import LiveBytes
 
-__all__ = ["OwnedBytes", "ScratchRule"]
-
 OwnerRule = Callable[[Any, list[Tensor]], int]
 ScratchRule = Callable[[Any, Any, dict[str, Any]], int]
 
@@ -21,16 +19,8 @@ ScratchRule = Callable[[Any, Any, dict[str, Any]], int]
 class OwnedBytes(LiveBytes):  # type: ignore[no-untyped-call]
     """Live bytes, each storage of which is charged to a number.
 
-    Args:
-        owner_rule: Says from an operation and its tensors to whom its new storages are charged (see
-            `owner_of`); None: to the attribute `owner` at that time.
-        scratch: Says how many bytes an operation takes inside while it runs; they count for the
-            peaks only.
-
-    Attributes:
-        owner: Number that new storages are charged to.
-        current_of: Bytes alive now, by owner.
-        peak_of: Most bytes that were alive at one time, by owner.
+    `owner_rule` says from an operation and its tensors to whom its new storages are charged, else
+    it is `owner`; `scratch`, how many bytes it takes inside, which count for the peaks only.
     """
 
     def __init__(

@@ -13,17 +13,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["Scratch", "allocated_peak"]
-
 MEASURED = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 
 class Scratch:
-    """Scratch of an operation on tensors, real or fake, in bytes; each kind is measured once.
-
-    Args:
-        device: Where operations are measured.
-    """
+    """Scratch of an operation on tensors, real or fake, in bytes; each kind is measured once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -2,13 +2,16 @@
 
 import random
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
-from dry_run import dry_run, measured_run
+from dry_run import CPU, dry_run, measured_run
 from networks import random_balance, random_options
+from scratch import Scratch, allocated_peak
+from zoo import ZOO, network
 
+from tilenet.adoption.adopt import adopt
 from tilenet.geometry.layers import Layer, Norm, Stash
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
@@ -46,7 +49,7 @@ def test_a_dry_run_is_a_real_run_to_the_byte(tmp_path: Path, seed: int, mode: Mo
     }
     if seed % 2:
         copies = HostCopies(FileSlabs(str(tmp_path)), SwapStatistics())
-        stores = [HostStore(copies, torch.device("cpu")) for _ in case["balance"]]  # type: ignore[attr-defined]
+        stores = [HostStore(copies, CPU) for _ in case["balance"]]  # type: ignore[attr-defined]
         predicted = dry_run(**case, stored=True)  # type: ignore[arg-type]
         measured = measured_run(**case, stores=stores)  # type: ignore[arg-type]
         again = {"always": 1, "except_last": 2}.get(mode, 99) <= case["micro_batches"]  # type: ignore[operator]
@@ -111,3 +114,41 @@ def test_a_stash_adds_up_two_gradients() -> None:
     formula = partition_bytes(costs, balance, 1, "always")[1].total
     assert formula == dry_run(layers, (60, 76), balance, 1, "always").partitions[1]
     assert formula > 4 * costs[place].output
+
+
+@pytest.fixture(scope="module")
+def lists() -> dict[str, tuple[Layer, ...]]:
+    return {name: adopt(network(name), 3).layers for name in ZOO}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ZOO)
+def test_steps_of_somebody_elses_networks(
+    lists: dict[str, tuple[Layer, ...]], name: str, mode: Mode
+) -> None:
+    draw = random.Random(f"{name} {mode}")
+    layers = lists[name]
+    for most_partitions in (1, 4):
+        balance = random_balance(draw, len(layers), most_partitions)
+        tile, many = (8 * draw.randint(6, 12), 8 * draw.randint(6, 12)), draw.randint(1, 3)
+        predicted = dry_run(layers, tile, balance, many, mode)
+        assert predicted == measured_run(layers, tile, balance, many, mode)
+        costs = layer_bytes(layers, *tile)
+        formula = [p.total for p in partition_bytes(costs, balance, many, mode)]
+        for found, needed in zip(formula, predicted.partitions, strict=True):
+            # Joins of maps that several partitions keep: nearer on larger tiles.
+            assert 0.94 * needed - 1024 <= found
+        # Of networks of two layers copies with padding around them are most of it.
+        most = 1.5 if name in ("looking", "shifted", "between") else 1.2
+        assert max(formula) <= most * max(predicted.partitions)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("mode", ["always", "never"])
+def test_the_allocators_peak_of_a_step_is_predicted(precision: str, mode: Mode) -> None:
+    layers = unet_layers(UNetOptions(poolings=2, base=8, bands=3, classes=3, dropout=0.1))
+    step: Any = (layers, (101, 93), [20, len(layers) - 20], 3, mode, precision)
+    predicted = dry_run(*step, one_device=True, scratch=Scratch(CPU)).total
+    peak = allocated_peak(lambda: measured_run(*step, one_device=True, count=False), CPU)
+    assert predicted == pytest.approx(peak, rel=0.01)
+    assert dry_run(*step, one_device=True).total < 0.97 * peak, "there is something to predict"

@@ -188,8 +188,6 @@ def test_maps_of_2_to_the_31_elements_are_refused_by_layer() -> None:
     check_map_sizes(layers, 4095, 4096)
     with pytest.raises(TilenetError, match="or fewer samples per micro-batch"):
         check_map_sizes(layers, 4095, 4096, batch=2)
-
-
-def test_many_bands_are_the_input_of_the_first_layer() -> None:
+    # Many bands are the input of the first layer.
     layers = unet_layers(UNetOptions(poolings=1, base=2, bands=200))
     assert largest_map(layers, 12, 14) == (0, 200 * 12 * 14)

@@ -1,4 +1,4 @@
-"""Predicted bytes, against the tensors that live while real modules run."""
+"""Predicted bytes, and those of sweeps, against the tensors that live while real modules run."""
 
 import random
 import time
@@ -12,11 +12,14 @@ import torch
 from networks import random_balance, random_options
 
 from tilenet.geometry.layers import Activation, Stash
+from tilenet.geometry.sweep import strip_edges
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
+from tilenet.parallel.exchange.swept import Sweep
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.partition import block_bytes, inference_bytes, partition_bytes
+from tilenet.planning.memory.swept import swept_bytes
 
 SMALL = UNetOptions(poolings=2, base=4, bands=3, classes=5)
 SHAPES = list(product((1, 3), ("same", "valid"), ("nearest", "bilinear", "transposed")))
@@ -135,3 +138,27 @@ def test_the_largest_presets_blocks_take_a_moment() -> None:
     blocks = block_bytes(costs, 6, "always", num_partitions=6)
     assert time.process_time() - began < 1  # 0.03 s on a quiet machine
     assert blocks.shape == (150, 150)
+
+
+SWEPT = UNetOptions(poolings=3, base=8, bands=4, classes=5, norm="batch")
+
+
+@pytest.mark.parametrize("strip_rows", [16, 40, 64])
+@pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "transposed"])
+def test_a_sweep_takes_what_was_predicted(upsampling: str, strip_rows: int) -> None:
+    layers = unet_layers(replace(SWEPT, upsampling=upsampling))
+    network, edges = build_network(layers).eval(), strip_edges(512, strip_rows)
+    sweep, done = Sweep(layers, network, (512, 256), edges), 0
+    with torch.inference_mode(), LiveBytes() as live:
+        for first in range(0, 2 * 512, strip_rows):
+            rows = min(strip_rows, 512 - first)
+            done += sweep.feed(torch.randn(1, 4, rows, 256) if rows > 0 else None).shape[2]
+            if done == 512:
+                break
+    assert done == 512
+    assert 0.98 * live.peak <= swept_bytes(layers, 512, 256, strip_rows, 4) <= live.peak
+
+
+def test_a_sweep_of_a_tall_image_takes_no_more() -> None:
+    layers = unet_layers(SWEPT)
+    assert swept_bytes(layers, 512, 256, 64, 4) == swept_bytes(layers, 1 << 16, 256, 64, 4)

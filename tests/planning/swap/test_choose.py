@@ -15,6 +15,7 @@ FIRST = LayerGroup(7, 14, 0, 50, 50, 60, 90)
 SECOND = LayerGroup(9, 18, 30, 40, 40, 55, 85, again_bytes=88, input_from=1, needs_input=True)
 THIRD = LayerGroup(11, 22, 20, 35, 35, 45, 65, again_bytes=70, input_from=1, needs_input=True)
 GROUPS = (FIRST, SECOND, THIRD)
+Case = tuple[random.Random, tuple[LayerGroup, ...], int, float]
 
 
 def test_all_kept_takes_the_seconds_and_the_bytes_of_all() -> None:
@@ -40,31 +41,28 @@ def test_a_group_behind_one_computed_again_keeps_its_input_itself() -> None:
     assert found.peak_bytes == (50 + 35) + max(90, 50 + 88, 50 + 20 + 65)
 
 
+COPIED = (
+    LayerGroup(3, 6, 0, 40, 40, 45, 60),
+    LayerGroup(4, 8, 40, 20, 20, 30, 50),
+    LayerGroup(5, 10, 0, 9, 0, 9, 9),
+)
+
+
 def test_copies_out_and_back_as_worked_out_by_hand() -> None:
-    groups = (
-        LayerGroup(3, 6, 0, 40, 40, 45, 60),
-        LayerGroup(4, 8, 40, 20, 20, 30, 50),
-        LayerGroup(5, 10, 0, 9, 0, 9, 9),
-    )
-    found = predict(groups, ["swap", "swap", "keep"], 10.0)
+    found = predict(COPIED, ["swap", "swap", "keep"], 10.0)
     # Out: 3 to 7 and 7 to 9; forward ends at 12. Back: the second's from 12 to 14, the first's to
     # 18, both hidden behind the third's backward, to 22, and the second's, to 30. Then the first's.
     assert found.seconds == 12 + 10 + 8 + 6
     # Everything is back in the backward of the second.
     assert found.peak_bytes == 40 + 50
     assert found.swapped_bytes == 60
-    slow = predict(groups, ["swap", "swap", "keep"], 2.0)
+    slow = predict(COPIED, ["swap", "swap", "keep"], 2.0)
     # Out: 3 to 23 and 23 to 33. Back: 33 to 43, then 43 to 63; the last backward begins then.
     assert slow.seconds == 63 + 6
 
 
 def test_a_limit_makes_copies_wait() -> None:
-    groups = (
-        LayerGroup(3, 6, 0, 40, 40, 45, 60),
-        LayerGroup(4, 8, 40, 20, 20, 30, 50),
-        LayerGroup(5, 10, 0, 9, 0, 9, 9),
-    )
-    found = predict(groups, ["swap", "swap", "keep"], 10.0, limit_bytes=60)
+    found = predict(COPIED, ["swap", "swap", "keep"], 10.0, limit_bytes=60)
     # The second's forward begins when the first's copy is out, at 7; the second's goes from 11 to
     # 13 while the third's runs, to 16. Its way back is hidden: 16 to 18. The first's would have
     # been at 22, but waits for room until 36, when the second is done: 34, and comes from there to
@@ -90,6 +88,12 @@ def test_an_infinite_link_swaps_for_nothing() -> None:
         gone = predict(groups, ["swap"] * len(groups), 1e30, 3, 0)
         assert gone.seconds == pytest.approx(kept.seconds, rel=1e-12)
         assert gone.peak_bytes < kept.peak_bytes
+
+
+def random_case(seed: int, counts: list[int], manies: list[int]) -> Case:
+    draw = random.Random(seed)
+    groups = random_chain(draw, draw.choice(counts))
+    return draw, groups, draw.choice(manies), random_bandwidth(draw, groups)
 
 
 def test_a_slow_link_leaves_it_to_recomputation() -> None:
@@ -130,9 +134,7 @@ def test_everything_is_kept_where_that_fits() -> None:
 
 def test_a_limit_is_kept_and_more_room_never_takes_longer() -> None:
     for seed in range(150):
-        draw = random.Random(seed)
-        groups = random_chain(draw, draw.randint(2, 12))
-        many, bandwidth = draw.choice([1, 2, 5]), random_bandwidth(draw, groups)
+        draw, groups, many, bandwidth = random_case(seed, [*range(2, 13)], [1, 2, 5])
         options = [[ACTIONS[row] for row in set(all_choices((group,))[:, 0])] for group in groups]
         actions = [draw.choice(found) for found in options]
         least = predict(groups, actions, bandwidth, many, 0)
@@ -149,9 +151,7 @@ def test_a_limit_is_kept_and_more_room_never_takes_longer() -> None:
 def test_choices_are_nearly_the_best_of_all_and_a_fit_is_always_found(most: int) -> None:
     ratios = []
     for seed in range(60):
-        draw = random.Random(1000 * most + seed)
-        groups = random_chain(draw, most)
-        many, bandwidth = draw.choice([1, 1, 2, 3, 6]), random_bandwidth(draw, groups)
+        draw, groups, many, bandwidth = random_case(1000 * most + seed, [most], [1, 1, 2, 3, 6])
         choices = Choices(groups, all_choices(groups), bandwidth, many)
         peaks = choices.least_peaks
         low, high = int(peaks.min()), int(peaks[0])
@@ -170,9 +170,7 @@ def test_choices_are_nearly_the_best_of_all_and_a_fit_is_always_found(most: int)
 
 def test_the_fastest_is_that_of_all_that_fit() -> None:
     for seed in range(30):
-        draw = random.Random(seed)
-        groups = random_chain(draw, 3)
-        many, bandwidth = draw.choice([1, 3]), random_bandwidth(draw, groups)
+        draw, groups, many, bandwidth = random_case(seed, [3], [1, 3])
         choices = Choices(groups, all_choices(groups), bandwidth, many)
         limit = int(draw.choice(list(choices.least_peaks)))
         fits = np.flatnonzero(choices.least_peaks <= limit)
@@ -183,9 +181,7 @@ def test_the_fastest_is_that_of_all_that_fit() -> None:
 
 def test_no_choice_has_a_bound_that_it_beats() -> None:
     for seed in range(40):
-        draw = random.Random(seed)
-        groups = random_chain(draw, 4)
-        many, bandwidth = draw.choice([1, 3]), random_bandwidth(draw, groups)
+        draw, groups, many, bandwidth = random_case(seed, [4], [1, 3])
         choices = Choices(groups, all_choices(groups), bandwidth, many)
         count = len(choices.least_seconds)
         for row in draw.sample(range(count), min(20, count)):
@@ -195,9 +191,7 @@ def test_no_choice_has_a_bound_that_it_beats() -> None:
 @pytest.mark.parametrize("allowed", [ACTIONS, ("checkpoint",), ("swap",), ("keep", "both")])
 def test_more_room_is_used_and_only_what_is_allowed_is_done(allowed: tuple[str, ...]) -> None:
     for seed in range(8):
-        draw = random.Random(seed)
-        groups = random_chain(draw, draw.choice([5, 12, 25]))
-        many, bandwidth = draw.choice([1, 4]), random_bandwidth(draw, groups)
+        _, groups, many, bandwidth = random_case(seed, [5, 12, 25], [1, 4])
         most = predict(groups, ["keep"] * len(groups), bandwidth, many).peak_bytes
         before = np.inf
         for limit in np.geomspace(most / 8, most, 40):

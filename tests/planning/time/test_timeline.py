@@ -66,10 +66,11 @@ def test_recomputation_starts_before_the_gradient_arrives() -> None:
 
 
 SECONDS = st.floats(0.01, 10)
+Step = tuple[list[float], list[float], list[float], int, float, float]
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[list[float], list[float], list[float], int, float, float]:
+def steps(draw: st.DrawFn) -> Step:
     """Seconds of partitions and boundaries, micro-batches, loss and update."""
     n = draw(st.integers(1, 6))
     several = st.lists(SECONDS, min_size=n, max_size=n)
@@ -85,9 +86,7 @@ def by_name(timeline: Timeline) -> dict[tuple[str, int | None, int], Event]:
 
 
 @given(steps(), st.sampled_from(MODES))
-def test_nothing_starts_before_what_it_needs(
-    step: tuple[list[float], list[float], list[float], int, float, float], mode: Checkpointing
-) -> None:
+def test_nothing_starts_before_what_it_needs(step: Step, mode: Checkpointing) -> None:
     forward, backward, transfer, m, loss_s, update_s = step
     n = len(forward)
     timeline = simulate(*step[:4], mode, loss_s, update_s)
@@ -126,7 +125,7 @@ def test_nothing_starts_before_what_it_needs(
 
 @given(steps(), st.sampled_from(MODES))
 def test_a_device_does_one_thing_at_a_time_and_no_step_is_too_short(
-    step: tuple[list[float], list[float], list[float], int, float, float], mode: Checkpointing
+    step: Step, mode: Checkpointing
 ) -> None:
     forward, backward, transfer, m, loss_s, update_s = step
     timeline = simulate(*step[:4], mode, loss_s, update_s)
@@ -155,9 +154,7 @@ def test_equal_partitions_follow_the_closed_form(n: int, m: int, f: float, b: fl
 
 
 @given(steps())
-def test_more_recomputation_is_never_faster(
-    step: tuple[list[float], list[float], list[float], int, float, float],
-) -> None:
+def test_more_recomputation_is_never_faster(step: Step) -> None:
     spans = [simulate(*step[:4], mode, *step[4:]).makespan_s for mode in MODES]
     assert spans[0] >= spans[1] >= spans[2]
 
