@@ -223,8 +223,5 @@ def test_rasters_land_where_gdal_warps_them(
     ],
 )
 def test_what_cannot_be_placed_is_refused(real: Path, image: str, labels: str, said: str) -> None:
-    with (
-        Raster(str(real / image)) as raster,
-        pytest.raises(TilenetError, match=said),
-    ):
+    with Raster(str(real / image)) as raster, pytest.raises(TilenetError, match=said):
         open_labels(str(real / labels), raster, 255)

@@ -14,6 +14,7 @@ from tilenet.data.rasters.collar import Collar, collar_strips, strip_runs
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.windows import Window
 
+Patch = pytest.MonkeyPatch
 Write = Callable[..., str]
 
 
@@ -108,9 +109,7 @@ def test_dark_water_is_not_kept_beyond_its_strip() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 7, 64, 5000])
-def test_strips_cover_the_image_in_whole_blocks(
-    block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strips_cover_the_image_in_whole_blocks(block: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(module, "STRIP_PIXELS", 90 * 333)
     strips = collar_strips((1000, 333), block)
     assert [s.row for s in strips] == np.cumsum([0, *(s.height for s in strips[:-1])]).tolist()
@@ -138,7 +137,7 @@ def pixels_with_collar(dtype: str = "uint8") -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32", "float64"])
 @pytest.mark.parametrize(("rows", "strip_bytes"), [(1024, 1 << 26), (7, 1 << 26), (48, 1000)])
 def test_a_raster_s_collar_is_no_data_in_any_window(
-    write_raster: Write, dtype: str, rows: int, strip_bytes: int, monkeypatch: pytest.MonkeyPatch
+    write_raster: Write, dtype: str, rows: int, strip_bytes: int, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(module, "STRIP_ROWS", rows)
     monkeypatch.setattr(raster_module, "STRIP_BYTES", strip_bytes)
@@ -183,7 +182,7 @@ def test_coarse_pixels_leave_the_collar_out(write_raster: Write) -> None:
 
 
 @pytest.mark.real
-def test_the_collar_of_a_landsat_scene(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_collar_of_a_landsat_scene(real: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(module, "STRIP_ROWS", 50)
     path = str(real / "rasterio_RGB.byte.tif")
     with rasterio.open(path) as file:

@@ -172,10 +172,7 @@ def test_alpha_is_a_mask_and_no_band(write_raster: Write) -> None:
 def test_a_mask_in_the_file_counts(write_raster: Write) -> None:
     values, mask = pixels_of("uint8"), np.random.default_rng(3).random((HEIGHT, WIDTH)) < 0.7
     path = write_raster("a.tif", values)
-    with (
-        rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True),
-        rasterio.open(path, "r+") as file,
-    ):
+    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True), rasterio.open(path, "r+") as file:
         file.write_mask(mask)
     with Raster(path) as raster:
         assert np.array_equal(raster.read(raster.whole).valid, mask)
