@@ -10,6 +10,7 @@ import pytest
 import rasterio
 import shapely
 from affine import Affine
+from polygons import burned
 from pyproj import CRS, Transformer
 from rasterio.features import rasterize
 from rasterio.warp import Resampling, reproject, transform_geom
@@ -63,10 +64,7 @@ def test_polygons_land_where_gdal_moves_and_burns_them(
 ) -> None:
     name, keys = POLYGONS[image]
     with Raster(str(real / image)) as raster:
-        with open_labels(
-            str(real / name), raster, 255, VectorKeys(**keys, all_touched=all_touched)
-        ) as labels:
-            found = labels.read(raster.whole)
+        found = burned(str(real / name), raster, 255, VectorKeys(**keys, all_touched=all_touched))
         field = keys.get("field")
         info, _, wkb, columns = pyogrio.raw.read(real / name, columns=[field] if field else [])
         shapes = [shapely.geometry.mapping(shape) for shape in shapely.from_wkb(wkb)]
