@@ -44,7 +44,7 @@ def test_labels_of_any_whole_type_are_read_and_nodata_is_ignored(
     with Labels(write_raster("labels.tif", truth, nodata=3), image, ignore_index) as labels:
         found = labels.read(Window(3, 4, 20, 30))
     assert found.dtype == np.int64
-    assert np.array_equal(found, np.where(truth == 3, ignore_index, truth)[3:23, 4:34])
+    assert np.array_equal(found, np.where(truth == 3, ignore_index, truth.astype(int))[3:23, 4:34])
 
 
 def test_beyond_the_region_labels_do_not_count(write_raster: Write, image: Raster) -> None:
