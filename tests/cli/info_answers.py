@@ -1,4 +1,4 @@
-"""What `tilenet info` answers."""
+"""What `tilenet info` answers: the fixture `info`."""
 
 import json
 from collections.abc import Callable
@@ -23,14 +23,17 @@ def not_json(name: str) -> None:
     raise AssertionError(name)
 
 
-def asked(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[Any]:
-    capfd.readouterr()
-    assert main(["info", *arguments, "--json"]) == code
-    images: list[Any] = json.loads(capfd.readouterr().out, parse_constant=not_json)["images"]
-    return images
+class Info:
+    """Runs the command in this process."""
 
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self.capture = capture
 
-def shown(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
-    capfd.readouterr()
-    assert main(["info", *arguments]) == code
-    return capfd.readouterr()
+    def shown(self, *arguments: str, code: int = 0) -> tuple[str, str]:
+        self.capture.readouterr()
+        assert main(["info", *arguments]) == code
+        return self.capture.readouterr()
+
+    def asked(self, *arguments: str, code: int = 0) -> Any:
+        text, _ = self.shown(*arguments, "--json", code=code)
+        return json.loads(text, parse_constant=not_json)["images"]

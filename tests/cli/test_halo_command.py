@@ -173,13 +173,3 @@ def test_neither_torch_nor_mpi_nor_rasters_are_loaded() -> None:
     for name in ("torch", "mpi4py", "rasterio", "numpy", "jsonargparse"):
         assert f"'{name}'" not in run.stderr
     assert "768" in run.stdout
-
-
-def test_the_program_returns_the_commands_exit_code() -> None:
-    for arguments, code in ((["--levels", "1"], 1), ([], 2)):
-        run = subprocess.run(
-            [sys.executable, "-m", "tilenet", "halo", *arguments], capture_output=True, check=False
-        )
-        assert run.returncode == code
-        assert run.stdout == b""
-        assert run.stderr.count(b"\n") == 1

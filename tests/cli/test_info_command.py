@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import rasterio
 from affine import Affine
-from info_answers import SIZE, Write, asked, pixels, shown
+from info_answers import SIZE, Info, Write, pixels
 
 from tilenet.__main__ import main
 from tilenet.cli import info as info_command
@@ -16,13 +16,11 @@ from tilenet.cli.info import _bytes
 from tilenet.data import inspect as header_module
 
 
-def test_the_header_is_what_was_written(
-    write_raster: Write, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_header_is_what_was_written(write_raster: Write, info: Info) -> None:
     path = write_raster("a.tif", pixels(3), nodata=7, compress="lzw")
     with rasterio.open(path, "r+") as file:
         file.descriptions = ("red", None, "B08")
-    (found,) = asked(capfd, path, "--bands", "B08,1")
+    (found,) = info.asked(path, "--bands", "B08,1")
     assert [(b["number"], b["name"], b["dtype"], b["read"]) for b in found["bands"]] == [
         (1, "red", "uint16", True),
         (2, "", "uint16", False),
@@ -34,7 +32,7 @@ def test_the_header_is_what_was_written(
     assert found["pixel"] == pytest.approx([np.hypot(2, 0.1)] * 2, rel=1e-15)
     assert found["rotation"] == pytest.approx(np.degrees(np.arctan(0.05)), rel=1e-14)
     assert found["corner"] == pytest.approx(90, abs=1e-12)
-    text, _ = shown(capfd, path, "--bands", "B08,1", "--resolution", "4")
+    text, _ = info.shown(path, "--bands", "B08,1", "--resolution", "4")
     assert "40 × 60 px (rows × columns), read as 20 × 30" in text
     assert "1 red, 2 (not read), 3 B08: uint16" in text
     assert "rotated by 2.862°" in text
@@ -70,13 +68,9 @@ def test_the_header_is_what_was_written(
 )
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
 def test_the_grid_is_said_in_words(
-    write_raster: Write,
-    capfd: pytest.CaptureFixture[str],
-    grid: dict[str, Any],
-    said: str,
-    unsaid: str,
+    write_raster: Write, info: Info, grid: dict[str, Any], said: str, unsaid: str
 ) -> None:
-    text, _ = shown(capfd, write_raster("a.tif", pixels(1), **grid))
+    text, _ = info.shown(write_raster("a.tif", pixels(1), **grid))
     (line,) = [line for line in text.splitlines() if line.startswith("  grid")]
     assert said in line
     assert not unsaid or f" {unsaid}" not in line
@@ -107,42 +101,38 @@ def masked(write: Write) -> str:
     ],
 )
 def test_what_counts_as_data_is_said(
-    write_raster: Write,
-    capfd: pytest.CaptureFixture[str],
-    make: Callable[[Write], str],
-    options: list[str],
-    said: str,
+    write_raster: Write, info: Info, make: Callable[[Write], str], options: list[str], said: str
 ) -> None:
     path = make(write_raster)
-    assert said in asked(capfd, path, *options)[0]["data"]
-    assert said in shown(capfd, path, *options)[0]
+    assert said in info.asked(path, *options)[0]["data"]
+    assert said in info.shown(path, *options)[0]
 
 
 def test_wide_strips_are_to_be_tiled_where_the_file_is_large(
-    write_raster: Write, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    write_raster: Write, info: Info, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wide = np.random.default_rng(1).integers(0, 99, (8, 6000)).astype("uint8")
     strips = write_raster("strips $(of) rows+.tif", wide, blockysize=1)
     tiles = write_raster("tiles.tif", wide, tiled=True, blockxsize=256, blockysize=256)
-    (found,) = asked(capfd, strips)
+    (found,) = info.asked(strips)
     assert found["times"] == 6000 / 1024  # whole rows for a window of 1024 columns
     assert found["suits_windows"]
     assert found["block"] == [1, 6000]
     monkeypatch.setattr(header_module, "SMALL_BYTES", wide.size - 1)
-    text, _ = shown(capfd, strips, tiles)
+    text, _ = info.shown(strips, tiles)
     assert text.count("gdal_translate -co TILED=YES") == 1
     assert f"'{strips}' tiled.tif" in text  # as a shell takes it for one name
     assert "decodes up to 5.9 times its pixels" in text
     assert "strips of 1 × 6,000 px do not suit window reads" in text
     assert "tiles of 256 × 256 px suit window reads" in text
-    (found,) = asked(capfd, tiles)
+    (found,) = info.asked(tiles)
     assert found["times"] == 5 * 256 / 1024  # a window that begins in the middle of a tile
     monkeypatch.setattr(header_module, "SMALL_BYTES", wide.size)
-    assert "gdal_translate" not in shown(capfd, strips)[0]
+    assert "gdal_translate" not in info.shown(strips)[0]
 
 
 def test_each_image_has_its_block_and_each_refusal_its_sentence(
-    write_raster: Write, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    write_raster: Write, tmp_path: Path, info: Info
 ) -> None:
     first, last = write_raster("first.tif", pixels(2)), write_raster("last.tif", pixels(1))
     broken = tmp_path / "broken.tif"
@@ -152,7 +142,7 @@ def test_each_image_has_its_block_and_each_refusal_its_sentence(
     with rasterio.open(empty, "r+") as file:
         file.write(np.zeros_like(pixels(1)))
     paths = [first, "/nowhere.tif", str(broken), empty, last]
-    text, said = shown(capfd, *paths, "--pixels", code=1)
+    text, said = info.shown(*paths, "--pixels", code=1)
     blocks = [block.splitlines()[0] for block in text.strip().split("\n\n")]
     assert blocks == [first, str(broken), empty, last]
     sentences = [line for line in said.splitlines() if line.startswith("tilenet: ")]
@@ -160,18 +150,16 @@ def test_each_image_has_its_block_and_each_refusal_its_sentence(
     assert "a raster must be a file that GDAL can open (/nowhere.tif" in sentences[0]
     assert "must be readable everywhere" in sentences[1]
     assert "must hold pixels with data" in sentences[2]
-    found = asked(capfd, *paths, "--pixels", code=1)
+    found = info.asked(*paths, "--pixels", code=1)
     assert [path["path"] for path in found] == paths
     assert ["refused" in one for one in found] == [False, True, True, True, False]
     assert ["pixels" in one for one in found] == [True, False, False, False, True]
 
 
-def test_wrong_labels_leave_the_image_to_be_seen(
-    write_raster: Write, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_labels_leave_the_image_to_be_seen(write_raster: Write, info: Info) -> None:
     image = write_raster("image.tif", pixels(2))
     wrong = write_raster("wrong.tif", pixels(2, "uint8"))
-    text, said = shown(capfd, image, image, "--labels", wrong, "/nowhere", "--pixels", code=1)
+    text, said = info.shown(image, image, "--labels", wrong, "/nowhere", "--pixels", code=1)
     assert text.count("0 of 2,400 pixels (0.00%) are without data") == 2
     lines = said.strip().splitlines()
     assert "labels must be one band of whole numbers" in lines[0]
@@ -179,13 +167,11 @@ def test_wrong_labels_leave_the_image_to_be_seen(
     assert len(lines) == 2
 
 
-def test_names_in_files_cannot_steer_a_terminal(
-    write_raster: Write, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_names_in_files_cannot_steer_a_terminal(write_raster: Write, info: Info) -> None:
     path = write_raster("image.tif", pixels(1))
     with rasterio.open(path, "r+") as file:
         file.set_band_description(1, "red\n  data     none\x9b2J")
-    text, _ = shown(capfd, path)
+    text, _ = info.shown(path)
     assert "1 red\ufffd  data     none\ufffd2J: uint16" in text
 
 
@@ -207,18 +193,14 @@ def test_bytes_below_the_next_unit_are_whole_numbers() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_understood_is_one_line(
-    capfd: pytest.CaptureFixture[str], options: list[str], said: str
-) -> None:
-    text, errors = shown(capfd, *options, code=2)
+def test_what_cannot_be_understood_is_one_line(info: Info, options: list[str], said: str) -> None:
+    text, errors = info.shown(*options, code=2)
     assert text == ""
     assert said in errors
     assert errors.count("\n") == 1
 
 
-def test_help_is_shown_before_mpi_starts(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_help_is_shown_before_mpi_starts(monkeypatch: pytest.MonkeyPatch, info: Info) -> None:
     def started() -> None:
         raise AssertionError
 
@@ -227,4 +209,4 @@ def test_help_is_shown_before_mpi_starts(
     with pytest.raises(SystemExit) as ended:
         main(["info", "--pixels", "--help"])
     assert ended.value.code == 0
-    assert capfd.readouterr().out.startswith("usage: tilenet info")
+    assert info.capture.readouterr().out.startswith("usage: tilenet info")

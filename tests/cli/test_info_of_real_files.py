@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import rasterio
-from info_answers import asked
+from info_answers import Info
 
 LABELS = {
     "fair_uganda_z21_rgb.tif": ["fair_uganda_z21_buildings.tif"],
@@ -27,25 +27,23 @@ REFUSED = {
 
 
 @pytest.mark.real
-def test_real_files_are_described_or_refused_by_the_right_sentence(
-    real: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_real_files_are_described_or_refused_by_the_right_sentence(real: Path, info: Info) -> None:
     bare = sorted(path.name for path in real.glob("*.tif") if path.name not in LABELS | REFUSED)
     for name in bare:
-        (found,) = asked(capfd, str(real / name), "--pixels")
+        (found,) = info.asked(str(real / name), "--pixels")
         check_statistics(real / name, found)
     for name, labels in LABELS.items():
-        (found,) = asked(capfd, str(real / name), "--labels", str(real / labels[0]), "--pixels")
+        (found,) = info.asked(str(real / name), "--labels", str(real / labels[0]), "--pixels")
         assert sum(count > 0 for count in found["labels"]["class_pixels"]) == 2
         if name != "fair_set1_z21_rgb.tif":
             check_statistics(real / name, found)
     for name, (other, said) in REFUSED.items():
-        (found,) = asked(capfd, str(real / name), "--labels", str(real / other), "--pixels", code=1)
+        (found,) = info.asked(str(real / name), "--labels", str(real / other), "--pixels", code=1)
         assert said in found["refused"]
         check_statistics(real / name, found)
-    constant = asked(capfd, str(real / "SN7_int16_4band.tif"), "--pixels")[0]["notes"]
+    constant = info.asked(str(real / "SN7_int16_4band.tif"), "--pixels")[0]["notes"]
     assert any("4 (255); leave them out with bands: [1, 2, 3]" in note for note in constant)
-    (rotated,) = asked(capfd, str(real / "umbra_mount_yasur_rotated.tif"))
+    (rotated,) = info.asked(str(real / "umbra_mount_yasur_rotated.tif"))
     assert abs(rotated["rotation"]) > 1
 
 

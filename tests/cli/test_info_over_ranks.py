@@ -11,14 +11,13 @@ from tilenet.__main__ import main
 from tilenet.data import survey as module
 from tilenet.data.inspect import Asked, describe
 
+Capture = pytest.CaptureFixture[str]
+
 pytestmark = pytest.mark.ranks(1, 2, 3)
 
 
 def test_pixels_are_shared_by_ranks_and_printed_once(
-    comm: MPI.Intracomm,
-    shared_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    comm: MPI.Intracomm, shared_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = random_scene(shared_path, (157, 211), 1, write=comm.rank == 0)
     comm.Barrier()

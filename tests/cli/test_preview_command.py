@@ -16,6 +16,8 @@ from tilenet.__main__ import main
 from tilenet.mapping.writer import class_colours
 
 Write = Callable[..., str]
+Preview = Callable[..., np.ndarray]
+Capture = pytest.CaptureFixture[str]
 SIZE = 61, 83
 UPRIGHT = Affine(2, 0, 5e5, 0, -2, 4e6)
 
@@ -24,6 +26,20 @@ def picture(path: Path) -> np.ndarray:
     with rasterio.open(path) as file:
         assert file.driver == "PNG"
         return file.read()
+
+
+@pytest.fixture
+def preview(tmp_path: Path) -> Preview:
+    """Make a picture of these files with these options."""
+
+    def make(*given: str) -> np.ndarray:
+        files = [one for one in given if not one.startswith("--")]
+        options = [one for one in given if one.startswith("--")]
+        out = tmp_path / "out.png"
+        assert main(["preview", *files, str(out), "--overwrite", *options]) == 0
+        return picture(out)
+
+    return make
 
 
 def an_image(count: int = 3, size: tuple[int, int] = SIZE) -> np.ndarray:
@@ -35,18 +51,17 @@ def stretched(band: np.ndarray, valid: np.ndarray, low: float, high: float) -> n
     return np.round(np.clip((band - bottom) / (top - bottom), 0, 1) * 255)
 
 
-@pytest.mark.parametrize("bands", [None, "3,1,2", "2"])
-@pytest.mark.parametrize(("low", "high"), [(2, 98), (0, 100), (10, 60)])
+@pytest.mark.parametrize(
+    ("bands", "low", "high"), [(None, 2, 98), ("3,1,2", 0, 100), ("2", 10, 60), ("2", 2, 98)]
+)
 def test_bands_are_stretched_and_nodata_is_transparent(
-    write_raster: Write, tmp_path: Path, bands: str | None, low: int, high: int
+    write_raster: Write, preview: Preview, bands: str | None, low: int, high: int
 ) -> None:
     image = an_image()
     image[:, 10:30, 20:44] = 0
     valid = image.any(axis=0)
-    out = tmp_path / "out.png"
-    given = [write_raster("image.tif", image, nodata=0), str(out), f"--stretch={low},{high}"]
-    assert main(["preview", *given, *([f"--bands={bands}"] if bands else [])]) == 0
-    found = picture(out)
+    path = write_raster("image.tif", image, nodata=0)
+    found = preview(path, f"--stretch={low},{high}", *([f"--bands={bands}"] if bands else []))
     numbers = [int(b) - 1 for b in (bands or "1,2,3").split(",")]
     for plane, number in zip(found, numbers * (3 // len(numbers)), strict=False):
         wanted = stretched(image[number], valid, low, high)
@@ -54,31 +69,22 @@ def test_bands_are_stretched_and_nodata_is_transparent(
     assert np.array_equal(found[3], np.where(valid, 255, 0))
 
 
-def test_colours_are_found_by_what_the_file_says(write_raster: Write, tmp_path: Path) -> None:
-    image = an_image(4)
-    path = write_raster("image.tif", image, photometric="rgb", alpha="unspecified")
+def test_colours_are_found_by_what_the_file_says(write_raster: Write, preview: Preview) -> None:
+    path = write_raster("image.tif", an_image(4), photometric="rgb", alpha="unspecified")
     with rasterio.open(path, "r+") as file:
         file.colorinterp = [rasterio.enums.ColorInterp[n] for n in ("blue", "nir", "red", "green")]
-    out = tmp_path / "out.png"
-    assert main(["preview", path, str(out)]) == 0
-    assert main(["preview", path, str(tmp_path / "named.png"), "--bands", "3,4,1"]) == 0
-    assert np.array_equal(picture(out), picture(tmp_path / "named.png"))
-    assert not np.array_equal(picture(out)[0], picture(out)[1])
+    found = preview(path)
+    assert np.array_equal(found, preview(path, "--bands=3,4,1"))
+    assert not np.array_equal(found[0], found[1])
 
 
 @pytest.mark.parametrize(("most", "size"), [(90, SIZE), (83, SIZE), (82, (60, 82)), (41, (30, 41))])
 def test_a_picture_is_as_large_as_asked(
-    write_raster: Write,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    most: int,
-    size: tuple[int, int],
+    write_raster: Write, preview: Preview, capsys: Capture, most: int, size: tuple[int, int]
 ) -> None:
-    out = tmp_path / "out.png"
-    assert main(["preview", write_raster("image.tif", an_image()), str(out), f"--size={most}"]) == 0
-    assert picture(out).shape == (4, *size)
+    assert preview(write_raster("image.tif", an_image()), f"--size={most}").shape == (4, *size)
     of = "all pixels" if size == SIZE else "of 61 × 83"
-    assert capsys.readouterr().out == f"{out}: {size[0]} × {size[1]} px, {of}\n"
+    assert capsys.readouterr().out.endswith(f"out.png: {size[0]} × {size[1]} px, {of}\n")
 
 
 def labelled(write_raster: Write, **profile: object) -> tuple[str, str, np.ndarray]:
@@ -108,14 +114,12 @@ def painted(below: np.ndarray, label: int, opacity: float) -> np.ndarray:
 
 @pytest.mark.parametrize("opacity", [None, 0, 0.25, 1])
 def test_labels_are_painted_over_the_image_and_class_0_is_not(
-    write_raster: Write, tmp_path: Path, opacity: float | None
+    write_raster: Write, preview: Preview, opacity: float | None
 ) -> None:
     image, path, labels = labelled(write_raster)
-    plain, over = tmp_path / "plain.png", tmp_path / "over.png"
     given = [] if opacity is None else [f"--opacity={opacity}"]
-    assert main(["preview", image, str(plain)]) == 0
-    assert main(["preview", image, path, str(over), "--no-legend", *given]) == 0
-    below, above = picture(plain).astype(float), picture(over).astype(float)
+    below = preview(image).astype(float)
+    above = preview(image, path, "--no-legend", *given).astype(float)
     unpainted = (labels == 0) | (labels == 255)
     assert np.array_equal(below[:, unpainted], above[:, unpainted])
     used = 0.4 if opacity is None else opacity
@@ -133,20 +137,14 @@ def test_labels_are_painted_over_the_image_and_class_0_is_not(
     ("classes", "shown"), [("0", {0}), ("2,3", {2, 3}), ("lake,0", {0, 2}), ("7", set())]
 )
 def test_the_classes_that_are_named_are_painted(
-    write_raster: Write,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    classes: str,
-    shown: set[int],
+    write_raster: Write, preview: Preview, capsys: Capture, classes: str, shown: set[int]
 ) -> None:
     image, path, labels = labelled(write_raster)
     with rasterio.open(path, "r+") as file:
         file.update_tags(1, class_0="field", class_1="a forest", class_2="lake")
-    plain, over = tmp_path / "plain.png", tmp_path / "over.png"
-    assert main(["preview", image, str(plain)]) == 0
+    below = preview(image)
     capsys.readouterr()
-    assert main(["preview", image, path, str(over), "--no-legend", "--classes", classes]) == 0
-    below, above = picture(plain), picture(over)
+    above = preview(image, path, "--no-legend", f"--classes={classes}")
     changed = (below != above).any(axis=0)
     for label in range(4):
         assert changed[labels == label].any() == (label in shown)
@@ -162,14 +160,11 @@ def test_the_classes_that_are_named_are_painted(
     assert shown or "no labels are seen" in said[4]
 
 
-def test_a_legend_is_drawn_below_the_picture(write_raster: Write, tmp_path: Path) -> None:
+def test_a_legend_is_drawn_below_the_picture(write_raster: Write, preview: Preview) -> None:
     image, path, _ = labelled(write_raster)
     with rasterio.open(path, "r+") as file:
         file.update_tags(1, class_1="$x_{$\n森林 \x1b[2J", class_2="l" * 500)
-    bare, full = tmp_path / "bare.png", tmp_path / "full.png"
-    assert main(["preview", image, path, str(bare), "--no-legend"]) == 0
-    assert main(["preview", image, path, str(full)]) == 0
-    above, whole = picture(bare), picture(full)
+    above, whole = preview(image, path, "--no-legend"), preview(image, path)
     assert np.array_equal(whole[:, : SIZE[0], : SIZE[1]], above)
     strip = whole[:, SIZE[0] :]
     assert not whole[3, : SIZE[0], SIZE[1] :].any()  # transparent where names need more room
@@ -181,31 +176,31 @@ def test_a_legend_is_drawn_below_the_picture(write_raster: Write, tmp_path: Path
     assert (dark > 0).any()  # letters
 
 
-def test_nodata_is_what_the_option_says(write_raster: Write, tmp_path: Path) -> None:
+def test_nodata_is_what_the_option_says(write_raster: Write, preview: Preview) -> None:
     image = an_image()
     image[:, 10:30, 20:44] = 7
-    path, out = write_raster("image.tif", image, nodata=9), tmp_path / "out.png"
-    assert main(["preview", path, str(out), "--nodata", "7"]) == 0
-    assert np.array_equal(picture(out)[3] != 0, (image != 7).any(axis=0))
-    assert main(["preview", path, str(out), "--overwrite", "--nodata", "none"]) == 0
-    assert picture(out)[3].all()
+    path = write_raster("image.tif", image, nodata=9)
+    assert np.array_equal(preview(path, "--nodata=7")[3] != 0, (image != 7).any(axis=0))
+    assert preview(path, "--nodata=none")[3].all()
 
 
 @pytest.mark.parametrize("most", [83, 57])
 def test_numbers_of_colours_are_shown_in_their_colours(
-    write_raster: Write, tmp_path: Path, most: int
+    write_raster: Write, preview: Preview, most: int
 ) -> None:
     numbers = np.random.default_rng(1).integers(0, 6, SIZE).astype(np.uint8)
-    path, out = write_raster("image.tif", numbers), tmp_path / "out.png"
+    path = write_raster("image.tif", numbers)
     colours = {n: (40 * n, 255 - n, 7 * n, 255) for n in range(6)}
     with rasterio.open(path, "r+") as file:
         file.write_colormap(1, colours)
-    assert main(["preview", path, str(out), "--size", str(most)]) == 0
-    found = picture(out)
+    found = preview(path, f"--size={most}")
     if most == 83:
         table = np.array([colours[n] for n in range(6)]).T
         assert np.array_equal(found, table[:, numbers])
     assert {tuple(colour) for colour in found.reshape(4, -1).T.tolist()} == set(colours.values())
+
+
+NUMBERS = "road=4,house=ignore,a lake=0,=0,null=7"
 
 
 def row_of_boxes(write_vector: Write, kinds: list[str | None]) -> str:
@@ -219,28 +214,22 @@ def row_of_boxes(write_vector: Write, kinds: list[str | None]) -> str:
     ("given", "boxes"),
     [
         ([], [0, 1, 2, 3, 4, 5]),
-        (["--field", "class"], [0, 1, 3, 4]),
-        (["--field", "class", "--classes", "house"], [1]),
-        (["--field", "class", "--classes", "road,a lake"], [0, 3, 4]),
-        (["--field", "class", "--classes", "1"], [0, 3]),  # road, the most frequent value
-        (
-            ["--field", "class", "--classes", "road=4,house=ignore,a lake=0,=0,null=7"],
-            [0, 2, 3, 4, 5],
-        ),
-        (["--classes", "1"], [0, 1, 2, 3, 4, 5]),
+        (["--field=class"], [0, 1, 3, 4]),
+        (["--field=class", "--classes=house"], [1]),
+        (["--field=class", "--classes=road,a lake"], [0, 3, 4]),
+        (["--field=class", "--classes=1"], [0, 3]),  # road, the most frequent value
+        (["--field=class", f"--classes={NUMBERS}"], [0, 2, 3, 4, 5]),
+        (["--classes=1"], [0, 1, 2, 3, 4, 5]),
     ],
     ids=str,
 )
 def test_values_of_a_field_need_no_numbers_to_be_seen(
-    write_raster: Write, write_vector: Write, tmp_path: Path, given: list[str], boxes: list[int]
+    write_raster: Write, write_vector: Write, preview: Preview, given: list[str], boxes: list[int]
 ) -> None:
     image = write_raster("image.tif", an_image(), transform=UPRIGHT)
     path = row_of_boxes(write_vector, ["road", "house", "", "road", "a lake", None])
-    plain, over = tmp_path / "plain.png", tmp_path / "over.png"
-    assert main(["preview", image, str(plain)]) == 0
-    assert main(["preview", image, path, str(over), "--no-legend", *given]) == 0
-    below, above = picture(plain), picture(over)
-    if given and given[-1].startswith("road=4"):
+    below, above = preview(image), preview(image, path, "--no-legend", *given)
+    if given and given[-1].endswith(NUMBERS):
         inner = np.s_[:3, 12:28, 2:7]
         assert np.array_equal(above[inner], painted(below, 4, 0.4)[inner])
     changed = (below != above).any(axis=0)
@@ -248,13 +237,11 @@ def test_values_of_a_field_need_no_numbers_to_be_seen(
     assert changed[10:30, :60].mean() < len(boxes) / 6  # between them is nothing
 
 
-def test_a_window_is_a_part_of_the_image(write_raster: Write, tmp_path: Path) -> None:
+def test_a_window_is_a_part_of_the_image(write_raster: Write, preview: Preview) -> None:
     image = an_image()
-    path, out = write_raster("image.tif", image), tmp_path / "out.png"
-    given = ["--window", "7,11,20,30", "--stretch", "0,100"]
-    assert main(["preview", path, str(out), *given]) == 0
+    found = preview(write_raster("a.tif", image), "--window=7,11,20,30", "--stretch=0,100")
     part = image[0, 7:27, 11:41]
-    assert np.array_equal(picture(out)[0], stretched(part, part > 0, 0, 100))
+    assert np.array_equal(found[0], stretched(part, part > 0, 0, 100))
 
 
 ROADS = ["--field", "class", "--classes", "road,horse"]
@@ -299,7 +286,7 @@ def test_what_cannot_be_shown_is_said(
     write_vector: Write,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
     given: list[str],
     code: int,
     said: str,
@@ -326,26 +313,21 @@ def test_what_cannot_be_shown_is_said(
     assert [p for p in sorted(tmp_path.iterdir()) if p not in before and p.suffix != ".xml"] == []
 
 
-def test_a_nan_or_an_empty_image_is_shown(write_raster: Write, tmp_path: Path) -> None:
+def test_a_nan_or_an_empty_image_is_shown(write_raster: Write, preview: Preview) -> None:
     image = an_image().astype(np.float32)
     image[0, 3:9] = np.nan
-    out = tmp_path / "out.png"
-    assert main(["preview", write_raster("nan.tif", image), str(out)]) == 0
-    assert (picture(out)[3] == 0).sum() == 6 * SIZE[1]
+    assert (preview(write_raster("nan.tif", image))[3] == 0).sum() == 6 * SIZE[1]
     nothing = write_raster("empty.tif", np.zeros((3, *SIZE), np.uint8), nodata=0)
-    assert main(["preview", nothing, str(out), "--overwrite"]) == 0
-    assert not picture(out)[3].any()
+    assert not preview(nothing)[3].any()
 
 
 @pytest.mark.parametrize("most", [83, 60])
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_the_largest_numbers_are_shown(write_raster: Write, tmp_path: Path, most: int) -> None:
+def test_the_largest_numbers_are_shown(write_raster: Write, preview: Preview, most: int) -> None:
     image = np.random.default_rng(1).uniform(-1, 1, (3, *SIZE)) * 1.7e308
-    small, out = tmp_path / "small.png", tmp_path / "out.png"
-    given = ["--size", str(most)]
-    assert main(["preview", write_raster("huge.tif", image), str(out), *given]) == 0
-    assert main(["preview", write_raster("image.tif", image * 1e-300), str(small), *given]) == 0
-    assert np.abs(picture(out).astype(int) - picture(small)).max() <= 1
+    found = preview(write_raster("huge.tif", image), f"--size={most}").astype(int)
+    small = preview(write_raster("image.tif", image * 1e-300), f"--size={most}")
+    assert np.abs(found - small).max() <= 1
 
 
 def test_memory_does_not_grow_with_the_image(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from zoo import network
 from tilenet.__main__ import main
 from tilenet.training.config.keys import NetworkKeys
 
+Capture = pytest.CaptureFixture[str]
 MEAN, STD = (100.0, 90.0, 120.5), (20.0, 10.0, 40.0)
 NUMBERS = ["--mean", *map(str, MEAN), "--std", *map(str, STD)]
 
@@ -57,22 +58,20 @@ def test_its_map_is_the_modules(write_raster: Callable[..., str], tmp_path: Path
         (["--weights", "nothing.pth"], "nothing.pth: FileNotFoundError"),
     ],
 )
-def test_what_cannot_be_saved(
-    more: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_saved(more: list[str], said: str, tmp_path: Path, capsys: Capture) -> None:
     assert saved(tmp_path / "net", *more) == 1
     assert said in capsys.readouterr().err
     assert not (tmp_path / "net").exists()
 
 
-def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_not_overwritten(tmp_path: Path, capsys: Capture) -> None:
     assert saved(tmp_path) == 0
     assert saved(tmp_path) == 1
     assert "a run is not overwritten" in capsys.readouterr().err
 
 
 def test_a_plan_and_the_papers_halo_are_of_u_nets(
-    write_raster: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write_raster: Callable[..., str], tmp_path: Path, capsys: Capture
 ) -> None:
     image = write_raster("image.tif", np.ones((3, 40, 40), np.uint8))
     assert saved(tmp_path / "net") == 0

@@ -9,17 +9,18 @@ import textwrap
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import rasterio
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.read_ahead import ReadAhead
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
+
+Write = Callable[..., str]
 
 
 def readers() -> list[threading.Thread]:
@@ -151,14 +152,10 @@ def test_leaving_early_waits_for_the_thread_and_drops_what_waits() -> None:
 
 
 def test_threads_take_turns_in_reading_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write_raster: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, now, most = str(tmp_path / "a.tif"), [0], [0]
-    with rasterio.open(
-        path, "w", driver="GTiff", width=9, height=9, count=1, dtype="uint8", crs="EPSG:32630",
-        transform=rasterio.Affine(2, 0, 5e5, 0, -2, 4e6),
-    ) as file:  # fmt: skip
-        file.write(np.arange(81, dtype=np.uint8).reshape(1, 9, 9))
+    now, most = [0], [0]
+    path = write_raster("a.tif", np.arange(81, dtype=np.uint8).reshape(9, 9))
     original = Raster._read_inside
 
     def slow(self: Raster, window: Window) -> object:
@@ -196,16 +193,13 @@ sys.exit(main(["train", *{arguments!r}]))
 """
 
 
-def test_a_file_that_breaks_later_ends_the_job_in_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_breaks_later_ends_the_job_in_a_sentence(
+    tmp_path: Path, write_raster: Write
+) -> None:
     ranks = 3
     rng = np.random.default_rng(2)
-    grid = {"driver": "GTiff", "crs": "EPSG:32630", "width": 120, "height": 90}
-    grid["transform"] = rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)
-    image, labels = str(tmp_path / "image.tif"), str(tmp_path / "labels.tif")
-    with rasterio.open(image, "w", count=2, dtype="uint16", **grid) as file:
-        file.write(rng.integers(1, 999, (2, 90, 120)).astype(np.uint16))
-    with rasterio.open(labels, "w", count=1, dtype="uint8", **grid) as file:
-        file.write(rng.integers(0, 3, (1, 90, 120)).astype(np.uint8))
+    image = write_raster("image.tif", rng.integers(1, 999, (2, 90, 120)).astype(np.uint16))
+    labels = write_raster("labels.tif", rng.integers(0, 3, (90, 120)).astype(np.uint8))
     arguments = [
         *("--images", image, "--labels", labels, "--classes", "3", "--steps", "40"),
         *("--network.poolings", "2", "--network.base", "2", "--device", "cpu"),

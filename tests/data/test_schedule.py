@@ -228,7 +228,3 @@ def test_mini_batches_are_few_and_even_and_hold_all_tiles(tiles: int, most: int)
     assert len(sizes) == -(-tiles // most)
     if sizes:
         assert 1 <= max(sizes) - 1 <= min(sizes) <= max(sizes) <= most or set(sizes) == {1}
-
-
-def test_seven_tiles_six_at_once_run_as_three_and_four() -> None:
-    assert mini_batch_sizes(7, 6) == (3, 4)

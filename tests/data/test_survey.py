@@ -32,6 +32,26 @@ def look(path: Path, comm: MPI.Intracomm, classes: int = 3) -> tuple[Survey, lis
         return survey(images, labels, classes, 8, comm), scenes
 
 
+def written(path: Path, values: np.ndarray) -> str:
+    """A raster of (C, H, W) that all ranks see."""
+    if MPI.COMM_WORLD.rank == 0:
+        count, height, width = values.shape
+        size = {"count": count, "height": height, "width": width, "dtype": values.dtype.name}
+        size |= {"crs": "EPSG:32630", "transform": rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)}
+        with rasterio.open(path, "w", driver="GTiff", **size) as file:
+            file.write(values)
+    MPI.COMM_WORLD.Barrier()
+    return str(path)
+
+
+def same_alone(images: list[Raster], comm: MPI.Intracomm) -> Survey:
+    """A survey of all ranks, which is to the last bit that of one."""
+    together, alone = (survey(images, None, 2, 8, one) for one in (comm, MPI.COMM_SELF))
+    for name in ("num_valid", "mean", "std", "minimum", "maximum"):
+        assert getattr(together, name) == getattr(alone, name)
+    return together
+
+
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_survey_is_that_of_all_pixels_and_the_same_bits_on_any_number_of_ranks(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -61,32 +81,22 @@ def test_survey_is_that_of_all_pixels_and_the_same_bits_on_any_number_of_ranks(
 def test_pixels_of_which_there_is_no_deviation_are_refused_by_all_ranks(
     comm: MPI.Intracomm, shared_path: Path, size: float
 ) -> None:
-    grid = {"driver": "GTiff", "height": 61, "width": 83, "count": 2, "dtype": "float64"}
-    grid |= {"transform": rasterio.Affine(2, 0, 5e5, 0, -2, 4e6), "crs": "EPSG:32630"}
-    if MPI.COMM_WORLD.rank == 0:
-        values = np.random.default_rng(4).uniform(-1.5, 1.5, (2, 61, 83))
-        values[1] *= size
-        with rasterio.open(shared_path / "a.tif", "w", **grid) as file:
-            file.write(values)
-    MPI.COMM_WORLD.Barrier()
+    values = np.random.default_rng(4).uniform(-1.5, 1.5, (2, 61, 83))
+    values[1] *= size
+    path = written(shared_path / "a.tif", values)
     said = r"pixels must be small enough .*a\.tif, band 2: -1\.\d+e\+\d+ to 1\.\d+e\+\d+\)"
-    with Raster(str(shared_path / "a.tif")) as image, pytest.raises(AgreedError, match=said):
+    with Raster(path) as image, pytest.raises(AgreedError, match=said):
         survey([image], None, 3, 8, comm)
 
 
 def test_a_survey_of_more_than_eight_classes_keeps_them_apart(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
-    scene = random_scene(shared_path, (70, 90), 1, write=False)
-    classes = np.random.default_rng(1).integers(0, 21, (70, 90)).astype(np.uint8)
-    grid = {"height": 70, "width": 90, "driver": "GTiff"}
-    if comm.rank == 0:
-        for path, values in ((scene.image, scene.pixels), (scene.labels, classes[None])):
-            profile = {**grid, "count": len(values), "dtype": values.dtype}
-            with rasterio.open(path, "w", **profile) as file:
-                file.write(values)
-    comm.Barrier()
-    with Raster(str(scene.image)) as image, Labels(str(scene.labels), image, 255) as labels:
+    rng = np.random.default_rng(1)
+    classes = rng.integers(0, 21, (70, 90)).astype(np.uint8)
+    image_path = written(shared_path / "a.tif", rng.integers(1, 99, (2, 70, 90)))
+    path = written(shared_path / "b.tif", classes[None])
+    with Raster(image_path) as image, Labels(path, image, 255) as labels:
         found = survey([image], [labels], 21, 4, comm)
     (planes,) = found.classes_in_cells
     assert planes.shape == (3, 18, 23)
@@ -107,19 +117,10 @@ def test_real_numbers_and_several_kinds_give_the_same_bits_on_any_number_of_rank
         values = (rng.normal(size=(1, 67, 90)) * 30 + 100).clip(0, 250).astype(kind)
         values[:, :20, :] = (values[:, :20, :] / 50).astype(kind)  # ranks see others
         everything.append(values.ravel().astype(np.float64))
-        paths.append(shared_path / f"{number}.tif")
-        profile = {"height": 67, "width": 90, "count": 1, "dtype": kind, "driver": "GTiff"}
-        if comm.rank == 0:
-            with rasterio.open(paths[-1], "w", **profile) as file:
-                file.write(values)
-    comm.Barrier()
+        paths.append(written(shared_path / f"{number}.tif", values))
     pixels = np.concatenate(everything)
     with ExitStack() as stack:
-        images = [stack.enter_context(Raster(str(path))) for path in paths]
-        together = survey(images, None, 2, 8, comm)
-        alone = survey(images, None, 2, 8, MPI.COMM_SELF)
-    for name in ("num_valid", "mean", "std", "minimum", "maximum"):
-        assert getattr(together, name) == getattr(alone, name)
+        together = same_alone([stack.enter_context(Raster(path)) for path in paths], comm)
     assert (together.minimum, together.maximum) == ((pixels.min(),), (pixels.max(),))
     np.testing.assert_allclose(together.mean, [pixels.mean()], rtol=1e-14)
     np.testing.assert_allclose(together.std, [pixels.std()], rtol=1e-13)
@@ -135,15 +136,8 @@ def test_moments_of_groups_of_blocks_are_the_same_on_any_number_of_ranks(
     monkeypatch.setattr(module, "BLOCK_PX", 13)
     monkeypatch.setattr(module, "MOST_MOMENTS", 40)
     values = (np.random.default_rng(9).normal(size=(2, 83, 97)) * 30 + 100).astype(np.float32)
-    path = shared_path / "image.tif"
-    if comm.rank == 0:
-        profile = {"height": 83, "width": 97, "count": 2, "dtype": "float32", "driver": "GTiff"}
-        with rasterio.open(path, "w", **profile) as file:
-            file.write(values)
-    comm.Barrier()
-    with Raster(str(path)) as image:
-        together, alone = (survey([image], None, 2, None, one) for one in (comm, MPI.COMM_SELF))
-    assert (together.mean, together.std) == (alone.mean, alone.std)
+    with Raster(written(shared_path / "image.tif", values)) as image:
+        together = same_alone([image], comm)
     exact = values.astype(np.float64)
     np.testing.assert_allclose(together.mean, exact.mean(axis=(1, 2)), rtol=1e-14)
     np.testing.assert_allclose(together.std, exact.std(axis=(1, 2)), rtol=1e-13)

@@ -21,8 +21,7 @@ VALUES: list[Any] = [
 ]
 # Folders and files are the same for all examples of a test.
 few = settings(
-    suppress_health_check=list(HealthCheck),
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "30")),
+    suppress_health_check=list(HealthCheck), max_examples=int(os.environ.get("FUZZ_EXAMPLES", "30"))
 )
 values = st.sampled_from(VALUES) | st.integers() | st.floats() | st.text(max_size=9)
 

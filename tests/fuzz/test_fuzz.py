@@ -77,7 +77,7 @@ def read_labels(folder: Path, path: Path, keys: VectorKeys) -> None:
 
 
 @few
-@given(entry=spoilt(NETWORK))
+@given(entry=spoilt(NETWORK) | noisy(json.dumps(NETWORK).encode()))
 def test_network_json(folder: Path, entry: Any) -> None:
     path = written(folder, "network.json", entry)
 
@@ -91,28 +91,17 @@ def test_network_json(folder: Path, entry: Any) -> None:
     said(use)
 
 
-@few
-@given(data=noisy(json.dumps(NETWORK).encode()))
-def test_network_json_of_noise(folder: Path, data: bytes) -> None:
-    path = written(folder, "network.json", data)
-    said(lambda: NetworkRecord.from_json(load_json(path)))
+END = 8 + struct.unpack("<Q", WEIGHTS[:8])[0]
 
 
-@few
-@given(header=spoilt(json.loads(WEIGHTS[8 : 8 + struct.unpack("<Q", WEIGHTS[:8])[0]])))
-def test_headers_of_weights(folder: Path, header: Any) -> None:
+def with_header(header: Any) -> bytes:
     text = json.dumps(header).encode("utf-8", "surrogatepass")
-    body = WEIGHTS[8 + struct.unpack("<Q", WEIGHTS[:8])[0] :]
-    use_weights(folder, struct.pack("<Q", len(text)) + text + body)
+    return struct.pack("<Q", len(text)) + text + WEIGHTS[END:]
 
 
 @few
-@given(data=noisy(WEIGHTS))
-def test_weights_of_noise(folder: Path, data: bytes) -> None:
-    use_weights(folder, data)
-
-
-def use_weights(folder: Path, data: bytes) -> None:
+@given(data=spoilt(json.loads(WEIGHTS[8:END])).map(with_header) | noisy(WEIGHTS))
+def test_weights(folder: Path, data: bytes) -> None:
     path = written(folder, "w.safetensors", data)
     network = build_network(RECORD.layers)
     said(lambda: load_weights(network, load_tensors(path), "w"))

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -71,31 +72,27 @@ def go_on(rest: Path) -> None:
             assert np.array_equal(file.read(), PIXELS)
 
 
+def spoil_and_go_on(rest: Path, part: str, data: bytes) -> None:
+    with TemporaryDirectory() as folder:
+        shutil.copytree(rest, folder, dirs_exist_ok=True)
+        written(Path(folder), part, data)
+        said(lambda: go_on(Path(folder)))
+
+
 @pytest.mark.parametrize("name", ["journal", "raw"])
 @few
 @given(data=st.data())
-def test_rests_of_maps_of_noise(
-    rest: Path, name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("noise")
-    shutil.copytree(rest, folder, dirs_exist_ok=True)
+def test_rests_of_maps_of_noise(rest: Path, name: str, data: st.DataObject) -> None:
     part = f".map.tif.{name}.part"
-    written(folder, part, data.draw(noisy((rest / part).read_bytes())))
-    said(lambda: go_on(folder))
-    shutil.rmtree(folder)
+    spoil_and_go_on(rest, part, data.draw(noisy((rest / part).read_bytes())))
 
 
 @few
 @given(order=st.lists(st.integers(0, 5), max_size=8))
-def test_lines_of_journals_in_any_order(
-    rest: Path, order: list[int], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("order")
-    shutil.copytree(rest, folder, dirs_exist_ok=True)
-    lines = (rest / ".map.tif.journal.part").read_bytes().splitlines(keepends=True)
-    written(folder, ".map.tif.journal.part", b"".join(lines[n % len(lines)] for n in order))
-    said(lambda: go_on(folder))
-    shutil.rmtree(folder)
+def test_lines_of_journals_in_any_order(rest: Path, order: list[int]) -> None:
+    part = ".map.tif.journal.part"
+    lines = (rest / part).read_bytes().splitlines(keepends=True)
+    spoil_and_go_on(rest, part, b"".join(lines[n % len(lines)] for n in order))
 
 
 @pytest.fixture(scope="module")

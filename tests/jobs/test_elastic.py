@@ -102,14 +102,6 @@ def test_nodes_and_ranks_leave_the_line() -> None:
     assert without_nodes(line) == ["srun", "--ntasks-per-node=2", "-c", "32", "--mpi=pmi2"]
 
 
-@pytest.mark.nightly
-def test_undisturbed_it_runs_once_on_all_nodes(folder: Path) -> None:
-    code, said, log = run(folder, "")
-    assert (code, starts(log)) == (0, ["3 -n 6 -w n1,n2,n3"]), said
-    assert "watch on n3" in log
-    assert said.splitlines()[-1] == "train: finished"
-
-
 @pytest.mark.parametrize(
     "also",
     ["", pytest.param("busy", marks=pytest.mark.nightly, id="a controller that answers later")],
@@ -139,47 +131,48 @@ HELD = """printf 'n1\\nn3\\n' >"$HERE/alive"
 echo "7.4 bash" >>"$HERE/steps"
 exit 137
 """
+LAST = 'echo n1 >"$HERE/alive"\nexit 137\n'
+# A file that is spoilt, what the ranks do, the exit code (None: it queues again), steps, words.
+ENDS: dict[str, tuple[str, str, int | None, list[str], str]] = {
+    "undisturbed": ("", "", 0, [ALL], "train: finished"),
+    "Slurm does not let a step go": (
+        "",
+        HELD,
+        None,
+        [ALL],
+        "does not let go of the step that lost",
+    ),
+    "too few nodes": ("", LAST, None, [ALL], "1 of the job's nodes answer (n1), at least 2 must"),
+    "a failure on living nodes": ("", "exit 3\n", 1, [ALL], "train: failed"),
+    "MPI never starts": (
+        "",
+        "exit 134 # UNSTARTED\n",
+        1,
+        [ALL] * 3,
+        "MPI did not start: once more",
+    ),
+    "no node, nothing starts": ("alive", "", 1, [], "srun does not work here"),
+    "no plan": ("plan.json", "", 1, [], "must be a plan"),
+}
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("ranks", "steps", "said"),
-    [
-        (HELD, [ALL], "Slurm does not let go of the step that lost a node"),
-        (
-            'echo n1 >"$HERE/alive"\nexit 137\n',
-            [ALL],
-            "1 of the job's nodes answer (n1), at least 2 must",
-        ),
-    ],
-    ids=["Slurm does not let a step go", "too few nodes"],
-)
-def test_it_queues_again(folder: Path, ranks: str, steps: list[str], said: str) -> None:
-    code, output, log = run(folder, ranks)
-    assert code != 0
-    assert said in output
-    assert (log[-1], starts(log)) == ("requeue 7", steps)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("broken", "ranks", "steps", "said"),
-    [
-        ("", "exit 3\n", [ALL], "train: failed"),  # on living nodes
-        ("", "exit 134 # UNSTARTED\n", [ALL] * 3, "MPI did not start: once more"),  # twice
-        ("alive", "", [], "srun does not work here"),  # nothing starts
-        ("plan.json", "", [], "must be a plan"),
-    ],
-    ids=["a failure", "MPI does not start", "no node", "no plan"],
-)
-def test_it_ends(folder: Path, broken: str, ranks: str, steps: list[str], said: str) -> None:
+@pytest.mark.parametrize("case", ENDS)
+def test_it_ends_or_queues_again(folder: Path, case: str) -> None:
+    broken, ranks, wanted, steps, said = ENDS[case]
     if broken:
         (folder / broken).write_text("{}" if broken == "plan.json" else "")
     code, output, log = run(folder, ranks)
-    assert (code, starts(log)) == (1, steps), output
+    assert starts(log) == steps, output
     assert said in output
     assert output.count("once more") == max(len(steps) - 1, 0)
-    assert not [line for line in log if "requeue" in line]
+    if wanted is None:
+        assert code != 0
+        assert log[-1] == "requeue 7"
+    else:
+        assert code == wanted, output
+        assert not [line for line in log if "requeue" in line]
+    assert ("watch on n3" in log) or steps == []
 
 
 @pytest.mark.parametrize(

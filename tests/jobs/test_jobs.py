@@ -72,14 +72,6 @@ def test_the_run_file_fits_the_plan(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=PLACES)
-def test_a_script_says_what_to_change_and_how_to_install(path: Path) -> None:
-    text = path.read_text()
-    assert "CHANGE" in text
-    assert "# Install once" in text
-    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("path", SCRIPTS, ids=PLACES)
 def test_tilenet_is_called_so_that_it_answers(path: Path) -> None:
     """Frontier's imports MPI before torch."""
     array = re.search(r"^TILENET=\((.*)\)$", path.read_text(), re.MULTILINE)

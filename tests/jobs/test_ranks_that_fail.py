@@ -1,6 +1,6 @@
 """A rank that fails ends the job on all ranks, at once, with its reason.
 
-Exit codes, signals and plain bugs: slurm/test_slurm_failures.py, under mpiexec as under srun.
+One rank in whatever way: slurm/test_slurm_failures.py, under mpiexec as under srun.
 """
 
 import os
@@ -16,48 +16,20 @@ from launched import mpiexec
 
 pytestmark = pytest.mark.alone
 
-PROGRAM = """
-import ctypes, os, signal, sys, threading
-from mpi4py import MPI
-from tilenet.errors import TilenetError
+INTERRUPTED = """
+import sys
 from tilenet.parallel.ranks.comm import run_as_rank, world
 
 def program():
-    comm = world()
-    comm.Barrier()
-    if comm.rank == 1:
-        {fault}
-    for _ in range(1000):
-        comm.allreduce(1)
-    comm.Recv(bytearray(1), source=(comm.rank + 1) % comm.size, tag=9)
-    return 0
+    world().Barrier()
+    raise KeyboardInterrupt
 
 sys.exit(run_as_rank(program))
 """
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        ("raise TilenetError('the disk is full')", "[rank 1 of 3] tilenet: the disk is full"),
-        ("raise KeyboardInterrupt", "[rank 1 of 3] tilenet: stopped by Ctrl-C"),
-        ("sys.stderr.close(); 1 / 0", ""),
-        ("threading.Thread(target=lambda: 1 / 0, name='adder').start()", "3] thread adder: Trace"),
-    ],
-    ids=["error", "interrupt", "closed stderr", "thread"],
-)
-def test_the_job_ends(fault: str, reason: str) -> None:
-    program = textwrap.dedent(PROGRAM).format(fault=fault)
-    began = time.monotonic()
-    ended = mpiexec(3, "-c", program, limit_s=60)
-    assert ended.returncode != 0
-    assert reason in ended.stderr
-    assert time.monotonic() - began < 50  # the ranks that did not fail wait forever
-
-
 def test_ctrl_c_on_all_ranks_ends_with_130() -> None:
-    program = textwrap.dedent(PROGRAM).replace("if comm.rank == 1:", "if True:")
-    ended = mpiexec(3, "-c", program.format(fault="raise KeyboardInterrupt"), limit_s=60)
+    ended = mpiexec(3, "-c", INTERRUPTED, limit_s=60)
     assert ended.returncode == 130
     assert " of 3] tilenet: stopped by Ctrl-C\n" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -40,21 +40,28 @@ if "started()" not in lines:
 exec(lines)
 """
 WAIT = "time.sleep(60)\n"
-ENDLESS = "catch()\nnote('listens')\n" + WAIT
+NOTED = "catch()\nnote('listens')\n"
+ADDS = "open('out/.map.tif.journal.part', 'a').write(rank)\n" + NOTED
+ENDLESS = NOTED + WAIT
 LIMIT_S = 120  # matters only on failure
 Start = Callable[..., subprocess.Popen[str]]
+
+
+def tool(folder: Path, name: str, text: str) -> Path:
+    """A program on the script's PATH."""
+    path = folder / "tools" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
 
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Start the script of a machine for 2 ranks, with what train and predict shall do."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    (tools / "tilenet").write_text(PRETENDED)
-    (tools / "tilenet").chmod(0o755)
-    (tools / "module").write_text("#!/bin/bash\n")
-    (tools / "module").chmod(0o755)
+    tool(tmp_path, "tilenet", PRETENDED)
+    tools = tool(tmp_path, "module", "#!/bin/bash\n").parent
     for name in ("run.yaml", "plan.json", "scene.tif", "job.sh"):
         (tmp_path / name).write_text(name)
     here = Path(__file__).resolve().parent.parent / "launch"
@@ -189,12 +196,9 @@ def test_a_step_in_which_mpi_does_not_start_runs_again(
 
 
 def test_a_signal_before_the_first_step_is_not_lost(start: Start, tmp_path: Path) -> None:
-    slow = tmp_path / "tools" / "mpiexec"
-    slow.write_text(
-        f"#!/bin/bash\necho launcher >>'{tmp_path}/log'\nsleep 1\n"
-        f'exec {shutil.which("mpiexec")} "$@"\n'
-    )
-    slow.chmod(0o755)
+    real = shutil.which("mpiexec")
+    slow = f"#!/bin/bash\necho launcher >>'{tmp_path}/log'\nsleep 1\nexec {real} \"$@\"\n"
+    tool(tmp_path, "mpiexec", slow)
     job = start(ENDLESS)
     log(tmp_path, 1)
     os.kill(job.pid, signal.SIGUSR1)  # would end mpiexec itself before it listens
@@ -253,9 +257,7 @@ def test_a_failure_on_any_rank_ends_the_job(start: Start, tmp_path: Path, train:
 def test_a_rank_that_stops_first_does_not_end_the_others(start: Start, tmp_path: Path) -> None:
     """To a launcher that kills the job on a bad exit, 75 is one; so it sees 0."""
     real = shutil.which("mpiexec")
-    pretended = tmp_path / "tools" / "mpiexec"
-    pretended.write_text(f'#!/bin/bash\n{real} "$@"\necho "mpiexec: $?"\n')
-    pretended.chmod(0o755)
+    tool(tmp_path, "mpiexec", f'#!/bin/bash\n{real} "$@"\necho "mpiexec: $?"\n')
     code, output = ends(start("time.sleep(0.3 * (rank == '0'))\nsys.exit(75)"))
     assert (code, output.splitlines()) == (75, ["mpiexec: 0", "train: stopped"])
 
@@ -264,32 +266,30 @@ def test_a_rank_that_stops_first_does_not_end_the_others(start: Start, tmp_path:
 def test_a_launcher_that_starts_nothing_is_a_failure(
     start: Start, tmp_path: Path, launcher: str
 ) -> None:
-    (tmp_path / "tools" / "mpiexec").write_text(f"#!/bin/bash\n{launcher}\n")
-    (tmp_path / "tools" / "mpiexec").chmod(0o755)
+    tool(tmp_path, "mpiexec", f"#!/bin/bash\n{launcher}\n")
     code, output = ends(start(""))
     assert (code, output.splitlines()[-1]) == (1, "train: killed")
 
 
-def test_a_map_that_is_cut_off_comes_again_once(start: Start, tmp_path: Path) -> None:
-    # predict does not listen to signals: it is ended by them
-    for wanted, said in ((75, "predict: stopped"), (1, "more time than the job has")):
-        job = start("", predict=WAIT)
-        log(tmp_path, 4)
+@pytest.mark.parametrize(
+    "maps",
+    [
+        [("", 75, "predict: stopped"), ("", 1, "more time than the job has")],
+        [(ADDS, 75, "predict: stopped"), (ADDS, 75, "predict: stopped"), (NOTED, 1, "more time")],
+    ],
+    ids=["does not listen", "gets on"],
+)
+def test_a_map_that_is_cut_off_comes_again_while_it_gets_on(
+    start: Start, tmp_path: Path, maps: list[tuple[str, int, str]]
+) -> None:
+    for predict, wanted, said in maps:
+        job = start("", predict=predict + WAIT)
+        log(tmp_path, 6 if predict else 4)
         os.kill(job.pid, signal.SIGUSR1)
         code, output = ends(job)
         assert code == wanted
         assert said in output
-
-
-def test_a_map_that_gets_on_comes_again_until_it_does_not(start: Start, tmp_path: Path) -> None:
-    adds = "open('out/.map.tif.journal.part', 'a').write(rank)\ncatch()\nnote('listens')\n"
-    for predict, wanted in ((adds, 75), (adds, 75), ("catch()\nnote('listens')\n", 1)):
-        job = start("", predict=predict + WAIT)
-        log(tmp_path, 6)
-        os.kill(job.pid, signal.SIGUSR1)
-        code, output = ends(job)
-        assert code == wanted
-        assert ("more time than the job has" in output) == (wanted == 1)
+        assert ("more time" in output) == (wanted == 1)
 
 
 def test_a_signal_to_training_that_finishes_is_not_lost(start: Start, tmp_path: Path) -> None:

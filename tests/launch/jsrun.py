@@ -8,17 +8,18 @@ hold, and what is not documented, are refused instead of guessed. mpiexec starts
 """
 
 import os
+import re
 import shlex
 import sys
+from argparse import REMAINDER, ArgumentParser, ArgumentTypeError
 from dataclasses import dataclass
 from itertools import chain
+from typing import NoReturn
 
 __all__ = ["JsrunError", "Options", "Rank", "layout", "parse"]
 
 SOCKETS, CORES, THREADS, GPUS = 2, 21, 4, 3  # of a node; cores and GPUs per socket
 SOCKET_THREADS = 88  # where the second socket's numbers begin: 84 to 87 are the system's
-
-OPTIONS = ("-n", "-r", "-a", "-c", "-g", "-b", "-d", "-E", "-X")
 
 
 class JsrunError(Exception):
@@ -42,14 +43,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Rank:
-    """Where a rank runs.
-
-    Attributes:
-        node: Counted from 0.
-        local_rank: Among the node's ranks.
-        resource_set: Counted over all nodes.
-        threads: First hardware thread of each core that it is bound to.
-        gpus: Of the node; the rank sees them numbered from 0.
+    """Where a rank runs: on which node, counted from 0; which of the node's ranks it is, and which
+    resource set of all nodes it is in; the first hardware thread of each core that it is bound to;
+    and the node's GPUs, which the rank sees numbered from 0.
     """
 
     node: int
@@ -67,70 +63,50 @@ class _Set:
     gpus: tuple[int, ...]
 
 
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise JsrunError(message)
+
+
 def parse(arguments: list[str]) -> Options:
     """Read a command line without its first word.
 
     Raises:
-        JsrunError: An option or a value is not documented, or some exclude one another.
+        JsrunError: An option or a value is not documented.
     """
-    found: dict[str, list[str]] = {}
-    rest = list(arguments)
-    while rest and rest[0].startswith("-"):
-        word = rest.pop(0)
-        name, value = word[:2], word[2:]
-        if word.startswith("--smpiargs="):
-            name, value = "--smpiargs", word.partition("=")[2]
-        elif name not in OPTIONS:
-            raise JsrunError(f"{word}: no such option")
-        elif not value:
-            if not rest:
-                raise JsrunError(f"{word}: needs a value")
-            value = rest.pop(0)
-        if name in found and name != "-E":
-            raise JsrunError(f"{word}: given twice")
-        found.setdefault(name, []).append(value)
-    return _options(found, tuple(rest))
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for name, meaning in (("-n", "sets"), ("-r", "per_host")):
+        parser.add_argument(name, dest=meaning, type=_number)
+    for name, meaning in (("-a", "tasks"), ("-c", "cpus")):
+        parser.add_argument(name, dest=meaning, type=_number, default=1)
+    parser.add_argument("-g", dest="gpus", type=int, choices=range(CORES), default=0)
+    parser.add_argument("-b", dest="bind", type=_bind)
+    parser.add_argument("-E", dest="environment", type=_variable, action="append", default=[])
+    parser.add_argument("-X", dest="exit_on_error", choices="01", default="0")
+    parser.add_argument("-d", choices=["packed"])
+    parser.add_argument("--smpiargs", choices=["-gpu", "off", "-disable_gpu_hooks"])
+    parser.add_argument("program", nargs=REMAINDER)
+    found = vars(parser.parse_args(arguments))
+    del found["d"], found["smpiargs"]
+    lists = {name: tuple(found[name]) for name in ("environment", "program")}
+    return Options(**found | lists | {"exit_on_error": found["exit_on_error"] == "1"})
 
 
-def _options(found: dict[str, list[str]], program: tuple[str, ...]) -> Options:
-    one = {name: values[0] for name, values in found.items()}
-    if one.get("-d", "packed") != "packed":
-        raise JsrunError(f"-d {one['-d']}: only packed is built here")
-    if one.get("-X", "0") not in ("0", "1"):
-        raise JsrunError(f"-X {one['-X']}: 0 or 1")
-    if one.get("--smpiargs", "off") not in ("-gpu", "off", "-disable_gpu_hooks"):
-        raise JsrunError(f"--smpiargs={one['--smpiargs']}: not documented")
-    for text in found.get("-E", []):
-        if not text.partition("=")[0].isidentifier():
-            raise JsrunError(f"-E {text}: VAR=value or VAR")
-    return Options(
-        sets=_number(one, "-n"),
-        per_host=_number(one, "-r"),
-        tasks=_number(one, "-a") or 1,
-        cpus=_number(one, "-c") or 1,
-        gpus=_number(one, "-g", least=0) or 0,
-        bind=_bind(one.get("-b")),
-        environment=tuple(found.get("-E", [])),
-        exit_on_error=one.get("-X") == "1",
-        program=program,
-    )
-
-
-def _number(one: dict[str, str], name: str, least: int = 1) -> int | None:
-    if name not in one:
-        return None
-    text = one[name]
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise JsrunError(f"{name} {text}: a whole number from {least} on")
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ArgumentTypeError(f"a whole number from 1 on, not {text}")
     return int(text)
 
 
-def _bind(text: str | None) -> str | None:
-    kind, colon, number = (text or "none").partition(":")
-    good = kind in ("none", "rs") and not colon
-    good |= kind == "packed" and number.isascii() and number.isdigit() and int(number) > 0
-    if not good:
-        raise JsrunError(f"-b {text}: none, rs or packed:N (others are not built here)")
+def _bind(text: str) -> str:
+    if not re.fullmatch("none|rs|packed:[1-9][0-9]*", text):
+        raise ArgumentTypeError(f"none, rs or packed:N (others are not built here), not {text}")
+    return text
+
+
+def _variable(text: str) -> str:
+    if not text.partition("=")[0].isidentifier():
+        raise ArgumentTypeError(f"VAR=value or VAR, not {text}")
     return text
 
 

@@ -56,11 +56,7 @@ LINES = [
     ("perlmutter", 4, 2, None, "srun -N 2 -n 4 --ntasks-per-node=2 -c 64 " + PERLMUTTER, 32),
     ("slurm", 8, 1, None, "srun -N 2 -n 8 --ntasks-per-node=4 -c 16 " + SLURM, 16),
     ("slurm", 2, 4, None, "srun -N 2 -n 2 --ntasks-per-node=1 -c 64 " + SLURM, 64),
-    (
-        *("slurm", 5, 2, None),
-        "srun -N 3 -n 5 --distribution=block,Pack -c 32 " + SLURM,
-        32,
-    ),
+    (*("slurm", 5, 2, None), "srun -N 3 -n 5 --distribution=block,Pack -c 32 " + SLURM, 32),
     ("workstation", 2, 1, None, "mpiexec -n 2", 16),
     ("workstation", 1, 2, None, "mpiexec -n 1", 32),
 ]

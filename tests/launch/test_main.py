@@ -9,6 +9,8 @@ import pytest
 from launch.__main__ import main
 from tilenet.__main__ import main as tilenet
 
+Capture = pytest.CaptureFixture[str]
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -25,9 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_prints_the_layout_and_the_lines(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_prints_the_layout_and_the_lines(folder: Path, capsys: Capture) -> None:
     capsys.readouterr()
     assert main(["plan.json", "--run", "my run.yaml"]) == 0
     srun = (
@@ -45,9 +45,7 @@ def test_it_prints_the_layout_and_the_lines(
     assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "sbatch"]
 
 
-def test_a_script_is_written_and_not_submitted(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_is_written_and_not_submitted(folder: Path, capsys: Capture) -> None:
     assert main(["plan.json", "--script", "a job.sh"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "submit it with: sbatch 'a job.sh'"
     assert os.access("a job.sh", os.X_OK)
@@ -72,9 +70,7 @@ def test_it_submits_when_asked(folder: Path) -> None:
         (["plan.json", "--machine", "summit", "--submit"], "must be on the PATH (bsub: "),
     ],
 )
-def test_errors_are_one_sentence(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_one_sentence(arguments: list[str], said: str, capsys: Capture) -> None:
     capsys.readouterr()
     assert main(arguments) == 1
     error = capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launch.layout import explain
-from launch.placement import Placement, place
+from launch.placement import place
 from launch.planned_job import PlannedJob, read_job
 from tilenet.__main__ import main as tilenet
 from tilenet.errors import TilenetError
@@ -17,26 +17,8 @@ from tilenet.planning.machines import machine
 
 def job(ranks: int, partitions: int = 1, **other: Any) -> PlannedJob:
     """A job that was planned elsewhere, so that the machine decides."""
-    return PlannedJob(
-        **{
-            "mesh": (1, 1, ranks),
-            "partitions": partitions,
-            "ranks_per_node": 1,
-            "machine": "elsewhere",
-            "device_bytes": 2**30,
-        }
-        | other
-    )
-
-
-def numbers(placed: Placement) -> tuple[int, ...]:
-    return (
-        placed.nodes,
-        placed.ranks_per_node,
-        placed.last_node_ranks,
-        placed.cores_per_rank,
-        placed.devices_per_node,
-    )
+    wanted = {"ranks_per_node": 1, "machine": "elsewhere", "device_bytes": 2**30} | other
+    return PlannedJob(mesh=(1, 1, ranks), partitions=partitions, **wanted)
 
 
 # machine, ranks, partitions, --nodes; nodes, ranks per node, on the last, cores, devices per node
@@ -61,7 +43,8 @@ def test_ranks_fill_nodes(
     name: str, ranks: int, partitions: int, nodes: int | None, wanted: tuple[int, ...]
 ) -> None:
     placed = place(job(ranks, partitions), machine(name), nodes)
-    assert numbers(placed) == wanted
+    found = placed.nodes, placed.ranks_per_node, placed.last_node_ranks, placed.cores_per_rank
+    assert (*found, placed.devices_per_node) == wanted
     assert (placed.ranks, placed.partitions) == (ranks, partitions)
 
 

@@ -27,30 +27,18 @@ BASE = ("--network.base", "4")
 
 @dataclass(frozen=True)
 class Case:
-    """An image, its labels, and how a small network is trained on them.
+    """An image, its labels, and how a small network is trained on them."""
 
-    Attributes:
-        files: Of one image; several are stacked.
-        options: Of the network, and others of `tilenet train`.
-        field: Attribute with the class of polygons; None: all are 1.
-        own_crs: Whether polygons are in the image's CRS, whatever the file says.
-        bands: Of those of all files, from 1, in the order in which they are read; empty: all.
-        factor: Pixels of the file along the side of one that is read.
-        classes: Their number.
-        balanced: Whether all classes weigh the same, however frequent.
-        init: Case whose network is the start.
-    """
-
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # of one image; several are stacked
     labels: str
-    options: str
-    field: str | None = None
-    own_crs: bool = False
-    bands: tuple[int, ...] = ()
-    factor: int = 1
+    options: str  # of the network, and others of `tilenet train`
+    field: str | None = None  # attribute with the class of polygons; None: all are 1
+    own_crs: bool = False  # whether polygons are in the image's CRS, whatever the file says
+    bands: tuple[int, ...] = ()  # of those of all files, from 1, in their order; empty: all
+    factor: int = 1  # pixels of the file along the side of one that is read
     classes: int = 2
-    balanced: bool = False
-    init: str | None = None
+    balanced: bool = False  # whether all classes weigh the same, however frequent
+    init: str | None = None  # case whose network is the start
 
 
 VEGAS = tuple(f"SN_Vegas_WV03-{band}.tif" for band in "RGBN")
@@ -94,9 +82,7 @@ CASES = {
         field="Quatreclasses",
         classes=5,
     ),
-    "SN7": Case(
-        ("SN7_int16_4band.tif",), "SN7_buildings.geojson", "--network.poolings 2"
-    ),
+    "SN7": Case(("SN7_int16_4band.tif",), "SN7_buildings.geojson", "--network.poolings 2"),
     "SN_Vegas": Case(
         VEGAS,
         "SN_Vegas_WV03.gpkg",

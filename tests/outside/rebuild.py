@@ -31,15 +31,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Image:
-    """A whole image.
+    """A whole image."""
 
-    Attributes:
-        pixels: (C, H, W), float64.
-        valid: (H, W).
-    """
-
-    pixels: NDArray[np.float64]
-    valid: NDArray[np.bool_]
+    pixels: NDArray[np.float64]  # (C, H, W)
+    valid: NDArray[np.bool_]  # (H, W)
 
 
 def load(folder: Path) -> Checkpoint:

@@ -33,16 +33,11 @@ NETWORKS = {
 
 @dataclass(frozen=True)
 class Run:
-    """A folder with an image, its labels, and the first weights of one network.
-
-    Attributes:
-        options: Of `tilenet train`, tiles and steps aside.
-        tilenet: Runs its commands.
-    """
+    """A folder with an image, its labels, and the first weights of one network."""
 
     folder: Path
-    options: tuple[str, ...]
-    tilenet: Tilenet
+    options: tuple[str, ...]  # of `tilenet train`, tiles and steps aside
+    tilenet: Tilenet  # runs its commands
 
     @property
     def image(self) -> str:
@@ -112,19 +107,19 @@ def write_scene(folder: Path) -> None:
 
 
 def begin(folder: Path, network: str, tilenet: Tilenet) -> Run:
+    """A run of a network on one rank, its first weights in w0/last."""
     write_scene(folder)
     common = "--classes 3 --precision float64 --device cpu --network.base 4 --network.dropout 0.2"
-    return Run(folder, (*common.split(), *network.split()), tilenet)
+    made = Run(folder, (*common.split(), *network.split()), tilenet)
+    made.train(1, 0, "w0")
+    return made
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
 def run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tilenet: Tilenet
 ) -> Run:
-    """A run of each network, its first weights in w0/last."""
-    made = begin(tmp_path_factory.mktemp(request.param), NETWORKS[request.param], tilenet)
-    made.train(1, 0, "w0")
-    return made
+    return begin(tmp_path_factory.mktemp(request.param), NETWORKS[request.param], tilenet)
 
 
 def test_the_checker_imports_nothing_of_tilenet() -> None:
@@ -175,7 +170,6 @@ def test_a_step_of_ranks_that_exchange_is_the_whole_image_s_gradient(
     tmp_path: Path, tilenet: Tilenet, norm: str, mode: str, ranks: int
 ) -> None:
     run = begin(tmp_path, f"--network.poolings 2 --network.norm {norm} --network.groups 2", tilenet)
-    run.train(1, 0, "w0")
     second = run.train(ranks, 1, "w1", *SGD, "--halo_mode", mode)
     check_equal("step", run.first, second, run.image, run.labels)
     if norm != "none":
@@ -191,7 +185,6 @@ def test_a_step_of_ranks_that_exchange_is_the_whole_image_s_gradient(
 def test_class_weights_divide_by_their_sum_over_pixels(tmp_path: Path, tilenet: Tilenet) -> None:
     run = begin(tmp_path, "--network.poolings 1 --network.convolutions 1 --seed 3", tilenet)
     options = (*SGD, *FINE, "--class_weights", "[1.0, 0.25, 7.0]")
-    run.train(1, 0, "w0")
     second = run.train(2, 1, "w1", *options)
     step = ("step", run.first, second, run.image, run.labels, "--seed", "3")
     check_equal(*step, "--class-weights", "1", "0.25", "7")
@@ -200,7 +193,6 @@ def test_class_weights_divide_by_their_sum_over_pixels(tmp_path: Path, tilenet: 
 
 def test_a_black_collar_is_left_out_and_a_lake_is_not(tmp_path: Path, tilenet: Tilenet) -> None:
     run = begin(tmp_path, "--network.poolings 1 --network.convolutions 1 --nodata collar", tilenet)
-    run.train(1, 0, "w0")
     second = run.train(2, 1, "w1", *SGD, *FINE)
     check_equal("step", run.first, second, run.image, run.labels)
     with rasterio.open(made := run.predict(2, second)) as file:
@@ -211,9 +203,8 @@ def test_a_black_collar_is_left_out_and_a_lake_is_not(tmp_path: Path, tilenet: T
 
 
 def test_maps_with_batch_norm_use_running_statistics(tmp_path: Path, tilenet: Tilenet) -> None:
-    run = begin(
-        tmp_path, "--network.poolings 2 --network.norm batch --network.norm_scope tile", tilenet
-    )
+    network = "--network.poolings 2 --network.norm batch --network.norm_scope tile"
+    run = begin(tmp_path, network, tilenet)
     trained = run.train(2, 3, "w3", "--optimizer.lr", "0.01", *FINE)
     tensors = read_safetensors(trained / "weights.safetensors")
     running = [tensor for name, tensor in tensors.items() if name.endswith(".running_mean")]

@@ -8,6 +8,9 @@ import shapely
 from affine import Affine
 from pyproj import Transformer
 
+from tilenet.data.labels.open import open_labels
+from tilenet.data.rasters.raster import Raster
+
 
 def random_polygons(
     transform: Affine, size: tuple[int, int], number: int, seed: int, crs: str | None = None
@@ -34,6 +37,12 @@ def moved(shapes: Sequence[Any], source: str, target: str) -> list[Any]:
             np.array(shapes, object), lambda xy: np.column_stack(move(xy[:, 0], xy[:, 1]))
         )
     )
+
+
+def burned(path: str, image: Raster, *options: Any) -> np.ndarray:
+    """All labels that a file gives an image."""
+    with open_labels(path, image, *options) as labels:
+        return labels.read(image.whole)
 
 
 def burned_by_hand(

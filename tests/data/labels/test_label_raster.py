@@ -20,6 +20,7 @@ from tilenet.geometry.windows import Window
 
 Write = Callable[..., str]
 SIZE = 29, 41
+DTYPES = ["uint8", "int8", "int16", "uint16", "int32", "uint32", "int64"]
 GRID = Affine(2, 0.1, 5e5, 0.1, -2, 4e6)
 
 
@@ -34,13 +35,16 @@ def classes(dtype: str = "uint8", size: tuple[int, int] = SIZE) -> np.ndarray:
     return np.random.default_rng(2).integers(0, 6, size).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "int32", "uint32", "int64"])
-def test_labels_of_any_whole_type_are_read(write_raster: Write, image: Raster, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ignore_index", [255, -1, 1000])
+def test_labels_of_any_whole_type_are_read_and_nodata_is_ignored(
+    write_raster: Write, image: Raster, dtype: str, ignore_index: int
+) -> None:
     truth = classes(dtype)
-    with Labels(write_raster("labels.tif", truth), image, 255) as labels:
+    with Labels(write_raster("labels.tif", truth, nodata=3), image, ignore_index) as labels:
         found = labels.read(Window(3, 4, 20, 30))
     assert found.dtype == np.int64
-    assert np.array_equal(found, truth[3:23, 4:34])
+    assert np.array_equal(found, np.where(truth == 3, ignore_index, truth.astype(int))[3:23, 4:34])
 
 
 def test_beyond_the_region_labels_do_not_count(write_raster: Write, image: Raster) -> None:
@@ -55,15 +59,6 @@ def test_beyond_the_region_labels_do_not_count(write_raster: Write, image: Raste
                 padded = np.pad(pixels, 80, constant_values=255)
                 expected = padded[row + 80 : row + 80 + rows, col + 80 : col + 80 + cols]
                 assert np.array_equal(labels.read(Window(row, col, rows, cols), inside), expected)
-
-
-@pytest.mark.parametrize("ignore_index", [255, -1, 1000])
-def test_nodata_becomes_ignore_index(write_raster: Write, image: Raster, ignore_index: int) -> None:
-    truth = classes()
-    path = write_raster("labels.tif", truth, nodata=3)
-    with Labels(path, image, ignore_index) as labels:
-        found = labels.read(Window(0, 0, *SIZE))
-    assert np.array_equal(found, np.where(truth == 3, ignore_index, truth.astype(int)))
 
 
 @pytest.mark.parametrize("strip_px", [1, 100, 1 << 22])
@@ -115,13 +110,6 @@ def test_what_is_read_coarse_takes_no_memory_of_the_fine_pixels(
     assert np.array_equal(read, block_mode(truth.astype(np.int64), 8, 255))
 
 
-def test_labels_may_stand_alone(write_raster: Write) -> None:
-    truth = classes()
-    with Labels(write_raster("labels.tif", truth), None, 255) as labels:
-        assert (labels.height, labels.width) == SIZE
-        assert np.array_equal(labels.read(Window(0, 0, *SIZE)), truth)
-
-
 @pytest.mark.parametrize("label_factor", [1, 3])
 def test_labels_of_a_coarse_map_may_be_fine_or_as_coarse(
     write_raster: Write, label_factor: int
@@ -166,20 +154,16 @@ def test_labels_that_do_not_fit_are_refused(
     assert "\n" not in str(raised.value)
 
 
-def test_what_other_software_rounds_is_the_same_grid(write_raster: Write, image: Raster) -> None:
-    truth = classes()
-    moved = GRID @ Affine.translation(1e-4, -1e-4)
-    with Labels(write_raster("labels.tif", truth, transform=moved), image, 255) as labels:
-        assert np.array_equal(labels.read(Window(0, 0, *SIZE)), truth)
-
-
-def test_labels_without_a_crs_are_taken_to_lie_on_the_image(
+def test_labels_without_a_crs_or_almost_on_the_grid_lie_on_the_image(
     write_raster: Write, image: Raster
 ) -> None:
     truth = classes()
-    path = write_raster("labels.png", truth, driver="PNG", crs=None, transform=None)
-    with Labels(path, image, 255) as labels:
-        assert np.array_equal(labels.read(Window(0, 0, *SIZE)), truth)
+    rounded = {"transform": GRID @ Affine.translation(1e-4, -1e-4)}
+    bare = {"driver": "PNG", "crs": None, "transform": None}
+    for name, profile in (("rounded.tif", rounded), ("bare.png", bare)):
+        with Labels(write_raster(name, truth, **profile), image, 255) as labels:
+            assert not labels.resampled
+            assert np.array_equal(labels.read(Window(0, 0, *SIZE)), truth)
 
 
 OTHER = {
@@ -208,7 +192,7 @@ def nearest_by_hand(
 
 
 @pytest.mark.parametrize("place", OTHER)
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "int32", "uint32", "int64"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_labels_on_another_grid_are_those_of_the_nearest_pixel(
     write_raster: Write, image: Raster, place: str, dtype: str
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 import rasterio
 import shapely
 from affine import Affine
+from polygons import burned
 from pyproj import CRS, Transformer
 from rasterio.features import rasterize
 from rasterio.warp import Resampling, reproject, transform_geom
@@ -56,6 +57,13 @@ def test_polygons_become_the_raster_that_others_made_of_them(real: Path, image: 
     assert made.any()
 
 
+def read(path: Path, field: str | None) -> tuple[str, np.ndarray, list[int]]:
+    """CRS, polygons and their classes, by pyogrio."""
+    info, _, wkb, columns = pyogrio.raw.read(path, columns=[field] if field else [])
+    values = [int(value) for value in columns[0]] if field else [1] * len(wkb)
+    return info["crs"], shapely.from_wkb(wkb), values
+
+
 @pytest.mark.parametrize("all_touched", [False, True])
 @pytest.mark.parametrize("image", POLYGONS)
 def test_polygons_land_where_gdal_moves_and_burns_them(
@@ -63,16 +71,11 @@ def test_polygons_land_where_gdal_moves_and_burns_them(
 ) -> None:
     name, keys = POLYGONS[image]
     with Raster(str(real / image)) as raster:
-        with open_labels(
-            str(real / name), raster, 255, VectorKeys(**keys, all_touched=all_touched)
-        ) as labels:
-            found = labels.read(raster.whole)
-        field = keys.get("field")
-        info, _, wkb, columns = pyogrio.raw.read(real / name, columns=[field] if field else [])
-        shapes = [shapely.geometry.mapping(shape) for shape in shapely.from_wkb(wkb)]
+        found = burned(str(real / name), raster, 255, VectorKeys(**keys, all_touched=all_touched))
+        crs, polygons, values = read(real / name, keys.get("field"))
+        shapes = [shapely.geometry.mapping(shape) for shape in polygons]
         if "crs" not in keys:
-            shapes = transform_geom(info["crs"], raster.crs, shapes)
-        values = [int(value) for value in columns[0]] if field else [1] * len(shapes)
+            shapes = transform_geom(crs, raster.crs, shapes)
         expected = rasterize(
             zip(shapes, values, strict=True),
             raster.size,
@@ -91,17 +94,16 @@ def test_middles_of_pixels_lie_in_the_polygons_that_proj_says(real: Path, image:
     with Raster(str(real / image)) as raster:
         with open_labels(str(real / name), raster, 255, VectorKeys(**keys)) as labels:
             found = labels.read(raster.whole).ravel()
-        field = keys.get("field")
-        info, _, wkb, columns = pyogrio.raw.read(real / name, columns=[field] if field else [])
+        crs, polygons, values = read(real / name, keys.get("field"))
         cols, rows = np.meshgrid(np.arange(raster.width) + 0.5, np.arange(raster.height) + 0.5)
         x, y = raster.transform @ (cols.ravel(), rows.ravel())
         source = CRS.from_user_input(raster.crs.to_wkt())
-        middles = Transformer.from_crs(source, info["crs"], always_xy=True).transform(x, y)
-    shapes = shapely.make_valid(shapely.from_wkb(wkb))
+        middles = Transformer.from_crs(source, crs, always_xy=True).transform(x, y)
+    shapes = shapely.make_valid(polygons)
     point, shape = shapely.STRtree(shapes).query(shapely.points(*middles), predicate="within")
     expected = np.zeros(len(found), np.int64)
     for number in np.unique(shape):  # later ones over earlier ones
-        expected[point[shape == number]] = int(columns[0][number]) if field else 1
+        expected[point[shape == number]] = values[number]
     # Edges that are straight in one CRS are not in the other.
     assert (found != expected).mean() < 1e-5
 
@@ -115,18 +117,9 @@ def test_gdals_commands_put_them_there_too(real: Path, tmp_path: Path, image: st
     name, keys = POLYGONS[image]
     target = tmp_path / "burned.tif"
     with Raster(str(real / image)) as raster:
-        with rasterio.open(
-            target,
-            "w",
-            driver="GTiff",
-            dtype="int16",
-            count=1,
-            crs=raster.crs,
-            transform=raster.transform,
-            height=raster.height,
-            width=raster.width,
-        ):
-            pass
+        profile = {"driver": "GTiff", "dtype": "int16", "count": 1, "crs": raster.crs}
+        profile |= {"transform": raster.transform, "height": raster.height, "width": raster.width}
+        rasterio.open(target, "w", **profile).close()
         field = keys.get("field")
         # gdal_rasterize moves from the file's CRS to the raster's
         vector, options = str(real / name), ["-a", field] if field else ["-burn", "1"]
@@ -135,11 +128,9 @@ def test_gdals_commands_put_them_there_too(real: Path, tmp_path: Path, image: st
             wkt = raster.crs.to_wkt()
             subprocess.run(["ogr2ogr", "-a_srs", wkt, vector, str(real / name)], check=True)
         subprocess.run(["gdal_rasterize", "-q", *options, vector, str(target)], check=True)
-        with (
-            open_labels(str(real / name), raster, 255, VectorKeys(**keys)) as labels,
-            rasterio.open(target) as file,
-        ):
-            assert np.array_equal(labels.read(raster.whole), file.read(1))
+        with rasterio.open(target) as file:
+            found = burned(str(real / name), raster, 255, VectorKeys(**keys))
+            assert np.array_equal(found, file.read(1))
 
 
 @pytest.mark.parametrize(
@@ -171,22 +162,13 @@ def test_rasters_land_where_gdal_warps_them(
         size = int(np.ptp(y) / pixel), int(np.ptp(x) / pixel)
         truth = np.random.default_rng(1).integers(0, 5, size).astype("uint8")
         profile = {"driver": "GTiff", "count": 1, "dtype": "uint8", "nodata": 4}
-        with rasterio.open(
-            path, "w", crs=crs, transform=grid, height=size[0], width=size[1], **profile
-        ) as file:
+        profile |= {"crs": crs, "transform": grid, "height": size[0], "width": size[1]}
+        with rasterio.open(path, "w", **profile) as file:
             file.write(truth, 1)
         by_gdal = np.full(raster.size, 255, np.uint8)
-        reproject(
-            truth,
-            by_gdal,
-            src_transform=grid,
-            src_crs=crs,
-            src_nodata=4,
-            dst_transform=raster.transform,
-            dst_crs=raster.crs,
-            dst_nodata=255,
-            resampling=Resampling.nearest,
-        )
+        source = {"src_transform": grid, "src_crs": crs, "src_nodata": 4}
+        onto = {"dst_transform": raster.transform, "dst_crs": raster.crs, "dst_nodata": 255}
+        reproject(truth, by_gdal, **source, **onto, resampling=Resampling.nearest)
         cols, rows = np.meshgrid(np.arange(raster.width) + 0.5, np.arange(raster.height) + 0.5)
         col, row = ~grid @ move(*(raster.transform @ (cols.ravel(), rows.ravel())))
         padded = np.full((size[0] + 2, size[1] + 2), 255, np.uint8)
@@ -223,8 +205,5 @@ def test_rasters_land_where_gdal_warps_them(
     ],
 )
 def test_what_cannot_be_placed_is_refused(real: Path, image: str, labels: str, said: str) -> None:
-    with (
-        Raster(str(real / image)) as raster,
-        pytest.raises(TilenetError, match=said),
-    ):
+    with Raster(str(real / image)) as raster, pytest.raises(TilenetError, match=said):
         open_labels(str(real / labels), raster, 255)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import shapely
 from affine import Affine
-from polygons import burned_by_hand, moved, random_polygons
+from polygons import burned, burned_by_hand, moved, random_polygons
 
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.polygons import VectorLabels
@@ -103,8 +103,7 @@ def test_the_layer_must_be_named_where_there_are_several(
     assert "labels come from one layer" in words
     assert "has 2: roads, houses" in words
     assert "vectors.layer" in words
-    with open_labels(path, image, 255, VectorKeys(layer="houses")) as labels:
-        found = labels.read(image.whole)
+    found = burned(path, image, 255, VectorKeys(layer="houses"))
     assert np.array_equal(found, burned_by_hand(SHAPES[6:], [1] * 6, GRID, SIZE))
 
 
@@ -131,8 +130,7 @@ def test_the_user_names_the_crs_that_a_file_lacks(
     given: str | None,
 ) -> None:
     path = write_vector(name, moved(SHAPES, "EPSG:32630", there), VALUES, crs=written)
-    with open_labels(path, image, 255, VectorKeys(crs=given)) as labels:
-        found = labels.read(image.whole)
+    found = burned(path, image, 255, VectorKeys(crs=given))
     assert np.array_equal(found, burned_by_hand(SHAPES, [1] * 12, GRID, SIZE))
 
 
@@ -150,8 +148,7 @@ def test_an_image_without_a_crs_takes_polygons_without(
 ) -> None:
     path = write_raster("picture.tif", np.zeros(SIZE, "uint8"), crs=None)
     with Raster(path) as picture:
-        with open_labels(write_vector("a.shp", SHAPES, crs=None), picture, 255) as labels:
-            found = labels.read(picture.whole)
+        found = burned(write_vector("a.shp", SHAPES, crs=None), picture, 255)
         assert np.array_equal(found, burned_by_hand(SHAPES, [1] * 12, GRID, SIZE))
         words = refusal(write_vector("b.gpkg", SHAPES), picture, VectorKeys())
         assert "an image with vector labels needs a CRS" in words

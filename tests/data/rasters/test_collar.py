@@ -14,6 +14,7 @@ from tilenet.data.rasters.collar import Collar, collar_strips, strip_runs
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.windows import Window
 
+Patch = pytest.MonkeyPatch
 Write = Callable[..., str]
 
 
@@ -41,25 +42,6 @@ def by_strips(black: np.ndarray, cuts: list[int]) -> Collar:
     return Collar(parts, black.shape)
 
 
-def spiral(side: int) -> np.ndarray:
-    """A black corridor, one pixel wide, that winds from the upper left corner to the middle."""
-    black = np.zeros((side, side), bool)
-    row, col, step = 0, 0, (0, 1)
-    black[0, 0] = True
-    turns = 0
-    while turns < 2:
-        near = row + step[0], col + step[1]
-        far = row + 2 * step[0], col + 2 * step[1]
-        beyond = not (0 <= near[0] < side and 0 <= near[1] < side)
-        meets = all(0 <= x < side for x in far) and black[far]
-        if beyond or meets:
-            step, turns = (step[1], -step[0]), turns + 1
-            continue
-        (row, col), turns = near, 0
-        black[row, col] = True
-    return black
-
-
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.6, 0.7, 0.95])
 def test_random_patches_in_random_strips(share: float) -> None:
     rng = np.random.default_rng(int(share * 100))
@@ -83,22 +65,6 @@ def test_random_patches_in_random_strips(share: float) -> None:
     assert inner > 0 or share > 0.9, "dark water must be there to be told apart"
 
 
-def test_a_corridor_that_winds_through_all_strips_is_followed_to_its_end() -> None:
-    black = spiral(41)
-    assert black.sum() > 41 * 41 // 3
-    walled = np.pad(black[1:, 1:], 1)  # the corridor begins inside: no way to the edge
-    for cuts in ([], [20], list(range(1, 41))):
-        assert np.array_equal(by_strips(black, cuts).inside(Window(0, 0, 41, 41)), black)
-        assert not by_strips(walled, cuts).inside(Window(0, 0, *walled.shape)).any()
-
-
-def test_corners_alone_link_nothing() -> None:
-    black = np.zeros((4, 5), bool)
-    black[0, 0] = black[1, 1] = black[2, 2] = True
-    found = by_strips(black, [2]).inside(Window(0, 0, 4, 5))
-    assert np.argwhere(found).tolist() == [[0, 0]]
-
-
 def test_dark_water_is_not_kept_beyond_its_strip() -> None:
     rng = np.random.default_rng(4)
     black = np.pad(rng.random((96, 98)) < 0.3, ((2, 2), (1, 1)))
@@ -108,9 +74,7 @@ def test_dark_water_is_not_kept_beyond_its_strip() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 7, 64, 5000])
-def test_strips_cover_the_image_in_whole_blocks(
-    block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strips_cover_the_image_in_whole_blocks(block: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(module, "STRIP_PIXELS", 90 * 333)
     strips = collar_strips((1000, 333), block)
     assert [s.row for s in strips] == np.cumsum([0, *(s.height for s in strips[:-1])]).tolist()
@@ -138,7 +102,7 @@ def pixels_with_collar(dtype: str = "uint8") -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32", "float64"])
 @pytest.mark.parametrize(("rows", "strip_bytes"), [(1024, 1 << 26), (7, 1 << 26), (48, 1000)])
 def test_a_raster_s_collar_is_no_data_in_any_window(
-    write_raster: Write, dtype: str, rows: int, strip_bytes: int, monkeypatch: pytest.MonkeyPatch
+    write_raster: Write, dtype: str, rows: int, strip_bytes: int, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(module, "STRIP_ROWS", rows)
     monkeypatch.setattr(raster_module, "STRIP_BYTES", strip_bytes)
@@ -183,7 +147,7 @@ def test_coarse_pixels_leave_the_collar_out(write_raster: Write) -> None:
 
 
 @pytest.mark.real
-def test_the_collar_of_a_landsat_scene(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_collar_of_a_landsat_scene(real: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(module, "STRIP_ROWS", 50)
     path = str(real / "rasterio_RGB.byte.tif")
     with rasterio.open(path) as file:

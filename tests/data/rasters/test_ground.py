@@ -24,11 +24,12 @@ from tilenet.geometry.windows import Part, Window
 from tilenet.mapping.writer import MapKind, MapWriter
 
 Write = Callable[..., str]
+Nowhere = Callable[..., str]
 SIZE = 47, 59
 
 
 @pytest.fixture
-def nowhere(write_raster: Write) -> Callable[..., str]:
+def nowhere(write_raster: Write) -> Nowhere:
     """Write pixels without a transform."""
 
     def write(name: str, kind: str, values: np.ndarray | None = None) -> str:
@@ -64,7 +65,7 @@ def made(path: str, like: Raster, window: Window | None = None) -> Any:
 )
 @pytest.mark.filterwarnings("error::rasterio.errors.NotGeoreferencedWarning")
 def test_what_lies_nowhere_is_not_said_to_lie_somewhere(
-    tmp_path: Path, nowhere: Callable[..., str], kind: str, said: str
+    tmp_path: Path, nowhere: Nowhere, kind: str, said: str
 ) -> None:
     with Raster(nowhere("a.tif", kind)) as image:
         assert image.crs is None
@@ -86,7 +87,7 @@ def warp(file: Any, target: np.ndarray, transform: Affine) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["points", "rpcs"])
 def test_a_part_of_a_map_is_warped_to_where_the_image_is(
-    tmp_path: Path, nowhere: Callable[..., str], kind: str
+    tmp_path: Path, nowhere: Nowhere, kind: str
 ) -> None:
     window = Window(5, 8, 31, 37)
     path = nowhere("a.tif", kind)
@@ -104,7 +105,7 @@ def test_a_part_of_a_map_is_warped_to_where_the_image_is(
 
 @pytest.mark.parametrize("resolution", [1, 2])
 def test_points_of_a_part_lie_where_they_did(
-    tmp_path: Path, nowhere: Callable[..., str], resolution: int
+    tmp_path: Path, nowhere: Nowhere, resolution: int
 ) -> None:
     window = Window(5, 8, 16, 17)
     with Raster(nowhere("a.tif", "points"), resolution=resolution) as image:
@@ -119,7 +120,7 @@ def test_points_of_a_part_lie_where_they_did(
         assert point.z == 12.5
 
 
-def test_rpcs_of_a_part_name_the_same_pixels(tmp_path: Path, nowhere: Callable[..., str]) -> None:
+def test_rpcs_of_a_part_name_the_same_pixels(tmp_path: Path, nowhere: Nowhere) -> None:
     with Raster(nowhere("a.tif", "rpcs"), resolution=2) as image:
         part = made(str(tmp_path / "map.tif"), image, Window(3, 4, 15, 13))
     with rasterio.open(part) as copy:
@@ -146,7 +147,7 @@ def test_rpcs_stay_beside_a_transform(tmp_path: Path, write_raster: Write) -> No
 
 @pytest.mark.parametrize("kind", ["points", "rpcs", "crs"])
 def test_labels_on_the_same_pixels_are_accepted_others_not(
-    nowhere: Callable[..., str], write_raster: Write, kind: str
+    nowhere: Nowhere, write_raster: Write, kind: str
 ) -> None:
     values = np.random.default_rng(4).integers(0, 5, SIZE).astype("uint8")
     with Raster(nowhere("a.tif", kind)) as image:
@@ -163,7 +164,7 @@ def test_labels_on_the_same_pixels_are_accepted_others_not(
             assert "-a_srs" not in str(raised.value).replace("gdalwarp -t_srs", "")
 
 
-def test_labels_on_other_points_are_refused(nowhere: Callable[..., str]) -> None:
+def test_labels_on_other_points_are_refused(nowhere: Nowhere) -> None:
     path = nowhere("l.tif", "points")
     with rasterio.open(path, "r+") as file:
         moved = [GroundControlPoint(p.row + 3, p.col, p.x, p.y, p.z) for p in POINTS]
@@ -177,33 +178,26 @@ def test_labels_on_other_points_are_refused(nowhere: Callable[..., str]) -> None
         Raster(f"{image.path}+{path}")
 
 
-def test_labels_on_the_same_points_fit_a_part_of_the_image(nowhere: Callable[..., str]) -> None:
+def test_labels_fit_a_part_of_their_image_and_a_coarser_map(
+    tmp_path: Path, nowhere: Nowhere
+) -> None:
     values = np.random.default_rng(6).integers(0, 5, SIZE).astype("uint8")
-    part = Part(window=(7, 11, 23, 19))
+    path, truth = nowhere("a.tif", "points"), nowhere("l.tif", "points", values)
     with (
-        Raster(nowhere("a.tif", "points"), part=part) as image,
-        open_labels(nowhere("l.tif", "points", values), image, 255) as labels,
+        Raster(path, part=Part(window=(7, 11, 23, 19))) as image,
+        open_labels(truth, image, 255) as labels,
     ):
         assert np.array_equal(labels.read(image.whole), values[7:30, 11:30])
-
-
-def test_a_coarser_map_is_compared_with_the_labels_of_its_image(
-    tmp_path: Path, nowhere: Callable[..., str]
-) -> None:
-    with Raster(nowhere("a.tif", "points"), resolution=2) as image:
-        part = made(str(tmp_path / "map.tif"), image)
-    values = np.random.default_rng(5).integers(0, 4, SIZE).astype("uint8")
-    with (
-        Raster(part) as coarse,
-        open_labels(nowhere("l.tif", "points", values), coarse, 255) as labels,
-    ):
+    with Raster(path, resolution=2) as image:
+        made(str(tmp_path / "map.tif"), image)
+    with Raster(str(tmp_path / "map.tif")) as coarse, open_labels(truth, coarse, 255) as labels:
         assert labels.read(coarse.whole).shape == (24, 30)
 
 
 @pytest.mark.parametrize("crs", ["EPSG:4326", None])
 @pytest.mark.parametrize("kind", ["points", "rpcs", "crs"])
 def test_polygons_are_not_burned_on_what_lies_nowhere(
-    tmp_path: Path, nowhere: Callable[..., str], kind: str, crs: str | None
+    tmp_path: Path, nowhere: Nowhere, kind: str, crs: str | None
 ) -> None:
     path = str(tmp_path / "l.gpkg")
     shape = np.array([shapely.to_wkb(shapely.box(9.99, 49.9, 10.1, 50.1))], object)
@@ -242,7 +236,7 @@ def test_broken_points_and_rpcs_give_no_traceback(tmp_path: Path, said: str) -> 
         assert bool(copy.ground.points) == ("rubbish" in said)
 
 
-def test_rpcs_without_their_errors_are_kept(tmp_path: Path, nowhere: Callable[..., str]) -> None:
+def test_rpcs_without_their_errors_are_kept(tmp_path: Path, nowhere: Nowhere) -> None:
     path = nowhere("a.tif", "none")
     texts = {name: text for name, text in MODEL.to_gdal().items() if not name.startswith("ERR")}
     with rasterio.open(path, "r+") as file:

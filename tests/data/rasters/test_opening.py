@@ -9,7 +9,6 @@ import pytest
 import rasterio
 import rasterio.shutil
 
-from tilenet.cli import info, preview
 from tilenet.data.labels.open import open_labels
 from tilenet.data.rasters.opening import dtypes_of
 from tilenet.data.rasters.raster import Raster
@@ -43,14 +42,6 @@ def test_a_container_is_refused_with_what_it_holds(container: str) -> None:
         Raster(container)
     with Raster("bands.tif") as image, pytest.raises(TilenetError, match=said):
         open_labels(container, image, 255)
-
-
-def test_commands_refuse_a_container(container: str, capfd: pytest.CaptureFixture[str]) -> None:
-    for run, arguments in ((info.main, [container]), (preview.main, [container, "look.png"])):
-        assert run(arguments) == 1
-        error = capfd.readouterr().err
-        assert error.count("\n") == 1
-        assert "NETCDF:c.nc:Band1" in error
 
 
 @pytest.mark.usefixtures("container")
@@ -106,14 +97,6 @@ def test_complex_bands_beside_real_ones_may_be_left_out(write_raster: Write) -> 
     two = write_raster("two.tif", pixels(1), dtype="complex_int16", nodata=0)
     with Raster(f"{one}+{two}", (1,)) as raster:
         assert np.array_equal(raster.read(raster.whole).values, pixels(1))
-
-
-def test_small_integers_are_read(write_raster: Write) -> None:
-    values = (pixels(1).astype("int16") - 60).astype("int8")
-    with Raster(write_raster("i.tif", values, nodata=-3)) as raster:
-        found = raster.read(raster.whole)
-    assert np.array_equal(found.values, values)
-    assert np.array_equal(found.valid, values[0] != -3)
 
 
 def test_dtypes_without_a_name_are_refused_in_one_sentence() -> None:

@@ -17,6 +17,7 @@ from rasterio.rio.main import main_group
 
 from tilenet.data.rasters import remedies as tools
 
+Capture = pytest.CaptureFixture[str]
 Write = Callable[..., str]
 NORTH = {"transform": rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)}
 
@@ -107,9 +108,7 @@ def test_files_are_joined_and_checked(scene: str) -> None:
     rio(f"{tools.CHECK} {scene}")
 
 
-def test_the_line_of_python_says_what_a_vector_holds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_line_of_python_says_what_a_vector_holds(tmp_path: Path, capsys: Capture) -> None:
     path = str(tmp_path / "l.gpkg")
     shape = np.array([shapely.to_wkb(shapely.box(0, 0, 1, 2))], object)
     field = [np.array(["x"], object)]

@@ -9,6 +9,7 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.resample import PART_PX, sample_parts
 from tilenet.geometry.windows import Window
 
+Patch = pytest.MonkeyPatch
 Write = Callable[..., str]
 
 
@@ -43,9 +44,7 @@ def test_uneven_pictures_are_one_part() -> None:
     assert sample_parts(window, (33, 30), (16, 16)) == [(slice(0, 33), slice(0, 30), window)]
 
 
-def test_a_picture_has_the_pixels_that_gdal_takes(
-    write_raster: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_has_the_pixels_that_gdal_takes(write_raster: Write, monkeypatch: Patch) -> None:
     monkeypatch.setattr("tilenet.data.rasters.resample.PART_PX", 700)
     rng = np.random.default_rng(3)
     values = rng.integers(1, 5000, (3, 120, 150), dtype=np.uint16)

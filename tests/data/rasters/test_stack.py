@@ -180,10 +180,7 @@ def test_files_of_a_stack_give_their_names(write_raster: Write) -> None:
     paths = [write_raster(f"T31U_{n}_10m.tif", band(i)) for i, n in enumerate(("B02", "B8A"))]
     describe(paths[1], "narrow")
     path = "+".join(paths)
-    for asked, numbers in [
-        (("b8a", "b02"), (2, 1)),
-        (("narrow", "T31U_B02_10m"), (2, 1)),
-    ]:
+    for asked, numbers in [(("b8a", "b02"), (2, 1)), (("narrow", "T31U_B02_10m"), (2, 1))]:
         with Raster(path, asked) as raster:
             assert raster.bands == numbers
     with pytest.raises(TilenetError, match=r"of one band \(bands: T31U, .*bands \[1, 2\]"):

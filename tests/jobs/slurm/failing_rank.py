@@ -1,8 +1,10 @@
 """A job of which rank 2 fails: failing_rank.py FAULT FILE. FILE gets the moment of the fault."""
 
+import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,16 +14,33 @@ HANG_S = 1
 SKEW_S = 0.25  # between the ranks' watchdogs, so that the first must leave the others time
 
 
-def fail() -> None:
-    raise RuntimeError("boom")
+def fail(error: BaseException) -> None:
+    raise error
 
 
 def hang() -> None:
     time.sleep(1000)
 
 
+def lock() -> None:
+    """Wait for ever without letting other threads of the process run."""
+    twice, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+    twice(mutex)
+    twice(mutex)
+
+
+def fail_in_thread() -> None:
+    threading.Thread(target=fail, args=[RuntimeError("boom")], name="adder").start()
+    hang()
+
+
+def fail_without_words() -> None:
+    sys.stderr.close()
+    fail(RuntimeError("boom"))
+
+
 FAULTS: dict[str, Callable[[], object]] = {
-    "exception": fail,
+    "exception": lambda: fail(RuntimeError("boom")),
     "sys.exit(3)": lambda: sys.exit(3),
     "sys.exit(0)": lambda: sys.exit(0),
     "os._exit(4)": lambda: os._exit(4),
@@ -31,9 +50,15 @@ FAULTS: dict[str, Callable[[], object]] = {
     "hang": hang,
     "hang, buffers": hang,
 }
-
-
-WATCHED = ("hang", "hang, buffers", "os._exit(0)")
+# Those of which a launcher sees nothing new.
+OTHERS: dict[str, Callable[[], object]] = {
+    "error": lambda: fail(TilenetError("the disk is full")),
+    "interrupt": lambda: fail(KeyboardInterrupt()),
+    "closed stderr": fail_without_words,
+    "thread": fail_in_thread,
+    "hang, buffers, locked": lock,
+    "hang, buffers, SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+}
 
 
 def wait_for_the_others(pickled: bool) -> None:
@@ -47,7 +72,7 @@ def wait_for_the_others(pickled: bool) -> None:
 def program() -> int:
     comm = world()
     # Where it should not be needed it must not help.
-    hang_s = HANG_S if sys.argv[1] in WATCHED else 1000
+    hang_s = HANG_S if sys.argv[1].startswith(("hang", "os._exit(0)")) else 1000
     with Watchdog(hang_s, f"rank {comm.rank} of {comm.size}") as watchdog:
         comm.Barrier()
         if sys.argv[1].startswith("hang"):
@@ -55,13 +80,14 @@ def program() -> int:
         watchdog.arm("the sum")
         if comm.rank == 2:
             Path(sys.argv[2]).write_text(repr(time.time()))
-            FAULTS[sys.argv[1]]()
+            (FAULTS | OTHERS)[sys.argv[1]]()
         wait_for_the_others(pickled="buffers" not in sys.argv[1])
     return 0
 
 
 if __name__ == "__main__":
     sys.modules["torch"] = MagicMock()  # the guard needs none, and it takes most of the time
+    from tilenet.errors import TilenetError
     from tilenet.parallel.health.watchdog import Watchdog
     from tilenet.parallel.ranks.comm import run_as_rank, world
 

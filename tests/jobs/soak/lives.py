@@ -37,27 +37,16 @@ SIGNALS = {
 
 @dataclass(frozen=True)
 class Ended:
-    """How a life ended.
+    """How a life ended."""
 
-    Attributes:
-        code: Of the launcher; below 0: killed by that signal.
-        done: Whether what was to be done to it was done.
-        seconds: Of the whole life.
-        after_s: From what was done to the launcher's end.
-        linger_s: From the launcher's end to that of its last process.
-        hung: Whether it had to be killed after `LIMIT_S`.
-        left: Processes that were there `LINGER_S` after the launcher's end.
-        said: On stdout and stderr.
-    """
-
-    code: int
-    done: bool
-    seconds: float
-    after_s: float
-    linger_s: float
-    hung: bool
-    left: int
-    said: str
+    code: int  # of the launcher; below 0: killed by that signal
+    done: bool  # whether what was to be done to it was done
+    seconds: float  # of the whole life
+    after_s: float  # from what was done to the launcher's end
+    linger_s: float  # from the launcher's end to that of its last process
+    hung: bool  # whether it had to be killed after `LIMIT_S`
+    left: int  # processes that were there `LINGER_S` after the launcher's end
+    said: str  # on stdout and stderr
 
 
 class Launcher:
@@ -224,15 +213,9 @@ def _seen(after: str, run: Path) -> Callable[[], object]:
         now = rows()
         return now if now % VALIDATED_EVERY == 0 else 0
 
-    def size(name: str) -> object:
+    def of_file(name: str, what: str) -> object:
         try:
-            return (run / name).stat().st_size
-        except OSError:
-            return 0
-
-    def placed() -> object:
-        try:
-            return (run / MAP).stat().st_ino
+            return getattr((run / name).stat(), what)
         except OSError:
             return 0
 
@@ -243,9 +226,9 @@ def _seen(after: str, run: Path) -> Callable[[], object]:
         "save named": link,
         "validation begun": scored_next,
         "last row": lambda: rows() == STEPS,
-        "tiles kept": lambda: size(f".{MAP}.journal.part"),
-        "map copied": lambda: size(f".{MAP}.cog.part"),
-        "map placed": placed,
+        "tiles kept": lambda: of_file(f".{MAP}.journal.part", "st_size"),
+        "map copied": lambda: of_file(f".{MAP}.cog.part", "st_size"),
+        "map placed": lambda: of_file(MAP, "st_ino"),
     }
     return looks[after]
 

@@ -80,19 +80,12 @@ def map_command(scene: Path, run: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Standing:
-    """What a run has.
+    """What a run has."""
 
-    Attributes:
-        rows: The history's last step; 0: there is none.
-        saved: Step of the checkpoint that the run would go on from; 0: it would begin.
-        tiles: That the map's journal names.
-        mapped: Whether the map is in its place.
-    """
-
-    rows: int
-    saved: int
-    tiles: frozenset[int]
-    mapped: bool
+    rows: int  # the history's last step; 0: there is none
+    saved: int  # step of the checkpoint that the run would go on from; 0: it would begin
+    tiles: frozenset[int]  # that the map's journal names
+    mapped: bool  # whether the map is in its place
 
 
 def stands(run: Path) -> Standing:

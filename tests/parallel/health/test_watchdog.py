@@ -1,4 +1,4 @@
-"""When the watchdog wakes; that it ends the job is in tests/jobs/test_ranks_that_hang.py."""
+"""When the watchdog wakes; that it ends the job is in tests/jobs/slurm/test_slurm_failures.py."""
 
 import faulthandler
 import time
