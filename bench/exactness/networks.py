@@ -177,8 +177,8 @@ class Way:
     """How a network is computed over the ranks of a job."""
 
     ranks: int
-    mode: str
-    batch_norm: str
+    mode: Any
+    batch_norm: Any
     partitions: int
 
 
