@@ -22,8 +22,7 @@ Written from `bench/results/*.json` by `python -m bench NAME`, which runs a benc
 found: change a bench and run it, never this page. `python -m bench` lists them, `--quick` runs a
 smaller case and keeps nothing; `make bench` runs all of them, `make bench BENCH="balance pipeline"`
 some. A claim that does not hold is shown as such. How each measures is in its docstring
-(`python -m bench NAME --help`), all its figures are in the JSON, with the machine and the versions;
-`python -m bench.plots` draws some of them to `bench/out/`.
+(`python -m bench NAME --help`), all its figures are in the JSON, with the machine and the versions.
 
 """
 

@@ -2,10 +2,10 @@
 
 TILENET_DATA names their folder. `fair_uganda` and `fair_set1` at 0.3 m: trained on the left two
 thirds, mapped as a whole, scored on the right third. The reference is a plain loop in one process
-that is given the same crops, turned alike, first weights and dropout masks, and knows nothing of
-tiles or ranks. First 20 float64 steps of both are compared, then whole float32 runs, whose rounding
-grows with the steps: their IoU should differ by less than that of different seeds. Quick:
-fair_uganda, 5 steps, one seed, 60 steps.
+(tests/exactness/whole_recipe.py) that is given the same crops, turned alike, first weights and
+dropout masks, and knows nothing of tiles or ranks. First 20 float64 steps of both are compared,
+then whole float32 runs, whose rounding grows with the steps: their IoU should differ by less than
+that of different seeds. Quick: fair_uganda, 5 steps, one seed, 60 steps.
 """
 
 import os
@@ -20,23 +20,21 @@ from typing import Any
 import numpy as np
 import rasterio
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
+from whole_image import Scene
+from whole_recipe import train_recipe
 
 from bench.report import Claim, Found, at_least, at_most, mpiexec
 from bench.scenes import history, train
-from tilenet.data.crops import crop_places
 from tilenet.data.labels.raster import Labels
 from tilenet.data.rasters.raster import Raster
-from tilenet.data.schedule import CropSchedule
-from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.geometry.unet import UNetOptions
 from tilenet.mapping.evaluate import confusion_matrix
-from tilenet.model.network import build_network
-from tilenet.random_keys import key
 from tilenet.scores import scores
+from tilenet.training.config.read import read_run_file
 
-RANKS, RESOLUTION, CROP_PX, BATCH, LR, STRIDE = 2, 0.3, 192, 4, 1e-3, 16
-FILE_STRIDE = 4 * STRIDE  # in pixels of the files, which are four times finer
+RANKS, RESOLUTION, CROP_PX, BATCH, LR = 2, 0.3, 192, 4, 1e-3
+FILE_STRIDE = 4 * 16  # the network's, in pixels of the files, which are four times finer
 NETWORK = {"poolings": 4, "base": 16, "norm": "instance"}
 # Masks are compared where losses are; runs of a few hundred steps learn less with them (0.44
 # instead of 0.53 on fair_uganda), and the yardstick has none.
@@ -69,65 +67,29 @@ def split(source: Path, name: str, folder: Path) -> Data:
     return Data(image, str(folder / "train.tif"), str(folder / "test.tif"))
 
 
-def with_tilenet(data: Data, folder: Path, seed: int, steps: int, precision: str) -> Path:
-    """Train over the ranks; return the run's folder."""
+def run_keys(data: Data, folder: Path, seed: int, steps: int, precision: str) -> dict[str, object]:
+    """Of a run file."""
     keys: dict[str, object] = {"images": data.image, "labels": data.train_labels, "classes": 2}
     keys |= {"resolution": RESOLUTION, "crop_px": CROP_PX, "batch_size": BATCH, "steps": steps}
     keys |= {"seed": seed, "precision": precision, "optimizer.lr": LR, "device": "cpu"}
     keys |= {"augment.flips": True, "augment.rotations": True, "mesh.replicas": RANKS}
     keys |= {f"network.{name}": value for name, value in NETWORK.items()}
-    keys |= {"network.dropout": DROPOUT[precision]}
-    return train(RANKS, {**keys, "output": folder / f"run-{precision}-{seed}"})
+    return keys | {"network.dropout": DROPOUT[precision], "output": folder / f"{precision}-{seed}"}
 
 
-def plain_loop(
-    data: Data, seed: int, steps: int, precision: str
-) -> tuple[list[float], NDArray[np.int64]]:
+def plain_loop(keys: dict[str, object]) -> tuple[list[float], NDArray[np.int64]]:
     """The reference: losses, and the class map of the whole image."""
-    dtype, dropout = getattr(torch, precision), DROPOUT[precision]
-    with Raster(data.image, resolution=RESOLUTION) as raster:
-        pixels = raster.read(raster.whole).values.astype(np.float64)
-        with Labels(data.train_labels, raster, 255) as file:
-            labels = torch.from_numpy(file.read(raster.whole))
-    mean, std = pixels.mean(axis=(1, 2)), pixels.std(axis=(1, 2))
-    image = torch.from_numpy((pixels - mean[:, None, None]) / std[:, None, None]).to(dtype)
-    height, width = labels.shape
-    labelled = (labels != 255).numpy()
-    cells = np.asarray(
-        labelled.reshape(height // STRIDE, STRIDE, width // STRIDE, STRIDE).any(axis=(1, 3))
-    )
-    places = crop_places(cells[None].view(np.uint8), CROP_PX, STRIDE)
-    schedule = CropSchedule(seed, BATCH, CROP_PX, ((height, width),), (places,))
-    network = build_network(
-        unet_layers(UNetOptions(bands=3, classes=2, dropout=dropout, **NETWORK)),  # type: ignore[arg-type]
-        seed,
-        dtype,
-    )
-    optimizer = torch.optim.AdamW(network.parameters(), LR, weight_decay=0.0)
-    losses = []
-    for step in range(steps):
-        pixels_of, labels_of = [], []
-        for sample in schedule.samples(step):
-            at, drawn = sample.region, key(seed, "symmetry", step, sample.number) % 8
-            rows, cols = slice(at.row, at.row + CROP_PX), slice(at.col, at.col + CROP_PX)
-            pixels_of.append(turned(image[:, rows, cols], drawn))
-            labels_of.append(turned(labels[rows, cols], drawn))
-        network.mask_key.step, network.mask_key.images = step, tuple(range(BATCH))
-        optimizer.zero_grad()
-        logits = network(torch.stack(pixels_of))
-        loss = F.cross_entropy(logits, torch.stack(labels_of), ignore_index=255)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    network.eval()
-    with torch.no_grad():
-        return losses, network(image[None])[0].argmax(dim=0).numpy()
-
-
-def turned(pixels: torch.Tensor, drawn: int) -> torch.Tensor:
-    """One of the square's 8 symmetries of (…, H, W), counted as docs/run-file.md does."""
-    pixels = pixels.transpose(-2, -1) if drawn >= 4 else pixels
-    return pixels.flip([dim for dim, bit in ((-2, 2), (-1, 1)) if drawn & bit])
+    run, _ = read_run_file([f"--{key}={value}" for key, value in keys.items()])
+    image, labels = Path(str(keys["images"])), Path(str(keys["labels"]))
+    with Raster(str(image), resolution=RESOLUTION) as raster:
+        pixels: Any = raster.read(raster.whole).values.astype(np.float64)
+        with Labels(str(labels), raster, 255) as file:
+            classes = file.read(raster.whole)
+    scene = Scene(image, labels, pixels, np.ones(classes.shape, np.bool_), classes)
+    dropout: Any = keys["network.dropout"]
+    options = UNetOptions(bands=3, classes=2, dropout=dropout, **NETWORK)  # type: ignore[arg-type]
+    found = train_recipe(run, [scene], options)
+    return found.losses, found.logits.argmax(0)
 
 
 def building_iou(data: Data, folder: Path, run: Path | None, found: Any = None) -> float:
@@ -147,13 +109,13 @@ def building_iou(data: Data, folder: Path, run: Path | None, found: Any = None) 
 
 def compare(data: Data, folder: Path, seed: int, steps: int) -> dict[str, Any]:
     """A whole float32 run of both; IoU, last loss and CPU minutes."""
-    before = _children_seconds()
-    run = with_tilenet(data, folder, seed, steps, "float32")
+    before, keys = _children_seconds(), run_keys(data, folder, seed, steps, "float32")
+    run = train(RANKS, keys)
     row: dict[str, Any] = {"seed": seed, "steps": steps}
     row["cpu_minutes"] = (_children_seconds() - before) / 60
     row["iou"] = building_iou(data, folder, run)
     began = time.process_time()
-    losses, found = plain_loop(data, seed, steps, "float32")
+    losses, found = plain_loop(keys)
     row["loop_cpu_minutes"] = (time.process_time() - began) / 60
     row["loop_iou"] = building_iou(data, folder, None, found)
     row["loss"], row["loop_loss"] = history(run, "loss")[0][-1], losses[-1]
@@ -184,8 +146,8 @@ def bench(
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             data = split(Path(os.environ["TILENET_DATA"]), name, folder)
-            ours = history(with_tilenet(data, folder, 0, compared, "float64"), "loss")[0]
-            theirs, _ = plain_loop(data, 0, compared, "float64")
+            keys = run_keys(data, folder, 0, compared, "float64")
+            ours, (theirs, _) = history(train(RANKS, keys), "loss")[0], plain_loop(keys)
             difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
             rows = [compare(data, folder, seed, steps) for seed in seeds]
         found = summary(rows)

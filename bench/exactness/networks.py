@@ -9,15 +9,16 @@ Statistics of group norm, as in FPN, which reach all of the image, pass none on 
 Then its layers run over ranks on random pixels in float64, forward and backward, and are held
 against the module itself, in plain torch on the whole image: largest differences of logits,
 relative to the largest logit, and of gradients, relative to the largest of their tensor, of weights
-at least to 1e-3 of the largest of all. (The gradient of a bias in front of batch norm is 0; what
-sums leave of it is rounding, which is off by any part of itself.) Next to them stands what the same
+at least to 1e-3 of the largest of all, of a bias at least to that of its kernel. (The gradient of a
+bias in front of batch norm is 0; what sums leave of it is rounding, which is off by any part of
+itself.) Next to them stands what the same
 module differs by from itself on one device in another order of sums: the step's images in reverse
 order, with their channels last in memory. Batch norm over a step divides by deviations that are
 small in some channels, which enlarges any rounding; there tilenet's logits may be off by four times
 what another order makes of them, or by 1e-12.
 
 By turns networks meet 1 to 4 ranks, both halo modes, 1 to 3 partitions and, eight of them, batch
-norm of a step; --every runs all combinations, up to 6 ranks. Operations of a training step are
+norm of a step. Operations of a training step are
 counted on the middle one of 3 × 3 tiles of 1250 and 5000 px, over a ninth of the image's. At 1250
 px strides of 32 make own areas differ by 3 %. And a convolution of own cells runs, with zeros in
 place of neighbours' cells, while these are under way; what they add comes after it. Where taps lie
@@ -26,8 +27,7 @@ place of neighbours' cells, while these are under way; what they add comes after
 
 import time
 import warnings
-from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from bench.report import Claim, Found, at_most, on_ranks
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from tilenet.adoption.adopt import Adopted
 
@@ -56,13 +56,10 @@ STEPPED = (
     "Linknet/resnet34", "FPN/resnet34", "PSPNet/resnet34", "lraspp_mobilenet_v3_large",
 )  # fmt: skip
 MODES = "overlap", "exchange"
-RANKS = (1, 2, 3, 4, 6)
-MOST_RANKS = 4  # without --every
+MOST_RANKS = 4
 LEAST_PX = 190, 270
 TILES_PX = {1250: 1.04, 5000: 1.04}  # most operations
 LOGITS, GRADIENTS = 1e-12, 1e-10
-# Gradients are relative to at least this part of the largest of all weights.
-LEAST = 1e-3
 # How many times the difference by another order of sums is still rounding.
 ORDERS = 4
 
@@ -180,15 +177,13 @@ class Way:
     """How a network is computed over the ranks of a job."""
 
     ranks: int
-    mode: str
-    batch_norm: str
+    mode: Any
+    batch_norm: Any
     partitions: int
 
 
-def ways(name: str, *, every: bool) -> list[Way]:
-    """All, or those that a network takes on its turn."""
-    if every:
-        return [Way(*one) for one in product(RANKS, MODES, ("frozen", "step"), (1, 2, 3))]
+def ways(name: str) -> list[Way]:
+    """Those that a network takes on its turn."""
     turn = list(choices()).index(name)
     taken = [Way(2 + turn % 3, MODES[turn % 2], "frozen", 1 + turn // 2 % 3)]
     if name in STEPPED:
@@ -197,7 +192,7 @@ def ways(name: str, *, every: bool) -> list[Way]:
     return taken
 
 
-def compare(names: list[str], every: bool) -> list[dict[str, Any]]:
+def compare(names: list[str]) -> list[dict[str, Any]]:
     """All cases, on this job's ranks, and on the first few of them."""
     from mpi4py import MPI
 
@@ -208,7 +203,7 @@ def compare(names: list[str], every: bool) -> list[dict[str, Any]]:
 
     comm, rows = MPI.COMM_WORLD, []
     for name, batch_norm in product(names, ("frozen", "step")):
-        some = [way for way in ways(name, every=every) if way.batch_norm == batch_norm]
+        some = [way for way in ways(name) if way.batch_norm == batch_norm]
         adopted, one = None, choices()[name]
         if comm.rank == 0 and some:
             adopted = adopt(one.module(), one.bands, batch_norm)  # type: ignore[arg-type]
@@ -229,59 +224,37 @@ def compare(names: list[str], every: bool) -> list[dict[str, Any]]:
 
 def differences(name: str, adopted: "Adopted", way: Way, comm: Any) -> dict[str, Any]:
     """Largest ones of logits and gradients from the module on the whole image. Collective."""
+    import torch
+    from over_ranks import run_of
+    from referee import apart, run_module
     from shared_out import shared_out
 
     case = case_of(adopted, way, comm.size)
-    found = shared_out(case, comm, stacked=way.batch_norm == "step")
+    result = shared_out(case, comm, stacked=way.batch_norm == "step")
     if comm.rank:
         return {}
-    size = case.size
-    logits, gradients = whole(name, size, way.batch_norm)
-    ours = {adopted.names[own]: value for own, value in found.parameters.items()}
-    ours |= {f"image {number}": value for number, value in enumerate(found.images)}
-    orders, other = whole(name, size, way.batch_norm, other=True)
-    weights = [one for what, one in gradients.items() if not what.startswith("image ")]
-    least = LEAST * max(float(one.abs().max()) for one in weights)
-
-    def most(some: dict[str, "Tensor"]) -> float:
-        return max(
-            apart(some[what], gradients[what], 0.0 if what.startswith("image ") else least)
-            for what in ours
-        )
-
-    return {
-        "size": size,
-        "grid": case.grid,
-        "logits": max(map(apart, found.outputs, logits)),
-        "logits_other_order": max(map(apart, orders, logits)),
-        "gradients": most(ours),
-        "gradients_other_order": most(other),
-    }
+    module, images = choices()[name].module(), torch.cat(case.inputs())
+    wanted = run_module(module, images, way.batch_norm)
+    # Images in reverse order, channels last in memory
+    last = torch.channels_last
+    module = module.to(memory_format=last)  # type: ignore[call-overload]
+    order = run_module(module, images.flip(0).contiguous(memory_format=last), way.batch_norm)
+    order = replace(order, logits=order.logits.flip(0), image=order.image.flip(0))
+    row: dict[str, Any] = {"size": case.size, "grid": case.grid}
+    for suffix, found in (("", run_of(adopted, result)), ("_other_order", order)):
+        off = {what: one for what, (one, _) in apart(found, wanted, buffers=False).items()}
+        row[f"logits{suffix}"] = off.pop("logits")
+        row[f"gradients{suffix}"] = max(off.values())
+    return row
 
 
 def case_of(adopted: "Adopted", way: Way, ranks: int) -> Any:
     """The smallest one whose ranks can share it out."""
-    from shared_out import Case, grids
+    from over_ranks import AdoptedCase
+    from shared_out import grids
 
     from tilenet.errors import TilenetError
     from tilenet.geometry.ownership import check_shares
-
-    @dataclass(frozen=True)
-    class Trained(Case):
-        adopted: Any = field(default=None)
-
-        def network(self) -> Any:
-            import torch
-
-            network = self.adopted.network(torch.float64).train()
-            network.mask_key.step = 3
-            for module in network:
-                if hasattr(module, "probability"):
-                    module.probability = 0.0  # the module's masks are others
-            return network
-
-        def inputs(self) -> list["Tensor"]:
-            return images_of(self.adopted.bands, self.size, self.images)
 
     context = adopted.context
     unit, choice = context.alignment_px, grids(ranks)
@@ -289,9 +262,10 @@ def case_of(adopted: "Adopted", way: Way, ranks: int) -> Any:
     units = [max(-(-px // unit), 2 * n) for px, n in zip(LEAST_PX, grid, strict=True)]
     halo = context.halo_px if way.mode == "overlap" else 0
     while True:
-        case: Any = Trained(
-            adopted.layers, (units[0] * unit, units[1] * unit), grid, unit, halo, way.mode,  # type: ignore[arg-type]
-            images_in(way.batch_norm), way.partitions, threads=way.partitions > 1, adopted=adopted,
+        case: Any = AdoptedCase(
+            adopted.layers, (units[0] * unit, units[1] * unit), grid, unit, halo, way.mode,
+            2 if way.batch_norm == "step" else 1, way.partitions, threads=way.partitions > 1,
+            adopted=adopted,
         )  # fmt: skip
         if way.mode == "overlap":
             return case
@@ -301,56 +275,6 @@ def case_of(adopted: "Adopted", way: Way, ranks: int) -> Any:
             return case
         except TilenetError:
             units = [one + n for one, n in zip(units, grid, strict=True)]
-
-
-def images_in(batch_norm: str) -> int:
-    """How many a step has."""
-    return 2 if batch_norm == "step" else 1
-
-
-def images_of(bands: int, size: tuple[int, int], count: int) -> list["Tensor"]:
-    """Random ones."""
-    import torch
-
-    generator = torch.Generator().manual_seed(17)
-    shape = 1, bands, *size
-    return [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(count)]
-
-
-def apart(found: "Tensor", wanted: "Tensor", floor: float = 0.0) -> float:
-    """Largest difference over the largest value, or over `floor` if that is less."""
-    most = max(float(wanted.abs().max()), floor)
-    return float((found.reshape(wanted.shape) - wanted).abs().max()) / most
-
-
-@lru_cache(maxsize=4)
-def whole(
-    name: str, size: tuple[int, int], batch_norm: str, *, other: bool = False
-) -> tuple[list["Tensor"], dict[str, "Tensor"]]:
-    """Logits and gradients of the module itself, in plain torch.
-
-    Args:
-        other: In another order of sums: images in reverse order, channels last in memory.
-    """
-    import torch
-    from shared_out import gradient, weights_like
-
-    module = choices()[name].module().double().eval()
-    if batch_norm == "step":
-        for part in module.modules():
-            part.train(isinstance(part, torch.nn.BatchNorm2d))
-    order = -1 if other else 1
-    memory = torch.channels_last if other else torch.contiguous_format
-    module = module.to(memory_format=memory)  # type: ignore[call-overload]
-    images = images_of(choices()[name].bands, size, images_in(batch_norm))
-    images = [image.requires_grad_() for image in images]
-    out = module(torch.cat(images[::order]).contiguous(memory_format=memory))
-    out = out["out"] if isinstance(out, dict) else out
-    logits = torch.split(out, 1)[::order]
-    sum((weights_like(one) * one.square()).sum() for one in logits).backward()  # type: ignore[union-attr]
-    found = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-    found |= {f"image {number}": gradient(image) for number, image in enumerate(images)}
-    return [one.detach() for one in logits], found
 
 
 def claims(networks: dict[str, dict[str, Any]], rows: list[dict[str, Any]]) -> list[Claim]:
@@ -408,11 +332,10 @@ def claims_of_cases(rows: list[dict[str, Any]]) -> list[Claim]:
     return made
 
 
-def bench(quick: bool, every: bool = False, only: tuple[str, ...] = ()) -> Found:
+def bench(quick: bool, only: tuple[str, ...] = ()) -> Found:
     """Run all, or these."""
     names = only or (QUICK if quick else tuple(choices()))
     networks = on_ranks(1, adopt_all, names)
     taken = [name for name in names if "refused" not in networks[name]]
-    ranks = 2 if quick else max(RANKS) if every else MOST_RANKS
-    rows = on_ranks(ranks, compare, taken, every, hours=12)
+    rows = on_ranks(2 if quick else MOST_RANKS, compare, taken, hours=12)
     return {"networks": networks, "cases": rows}, claims(networks, rows)

@@ -1,13 +1,12 @@
-"""What a GPU says: exactness, memory, speed, largest images, copies beside work, the roofline.
+"""What a GPU says: exactness, memory, largest images, copies beside work, the roofline.
 
 On one CUDA GPU, which is named several times where there are partitions, in less than 8 minutes.
 Each part runs in a process of its own, with a budget of seconds:
 
-(tiles, partitions, swaps) float64 losses and gradients in tiles, in a pipeline with checkpointing,
-and with swapping, against the same network on the same GPU without (`gpu_exactness.py`);
+(tests) those that are marked `gpu`: float64 losses and gradients in tiles, in a pipeline with
+checkpointing, with maps on the host, and with swapping, against the same network without;
 (memory) the peak that torch's allocator saw during the third step of training against
 `planning.memory`, calibrated by the first case, since cuDNN's workspace is no tensor;
-(speed) seconds of training per megapixel in each precision, and with channels last;
 (sizes) the largest image that trains under a limit of 8 GiB with nothing done, checkpointing or
 swap, against the planner's;
 (overlap) pinned copies at the same time as convolutions;
@@ -18,7 +17,9 @@ A part that fails is a claim that does not hold. The result is kept as results/D
 a GPU it says so and measures nothing.
 """
 
+import re
 import subprocess
+import sys
 import time
 from dataclasses import asdict
 from datetime import date
@@ -28,21 +29,35 @@ from typing import Any
 import torch
 
 from bench.gpu.gpu_part import Asked, Figures
-from bench.report import Claim, Found, alone
+from bench.report import ROOT, Claim, Found, alone, at_least, at_most
 
 # Where it is, and seconds it should take
 PARTS: dict[str, tuple[str, int]] = {
-    "tiles": ("bench.gpu.gpu_exactness.tiles", 30),
-    "partitions": ("bench.gpu.gpu_exactness.partitions", 45),
-    "swaps": ("bench.gpu.gpu_exactness.swaps", 30),
-    "memory": ("bench.gpu.gpu_steps.memory", 70),
-    "speed": ("bench.gpu.gpu_steps.speed", 40),
+    "tests": ("bench.gpu.gpu.tests", 150),
+    "memory": ("bench.gpu.gpu_memory.memory", 70),
     "sizes": ("bench.gpu.gpu_sizes.sizes", 110),
     "overlap": ("bench.gpu.gpu_overlap.overlap", 25),
     "roofline": ("bench.gpu.gpu_roofline.shares", 25),
 }
 GRACE_S = 20  # beyond its budget a part is ended
 ALL_S = 470
+LEAST_TESTS = 10
+
+
+def tests(asked: Asked) -> Found:
+    """Run the tests that need a GPU, but for those over several ranks."""
+    folders = (str(ROOT / "tests" / folder) for folder in ("parallel", "swapping"))
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *folders]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    said = ended.stdout.strip().splitlines()
+    counts = {what: int(number) for number, what in re.findall(r"(\d+) (\w+)", said[-1])}
+    passed, bad = counts.get("passed", 0), counts.get("failed", 0) + counts.get("errors", 0)
+    claims = [
+        at_least("tests that need a GPU and pass", passed, LEAST_TESTS),
+        at_most("tests that need a GPU and fail", bad, 0),
+    ]
+    broken = [line for line in said if line.startswith(("FAILED", "ERROR"))]
+    return {**counts, "broken": broken}, claims if asked.cuda else []
 
 
 def answer(name: str, asked: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import torch
 
 from bench.gpu.gpu_part import Asked, Figures
 from bench.report import Found, at_least, at_most
-from bench.scale.summit_machines import H200
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
@@ -17,14 +16,17 @@ from tilenet.planning.time.roofline import roofline
 
 __all__ = ["facts_of", "machine_of", "shares"]
 
-# NVIDIA, "H100 Tensor Core GPU" data sheet (2023), SXM: the H200's die with other memory.
+# NVIDIA, data sheets "H200 Tensor Core GPU" (2024) and "H100 Tensor Core GPU" (2023): the same die
+# with other memory; 989 TFLOP/s in bfloat16 without sparsity.
+H200 = replace(
+    machine("summit"), name="h200", device="NVIDIA H200", devices_per_node=8,
+    memory_bytes=141_000_000_000, memory_bandwidth=4.8e12, link_bandwidth=450e9, kernel_s=1e-5,
+    flops={"float64": 34e12, "float32": 67e12, "bfloat16": 989e12, "float16": 989e12},
+)  # fmt: skip
 H100 = replace(
-    H200,
-    name="h100",
-    device="NVIDIA H100 80GB HBM3",
-    memory_bytes=80 << 30,
+    H200, name="h100", device="NVIDIA H100 80GB HBM3", memory_bytes=80 << 30,
     memory_bandwidth=3.35e12,
-)
+)  # fmt: skip
 
 
 def machine_of(device: str) -> Machine:

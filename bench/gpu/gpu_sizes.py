@@ -41,6 +41,12 @@ def sizes(asked: Asked) -> Found:
     most = LIMIT // 2 if asked.quick else LIMIT
     place = place_of(asked.device, limit_gib, width, asked.quick, most)
     bandwidth = measure_bandwidth(slabs_of(place), place.device)
+    try:
+        facts = facts_of(asked)  # they decide little about what fits
+    except TilenetError:
+        if asked.machine:
+            raise
+        facts = machine("slurm")
     begun = time.perf_counter()
     # What is planned takes its time too, on the host.
     until = begun + (asked.until - begun) * 0.6
@@ -53,7 +59,6 @@ def sizes(asked: Asked) -> Found:
     if not trained["off"].size:
         raise RuntimeError("not one image trained within the limit or the time")
     trained["auto"] = max(trained.values(), key=lambda one: one.size)
-    facts = _facts(asked)
     rows: list[Figures] = []
     claims = []
     for mode, found in trained.items():
@@ -107,13 +112,3 @@ def planned_bytes(
     again: list[Action] = ["checkpoint" if group.may_checkpoint else "keep" for group in groups]
     kept, less = (predict(groups, actions, bandwidth).peak_bytes for actions in (keep, again))
     return size.total - kept + less
-
-
-def _facts(asked: Asked) -> Machine:
-    """Of the machine whose speeds the planner reckons with; they decide little about what fits."""
-    try:
-        return facts_of(asked)
-    except TilenetError:
-        if asked.machine:
-            raise
-        return machine("slurm")

@@ -1,7 +1,7 @@
-"""What does the performance model say of the paper's runs on Summit, and of what lies beyond?
+"""What does the performance model say of the paper's runs on Summit?
 
 Nothing here was measured by us. The closed form behind `tilenet plan` is given a machine's
-published figures (`summit_machines.py`) and asked for the runs of S. Seal, S.-H. Lim, D. Wang, J.
+published figures, below, and asked for the runs of S. Seal, S.-H. Lim, D. Wang, J.
 Hinkle, D. Lunga, A. Tsaris, "Toward Large-Scale Image Segmentation on Summit", ICPP 2020: 100
 images of 10 000² × 4 in 8 × 8 tiles with ε = 92 px, each tile a sample of its own, one per GPU and
 step. Its abstract has near-linear strong scaling to 256 nodes; 12 s an epoch on 1 200 GPUs and 1
@@ -11,26 +11,44 @@ no model has a ratio above 133 (145 was measured). One factor on all computing, 
 epoch, then predicts Summit's. Gradients are summed by each rank over its share of the node's
 network, as tilenet does over MPI; sums within the node first would move a sixth of that.
 
-Then what tilenet's balances would make of a node's pipeline, and how far 100 images a step scale.
-Efficiency there is the time of one device without halo, messages and launches, over devices × time.
-Seconds suffice: --quick changes nothing.
+Then what tilenet's balances would make of a node's pipeline. Seconds suffice: --quick changes
+nothing.
+
+Makers' peaks, rates of one direction:
+
+- V100: NVIDIA, "Tesla V100 GPU architecture" (WP-08608-001, 2017): 15.7 TFLOP/s, 900 GB/s.
+- Node of Summit: OLCF, "Summit User Guide" (2019): 6 GPUs, NVLink 2 with 50 GB/s, dual-rail EDR.
+- Network: C. Zimmer, S. Atchley, R. Pankajakshan and others, "An Evaluation of the CORAL
+  Interconnects", SC19 (2019): 100 Gb/s a rail, fat tree without taper.
+- File system: S. Oral, S. Vazhkudai, F. Wang and others, "End-to-end I/O Portfolio for the Summit
+  Supercomputing Ecosystem", SC19 (2019): Alpine, Spectrum Scale, 2.5 TB/s.
+- DGX-1: NVIDIA, "DGX-1 with Tesla V100 System Architecture" (WP-08437-002, 2017): 8 GPUs, PCIe 3,
+  4 × EDR, 4 SSDs.
+
+Assumed: what a kernel's launch from Python takes, a message from device memory through the host's
+and its way; and 12.5 GB/s at which a node reads files.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from bench.report import Claim, Found, at_least, at_most
-from bench.scale.summit_machines import DGX_1, H200, SUMMIT, read_share
 from bench.speed.balance import PAPER
 from tilenet.geometry.unet import PRESETS, UNetOptions
 from tilenet.planning.estimate import Estimator
-from tilenet.planning.machines import Machine
+from tilenet.planning.machines import Machine, machine
 from tilenet.planning.plan import Layout, Question
 from tilenet.planning.search import Search
-from tilenet.planning.time.roofline import roofline
 
+FILE_SYSTEM = 2.5e12  # bytes/s of all nodes together
+SUMMIT = replace(
+    machine("summit"), latency_s=1.5e-6, message_s=2e-5, kernel_s=1e-5, file_bandwidth=12.5e9
+)
+DGX_1 = replace(
+    SUMMIT, name="dgx-1", devices_per_node=8, host_bandwidth=16e9, network_bandwidth=50e9,
+    file_bandwidth=2e9,
+)  # fmt: skip
 TILES, TILE_PX, EPSILON_PX = 6400, 1434, 92
-IMAGE, IMAGES = (10_000, 10_000), 100
 NODE = (3 * 1250, 4 * 1250)  # own pixels of a node's 12 tiles, in the middle of an image
 MEASURED = {"dgx_1": 1740.0, "summit": 12.0}
 SMALL = PRESETS["small"]
@@ -46,7 +64,7 @@ def samples(options: UNetOptions, facts: Machine, nodes: int, slower: float = 1)
         facts,
         flops={name: value / slower for name, value in facts.flops.items()},
         memory_bandwidth=facts.memory_bandwidth / slower,
-        file_bandwidth=read_share(facts, nodes),
+        file_bandwidth=min(facts.file_bandwidth, FILE_SYSTEM / nodes),
     )
     size = (TILE_PX, TILE_PX)
     asked = Question(local, 0, size, machine, nodes, TILES, gpus, grid=(1, 1), halo=0, partitions=1)
@@ -94,46 +112,6 @@ def balances() -> list[dict[str, Any]]:
     return rows
 
 
-def scaled(facts: Machine, precision: str, sides: tuple[int, ...]) -> list[dict[str, Any]]:
-    """A step of 100 images, each over side × side devices."""
-    rows = []
-    for side in sides:
-        devices = IMAGES * side**2
-        nodes = -(-devices // facts.devices_per_node)
-        # Whole nodes, though the last may be partly empty: what counts is bandwidth per rank.
-        even = replace(
-            facts, devices_per_node=1, network_bandwidth=facts.network_bandwidth
-            / facts.devices_per_node, file_bandwidth=read_share(facts, nodes)
-            / facts.devices_per_node,
-        )  # fmt: skip
-        row: dict[str, Any] = {"machine": facts.name, "devices": devices}
-        for mode in ("overlap", "exchange"):
-            asked = Question(
-                SMALL, EPSILON_PX, IMAGE, even, devices, IMAGES, IMAGES, precision,
-                halo_mode=mode, grid=(side, side), partitions=1,
-            )  # fmt: skip
-            estimator = Estimator(asked)
-            layout = Layout((side, side), 1, 1, "never")
-            step_s, _, sum_s = estimator.step_s(layout, (len(estimator.layers),))
-            free = replace(even, kernel_s=0.0)
-            times = roofline(estimator.layers, *estimator.tiling((1, 1)).extended, precision, free)
-            ideal_s = sum(one.forward_s + one.backward_s for one in times) / side**2
-            row[f"{mode}, s"] = step_s
-            row[f"{mode}, efficiency"] = ideal_s / step_s
-            if mode == "exchange":
-                row["tile_px"] = estimator.read_px((side, side))[0]
-                row["waiting"] = estimator.exchange_s(layout) / step_s
-                row["gradients"] = sum_s / step_s
-                row["reading"] = estimator.read_s(layout) / step_s
-        rows.append(row)
-    return rows
-
-
-def ends(rows: list[dict[str, Any]], mode: str) -> int:
-    """The most devices at which at least half of each is still of use."""
-    return max((row["devices"] for row in rows if row[f"{mode}, efficiency"] >= 0.5), default=0)
-
-
 def bench(quick: bool) -> Found:
     """Predict all."""
     dgx, summit = samples(SMALL, DGX_1, 1), samples(SMALL, SUMMIT, 200)
@@ -145,22 +123,14 @@ def bench(quick: bool) -> Found:
         {"run": "Summit, 1200 GPUs", "measured_s": MEASURED["summit"],
          "roofline_s": summit["epoch_s"], "with the DGX-1's factor_s": fitted["epoch_s"]},
     ]  # fmt: skip
-    curve = [samples(SMALL, SUMMIT, nodes, slower) for nodes in (1, 4, 16, 64, 128, 200, 256)]
+    curve = [samples(SMALL, SUMMIT, nodes, slower) for nodes in (1, 16, 128, 256)]
     balanced = balances()
-    sides = (1, 2, 4, 6, 8, 12, 16, 24, 32)
-    far = {"Summit, float32": scaled(SUMMIT, "float32", sides),
-           "H200, bfloat16": scaled(H200, "bfloat16", sides)}  # fmt: skip
     figures: dict[str, Any] = {
         "factor on all computing that the DGX-1's run asks for": slower,
         "the paper's runs": paper,
         "strong scaling with that factor": curve,
         "balance, six V100": balanced,
-        **{f"how far 100 images a step scale: {name}": rows for name, rows in far.items()},
-        "most devices at half efficiency": {
-            f"{name}, {mode}": ends(rows, mode)
-            for name, rows in far.items() for mode in ("overlap", "exchange")
-        },
-    }  # fmt: skip
+    }
     ratio = dgx["epoch_s"] / summit["epoch_s"]
     wanted = MEASURED["dgx_1"] / MEASURED["summit"]
     claims: list[Claim] = [

@@ -1,9 +1,9 @@
 """The demo on a large scene: seconds and memory of each command, over those of bare torch.
 
 Makes the demo's scene, trains on it and maps it on 2 ranks of one thread, as `SIZE=10000 RANKS=2
-make demo` does. Beside it stand two floors (`end_to_end_floor.py`): the same layers on crops and
-tiles of the same sizes in bare torch on as many processes, on pixels in memory and forever the
-same; as torch is, and with malloc set to keep large buffers, as tilenet sets it. The two take turns
+make demo` does. Beside it stand two floors: the same layers on crops and tiles of the same sizes in
+bare torch on as many processes, which do not talk, on pixels in memory and forever the same; as
+torch is, and with malloc set to keep large buffers, as tilenet sets it. The two take turns
 after the commands, and what they take is the mean of their turns: training's seconds are the sum
 of what its steps took while the machine was quicker and slower, not of the least. What is above the
 floors is start, statistics of the scene, reading, sums over ranks, writing, the report. --quick
@@ -16,16 +16,26 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
 from bench.report import ROOT, Claim, Found, at_most, environment, on_ranks
 from bench.scenes import history
+from tilenet.geometry.layers import Activation, Conv, Dropout, Join, Layer, Pool, Stash, Upsample
+from tilenet.parallel.ranks.devices import keep_freed_buffers
+from tilenet.storage.checkpoints import load_json
+from tilenet.storage.network_json import NetworkRecord
 
 RANKS = 2
 CROP_PX, BATCH = 128, 8  # demo/run.yaml
 FLOOR_STEPS, FLOOR_TILES, ROUNDS = 60, 4, 5
+LABELLED = 0.6  # of the demo's pixels, which costs nothing
 FLOORS = {"bare torch": 0, "bare torch that keeps buffers": 1}
 
 
@@ -86,8 +96,7 @@ def floors(folder: Path, predicted: dict[str, Any], steps: int) -> dict[str, dic
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in FLOORS}
     for _ in range(ROUNDS):
         for name, keep in FLOORS.items():
-            work = str(folder / "run"), CROP_PX, BATCH, FLOOR_STEPS, side, FLOOR_TILES, keep
-            turns[name].append(on_ranks(RANKS, "bench.speed.end_to_end_floor:floor", *work))
+            turns[name].append(on_ranks(RANKS, floor, folder / "run", side, keep))
     found: dict[str, dict[str, Any]] = {}
     for name, some in turns.items():
         step_s, tile_s = ([one[what] for one in some] for what in ("step_s", "tile_s"))
@@ -139,3 +148,95 @@ def bench(quick: bool, size: int = 10_000) -> Found:
             )
         )
     return figures, claims
+
+
+class Bare(nn.Module):
+    """Torch's own modules in the order of the layers."""
+
+    def __init__(self, layers: tuple[Layer, ...]) -> None:
+        super().__init__()
+        self.layers, self.bands = layers, layers[0].in_channels
+        self.made = nn.ModuleList(_module(layer) for layer in layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K, H, W) of (B, C, H, W)."""
+        stashed: dict[str, Tensor] = {}
+        for layer, module in zip(self.layers, self.made, strict=True):
+            if isinstance(layer, Stash):
+                stashed[layer.name] = x
+            elif isinstance(layer, Join):
+                x = torch.cat((x, *(stashed.pop(name) for name in layer.kept)), dim=1)
+            else:
+                x = module(x)
+        return x
+
+
+def _module(layer: Layer) -> nn.Module:
+    match layer:
+        case Conv():
+            return nn.Conv2d(
+                layer.in_channels, layer.out_channels, layer.kernel, layer.stride,
+                layer.padding, layer.dilation, bias=layer.bias,
+            )  # fmt: skip
+        case Pool(mode="max"):
+            return nn.MaxPool2d(layer.kernel, layer.stride, layer.padding)
+        case Upsample():
+            return nn.Upsample(scale_factor=layer.factor, mode=layer.mode)
+        case Dropout():
+            return nn.Dropout2d(layer.probability)
+        case Activation():
+            return nn.LeakyReLU(layer.slope, inplace=True)
+        case Stash() | Join():
+            return nn.Identity()
+        case _:
+            raise SystemExit(f"no bare module for a layer of kind {layer.kind}")
+
+
+def timed(run: Callable[[], object], times: int) -> float:
+    """Mean seconds of runs but for the first, which allocates."""
+    run()
+    began = time.perf_counter()
+    for _ in range(times):
+        run()
+    return (time.perf_counter() - began) / times
+
+
+def train_s(network: Bare, crops: int, classes: int) -> float:
+    """Seconds of a step on crops."""
+    x = torch.randn(crops, network.bands, CROP_PX, CROP_PX)
+    target = torch.randint(classes, (crops, CROP_PX, CROP_PX))
+    target[torch.rand(target.shape) > LABELLED] = 255
+    optimizer = torch.optim.AdamW(network.train().parameters(), 1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(network(x), target, ignore_index=255)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return timed(step, FLOOR_STEPS)
+
+
+def tile_s(network: Bare, side: int) -> float:
+    """Seconds of a tile of a map."""
+    x = torch.randn(1, network.eval().bands, side, side)
+    with torch.inference_mode():
+        return timed(lambda: network(x).argmax(1).byte(), FLOOR_TILES)
+
+
+def floor(run: str, side: int, keep: bool) -> dict[str, float]:
+    """Measure both on all ranks at once; the slowest rank's."""
+    from mpi4py import MPI
+
+    if keep:
+        keep_freed_buffers()
+    comm = MPI.COMM_WORLD
+    torch.set_num_threads(1)
+    record = NetworkRecord.from_json(load_json(Path(run) / "last" / "network.json"))
+    network = Bare(record.layers)
+    comm.Barrier()
+    step_s = train_s(network, -(-BATCH // comm.size), len(record.classes))
+    comm.Barrier()
+    found = comm.allgather((step_s, tile_s(network, side)))
+    slowest = [max(some) for some in zip(*found, strict=True)]
+    return dict(zip(("step_s", "tile_s"), slowest, strict=True))

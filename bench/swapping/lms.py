@@ -5,7 +5,7 @@ and two U-Nets of ours:
 
 (a) what swapping costs where it is not needed: forced on against off, at a size that fits;
 (b) the largest side at one image, and the largest batch at the largest side that trains without;
-(c) pixels per second against the side, to beyond where device memory ends.
+(c) seconds of a step against the side, to beyond where device memory ends.
 
 The ways: off; checkpointing of each layer group; swap (of all that is saved, as far as the limit
 asks for it); auto (whichever of the three is fastest within the limit). Gradients are the same bits
@@ -106,7 +106,7 @@ def speeds(
     shares: tuple[float, ...],
     at_least_s: float,
 ) -> list[Figures]:
-    """Figure (c): pixels per second in all ways, by side."""
+    """Figure (c): seconds of a step in all ways, by side."""
     rows: list[Figures] = []
     ends, most = sides["off"].size, sides["auto"].size
     wished = {
@@ -125,8 +125,6 @@ def speeds(
                 "mode": way.mode,
                 "pixels_over_off": (side / ends) ** kind.dimensions,
                 "seconds": seconds,
-                "pixels_per_s": training.pixels / seconds,
-                "peak_mib": None if peak is None else peak / 2**20,
                 "within_limit": peak is not None and peak <= place.limit_bytes,
             }
             for (way, peak), seconds in zip(found, taken, strict=True)

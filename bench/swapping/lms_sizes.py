@@ -24,14 +24,12 @@ class Largest:
         size: Pixels of the side, or images; 0: nothing trains.
         peak_mib: MiB of a step.
         next_size: The least that is known not to train.
-        next_peak_mib: Its MiB; None: it ran out of memory.
         to_the_end: Whether the search ended before its time was over.
     """
 
     size: int
     peak_mib: float
     next_size: int | None
-    next_peak_mib: float | None
     to_the_end: bool
 
 
@@ -48,25 +46,18 @@ def largest(
         until: When no further size is tried, by `perf_counter`.
     """
     fits: dict[int, int] = {0: 0}
-    fails: dict[int, int | None] = {}
+    fails: set[int] = set()
     number = max(start // unit, 1)
     while max(fits) + 1 not in fails and perf_counter() < until:
         peak = peak_of(number * unit)
         if peak is not None and peak <= limit:
             fits[number] = peak
         else:
-            fails[number] = peak
+            fails.add(number)
         most = max(fits)
         number = (most + min(fails)) // 2 if fails else most + (most + 1) // 2
     most, least = max(fits), min(fails, default=0)
-    least_peak = fails.get(least)
-    return Largest(
-        most * unit,
-        fits[most] / 2**20,
-        least * unit or None,
-        None if least_peak is None else least_peak / 2**20,
-        most + 1 in fails,
-    )
+    return Largest(most * unit, fits[most] / 2**20, least * unit or None, most + 1 in fails)
 
 
 def peak_of(kind: Kind, place: Place, way: Way, batch: int, side: int) -> int | None:

@@ -83,7 +83,6 @@ class Training:
         torch.manual_seed(side + batch)
         self._place = place
         self.model = kind.build(place.width).train().to(place.device)
-        self.pixels = batch * side**kind.dimensions
         shape = batch, kind.bands, *(side,) * kind.dimensions
         self._images = torch.randn(shape).to(place.device)
         self._labels = labels_of(kind, batch, side).to(place.device)

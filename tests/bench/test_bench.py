@@ -1,15 +1,17 @@
 """What is kept of benches, the page made of it, and the runner."""
 
 import argparse
+import hashlib
 import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from bench import __main__ as runner
-from bench import render, report
+from bench import plots, render, report
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -89,3 +91,11 @@ def test_options_are_the_arguments_of_a_bench() -> None:
 def test_what_cannot_be_run_is_said(arguments: list[str], capsys: pytest.CaptureFixture) -> None:
     assert runner.main(arguments) == 2
     assert "benches: balance, " in capsys.readouterr().err
+
+
+def test_the_picture_is_small_and_of_the_kept_result() -> None:
+    assert plots.PICTURE.stat().st_size <= 100_000
+    source = hashlib.sha256(plots.RESULT.read_bytes()).hexdigest()
+    with Image.open(plots.PICTURE) as picture:
+        assert picture.info["Source"] == source, "run python -m bench.plots"
+    assert len(plots.figure_of(json.loads(plots.RESULT.read_text())).axes) == 2

@@ -1,44 +1,12 @@
 """The bench gpu runs, but for what only a GPU can tell; and what is broken shows."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
-from bench.gpu import gpu, gpu_exactness, gpu_roofline
-from bench.gpu.gpu_part import Asked
+from bench.gpu import gpu, gpu_roofline
 from bench.swapping.lms_sizes import largest
 from tilenet.errors import TilenetError
-from tilenet.model.skips import Origin
-
-CPU = Asked(torch.device("cpu"))
-# cases; of the ways to swap, one is for all devices at once
-EXACT = {"tiles": 9, "partitions": 15, "swaps": 9 - torch.cuda.is_available()}
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_nothing_changes_the_result(name: str) -> None:
-    figures, claims = getattr(gpu_exactness, name)(CPU)
-    assert len(figures["rows"]) == EXACT[name]
-    assert len(claims) >= 2
-    assert all(claim.holds for claim in claims), claims
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", EXACT)
-def test_nothing_changes_the_result_on_a_gpu(name: str) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU, torch sees none")
-    _, claims = getattr(gpu_exactness, name)(Asked(torch.device("cuda", 0)))
-    assert all(claim.holds for claim in claims), claims
-
-
-def test_other_masks_show_in_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_exactness, "Origin", lambda images: Origin((images[0] + 1,)))
-    _, claims = gpu_exactness.partitions(replace(CPU, quick=True))
-    assert not claims[0].holds
-    assert not claims[1].holds
 
 
 def test_machines_are_found_by_their_devices() -> None:

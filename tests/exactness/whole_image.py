@@ -164,5 +164,6 @@ def dice_of(logits: torch.Tensor, target: np.ndarray[Any, np.dtype[np.int64]]) -
 
 def run_whole(network: Network, scene: Scene, options: UNetOptions) -> torch.Tensor:
     height, width = scene.valid.shape
-    logits: torch.Tensor = network(whole_input(scene, options))
+    dtype = next(network.parameters()).dtype
+    logits: torch.Tensor = network(whole_input(scene, options).to(dtype))
     return logits[:, :, :height, :width]

@@ -119,7 +119,7 @@ def rate(run: RunFile, step: int) -> float:
 
 def train_recipe(run: RunFile, scenes: list[Scene], options: UNetOptions) -> Outcome:
     """Train as the run file says; map the first image."""
-    network = build_network(unet_layers(options), run.seed, torch.float64)
+    network = build_network(unet_layers(options), run.seed, getattr(torch, run.precision))
     keys = run.optimizer
     optimizer: torch.optim.Optimizer
     if keys.name == "sgd":
@@ -177,11 +177,13 @@ def train_recipe(run: RunFile, scenes: list[Scene], options: UNetOptions) -> Out
 def _logits(network: Any, samples: list[Altered], options: UNetOptions) -> list[torch.Tensor]:
     """Of each sample, (classes, H, W); with batch norm all samples at once."""
     at_once = len(samples) if options.norm == "batch" else 1
+    dtype = next(network.parameters()).dtype
     found: list[torch.Tensor] = []
     for first in range(0, len(samples), at_once):
         some = samples[first : first + at_once]
         network.mask_key.images = tuple(sample.number for sample in some)
-        outputs = network(torch.cat([extended(sample.pixels, options) for sample in some]))
+        inputs = torch.cat([extended(sample.pixels, options) for sample in some])
+        outputs = network(inputs.to(dtype))
         for sample, output in zip(some, outputs, strict=True):
             height, width = sample.labels.shape
             found.append(output[:, :height, :width])

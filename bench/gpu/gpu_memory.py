@@ -1,4 +1,4 @@
-"""Training steps on a GPU: peak memory against the predicted, and seconds by precision."""
+"""Peak memory of training steps on a GPU against the predicted."""
 
 import gc
 from dataclasses import asdict, dataclass
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from bench.gpu.gpu_part import Asked, Figures, seconds_of, wait
+from bench.gpu.gpu_part import Asked, Figures, wait
 from bench.report import Found, at_most
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.choices import Checkpointing
@@ -17,9 +17,8 @@ from tilenet.planning.balance import likely_balance
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.partition import partition_bytes
-from tilenet.planning.swap.groups import group_sizes
 
-__all__ = ["memory", "speed"]
+__all__ = ["memory"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ CASES = (
     Case(1024, 6, 6, "always", "bfloat16"),
 )
 TINY = Case(64, 1, 1, "never", "float32"), Case(64, 2, 2, "always", "float32")
-PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
 
 
 def memory(asked: Asked) -> Found:
@@ -66,22 +64,6 @@ def memory(asked: Asked) -> Found:
     figures = {"left_out": len(cases) - len(rows), "rows": rows}
     claims = [at_most("error of predicted memory, calibrated once", worst, 0.05)]
     return figures, claims if asked.cuda else []
-
-
-def speed(asked: Asked) -> Found:
-    """Seconds of training per megapixel in each precision, contiguous and with channels last."""
-    options = PRESETS["small"] if asked.cuda else UNetOptions(1, 1, 4, norm="instance")
-    size, repeats = (1024, 4 if asked.quick else 10) if asked.cuda else (32, 1)
-    rows: list[Figures] = []
-    for channels_last in (False, True):
-        for precision in PRECISIONS:
-            if (rows and asked.late) or not asked.computes(precision):
-                continue
-            seconds = _seconds(asked.device, options, size, repeats, precision, channels_last)
-            row = {"precision": precision, "channels_last": channels_last, "s_per_mpx": seconds}
-            rows.append({**row, "over_float32": seconds / (rows or [row])[0]["s_per_mpx"]})
-            print(rows[-1], flush=True)
-    return {"size_px": size, "rows": rows}, []
 
 
 def _step(pipe: Pipe, images: list[Tensor], optimizer: torch.optim.Optimizer) -> None:
@@ -128,34 +110,3 @@ def _bytes(options: UNetOptions, case: Case, device: torch.device) -> tuple[int,
             _step(pipe, images, optimizer)
         peak = live.peak
     return sum(part.total for part in parts), peak
-
-
-def _seconds(
-    device: torch.device,
-    options: UNetOptions,
-    size: int,
-    repeats: int,
-    precision: str,
-    channels_last: bool,
-) -> float:
-    """Median seconds of a whole step on one tile, per megapixel."""
-    layers = unet_layers(options)
-    tf32 = precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    kept = torch.channels_last if channels_last else torch.contiguous_format
-    network = build_network(layers, device=device).train()
-    network.to(memory_format=kept)  # type: ignore[call-overload]
-    pipe = Pipe(
-        network, [len(layers)], [device], precision="float32" if tf32 else precision,
-        inline=True, groups=[group_sizes(layers)],
-    )  # fmt: skip
-    optimizer = torch.optim.SGD(network.parameters(), 0.0)
-    image = torch.randn(1, options.bands, size, size, device=device)
-    images = [image.contiguous(memory_format=kept)]
-
-    def step() -> None:
-        optimizer.zero_grad()
-        _step(pipe, images, optimizer)
-
-    step()
-    return seconds_of(device, repeats, step=step)["step"] / (size**2 / 1e6)
