@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilenet.adoption.adopt import adopt as adopt
 
-__all__ = ["adopt"]
+__all__ = ["__version__", "adopt"]
+
+__version__: str
 
 
 def __getattr__(name: str) -> Any:
@@ -14,4 +16,12 @@ def __getattr__(name: str) -> Any:
         from tilenet.adoption.adopt import adopt
 
         return adopt
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("tilenet")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -26,7 +26,7 @@ MOST_TRIES = 2  # that say the same
 BatchNormMode = Literal["frozen", "step"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Adopted:
     """A network as a list of layers, and the names that its weights have in the module.
 
@@ -50,6 +50,13 @@ class Adopted:
     state: dict[str, Tensor]
     fixed: frozenset[str] = frozenset()
     twins: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        far, unit = self.context.context_aligned_px, self.context.alignment_px
+        return (
+            f"<{self.name}: {len(self.layers)} layers, {self.bands} bands, {self.classes} classes, "
+            f"looks {far} px around aligned tiles of {unit} px>"
+        )
 
     @property
     def context(self) -> Context:
