@@ -80,9 +80,9 @@ def _run(command: str, rest: list[str]) -> int:
         print(USAGE)
         return 0
     if command == "--version":
-        from importlib.metadata import version
+        from tilenet import __version__  # looked up in the package's metadata
 
-        print(version("tilenet"))
+        print(__version__)
         return 0
     print(f"{USAGE}\n\ntilenet: there is no command {one_line(command)}", file=sys.stderr)
     return 2
