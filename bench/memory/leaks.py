@@ -125,7 +125,7 @@ def trained(folder: str, mode: str, steps: int) -> Any:
     """On this job's ranks: train and count every few steps; columns of counts for each rank."""
     from mpi4py import MPI
 
-    import tilenet.train
+    import tilenet.library.whole_run
     from tilenet.parallel.ranks.comm import world
     from tilenet.training.step import Step
 
@@ -158,7 +158,7 @@ def trained(folder: str, mode: str, steps: int) -> Any:
 
     Step.take = counting  # type: ignore[method-assign,assignment]
     comm = Counted(world())
-    assert tilenet.train.train(run_file(folder, mode, steps), comm=comm) == 0
+    assert tilenet.library.whole_run.train(run_file(folder, mode, steps), comm=comm) == 0
     # After the run, with its report: nothing of it is held.
     counts.append(count(steps, live))
     return comm.gather({name: [one[name] for one in counts] for name in counts[0]})

@@ -47,8 +47,8 @@ def mapped(
     from tilenet.parallel.health.progress import peak_bytes
 
     if how in OURS:
+        from tilenet.mapping.predict import Prediction, predict
         from tilenet.parallel.ranks.comm import world
-        from tilenet.predict import Prediction, predict
 
         world()  # starts MPI
     elif how != "untiled":

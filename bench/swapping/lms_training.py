@@ -20,8 +20,8 @@ from torch import Tensor
 from bench.swapping.lms_networks import Kind, labels_of
 from tilenet.parallel.swap.host_pool import Slabs, open_slabs
 from tilenet.parallel.swap.statistics import SwapStatistics
+from tilenet.parallel.swap.swapping import swapping
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.swapping import swapping
 
 __all__ = ["Place", "Training", "Way", "seconds_side_by_side", "slabs_of"]
 

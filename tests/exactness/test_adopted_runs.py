@@ -19,7 +19,7 @@ from whole_image import IGNORE, Outcome, Scene, random_scene, standardised
 from zoo import SUMS, Sum, network
 
 from tilenet.errors import AgreedError
-from tilenet.train import train
+from tilenet.library.whole_run import train
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
 
 pytestmark = pytest.mark.ranks(2, 3, 4)

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from whole_image import Outcome, Scene, random_scene, train_whole
 
 from tilenet.geometry.unet import UNetOptions
-from tilenet.predict import Prediction, predict
-from tilenet.train import train
+from tilenet.library.whole_run import train
+from tilenet.mapping.predict import Prediction, predict
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.loop import Loop

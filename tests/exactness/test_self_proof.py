@@ -15,11 +15,11 @@ from torch import Tensor
 
 from tilenet.errors import AgreedError
 from tilenet.geometry.tiles import halo_rule
+from tilenet.library.whole_run import train
 from tilenet.mapping import prediction
+from tilenet.mapping.predict import Prediction, predict
 from tilenet.parallel.exchange import conv, halo, norm
 from tilenet.planning import small_image
-from tilenet.predict import Prediction, predict
-from tilenet.train import train
 from tilenet.training import setup
 from tilenet.training.config.keys import MeshKeys, TileKeys
 from tilenet.training.config.run_file import RunFile

@@ -14,7 +14,7 @@ from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import IGNORE, random_scene
 
 from tilenet.data.rasters.raster import Raster
-from tilenet.train import train
+from tilenet.library.whole_run import train
 from tilenet.training.config.keys import AugmentKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.images import workload as module

@@ -23,6 +23,7 @@ from tilenet.geometry.sweep import strip_edges
 from tilenet.geometry.tiles import Cut, HaloRule, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
+from tilenet.library.whole_run import train
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange import swept_backward, swept_training
@@ -30,7 +31,6 @@ from tilenet.parallel.exchange.swept import Sweep
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.swept import trained_bytes
-from tilenet.train import train
 from tilenet.training import swept
 from tilenet.training.config.keys import MeshKeys, TileKeys
 from tilenet.training.setup import plan_run

@@ -34,17 +34,17 @@ TRAIN = {
     "tilenet.training.log:RunLog.validation": "the sum of a validation",
     "tilenet.training.record:RunAccount.say_swaps": "the last checkpoint",
     "tilenet.training.record:keep_times": "the report",
-    "tilenet.train:try_report": "the report",
+    "tilenet.library.whole_run:try_report": "the report",
 }
 PREDICT = {
-    "tilenet.predict:node_place": "opening the checkpoint and the image",
+    "tilenet.mapping.predict:node_place": "opening the checkpoint and the image",
     "tilenet.mapping.prediction:load_tensors": "opening the checkpoint and the image",
     "tilenet.data.rasters.raster:Raster.collar_runs": "the collar of an image, part 1 of 1",
-    "tilenet.predict:decide_map": "the start of the map",
-    "tilenet.predict:MapWriter": "the start of the map",
+    "tilenet.mapping.predict:decide_map": "the start of the map",
+    "tilenet.mapping.predict:MapWriter": "the start of the map",
     "tilenet.mapping.job:Mapper.tiles": "the round of tile 0",
     "tilenet.mapping.writer:copy_to_cog": "the finished map",
-    "tilenet.predict:peak_bytes": "the finished map",
+    "tilenet.mapping.predict:peak_bytes": "the finished map",
 }
 EVALUATE = {
     "tilenet.mapping.evaluate:open_labels": "opening the map and the labels",
@@ -55,7 +55,7 @@ CASES = [(command, function) for command, words in COMMANDS.items() for function
 OF_SEVERAL = [
     ("train", "tilenet.training.images.open:Raster", 1),
     ("train", "tilenet.data.survey:check_classes", 0),
-    ("train", "tilenet.train:try_report", 0),
+    ("train", "tilenet.library.whole_run:try_report", 0),
     ("predict", "tilenet.mapping.job:Mapper.tiles", 1),
     ("predict", "tilenet.mapping.writer:copy_to_cog", 0),
 ]

@@ -11,8 +11,8 @@ from mpi4py import MPI
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Conv
 from tilenet.mapping.mapper import Output
+from tilenet.mapping.predict import Prediction, predict
 from tilenet.model.network import build_network
-from tilenet.predict import Prediction, predict
 from tilenet.storage.checkpoints import save_checkpoint
 from tilenet.storage.network_json import NetworkRecord
 

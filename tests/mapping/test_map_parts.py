@@ -14,13 +14,13 @@ from mpi4py import MPI
 from test_predict_norms import OPTIONS, Trained, scene_of, trained
 from whole_image import Scene
 
+import tilenet.mapping.predict
 import tilenet.mapping.resume
-import tilenet.predict
 from tilenet.__main__ import main
 from tilenet.errors import AgreedError
 from tilenet.mapping.mapper import Mapper
+from tilenet.mapping.predict import Prediction, predict
 from tilenet.mapping.resume import MapResume
-from tilenet.predict import Prediction, predict
 
 SIZE = 157, 211
 SHORT = replace(OPTIONS, convolutions=1)
@@ -240,14 +240,14 @@ def test_a_signal_before_the_first_tile_is_not_lost(
     scene = scene_of(comm, shared_path, SIZE)
     made = scene, trained(comm, shared_path, scene, options, precision="float32"), more
     (wanted, _), _ = map_of(made, comm, "whole.tif")
-    original = tilenet.predict.decide_map
+    original = tilenet.mapping.predict.decide_map
 
     def asked(*arguments: Any, **more: Any) -> Any:
         ask()
         return original(*arguments, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tilenet.predict, "decide_map", asked)
+        patch.setattr(tilenet.mapping.predict, "decide_map", asked)
         found, done = map_of(made, comm, "map.tif", resume=True)
     assert found is None
     assert done["stopped"]

@@ -20,8 +20,8 @@ import tilenet.planning.maps
 from tilenet.errors import AgreedError
 from tilenet.geometry.layers import Layer, Norm
 from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.mapping.predict import Prediction, predict
 from tilenet.model.network import Network, build_network
-from tilenet.predict import Prediction, predict
 from tilenet.storage.network_json import NetworkRecord
 
 pytestmark = pytest.mark.ranks(1, 2)

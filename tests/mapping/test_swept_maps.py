@@ -24,7 +24,7 @@ from tilenet.adoption.adopt import adopt
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.windows import Window
 from tilenet.mapping.mapper import Mapper
-from tilenet.predict import Prediction, predict
+from tilenet.mapping.predict import Prediction, predict
 from tilenet.storage.network_json import NetworkRecord
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)

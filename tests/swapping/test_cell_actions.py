@@ -25,8 +25,8 @@ from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.swap.actions import Action, acting
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.swapper import Swapper
+from tilenet.parallel.swap.swapping import swapping
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.swapping import swapping
 
 ACTIONS: tuple[Action, ...] = get_args(Action)
 MIXED = (*ACTIONS, "mixed")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-from tilenet import swapping as lms
+from tilenet import lms
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ from tilenet.errors import TilenetError
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.saved import SavedStorage
 from tilenet.parallel.swap.swapper import Swapper
+from tilenet.parallel.swap.swapping import swapping
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.swapping import swapping
 
 MAP = 8 * 64 * 64 * 4  # bytes of one map of `convolutions`
 

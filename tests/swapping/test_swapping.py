@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.swap.statistics import SwapStatistics
-from tilenet.swapping import swapping
+from tilenet.parallel.swap.swapping import swapping
 
 CPU = torch.device("cpu")
 LIMITS = {"all": 0, "some": 200_000, "none": None}  # of about 2 MB

@@ -12,7 +12,7 @@ from tilenet.parallel.pipeline.skip_store import HostStore
 from tilenet.parallel.swap.copies import HostCopies
 from tilenet.parallel.swap.host_pool import open_slabs
 from tilenet.parallel.swap.statistics import SwapStatistics
-from tilenet.swapping import swapping
+from tilenet.parallel.swap.swapping import swapping
 
 WISHED = options(dropout=0.3, norm="instance", norm_scope="tile")
 

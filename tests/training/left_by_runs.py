@@ -12,7 +12,7 @@ import torch
 from mpi4py import MPI
 from safetensors.torch import load_file
 
-from tilenet.train import train
+from tilenet.library.whole_run import train
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.step import Step
 

@@ -17,11 +17,11 @@ from tilenet.data import survey
 from tilenet.data.rasters import collar
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.library.whole_run import train
+from tilenet.mapping.predict import Prediction, predict
 from tilenet.model import network
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.ranks.together import end_if_asked, together
-from tilenet.predict import Prediction, predict
-from tilenet.train import train
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.images import open as images

@@ -12,9 +12,9 @@ from mpi4py import MPI
 from test_same_as_whole_image import run_file, scenes_of
 
 from tilenet.errors import AgreedError
+from tilenet.library.whole_run import train
 from tilenet.model import loss as loss_scale
 from tilenet.model.loss import LossScale
-from tilenet.train import train
 from tilenet.training.config.keys import NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.step import Step

@@ -29,7 +29,7 @@ from tilenet.data.holdout import HeldOut
 from tilenet.errors import AgreedError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.unet import unet_layers
-from tilenet.train import train
+from tilenet.library.whole_run import train
 from tilenet.training.config.keys import AugmentKeys, MeshKeys
 from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.images.held_out import hold_out

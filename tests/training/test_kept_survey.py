@@ -22,7 +22,7 @@ from tilenet.data.survey_record import Survey, load_survey, save_survey
 from tilenet.errors import AgreedError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.train import train
+from tilenet.library.whole_run import train
 from tilenet.training.config.keys import NetworkKeys, VectorKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys

@@ -16,7 +16,7 @@ from unlike_scenes import KEYS, NETWORK, mixed_scenes, write
 
 from tilenet.__main__ import main
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.train import train
+from tilenet.library.whole_run import train
 from tilenet.training.config.keys import MeshKeys
 from tilenet.training.config.read import with_listed_images
 from tilenet.training.config.run_file import RunFile

@@ -8,7 +8,7 @@ from left_by_runs import alone, check_close
 from mpi4py import MPI
 from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 
-from tilenet.train import train
+from tilenet.library.whole_run import train
 from tilenet.training.config.keys import AugmentKeys, MeshKeys
 from tilenet.training.images import workload as module
 

@@ -19,7 +19,7 @@ from tilenet.data.labels.open import open_labels
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.windows import Part
-from tilenet.train import train
+from tilenet.library.whole_run import train
 from tilenet.training.config.keys import AugmentKeys, TileKeys
 from tilenet.training.config.read import read_run_file
 from tilenet.training.config.run_file import RunFile

@@ -27,7 +27,7 @@ from tilenet.data.rasters import collar as collar_module
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey import share_collars
 from tilenet.errors import AgreedError
-from tilenet.predict import Prediction, predict
+from tilenet.mapping.predict import Prediction, predict
 from tilenet.training.config.keys import NetworkKeys
 
 pytestmark = pytest.mark.ranks(1, 2)

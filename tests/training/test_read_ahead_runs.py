@@ -13,7 +13,7 @@ from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.read_ahead import ReadAhead
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.train import train
+from tilenet.library.whole_run import train
 from tilenet.training.config.keys import AugmentKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 

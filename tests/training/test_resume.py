@@ -12,10 +12,10 @@ from mpi4py import MPI
 from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 from whole_image import random_scene
 
-import tilenet.train
+import tilenet.library.whole_run
 import tilenet.training.folder
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.train import train
+from tilenet.library.whole_run import train
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
@@ -197,7 +197,7 @@ def test_a_signal_before_the_first_step_is_not_lost(
     wanted = whole(run, comm)
     if done:
         assert train(replace(run, steps=done), comm=comm) == 0
-    original = tilenet.train.open_images
+    original = tilenet.library.whole_run.open_images
 
     def asked(*arguments: Any) -> Any:
         if comm.rank == comm.size - 1:
@@ -205,7 +205,7 @@ def test_a_signal_before_the_first_step_is_not_lost(
         return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tilenet.train, "open_images", asked)
+        patch.setattr(tilenet.library.whole_run, "open_images", asked)
         assert train(run, resume=True, comm=comm) == 75
     assert (Path(run.output) / "history.csv").exists() == bool(done)
     assert not done or len(rows(run)) == done

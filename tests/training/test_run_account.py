@@ -16,11 +16,11 @@ from mpi4py import MPI
 from test_same_as_whole_image import run_file, scenes_of
 
 from tilenet.errors import AgreedError
+from tilenet.library.whole_run import train
 from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.health import progress as peak_memory
 from tilenet.parallel.health.progress import EXCHANGING, ExchangeClock
 from tilenet.report import page as write
-from tilenet.train import train
 from tilenet.training.config.keys import NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.read import read_run_file
 from tilenet.training.config.run_file import RunFile

@@ -28,19 +28,19 @@ from validated_runs import (
 )
 from whole_image import IGNORE, Scene
 
+import tilenet.library.whole_run
 import tilenet.mapping.choose
 import tilenet.mapping.count
 import tilenet.mapping.job
-import tilenet.train
 from tilenet.data.labels.raster import Labels
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.windows import Window
+from tilenet.library.whole_run import train
 from tilenet.mapping.mapper import Mapper
+from tilenet.mapping.predict import Prediction, predict
 from tilenet.parallel.health.watchdog import Watchdog
-from tilenet.predict import Prediction, predict
 from tilenet.scores import scores
-from tilenet.train import train
 from tilenet.training.config.keys import OptimizerKeys, ScheduleKeys, SwappingKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
@@ -209,7 +209,7 @@ def test_only_tiles_that_hold_something_are_computed(
             first = found.validation[0]
             return replace(found, validation=[replace(first, windows=asked)])
 
-        monkeypatch.setattr(tilenet.train, "open_images", opened)
+        monkeypatch.setattr(tilenet.library.whole_run, "open_images", opened)
         computed.clear()
         assert train(run, overwrite=True, comm=comm) == 0
         tables.append((table(run), comm.allreduce(len(computed))))

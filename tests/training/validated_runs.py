@@ -15,11 +15,11 @@ from mpi4py import MPI
 from test_same_as_whole_image import run_file
 from whole_image import IGNORE, Scene, random_scene
 
+import tilenet.library.whole_run
 import tilenet.mapping.choose
 import tilenet.mapping.count
-import tilenet.train
 from tilenet.mapping.evaluate import confusion_matrix
-from tilenet.predict import Prediction, predict
+from tilenet.mapping.predict import Prediction, predict
 from tilenet.scores import scores
 from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.config.run_file import RunFile

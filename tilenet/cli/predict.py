@@ -7,9 +7,9 @@ from pathlib import Path
 from tilenet.cli.data_options import band_names, nodata_value, numbers, with_values
 from tilenet.cli.options import Arguments
 from tilenet.errors import UsageError
+from tilenet.mapping.predict import Prediction, predict
 from tilenet.parallel.ranks.comm import agreed, run_as_rank, world
 from tilenet.planning.plan import read_plan
-from tilenet.predict import Prediction, predict
 
 __all__ = ["main"]
 

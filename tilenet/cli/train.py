@@ -4,9 +4,9 @@ import sys
 
 from tilenet.cli.data_options import with_values
 from tilenet.errors import AgreedError, TilenetError, UsageError
+from tilenet.library.whole_run import train
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.ranks.comm import run_as_rank, world
-from tilenet.train import train
 from tilenet.training.config.read import read_run_file, with_listed_images
 from tilenet.training.config.run_file import RunFile
 

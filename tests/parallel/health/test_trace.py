@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
+from tilenet.library.whole_run import train
 from tilenet.parallel.health import trace as module
-from tilenet.train import train
 from tilenet.training.config.keys import ProfileKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.step import Step

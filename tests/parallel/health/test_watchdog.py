@@ -13,10 +13,10 @@ from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
 from tilenet.errors import TilenetError
+from tilenet.library.whole_run import train
+from tilenet.mapping.predict import Prediction, predict
 from tilenet.parallel.health import watchdog as module
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
-from tilenet.predict import Prediction, predict
-from tilenet.train import train
 from tilenet.training.config.keys import TileKeys
 
 

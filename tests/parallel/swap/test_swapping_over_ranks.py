@@ -9,7 +9,7 @@ from mpi4py import MPI
 from pairwise import pairs
 from shared_out import Case, Result, grids, shared_out
 
-from tilenet import swapping as lms
+from tilenet import lms
 from tilenet.geometry.unet import UNetOptions, unet_layers
 
 pytestmark = pytest.mark.ranks(2, 4)

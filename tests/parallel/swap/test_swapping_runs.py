@@ -14,8 +14,8 @@ from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.library.whole_run import train
 from tilenet.planning.machines import machine
-from tilenet.train import train
 from tilenet.training import swap as run_swap
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
 from tilenet.training.config.run_file import RunFile

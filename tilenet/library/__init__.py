@@ -1,0 +1,1 @@
+"""What Python programs call; the command line is its first client."""
