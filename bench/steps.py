@@ -57,7 +57,7 @@ def timed_steps(
     """
     import torch
 
-    from tilenet import train as account
+    from tilenet.library import whole_run as account
     from tilenet.training.step import Step, StepResult
 
     account.try_report = lambda folder, maps: None  # type: ignore[attr-defined,misc]

@@ -151,9 +151,9 @@ def pytest_runtest_makereport(
 def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs over ranks write no report, which takes longer than a small run, unless marked so."""
     if counts_of(request.node) and not request.node.get_closest_marker("report"):
-        from tilenet import train
+        from tilenet.library import whole_run
 
-        monkeypatch.setattr(train, "try_report", lambda folder, maps: None)
+        monkeypatch.setattr(whole_run, "try_report", lambda folder, maps: None)
 
 
 @pytest.fixture(autouse=True)
