@@ -5,32 +5,23 @@ import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from tilenet.cli.options import Arguments, add_network, add_tiles, image_of, network_of
 from tilenet.errors import TilenetError, UsageError
-from tilenet.geometry.halo import context_of, epsilon_px
-from tilenet.geometry.tiles import halo_rule
-from tilenet.geometry.unet import unet_layers
-from tilenet.planning.advise import question_again, sweep, why_nothing_fits
-from tilenet.planning.compatibility import obstacle, whole_image
+from tilenet.geometry.halo import epsilon_px
+from tilenet.planning.advise import question_again, sweep
+from tilenet.planning.explain import GIB, answer, explain, in_px, in_seconds
 from tilenet.planning.machines import known_machines, machine
-from tilenet.planning.maps import MapQuestion, choose_map
 from tilenet.planning.memory.paper import level_bytes
-from tilenet.planning.memory.swept import swept_bytes
 from tilenet.planning.plan import Plan, Question, write_plan
 from tilenet.planning.search import Search
 from tilenet.planning.time.profile import read_profile
 from tilenet.planning.time.roofline import ITEM_BYTES
 from tilenet.report.charts import plot_level_bytes, plot_timeline
 
-__all__ = ["answer", "explain", "main"]
-
-GIB = 2**30
-# As `predict` on a free GPU: feature maps take a quarter of its memory, tiles are at most so wide.
-MAP_SHARE, MAP_TILE_PX = 4, 4096
+__all__ = ["main"]
 
 
 def main(arguments: list[str]) -> int:
@@ -60,159 +51,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def answer(search: Search) -> list[Plan]:
-    """The best plan and the next two.
-
-    Raises:
-        TilenetError: Nothing fits; the sentence says what would.
-    """
-    plans = search.answer()
-    if not plans:
-        raise TilenetError(why_nothing_fits(search))
-    return [replace(plan, notes=_notes(plan)) for plan in plans]
-
-
-def _notes(plan: Plan) -> tuple[str, ...]:
-    asked = plan.question
-    layers = unet_layers(asked.options)
-    notes = []
-    context = context_of(layers)
-    if asked.halo_mode == "exchange":
-        notes.append("Seconds do not count the halos' way between ranks.")
-    elif plan.layout.grid != (1, 1) and plan.halo_px < context.halo_px:
-        notes.append(
-            f"approximate: the halo ({plan.halo_px} px) is narrower than the exact one "
-            f"({context.halo_px} px), so the result depends on the tiles."
-        )
-    together = plan.tiles_per_rank // -(-asked.batch_size // plan.mesh[0])
-    if whole_image(layers) and together > 1:
-        notes.append(
-            f"{whole_image(layers)} over the whole image takes the {together} tiles of an "
-            "image on a rank in one batch, and the bytes above are for one at a time; use "
-            "--halo-mode exchange, or --norm-scope tile (approximate)."
-        )
-    reason = obstacle(layers, plan.layout.grid, plan.mesh, asked.halo_mode)
-    if reason:
-        notes.append(f"train refuses this plan as it stands: {reason}.")
-    if plan.host_bytes > asked.machine.host_bytes:
-        notes.append(
-            f"a node's memory is too small for its ranks (needed: {plan.host_bytes / GIB:.0f} GiB, "
-            f"there is: {asked.machine.host_bytes / GIB:.0f} GiB); take fewer micro-batches or "
-            "ranks per node."
-        )
-    if asked.profile is None:
-        notes.append(
-            f"Seconds are the roofline's for {asked.machine.device}, with assumed efficiencies; "
-            "tilenet profile measures them."
-        )
-    return tuple(notes)
-
-
-def explain(plans: Sequence[Plan]) -> str:
-    """The best plan as text: what, where, and why it beat the others."""
-    plan = plans[0]
-    asked, layout = plan.question, plan.layout
-    replicas, rows, columns = plan.mesh
-    lines = [
-        f"{asked.image[0]} × {asked.image[1]} × {asked.options.bands} px on {asked.nodes} × "
-        f"{asked.machine.devices_per_node} {asked.machine.device} ({asked.machine.name})",
-        f"  tiles          {layout.grid[0]} × {layout.grid[1]}, own {_px(plan.tile_own_px)}, read "
-        f"{_px(plan.tile_read_px)}, {_halo(plan)}; work ratio {plan.work_ratio:.2f}",
-        f"  ranks          {replicas} × {rows} × {columns} (replicas × rows × columns), "
-        f"{plan.ranks_per_node} per node, {_many(layout.partitions, 'device')} each",
-        f"  pipeline       {_many(plan.tiles_per_rank, 'tile')} per rank, "
-        f"{_many(layout.micro_batches, 'micro-batch')} at once "
-        f"({layout.micro_batches / layout.partitions:.3g} mbpp), "
-        f"checkpointing {layout.checkpointing}, bubble {plan.bubble:.0%}",
-        f"  predicted      {_gib(plan.device_bytes)} GiB per device of "
-        f"{asked.limit_bytes / GIB:.2f} planned with, {plan.host_bytes / GIB:.1f} GiB per node; "
-        f"{_seconds(plan.step_s)} per step (gradients {_seconds(plan.sum_s)}"
-        f"{_other_ranks(plan)}), "
-        f"{_seconds(plan.epoch_s)} per epoch",
-        *_swap_lines(plan),
-        *_map_lines(plan),
-        "",
-        "  partition  layers  parameters    GiB   time   share",
-    ]
-    for number, part in enumerate(plan.parts):
-        lines.append(
-            f"  {number:>9}  {part.layers:>6}  {part.parameters:>10,}  {_gib(part.num_bytes):>5}"
-            f"  {_seconds(part.seconds):>6}  {part.share:>5.0%}"
-        )
-    lines.append("")
-    lines.extend(f"  instead of     {one.layout}: {_why(plan, one)}" for one in plans[1:])
-    return "\n".join([*lines, *(f"\n{note}" for note in plan.notes)])
-
-
-def _other_ranks(plan: Plan) -> str:
-    """What layers and files add to a step, where they do."""
-    waits = f", halos and norms {_seconds(plan.exchange_s)}" if plan.exchange_s else ""
-    late = plan.read_s >= plan.step_s
-    return waits + (f", reading {_seconds(plan.read_s)}, which it waits for" if late else "")
-
-
-def _swap_lines(plan: Plan) -> list[str]:
-    if plan.swaps is None:
-        return ["  swap           nothing"] if plan.question.swap != "off" else []
-    moved = plan.swaps.swapped_bytes
-    return [
-        f"  swap           {plan.swaps}; {_gib(moved)} GiB out and in per mini-batch of a rank, "
-        f"{plan.swap_overhead:+.0%} time"
-    ]
-
-
-def _map_lines(plan: Plan) -> list[str]:
-    """How `predict` maps the image on these ranks, where it sweeps."""
-    asked, layers = plan.question, unet_layers(plan.question.options)
-    if plan.layout.partitions > 1 or asked.halo != "exact":
-        return []
-    rule = halo_rule("exact", context_of(layers), layers, 0)
-    limit, item_bytes = asked.limit_bytes // MAP_SHARE, ITEM_BYTES[asked.precision]
-    ranks = prod(plan.mesh)
-    question = MapQuestion(
-        layers, asked.image, rule, False, None, ranks, item_bytes, limit, MAP_TILE_PX,
-        sweep_bytes=limit,
-    )  # fmt: skip
-    try:
-        found = choose_map(question)
-    except TilenetError:  # `predict` says it, of the run's own images
-        return []
-    if found.method != "sweep":
-        return []
-    tiling = found.tiling
-    rows, cols = max(row.own for row in tiling.rows), max(col.read for col in tiling.cols)
-    num_bytes = swept_bytes(layers, tiling.extended[0], cols, rows, item_bytes)
-    return [
-        f"  map            swept in strips of {rows} × {cols} px over {_many(ranks, 'rank')}, "
-        f"work ratio {found.work_ratio:.2f}; {_gib(num_bytes)} GiB of feature maps per rank"
-    ]
-
-
-def _why(plan: Plan, other: Plan) -> str:
-    """In what the other is worse."""
-    reasons = [f"{other.step_s / plan.step_s:.2f} × the time"]
-    if other.work_ratio > 1.01 * plan.work_ratio:
-        reasons.append(f"work ratio {other.work_ratio:.2f} against {plan.work_ratio:.2f}")
-    if other.bubble > plan.bubble + 0.01:
-        reasons.append(f"bubble {other.bubble:.0%} against {plan.bubble:.0%}")
-    if other.mesh == plan.mesh and other.tiles_per_rank * other.tile_read_px[
-        0
-    ] * other.tile_read_px[1] > (
-        1.01 * plan.tiles_per_rank * plan.tile_read_px[0] * plan.tile_read_px[1]
-    ):
-        reasons.append("more pixels on the rank with most")
-    order = ("never", "except_last", "always")
-    if order.index(other.layout.checkpointing) > order.index(plan.layout.checkpointing):
-        reasons.append("computes activations twice")
-    return ", ".join(reasons)
-
-
 def _sweep_table(rows: list[dict[str, Any]]) -> str:
     lines = ["  grid  read px      E  1 + 4qε/N    GiB     step"]
     fitting = [row["step_s"] for row in rows if row["fits"]]
     for row in rows:
         size = f"{row['device_bytes'] / GIB:.2f}" if "device_bytes" in row else "-"
-        took = _seconds(row["step_s"]) if row["fits"] else "does not fit"
+        took = in_seconds(row["step_s"]) if row["fits"] else "does not fit"
         best = "  ← fastest" if row["fits"] and row["step_s"] == min(fitting) else ""
         grid = f"{row['grid']:>3} × {row['grid']:<2} {row['tile_read_px']:>6}"
         ratios = f"{row['work_ratio']:>5.2f}  {row['formula_ratio']:>9.2f}"
@@ -225,39 +69,12 @@ def _plot(search: Search, plan: Plan, path: Path) -> None:
     if "memory" in path.name:
         item_bytes = ITEM_BYTES[plan.question.precision]
         levels = level_bytes(plan.question.options, max(plan.tile_read_px), item_bytes)
-        title = f"Feature maps of a {_px(plan.tile_read_px)} tile"
+        title = f"Feature maps of a {in_px(plan.tile_read_px)} tile"
         plot_level_bytes(levels.encoder, levels.decoder, path, title)
         return
     many = min(plan.layout.micro_batches, plan.tiles_per_rank)
     timeline = search.estimator.timeline(plan.layout, plan.balance, many)
     plot_timeline(timeline, path, f"One mini-batch: {plan.layout}")
-
-
-def _halo(plan: Plan) -> str:
-    if plan.question.halo_mode == "exchange":
-        return "halo exchanged between ranks"
-    return f"halo {plan.halo_px} px, overlap"
-
-
-def _many(count: int, what: str) -> str:
-    """`1 tile`, `2 micro-batches`."""
-    return f"{count} {what}{'' if count == 1 else 'es' if what.endswith('ch') else 's'}"
-
-
-def _gib(num_bytes: int) -> str:
-    """GiB with two decimals, with more of them where two would say nothing."""
-    value = num_bytes / GIB
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.1g}"
-
-
-def _px(size: tuple[int, int]) -> str:
-    return f"{size[0]} × {size[1]} px"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds >= 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _question(given: Namespace, arguments: Sequence[str]) -> Question:

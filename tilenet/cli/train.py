@@ -3,7 +3,8 @@
 import sys
 
 from tilenet.cli.data_options import with_values
-from tilenet.errors import AgreedError, TilenetError, UsageError
+from tilenet.errors import AgreedError, UsageError
+from tilenet.library.train import read_once
 from tilenet.library.whole_run import train
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.ranks.comm import run_as_rank, world
@@ -11,8 +12,6 @@ from tilenet.training.config.read import read_run_file, with_listed_images
 from tilenet.training.config.run_file import RunFile
 
 __all__ = ["main"]
-
-FLAGS = "resume", "overwrite"
 
 
 def main(arguments: list[str]) -> int:
@@ -24,25 +23,20 @@ def _train(arguments: list[str]) -> int:
     if {"-h", "--help", "--print_config"} & {a.split("=")[0] for a in arguments}:
         read_run_file(with_values(arguments))  # prints and exits
     comm = world()
-    # Read once and handed out: a file that differs between nodes, or is missing on one, would have
-    # the ranks do different things.
-    read: tuple[RunFile, dict[str, bool]] | TilenetError | UsageError | None = None
-    if comm.rank == 0:
-        try:
-            run, given = read_run_file(with_values(arguments))
-            run, notes = with_listed_images(run)
-            for note in notes:
-                say(note)
-            read = run, {name: bool(given[name]) for name in FLAGS}
-        except (TilenetError, UsageError) as error:
-            read = error
-    read = comm.bcast(read)
-    if isinstance(read, UsageError):
+
+    def read() -> tuple[RunFile, bool, bool]:
+        run, given = read_run_file(with_values(arguments))
+        run, notes = with_listed_images(run)
+        for note in notes:
+            say(note)
+        return run, bool(given.resume), bool(given.overwrite)
+
+    try:
+        run, resume, overwrite = read_once(read, comm)
+    except AgreedError as error:
+        if not isinstance(error.__cause__, UsageError):
+            raise
         if comm.rank == 0:
-            print(f"tilenet train: {read}", file=sys.stderr)
+            print(f"tilenet train: {error}", file=sys.stderr)
         return 2
-    if isinstance(read, TilenetError):
-        raise AgreedError(str(read))
-    assert read is not None
-    run, flags = read
-    return train(run, **flags)
+    return train(run, resume=resume, overwrite=overwrite, comm=comm)

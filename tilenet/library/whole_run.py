@@ -21,6 +21,7 @@ from tilenet.training.images.held_out import hold_out
 from tilenet.training.images.open import RunImages, agree_on_files, open_images
 from tilenet.training.images.survey import class_weights, run_survey
 from tilenet.training.images.workload import RunData
+from tilenet.training.log import NOBODY, Callbacks
 from tilenet.training.loop import Loop
 from tilenet.training.proof.run import proved_network
 from tilenet.training.scoring import Validation
@@ -42,12 +43,16 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     comm: "MPI.Intracomm | None" = None,
+    module: nn.Module | None = None,
+    callbacks: Callbacks = NOBODY,
 ) -> int:
     """Train as the run file says. Collective: all ranks of `comm`, None: of the job, call it.
 
     Args:
         resume: Go on from the folder's checkpoint, where it has one.
         overwrite: Begin where the folder holds a run.
+        module: The network that `network.module` names, where a program made it; rank 0's counts.
+        callbacks: Hear of each step and validation, on rank 0.
 
     Returns:
         The exit code: 0 done, 75 stopped on a signal: with a checkpoint, or before the first step.
@@ -58,14 +63,22 @@ def train(
     """
     comm = world() if comm is None else comm
     try:
-        return _train(run, comm, resume=resume, overwrite=overwrite)
+        return _train(run, comm, module, callbacks, resume=resume, overwrite=overwrite)
     except StopAgreed:
         if comm.rank == 0:
             say("tilenet: stopped before the first step: run again as before, nothing was changed")
         return STOPPED
 
 
-def _train(run: RunFile, comm: "MPI.Intracomm", *, resume: bool, overwrite: bool) -> int:
+def _train(
+    run: RunFile,
+    comm: "MPI.Intracomm",
+    module: nn.Module | None,
+    callbacks: Callbacks,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> int:
     """As `train`.
 
     Raises:
@@ -80,7 +93,7 @@ def _train(run: RunFile, comm: "MPI.Intracomm", *, resume: bool, overwrite: bool
         with together(comm, stop) as turns:
             opened = open_images(run, stack, watchdog, turns.part_done)
         kind = run.network, len(opened.shapes[0][0]), len(run.class_names), run.seed
-        architecture = share_architecture(*kind, comm, watchdog, stop)
+        architecture = share_architecture(*kind, comm, watchdog, stop, module)
         with together(comm, stop):
             plan = plan_run(run, opened.shapes, comm.size, architecture)
         terms = run.terms | {"files": agree_on_files(opened, comm, watchdog, stop)}
@@ -92,7 +105,8 @@ def _train(run: RunFile, comm: "MPI.Intracomm", *, resume: bool, overwrite: bool
         opened = hold_out(opened, *chosen_by, comm, watchdog, stop)
         if comm.rank == 0:
             announce_images(opened, plan)
-        loop = _prepare(run, plan, architecture.module, opened, folder, watchdog, stop, comm)
+        made = architecture.module
+        loop = _prepare(run, plan, made, opened, folder, callbacks, watchdog, stop, comm)
         finished = loop.run()
         if comm.rank == 0:
             # A job that was told to end has no time for maps.
@@ -109,6 +123,7 @@ def _prepare(
     module: nn.Module | None,
     opened: RunImages,
     folder: RunFolder,
+    callbacks: Callbacks,
     watchdog: Watchdog,
     stop: StopRequests,
     comm: "MPI.Intracomm",
@@ -136,6 +151,5 @@ def _prepare(
         validation = RunValidation(scoring, run.validation.score, every, data.last, folder)
     end_if_asked(comm, stop)
     loss = run.loss_with(weights)
-    return Loop(
-        run, plan, data, network, loss, validation, folder, devices.layout, watchdog, stop, comm
-    )
+    common = callbacks, watchdog, stop, comm
+    return Loop(run, plan, data, network, loss, validation, folder, devices.layout, *common)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tilenet.geometry.bands import bands
 from tilenet.geometry.tiles import Tile, own_pieces, owned
 from tilenet.geometry.windows import Window, overlap
+from tilenet.mapping.in_memory import MapInMemory
 from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.mapping.resume import MapResume
 from tilenet.mapping.writer import BLOCK_PX, MapWriter
@@ -240,7 +241,7 @@ class WritingSink:
         self,
         mapper: Mapper,
         comm: "MPI.Intracomm",
-        writer: MapWriter | None,
+        writer: MapWriter | MapInMemory | None,
         window: Window,
         check: Callable[[Window, Computed], None],
         resume: MapResume | None = None,

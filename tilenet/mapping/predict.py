@@ -5,14 +5,16 @@ Norms over the whole image need more than a tile: `planning.maps` chooses how th
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from numpy.typing import NDArray
 
 from tilenet.data.survey import share_collars
 from tilenet.mapping.announce import announce_map
 from tilenet.mapping.choose import decide_map
+from tilenet.mapping.in_memory import MapInMemory
 from tilenet.mapping.job import MapJob, WritingSink
 from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.prediction import MapSource, Prediction
@@ -40,7 +42,8 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
 
     Returns:
         What was done: tiles, their sizes, the peak resident memory of each rank in bytes, and
-        whether the ranks stopped before the map was done, because one was asked to.
+        whether the ranks stopped before the map was done, because one was asked to; on rank 0 the
+        `values` (bands, H, W) of a map that is not written.
 
     Raises:
         AgreedError: On all ranks, for what any rank found wrong before the first tile.
@@ -58,7 +61,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         watchdog.arm("opening the checkpoint and the image", SLOW)
         place, first = node_place(comm, wanted.device), comm.rank == 0
         with agreed(comm):
-            lock = _claim(wanted, stack) if first else None
+            lock = _claim(wanted, wanted.out, stack) if first and wanted.out is not None else None
             # One rank reads all bytes and compares them; none continues where they are wrong.
             source = MapSource.open(wanted, stack, check=first)
             devices = choose_devices(wanted.device, place, wanted.partitions)
@@ -74,7 +77,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         if wanted.prove and source.record.names is not None:
             watchdog.arm("the proof of the map", SLOW)
             prove_map(job, comm)
-        stopped = _make(wanted, job, source, requests, lock, comm)
+        stopped, values = _make(wanted, job, source, requests, lock, comm)
         wait_quietly(comm)
         # Also a barrier: no rank says that it is done before the map stands in its place.
         peaks = comm.allgather(peak_bytes([]))
@@ -90,19 +93,20 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         "work_ratio": plan.work_ratio,
         "stopped": stopped,
         "peak_bytes": peaks,
+        **({} if values is None else {"values": values}),
     }
 
 
-def _claim(wanted: Prediction, stack: ExitStack) -> Lock:
+def _claim(wanted: Prediction, out: str, stack: ExitStack) -> Lock:
     """Lock the map; `stack` releases it.
 
     Raises:
         TilenetError: It is there already, or cannot be written.
     """
-    check_target(wanted.out, overwrite=wanted.overwrite, image=wanted.image)
-    lock: Lock = stack.enter_context(map_lock(wanted.out))
+    check_target(out, overwrite=wanted.overwrite, image=wanted.image)
+    lock: Lock = stack.enter_context(map_lock(out))
     # Once more: another job may have made the map while this one waited for the lock.
-    check_target(wanted.out, overwrite=wanted.overwrite, image=wanted.image)
+    check_target(out, overwrite=wanted.overwrite, image=wanted.image)
     return lock
 
 
@@ -153,8 +157,12 @@ def _make(
     requests: StopRequests,
     lock: Lock | None,
     comm: "MPI.Intracomm",
-) -> bool:
-    """Compute and write the map; whether the ranks stopped before it was done. Collective."""
+) -> tuple[bool, NDArray[Any] | None]:
+    """Compute and write the map. Collective.
+
+    Returns:
+        Whether the ranks stopped before it was done; the map, where rank 0 keeps it.
+    """
     plan, mapper, tiling = job.plan, job.mapper, job.plan.tiling
     # One pass over windows that ranks hold at once has nothing to resume.
     resumes = wanted.resume and plan.method != "exchange"
@@ -168,22 +176,23 @@ def _make(
             how = tiling, plan.method, job.devices[0].type
             made_of = source.made_of(wanted.output, *how, scaled=wanted.scaled)
     # Opened before the work: what cannot be written is known before hours have passed.
-    target = (
-        MapWriter(wanted.out, source.image, mapper.kind, source.window, made_of, lock)
-        if comm.rank == 0
-        else nullcontext()
-    )
+    target: AbstractContextManager[MapWriter | MapInMemory | None] = nullcontext()
+    if comm.rank == 0 and wanted.out is None:
+        target = MapInMemory(mapper.kind, source.window)
+    elif comm.rank == 0 and wanted.out is not None:
+        target = MapWriter(wanted.out, source.image, mapper.kind, source.window, made_of, lock)
     with target as writer:
         if writer is not None and writer.why_anew:
             say(f"the map starts over, since what was done of it is {writer.why_anew}")
-        resume = MapResume(comm, tiling, writer, requests) if resumes else None
+        file = writer if isinstance(writer, MapWriter) else None
+        resume = MapResume(comm, tiling, file, requests) if resumes else None
         sink = WritingSink(mapper, comm, writer, source.window, source.check_finite, resume)
         stopped = _work(job, comm, sink, resume)
         # Compressing it takes as many rounds of tiles as it has, at the most.
         job.watchdog.arm("the finished map", SLOW + len(tiling.tiles) / comm.size)
         if writer is not None and not stopped:
             writer.finish()
-    return stopped
+    return stopped, writer.values if isinstance(writer, MapInMemory) else None
 
 
 def _work(job: MapJob, comm: "MPI.Intracomm", sink: WritingSink, resume: MapResume | None) -> bool:

@@ -19,7 +19,22 @@ from tilenet.model.network import Network, check_weight_count, load_weights, net
 from tilenet.storage.checkpoints import checked_checkpoint, find_checkpoint, load_json, load_tensors
 from tilenet.storage.network_json import NetworkRecord
 
-__all__ = ["MapSource", "Prediction"]
+__all__ = ["GivenNetwork", "MapSource", "Prediction"]
+
+
+@dataclass(frozen=True)
+class GivenNetwork:
+    """A network that no checkpoint holds.
+
+    Attributes:
+        name: For people.
+        record: Its layers, bands and classes.
+        network: With its weights, on the CPU.
+    """
+
+    name: str
+    record: NetworkRecord
+    network: Network
 
 
 @dataclass(frozen=True)
@@ -27,9 +42,9 @@ class Prediction:
     """What to map and how.
 
     Attributes:
-        checkpoint: Folder of a checkpoint, or of a training run.
+        checkpoint: Folder of a checkpoint, or of a training run; or a network that none holds.
         image: Any raster with the bands that the network reads, or files joined by plus signs.
-        out: Path of the map.
+        out: Path of the map; None: rank 0 keeps its values.
         output: Class numbers, or one band per class of logits or probabilities.
         tile_px: Largest own size; None: as much as memory allows. With norms over the whole image
             it selects passes tile after tile.
@@ -49,9 +64,9 @@ class Prediction:
         hang_seconds: End the job when a round of tiles takes longer; 0: never.
     """
 
-    checkpoint: str
+    checkpoint: str | GivenNetwork
     image: str
-    out: str
+    out: str | None
     output: Output = "classes"
     tile_px: int | None = None
     halo: int | str = "exact"
@@ -75,6 +90,11 @@ class Prediction:
         Raises:
             TilenetError: With the first of them.
         """
+        if self.resume and (self.out is None or isinstance(self.checkpoint, GivenNetwork)):
+            raise TilenetError(
+                "a map that may be interrupted is a file, of a network that a checkpoint holds "
+                "(resume: True); leave resume out, or save the network first"
+            )
         if self.partitions < 1:
             raise TilenetError(
                 f"a network has at least one partition (partitions: {self.partitions}); leave "
@@ -101,7 +121,7 @@ class MapSource:
     """A checkpoint and an image, opened for a map.
 
     Attributes:
-        folder: Folder of the checkpoint.
+        folder: Folder of the checkpoint, or the network's name.
         record: The network's.
         network: With its weights, on the CPU.
         image: Its pixels.
@@ -128,8 +148,7 @@ class MapSource:
         Raises:
             TilenetError: A file is missing, broken, or does not fit the network.
         """
-        folder = (checked_checkpoint if check else find_checkpoint)(Path(wanted.checkpoint))
-        record = NetworkRecord.from_json(load_json(folder / "network.json"))
+        folder, record, network = _opened(wanted, check=check)
         nodata = record.nodata if wanted.nodata is None else wanted.nodata
         bands = wanted.bands or record.wanted_bands
         image = stack.enter_context(Raster(wanted.image, bands, record.resolution, nodata))
@@ -139,10 +158,6 @@ class MapSource:
                 f"{len(record.bands)}, bands: {len(image.bands)}); name each of them in order"
             )
         precision = wanted.precision or record.precision
-        weights = load_tensors(folder / "weights.safetensors")
-        check_weight_count(record.layers, weights, str(folder))
-        network = network_to_fill(record.layers, parameter_dtype(precision))
-        load_weights(network, weights, str(folder), record.names)
         rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
         window = image.window_of(Part(wanted.bbox, wanted.window))
         return cls(folder, record, network.eval(), image, window, precision, rule)
@@ -185,3 +200,17 @@ class MapSource:
             ],
             "the part of the image": astuple(self.window),
         }
+
+
+def _opened(wanted: Prediction, *, check: bool) -> tuple[Path, NetworkRecord, Network]:
+    """Where the network is from, its record, and itself with its weights."""
+    if isinstance(wanted.checkpoint, GivenNetwork):
+        given = wanted.checkpoint
+        return Path(given.name), given.record, given.network
+    folder = (checked_checkpoint if check else find_checkpoint)(Path(wanted.checkpoint))
+    record = NetworkRecord.from_json(load_json(folder / "network.json"))
+    weights = load_tensors(folder / "weights.safetensors")
+    check_weight_count(record.layers, weights, str(folder))
+    network = network_to_fill(record.layers, parameter_dtype(wanted.precision or record.precision))
+    load_weights(network, weights, str(folder), record.names)
+    return folder, record, network

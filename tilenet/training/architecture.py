@@ -1,5 +1,6 @@
 """The layers of a run's network: those of our own U-Net, or of somebody's module."""
 
+import copy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from torch import nn
 
 from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.adoption.source import fill_in, made
-from tilenet.errors import TilenetError
+from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.unet import PAPER_LEVELS, PRESETS, UNetOptions, unet_layers
@@ -37,8 +38,18 @@ class Architecture:
     module: nn.Module | None = None
 
     @classmethod
-    def of(cls, keys: NetworkKeys, bands: int, classes: int, seed: int) -> "Architecture":
+    def of(
+        cls,
+        keys: NetworkKeys,
+        bands: int,
+        classes: int,
+        seed: int,
+        given: nn.Module | None = None,
+    ) -> "Architecture":
         """The network that a run file names.
+
+        Args:
+            given: The module itself, as a program made it; it stays as it is.
 
         Raises:
             TilenetError: It cannot be made, or is for other bands or classes.
@@ -51,7 +62,8 @@ class Architecture:
                 f"each band has a mean and a std (network.mean: {keys.mean}, bands: {bands}); give "
                 "as many"
             )
-        module, note = made(keys.module, keys.options or {}, seed), ""
+        note = ""
+        module = made(keys.module, keys.options or {}, seed) if given is None else _copy(given)
         if keys.weights is not None:
             note = fill_in(module, Path(keys.weights))
         adopted = adopt(module, bands, keys.batch_norm or "frozen")
@@ -67,6 +79,16 @@ class Architecture:
                 "trains none); call requires_grad_() of those to train"
             )
         return cls(adopted.layers, adopted=adopted, note=note, module=module)
+
+
+def _copy(given: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(given)
+    except Exception as error:  # whatever a user module may hold
+        raise TilenetError(
+            f"a network can be copied ({type(given).__name__}: {type(error).__name__}: "
+            f"{one_line(str(error))[:200]}); leave out of it what cannot"
+        ) from error
 
 
 def _options(keys: NetworkKeys, bands: int, classes: int) -> UNetOptions:

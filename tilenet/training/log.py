@@ -1,23 +1,46 @@
-"""Tables and scalars of a run: its steps and validations, and what is said of the latter."""
+"""Tables and scalars of a run: its steps and validations, what is said of the latter, who hears."""
 
-from collections.abc import Sequence
-from dataclasses import astuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from math import isnan
 from pathlib import Path
 
 from tilenet.parallel.health.progress import say
 from tilenet.scores import better
 from tilenet.storage.checkpoints import checkpoint_of_step
-from tilenet.storage.tables import History
+from tilenet.storage.tables import COLUMNS, History
 from tilenet.storage.tensorboard import Scalars
 from tilenet.training.folder import TABLES
 from tilenet.training.scoring import Validated
 from tilenet.training.step import StepResult
 
-__all__ = ["RunLog"]
+__all__ = ["NOBODY", "Callbacks", "Hears", "RunLog"]
 
 SCORES = ("accuracy", "mean_iou", "mean_f1")
 MOST_SAID = 10  # classes
+
+# A row of a table by the names of its columns; None: not counted.
+Hears = Callable[[Mapping[str, float | None]], object]
+
+
+def _nothing(row: Mapping[str, float | None]) -> None:
+    """For nobody listens."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Called on the rank that writes the tables, each with a row of one of them.
+
+    Attributes:
+        on_step: After each step, with its row of `history.csv`.
+        on_validation: After each validation, with its row of `validation.csv`.
+    """
+
+    on_step: Hears = _nothing
+    on_validation: Hears = _nothing
+
+
+NOBODY = Callbacks()
 
 
 class RunLog:
@@ -28,6 +51,7 @@ class RunLog:
         names: Names of the classes.
         score: Name of the score of the best validation; None: there are no validations.
         tensorboard: Whether scalars are written for TensorBoard, too.
+        callbacks: Are called with each row.
         steps_done: What the tables hold of later steps is dropped, as are last rows that were cut
             off, which is said, and pixels of validations whose scores are not there.
 
@@ -43,7 +67,9 @@ class RunLog:
         steps_done: int,
         *,
         tensorboard: bool = False,
+        callbacks: Callbacks = NOBODY,
     ) -> None:
+        self.callbacks = callbacks
         self.folder, self.names, self._score = folder, names, score
         history, validation, confusion = (folder / name for name in TABLES)
         self.history = History(history, steps_done, whole=True)
@@ -51,8 +77,8 @@ class RunLog:
         self.validations: History | None = None
         if score is not None:
             of_classes = [f"{score}_{name}" for name in self.names for score in ("iou", "f1")]
-            columns = ("step", "loss", "num_pixels", *SCORES, "seconds", *of_classes)
-            self.validations = History(validation, steps_done, columns)
+            self.columns = ("step", "loss", "num_pixels", *SCORES, "seconds", *of_classes)
+            self.validations = History(validation, steps_done, self.columns)
             # Scores are written last: a run that was killed between them makes both again.
             made = {int(row["step"]) for row in self.validations.rows()}
             columns = ("step", "label", "predicted", "pixels")
@@ -68,8 +94,7 @@ class RunLog:
 
     def step(self, step: int, done: StepResult) -> None:
         """Note a step, counted from 1."""
-        self.history.add(
-            step,
+        row = (
             done.loss,
             done.weight,
             done.seconds,
@@ -80,6 +105,8 @@ class RunLog:
             done.exchange_seconds,
             done.peak_bytes,
         )
+        self.history.add(step, *row)
+        self.callbacks.on_step(dict(zip(COLUMNS, (step, *row), strict=True)))
         if self.scalars:
             self.scalars.add(step, {"loss": done.loss, "learning_rate": done.rate})
 
@@ -101,6 +128,7 @@ class RunLog:
         loss = None if isnan(found.loss) else found.loss
         row = (loss, all_scores["num_pixels"], *means, found.seconds, *classes)
         self.validations.add(step, *row)
+        self.callbacks.on_validation(dict(zip(self.columns, (step, *row), strict=True)))
         say(self._sentence(step, found, best=best))
         if self.scalars:
             shown = {"loss": loss, **dict(zip(SCORES, means, strict=True))}

@@ -15,7 +15,7 @@ from tilenet.training.announce import announce
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder import RunFolder
 from tilenet.training.images.workload import RunData
-from tilenet.training.log import RunLog
+from tilenet.training.log import Callbacks, RunLog
 from tilenet.training.network import RunNetwork
 from tilenet.training.record import RunAccount, keep_run
 from tilenet.training.setup import RunPlan
@@ -40,6 +40,7 @@ class Loop:
         validation: Between the steps; None: nothing is held out.
         folder: Folder of the run.
         layout: What ranks there are, in lines.
+        callbacks: Hear of each step and validation.
         watchdog: Armed for each step, checkpoint and validation.
         stop: Requests to stop.
         comm: All ranks.
@@ -55,12 +56,14 @@ class Loop:
         validation: RunValidation | None,
         folder: RunFolder,
         layout: Sequence[str],
+        callbacks: Callbacks,
         watchdog: Watchdog,
         stop: StopRequests,
         comm: "MPI.Intracomm",
     ) -> None:
         self.run_file, self.plan, self.data, self.network = run, plan, data, network
         self.loss, self.validation, self.folder, self.layout = loss, validation, folder, layout
+        self.callbacks = callbacks
         self.watchdog, self.stop, self.comm = watchdog, stop, comm
         self.account = RunAccount()
         steps, shown = run.profile.numbers, network.pipe.devices
@@ -118,7 +121,8 @@ class Loop:
         left = self.data.images.validation, self.layout
         keep_run(path, run, self.plan, self.network.pipe, sample, *left)
         score = run.validation.score if run.validation.wanted else None
-        return RunLog(path, run.class_names, score, first, tensorboard=run.tensorboard)
+        names, tensorboard, callbacks = run.class_names, run.tensorboard, self.callbacks
+        return RunLog(path, names, score, first, tensorboard=tensorboard, callbacks=callbacks)
 
     def _step(self) -> Step:
         gradients = self.run_file.gradients

@@ -4,10 +4,10 @@ Each rank's own module could have other weights: drawn from entropy, or from a f
 """
 
 import json
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import nn
 
 from tilenet.adoption.adopt import Adopted
 from tilenet.geometry.layer_json import layer_from_json, layer_to_json
@@ -22,7 +22,7 @@ from tilenet.training.config.keys import NetworkKeys
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["share_architecture"]
+__all__ = ["share_adopted", "share_architecture"]
 
 
 def share_architecture(
@@ -33,8 +33,12 @@ def share_architecture(
     comm: "MPI.Comm",
     watchdog: Watchdog = NEVER,
     stop: StopRequests | None = None,
+    given: nn.Module | None = None,
 ) -> Architecture:
     """The network that a run file names, the same on all ranks; rank 0 has the module. Collective.
+
+    Args:
+        given: The module itself, where a program made it; that of rank 0 counts.
 
     Raises:
         AgreedError: It cannot be made, or is for other bands or classes.
@@ -44,29 +48,28 @@ def share_architecture(
         with agreed(comm):
             return Architecture.of(keys, bands, classes, seed)
     watchdog.arm("the adoption of the module", SLOW)
-    text, state, module = "", {}, None
+    made: Architecture | None = None
     with together(comm, stop):  # ranks that wait leave the cores to rank 0
         if comm.rank == 0:
-            made = Architecture.of(keys, bands, classes, seed)
-            assert made.adopted is not None
-            text, state = _to_json(made.adopted, made.note), made.adopted.state
-            module = made.module
-    text = comm.bcast(text)
-    return replace(_from_json(text, share_tensors(state, comm)), module=module)
+            made = Architecture.of(keys, bands, classes, seed, given)
+    adopted = share_adopted(None if made is None else made.adopted, comm)
+    note = comm.bcast("" if made is None else made.note)
+    module = None if made is None else made.module
+    return Architecture(adopted.layers, adopted=adopted, note=note, module=module)
 
 
-def _to_json(adopted: Adopted, note: str) -> str:
+def share_adopted(adopted: Adopted | None, comm: "MPI.Comm") -> Adopted:
+    """Rank 0's adopted network, on all ranks. Collective."""
+    text = comm.bcast("" if adopted is None else _to_json(adopted))
+    values = json.loads(text)
+    values["layers"] = tuple(layer_from_json(layer) for layer in values["layers"])
+    values["fixed"] = frozenset(values["fixed"])
+    return Adopted(**values, state=share_tensors({} if adopted is None else adopted.state, comm))
+
+
+def _to_json(adopted: Adopted) -> str:
     """All of an adopted network but its tensors."""
     values = {part.name: getattr(adopted, part.name) for part in fields(adopted)}
     del values["state"]
     values["layers"] = [layer_to_json(layer) for layer in adopted.layers]
-    return json.dumps({"adopted": values, "note": note}, default=sorted)  # sets have no order
-
-
-def _from_json(text: str, state: dict[str, Tensor]) -> Architecture:
-    entry = json.loads(text)
-    values = entry["adopted"]
-    values["layers"] = tuple(layer_from_json(layer) for layer in values["layers"])
-    values["fixed"] = frozenset(values["fixed"])
-    adopted = Adopted(**values, state=state)
-    return Architecture(adopted.layers, adopted=adopted, note=entry["note"])
+    return json.dumps(values, default=sorted)  # sets have no order

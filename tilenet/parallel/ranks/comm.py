@@ -24,6 +24,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from tilenet.errors import AgreedError, TilenetError
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
-    "agreed", "launched", "run_as_rank", "unname_shared_memory", "wait_quietly",
-    "world",
+    "agreed", "end_where_uncaught", "launched", "run_as_rank", "unname_shared_memory",
+    "wait_quietly", "world",
 ]  # fmt: skip
 
 MAPS = Path("/proc/self/maps")
@@ -127,17 +128,35 @@ def run_as_rank(main: Callable[[], int]) -> int:
     try:
         return main()
     except BaseException as error:
-        if isinstance(error, TilenetError):
-            return _fail(f"tilenet: {error}", alone=not isinstance(error, AgreedError))
         if isinstance(error, SystemExit | KeyboardInterrupt) and not _several():
             raise  # --help, mostly
-        if isinstance(error, KeyboardInterrupt):
-            _end("tilenet: stopped by Ctrl-C", 128 + signal.SIGINT)
-        if isinstance(error, SystemExit):
-            return _fail(f"tilenet: stopped ({error.code})", alone=True)
-        return _fail(traceback.format_exc(), alone=True)
+        return _failed(error)
     finally:
         threading.excepthook = before
+
+
+def end_where_uncaught() -> None:
+    """From now on what a script does not catch on one of several ranks ends the job on all.
+
+    What all ranks agreed on is printed once.
+    """
+    if _several() and sys.excepthook is not _uncaught:
+        sys.excepthook, threading.excepthook = _uncaught, _thread_failed
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    _failed(error.with_traceback(trace))  # Python then exits with 1
+
+
+def _failed(error: BaseException) -> int:
+    """Say what was raised, once if all ranks raise it; else end the job."""
+    if isinstance(error, TilenetError):
+        return _fail(f"tilenet: {error}", alone=not isinstance(error, AgreedError))
+    if isinstance(error, KeyboardInterrupt):
+        _end("tilenet: stopped by Ctrl-C", 128 + signal.SIGINT)
+    if isinstance(error, SystemExit):
+        return _fail(f"tilenet: stopped ({error.code})", alone=True)
+    return _fail("".join(traceback.format_exception(error)), alone=True)
 
 
 def _thread_failed(args: "threading.ExceptHookArgs") -> None:

@@ -6,8 +6,9 @@ differ between nodes would have ranks train on different images.
 
 import difflib
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, fields, is_dataclass, replace
 from itertools import pairwise
 from os.path import normpath
@@ -19,11 +20,12 @@ from jsonargparse import ArgumentParser, Namespace, set_loader, set_parsing_sett
 
 from tilenet.data.image_list import ImageList, Pair, read_image_list
 from tilenet.data.image_patterns import is_list_file, is_pattern, matched
-from tilenet.errors import TilenetError, UsageError
+from tilenet.errors import TilenetError, UsageError, one_line
 from tilenet.planning.plan import read_plan
 from tilenet.training.config.run_file import RunFile
 
 __all__ = [
+    "read_keys",
     "read_run_file",
     "run_file_text",
     "with_listed_images",
@@ -106,6 +108,33 @@ def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
     return RunFile(**{part.name: parts[part.name] for part in fields(RunFile)}), namespace
 
 
+def read_keys(keys: Mapping[str, Any]) -> RunFile:
+    """The run of a dictionary of keys, as a run file would hold them.
+
+    Paths count as texts, tuples as lists.
+
+    Raises:
+        UsageError: A key is unknown or missing, or a value has the wrong type.
+        TilenetError: The values contradict each other.
+    """
+    return read_run_file(["--config", yaml_text(_plain(keys))])[0]
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML has one for it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "item"):  # a number of numpy's or torch's
+        return value.item()
+    return value
+
+
 def _parse(made: ArgumentParser, arguments: list[str]) -> Namespace:
     for word in arguments:
         if word != word.encode(errors="replace").decode():  # Python keeps bytes as lone surrogates
@@ -172,7 +201,13 @@ def yaml_text(value: Any, *, flow: bool | None = None, width: int = 100) -> str:
         width: Longer lines are broken.
     """
     form = {"default_flow_style": flow, "width": width, "allow_unicode": True, "sort_keys": False}
-    return str(yaml.dump(value, None, _Dumper, **form))
+    try:
+        return str(yaml.dump(value, None, _Dumper, **form))
+    except yaml.YAMLError as error:
+        raise UsageError(
+            f"keys of a run are numbers, texts, lists and dictionaries ({one_line(str(error))}); "
+            "write such values"
+        ) from error
 
 
 def with_listed_images(run: RunFile) -> tuple[RunFile, list[str]]:

@@ -1,0 +1,199 @@
+"""What Python programs call gives what the commands give, and results say what they are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+from torch import nn
+
+import tilenet
+from tilenet.__main__ import main
+from tilenet.cli.predict import main as predict_command
+
+SIZE = 203, 317
+
+
+class Net(nn.Module):
+    def __init__(self, bands: int = 2, classes: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(bands, 6, 5, padding=2, stride=2)
+        self.head = nn.Conv2d(6, classes, 3, padding=1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(image))
+        size = image.shape[-2:]
+        found: torch.Tensor = nn.functional.interpolate(self.head(x), size, mode="nearest")
+        return found
+
+
+@pytest.fixture(scope="module")
+def net() -> Net:
+    torch.manual_seed(5)
+    return Net()
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """i.tif and l.tif in the working directory."""
+    rng = np.random.default_rng(3)
+    grid: dict[str, Any] = {"driver": "GTiff", "height": SIZE[0], "width": SIZE[1]}
+    grid |= {"crs": "EPSG:32630", "transform": rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)}
+    for name, values in (
+        ("i.tif", rng.integers(1, 4000, (2, *SIZE)).astype(np.uint16)),
+        ("l.tif", rng.integers(0, 3, (1, *SIZE)).astype(np.uint8)),
+    ):
+        kind = {"count": len(values), "dtype": values.dtype.name}
+        with rasterio.open(tmp_path / name, "w", **grid, **kind) as file:
+            file.write(values)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+KEYS: dict[str, Any] = {"images": "i.tif", "labels": "l.tif", "classes": 3, "steps": 3}
+KEYS |= {
+    "precision": "float64",
+    "optimizer": {"lr": 0.01},
+    "validation": {"share": 0.2, "block_px": 64},
+}
+
+
+def test_a_run_is_that_of_the_command(scene: Path) -> None:
+    steps: list[Any] = []
+    scores: list[Any] = []
+    ours = {"network": {"poolings": 2, "base": 8}}
+    run = tilenet.train(
+        output=scene / "a", on_step=steps.append, on_validation=scores.append, **KEYS, **ours
+    )
+    Path("run.yaml").write_text(json.dumps({**KEYS, **ours, "output": "b"}))
+    assert main(["train", "-c", "run.yaml"]) == 0
+    other = tilenet.Run("b")
+    assert run.finished
+    assert [row["loss"] for row in steps] == list(run.history["loss"])
+    assert [row["mean_iou"] for row in scores] == list(run.validation["mean_iou"])
+    assert list(run.history["loss"]) == list(other.history["loss"])
+    mine, theirs = run.weights(), other.weights()
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert repr(run).startswith("<Run folder: ")
+    assert "steps: 3, loss: " in repr(run)
+
+
+def test_a_module_is_trained_as_it_is_given_and_stays_so(scene: Path, net: Net) -> None:
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    run = tilenet.train(net, output="run", **{**KEYS, "steps": 1, "optimizer": {"name": "sgd"}})
+    assert all(torch.equal(net.state_dict()[name], tensor) for name, tensor in before.items())
+    trained = Net()
+    trained.load_state_dict(run.weights())
+    moved = [bool((tensor != before[name]).any()) for name, tensor in trained.state_dict().items()]
+    assert all(moved)
+    # The first loss is that of the weights that were given.
+    with rasterio.open("i.tif") as image, rasterio.open("l.tif") as labels:
+        pixels, truth = image.read().astype(np.float64), labels.read(1).astype(np.int64)
+    folder = Path("run/last/network.json")
+    said = json.loads(folder.read_text())["statistics"]
+    mean, std = (np.array(said[name])[:, None, None] for name in ("mean", "std"))
+    held = np.asarray(run.history["weight_sum"])[0]
+    assert 0 < held < truth.size
+    with torch.no_grad():
+        logits = Net.forward(net.double(), torch.from_numpy((pixels - mean) / std)[None])
+    net.float()
+    each = nn.functional.cross_entropy(logits, torch.from_numpy(truth)[None], reduction="none")
+    assert abs(float(each.mean()) - run.history["loss"][0]) < 0.05  # blocks are held out
+
+
+def test_maps_of_files_arrays_and_modules_are_the_same(scene: Path, net: Net) -> None:
+    tilenet.train(net, output="run", **{**KEYS, "steps": 1})
+    made = tilenet.predict("run", "i.tif", "a.tif", tile_px=64)
+    assert predict_command(["run", "i.tif", "b.tif", "--tile", "64"]) == 0
+    with rasterio.open("a.tif") as a, rasterio.open("b.tif") as b, rasterio.open("i.tif") as i:
+        classes, pixels = a.read(1), i.read()
+        assert (classes == b.read(1)).all()
+    assert len(set(classes.ravel())) == 3
+    assert repr(made) == "<Map path: a.tif, size: 203 × 317 px, method: tiles, halo: 4 px>"
+    assert (tilenet.predict(tilenet.Run("run"), pixels) == classes).all()
+    pixels = pixels[:, :-1, :-1]  # the module itself takes no other sizes exactly
+    whole = tilenet.predict(net, pixels, output="logits", mean=[7, 8], std=[900.0, 11])
+    with torch.no_grad():
+        given = (pixels.astype(np.float32) - np.array([[[7]], [[8]]])) / np.array([[[900]], [[11]]])
+        wanted = net(torch.from_numpy(given.astype(np.float32))[None])[0].numpy()
+    assert np.abs(whole - wanted).max() <= 2e-5 * np.abs(wanted).max()
+    part = tilenet.predict(
+        net, pixels, output="logits", mean=[7, 8], std=[900.0, 11], window=[10, 21, 30, 40]
+    )
+    assert (part == whole[:, 10:40, 21:61]).all()
+
+
+def test_pixels_without_data_of_an_array_have_none_in_the_map(net: Net) -> None:
+    pixels = np.random.default_rng(1).normal(size=(2, 40, 60)).astype(np.float32)
+    pixels[1, 7, 9] = np.nan
+    found = tilenet.predict(net, pixels, output="probabilities")
+    assert np.argwhere(np.isnan(found[0])).tolist() == [[7, 9]]
+    assert np.allclose(np.nansum(found, axis=0), 1 - np.isnan(found[0]), atol=1e-6)
+
+
+def test_scores_are_those_of_the_command(scene: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with rasterio.open("l.tif") as labels:
+        truth, profile = labels.read(), labels.profile
+    truth[:, ::3] = 1
+    with rasterio.open("map.tif", "w", **profile) as file:
+        file.write(truth)
+    found = tilenet.evaluate("map.tif", Path("l.tif"))
+    assert main(["evaluate", "map.tif", "l.tif", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["mean_iou"] == found.mean_iou
+    assert said["confusion"] == found.confusion
+    assert main(["evaluate", "map.tif", "l.tif"]) == 0
+    assert capsys.readouterr().out == f"{found}\n"
+    assert repr(found).startswith("<Scores mean_iou: 0.")
+
+
+def test_halos_of_all_that_names_a_network(net: Net) -> None:
+    assert tilenet.halo(net).px == tilenet.halo(tilenet.adopt(net, 2)).px == 4
+    assert tilenet.halo("unet-small").px == tilenet.halo({"preset": "small"}).halo_px == 192
+    assert tilenet.halo(net, bands=2).alignment_px == 2
+
+
+def test_a_plan_is_that_of_the_command(scene: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = tilenet.plan("unet-small", images="i.tif", classes=5, machine="summit", nodes=2)
+    asked = "--preset small --image 203x317 --bands 2 --classes 5 --machine summit --nodes 2"
+    assert main(["plan", *asked.split()]) == 0
+    assert capsys.readouterr().out == f"{found}\n"
+    assert repr(found).startswith("<Plans ")
+    found.save("plan.json")
+    assert json.loads(Path("plan.json").read_text())["run"] == found.best.run_keys()
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda net: tilenet.train(net, stops=3), "unknown key stops; the nearest .* is steps"),
+        (lambda net: tilenet.train("unet-tiny"), "unet-small, unet-medium-1.*net: unet-tiny"),
+        (lambda net: tilenet.train(net, **KEYS, loss=len), "numbers, texts, lists and dictionar"),
+        (lambda net: tilenet.predict(net, np.ones((2, 9, 9)), outputs=1), "unknown: outputs"),
+        (lambda net: tilenet.predict(net, np.ones((9, 9))), r"array \(bands, H, W\)"),
+        (lambda net: tilenet.predict(net, np.ones((2, 9, 9)), resume=True), "leave resume out"),
+        (lambda net: tilenet.predict(net, np.ones((2, 9, 9)), std=[1, 0]), "std above 0"),
+        (lambda net: tilenet.predict("run", np.ones((2, 9, 9)), std=[1, 1]), "leave them out"),
+        (lambda net: tilenet.predict("nowhere", np.ones((2, 9, 9))), "nowhere is neither"),
+        (lambda net: tilenet.evaluate("a", "b", vectors={"fields": "x"}), "nearest .* is field"),
+        (lambda net: tilenet.plan(net, image=(9, 9)), "plans are of tilenet's own U-Nets"),
+        (lambda net: tilenet.plan("unet-small", image=(9, 9), node=1), "nearest .* is nodes"),
+        (lambda net: tilenet.plan("unet-small"), "give image or images"),
+        (lambda net: tilenet.halo(nn.ReLU()), "give bands"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(net: Net, call: Any, sentence: str) -> None:
+    with pytest.raises(tilenet.TilenetError, match=sentence) as error:
+        call(net)
+    assert "\n" not in str(error.value)
+
+
+def test_names_at_the_top() -> None:
+    assert {"train", "predict", "evaluate", "halo", "plan", "swapping"} <= set(dir(tilenet))
+    for name in tilenet.__all__:
+        assert getattr(tilenet, name)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = tilenet.trian

@@ -1,0 +1,115 @@
+"""`tilenet.evaluate`: scores of a class map."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from html import escape
+from typing import Any
+
+from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.errors import printable
+from tilenet.library.names import check_names
+from tilenet.mapping.evaluate import class_names, confusion_matrix
+from tilenet.parallel.health.watchdog import NEVER, Watchdog
+from tilenet.scores import scores
+
+__all__ = ["Scores", "evaluate"]
+
+MOST_LETTERS = 40  # of a name, in the table
+
+
+@dataclass(frozen=True, repr=False)
+class Scores:
+    """How well a map agrees with labels, over all labelled pixels with data in the map.
+
+    Attributes:
+        accuracy: Share of them whose class is the label.
+        mean_iou: Mean of `iou` over the classes that occur.
+        mean_f1: Mean of `f1`.
+        iou: Per class |both| / |either|; None: it occurs in neither.
+        f1: Per class 2·|both| / (|labelled| + |mapped|).
+        label_pixels: Labelled pixels per class.
+        map_pixels: Mapped ones.
+        num_pixels: Labelled pixels with data in the map.
+        num_unmapped: Labelled pixels without, which do not count.
+        confusion: Pixels by label (rows) and class in the map.
+        classes: Names, as far as the map says them.
+    """
+
+    accuracy: float
+    mean_iou: float
+    mean_f1: float
+    iou: list[float | None]
+    f1: list[float | None]
+    label_pixels: list[int]
+    map_pixels: list[int]
+    num_pixels: int
+    num_unmapped: int
+    confusion: list[list[int]]
+    classes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Scores mean_iou: {self.mean_iou:.4f}, mean_f1: {self.mean_f1:.4f}, accuracy: "
+            f"{self.accuracy:.4f}, pixels: {self.num_pixels:,}>"
+        )
+
+    def __str__(self) -> str:
+        names = [_name(index, self.classes) for index in range(len(self.iou))]
+        wide = max(5, *map(len, names))
+        lines = [f"{'class':<{wide}}      IoU       F1    labelled      mapped"]
+        for index, (iou, f1) in enumerate(zip(self.iou, self.f1, strict=True)):
+            score = f"{iou:8.4f} {f1:8.4f}" if iou is not None else f"{'–':>8} {'–':>8}"
+            labelled, mapped = self.label_pixels[index], self.map_pixels[index]
+            lines.append(f"{names[index]:<{wide}} {score} {labelled:11,} {mapped:11,}")
+        lines.append(f"{'mean':<{wide}} {self.mean_iou:8.4f} {self.mean_f1:8.4f}")
+        lines.append(f"accuracy {self.accuracy:.4f} of {self.num_pixels:,} labelled pixels")
+        if self.num_unmapped:
+            lines.append(
+                f"{self.num_unmapped:,} labelled pixels are nodata in the map and do not count"
+            )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def evaluate(
+    map_: str | os.PathLike[str],
+    labels: str | os.PathLike[str],
+    *,
+    ignore_index: int = 255,
+    vectors: Mapping[str, Any] | VectorKeys | None = None,
+    watchdog: Watchdog = NEVER,
+) -> Scores:
+    """Compare a map of classes with labels. Not collective: call it on one rank.
+
+        tilenet.evaluate("map.tif", "roads.gpkg", vectors={"field": "kind"}).mean_iou
+
+    Args:
+        map_: Made by `tilenet.predict`.
+        labels: A raster on any grid and in any CRS, or polygons.
+        ignore_index: Label that does not count.
+        vectors: What polygons mean: `field`, `classes`, `layer`, `crs`, `all_touched`, as in run
+            files.
+        watchdog: Armed for each block of pixels.
+
+    Raises:
+        TilenetError: A file cannot be read, the files lie apart, or nothing is labelled where the
+            map has data.
+    """
+    keys = vectors if isinstance(vectors, VectorKeys) else None
+    if isinstance(vectors, Mapping):
+        check_names(vectors, [part.name for part in fields(VectorKeys)], "vectors")
+        keys = VectorKeys(**vectors)
+    path, truth = os.fspath(map_), os.fspath(labels)
+    found = scores(confusion_matrix(path, truth, ignore_index, keys, watchdog))
+    return Scores(**found, classes=class_names(path))
+
+
+def _name(index: int, names: Sequence[str]) -> str:
+    """A class's number and, where the map says it, its name."""
+    name = names[index] if index < len(names) else ""
+    if name in ("", str(index)):
+        return str(index)
+    return printable(f"{index} {name if len(name) <= MOST_LETTERS else f'{name[:MOST_LETTERS]}…'}")

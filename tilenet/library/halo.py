@@ -1,0 +1,61 @@
+"""`tilenet.halo`: how far a network looks around a pixel."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tilenet.adoption.adopt import Adopted, adopt
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import Context, context_of
+from tilenet.library.network import network_keys
+from tilenet.library.run import Run
+from tilenet.storage.checkpoints import find_checkpoint, load_json
+from tilenet.storage.network_json import NetworkRecord
+from tilenet.training.architecture import Architecture
+from tilenet.training.config.keys import NetworkKeys
+
+__all__ = ["halo"]
+
+
+def halo(
+    net: nn.Module | Adopted | Run | str | os.PathLike[str] | Mapping[str, Any],
+    bands: int | None = None,
+) -> Context:
+    """How wide a halo makes the tiles of a network exact. Not collective.
+
+        tilenet.halo(net).px
+
+    Args:
+        net: A module; what `tilenet.adopt` made of it; `unet-small` and so on, or keys of the run
+            file's group `network`; a run, or the folder of one or of a checkpoint.
+        bands: Channels of the module's images; None: those of its first convolution.
+
+    Returns:
+        `px`, the halo; `alignment_px`, of which tiles are multiples; and more, all in pixels.
+
+    Raises:
+        TilenetError: The network cannot be cut into tiles exactly; with the submodule.
+    """
+    if isinstance(net, Adopted):
+        return net.context
+    if isinstance(net, nn.Module):
+        return adopt(net, _bands(net) if bands is None else bands).context
+    if isinstance(net, Mapping) or (isinstance(net, str) and not os.path.exists(net)):
+        named = net if isinstance(net, str) else None
+        keys = NetworkKeys(**network_keys(named, {"network": {} if named else net}))
+        return context_of(Architecture.of(keys, bands or 4, 2, 0).layers)
+    folder = find_checkpoint(Path(os.fspath(net)))
+    return NetworkRecord.from_json(load_json(folder / "network.json")).context()
+
+
+def _bands(net: nn.Module) -> int:
+    for part in net.modules():
+        if isinstance(part, nn.Conv2d):
+            return part.in_channels
+    raise TilenetError(
+        f"a network's first convolution says how many bands it takes ({type(net).__name__} has "
+        "none); give bands"
+    )

@@ -1,0 +1,218 @@
+"""`tilenet.predict`: a map of a file or of an array, by a run, a checkpoint or a module."""
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import rasterio
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from tilenet.adoption.adopt import Adopted, adopt
+from tilenet.data.rasters.raster import Raster
+from tilenet.errors import TilenetError
+from tilenet.library.names import check_names
+from tilenet.library.run import Run
+from tilenet.mapping.predict import predict as predict_as_said
+from tilenet.mapping.prediction import GivenNetwork, Prediction
+from tilenet.parallel.ranks.comm import agreed, end_where_uncaught, world
+from tilenet.parallel.ranks.share import share_tensors
+from tilenet.parallel.ranks.together import together
+from tilenet.storage.network_json import NetworkRecord, check_class_names
+from tilenet.training.share import share_adopted
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Map", "predict"]
+
+Source = Run | nn.Module | Adopted | str | os.PathLike[str]
+IGNORED = 255  # the value of nodata in maps of classes
+LISTS = "bands", "balance", "bbox", "window"
+
+
+@dataclass(frozen=True, repr=False)
+class Map:
+    """A map that was written.
+
+    Attributes:
+        path: The file.
+        facts: How it was made: size, method, tiles, halo, peak bytes of each rank.
+        finished: Whether all of it is there; one that was stopped goes on with `resume`.
+    """
+
+    path: str
+    facts: dict[str, Any]
+    finished: bool = True
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    @property
+    def _said(self) -> dict[str, str]:
+        height, width = self.facts["size"]
+        size = {"size": f"{height} × {width} px", "method": str(self.facts["method"])}
+        stopped = {} if self.finished else {"stopped": "resume=True goes on"}
+        return {"path": self.path, **size, "halo": f"{self.facts['halo_px']} px", **stopped}
+
+    def __repr__(self) -> str:
+        return f"<Map {', '.join(f'{name}: {value}' for name, value in self._said.items())}>"
+
+    def _repr_html_(self) -> str:
+        cells = (f"<tr><th>{n}</th><td>{escape(v)}</td></tr>" for n, v in self._said.items())
+        return f"<table>{''.join(cells)}</table>"
+
+
+def predict(
+    net: Source,
+    image: str | os.PathLike[str] | NDArray[Any],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    **ways: Any,
+) -> Any:
+    """Map an image of any size. Collective: all ranks of the job call it alike.
+
+        tilenet.predict(run, "scene.tif", "map.tif", tile_px=1024)
+        scores = tilenet.predict(net, array, output="probabilities")
+
+    Args:
+        net: A run, the folder of one or of a checkpoint, a module that takes images
+            (B, bands, H, W) and gives maps (B, classes, H, W), or what `tilenet.adopt` made of it;
+            that of rank 0 counts. It maps as in evaluation.
+        image: A raster, or an array (bands, H, W), the same on all ranks, of any dtype; NaN has no
+            data.
+        out: The map to write, a cloud-optimised GeoTIFF; None: the map is returned.
+        classes: Names of a module's classes; None: their numbers.
+        mean: Per band, of a module: it gets pixels less `mean`, divided by `std`. None: 0.
+        std: None: 1.
+        ways: `output` (`classes`, `logits`, `probabilities`), `tile_px`, `halo`, `precision`,
+            `device`, `partitions`, `balance`, `nodata`, `bands`, `scaled`, `bbox`, `window`,
+            `resume`, `overwrite`, `prove`, `hang_seconds`, as of `tilenet predict`.
+
+    Returns:
+        What was written (`Map`); without `out` the map itself, on each rank: (H, W) of classes,
+        255 where the image has no data, or (classes, H, W), NaN there.
+
+    Raises:
+        TilenetError: On all ranks, for what any rank found wrong.
+    """
+    comm = world()
+    end_where_uncaught()
+    with ExitStack() as stack:
+        with agreed(comm):
+            check_names(ways, [part.name for part in fields(Prediction)][3:], "predict")
+            own = {"classes": classes, "mean": mean, "std": std}
+            if not isinstance(net, nn.Module | Adopted):
+                _check_nothing(own)
+            if isinstance(image, str | os.PathLike):
+                path = os.fspath(image)
+            else:
+                path = stack.enter_context(_file_of(image))
+        ways |= {name: tuple(ways[name]) for name in LISTS if ways.get(name) is not None}
+        source: str | GivenNetwork
+        if isinstance(net, nn.Module | Adopted):
+            source = _given(net, path, classes, (mean, std), ways.get("bands"), comm)
+        else:
+            source = os.fspath(net)
+        written = None if out is None else os.fspath(out)
+        done = predict_as_said(Prediction(source, path, written, **ways), comm)
+    if written is not None:
+        return Map(written, done, finished=not done["stopped"])
+    return _shared(done.get("values"), comm)
+
+
+def _check_nothing(own: dict[str, Any]) -> None:
+    if any(value is not None for value in own.values()):
+        said = ", ".join(f"{name}: {value}" for name, value in own.items())
+        raise TilenetError(
+            f"a checkpoint has its own classes, mean and std ({said}); leave them out"
+        )
+
+
+@contextmanager
+def _file_of(image: Any) -> Iterator[str]:
+    """An array as a file of GDAL's in memory, which the readers of rasters open."""
+    values = np.asarray(image)
+    if values.ndim != 3 or 0 in values.shape or values.dtype.kind not in "uif":
+        raise TilenetError(
+            f"an image is an array (bands, H, W) of real numbers (shape: {values.shape}, dtype: "
+            f"{values.dtype}); give one, or the path of a file"
+        )
+    if values.dtype == np.float16:  # which GDAL's files lack
+        values = values.astype(np.float32)
+    count, height, width = values.shape
+    form = {"driver": "GTiff", "count": count, "dtype": values.dtype.name, "tiled": True}
+    with rasterio.MemoryFile(filename="array.tif") as file:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+            with file.open(height=height, width=width, **form) as dataset:
+                dataset.write(values)
+        yield str(file.name)
+
+
+def _given(
+    net: nn.Module | Adopted,
+    path: str,
+    names: Sequence[str] | None,
+    statistics: tuple[Sequence[float] | None, Sequence[float] | None],
+    bands: tuple[int | str, ...] | None,
+    comm: "MPI.Intracomm",
+) -> GivenNetwork:
+    """A network and what it takes and gives, as rank 0 has it. Collective."""
+    adopted: Adopted | None = None
+    numbers: tuple[int, ...] = ()
+    with together(comm):  # ranks that wait leave the cores to rank 0
+        if comm.rank == 0:
+            with Raster(path, bands) as image:
+                numbers = tuple(image.bands)
+            adopted = net if isinstance(net, Adopted) else adopt(net, len(numbers))
+    adopted, numbers = share_adopted(adopted, comm), comm.bcast(numbers)
+    precision = "float64" if _is_double(adopted) else "float32"
+    with agreed(comm):
+        count = len(numbers)
+        mean, std = statistics[0] or (0.0,) * count, statistics[1] or (1.0,) * count
+        classes = tuple(names or map(str, range(adopted.classes)))
+        sizes = adopted.bands, len(mean), len(std), len(classes)
+        if sizes != (count, count, count, adopted.classes) or not min(std) > 0:
+            raise TilenetError(
+                f"a network has a mean and a std above 0 for each band, a name for each class "
+                f"(bands of {path}: {count}, of the network: {adopted.bands}, mean: {len(mean)}, "
+                f"std: {list(std)}, classes: {len(classes)} of {adopted.classes}); give as many"
+            )
+        check_class_names(classes, "classes")
+        record = NetworkRecord(
+            adopted.layers,
+            numbers,
+            classes,
+            IGNORED,
+            tuple(map(float, mean)),
+            tuple(map(float, std)),
+            resolution=None,
+            nodata=None,
+            precision=precision,
+            epsilon_px=0,
+            names=adopted.names,
+        )
+        dtype = torch.float64 if precision == "float64" else torch.float32
+        return GivenNetwork(adopted.name, record, adopted.network(dtype))
+
+
+def _is_double(adopted: Adopted) -> bool:
+    return any(tensor.dtype == torch.float64 for tensor in adopted.state.values())
+
+
+def _shared(values: NDArray[Any] | None, comm: "MPI.Intracomm") -> NDArray[Any]:
+    """Rank 0's map on all ranks, its bands left out where there is one. Collective."""
+    cells = {} if values is None else {"map": torch.from_numpy(values.reshape(-1).view(np.uint8))}
+    kind, shape = comm.bcast(None if values is None else (values.dtype.name, values.shape))
+    found: NDArray[Any] = share_tensors(cells, comm)["map"].numpy().view(kind).reshape(shape)
+    return found.reshape(shape[1:]) if shape[0] == 1 else found

@@ -1,0 +1,120 @@
+"""`tilenet.train`: a run whose keys a program gives, as a run file would."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import nn
+
+from tilenet.errors import AgreedError, TilenetError, UsageError
+from tilenet.library.network import network_keys
+from tilenet.library.run import Run
+from tilenet.library.whole_run import train as train_as_said
+from tilenet.parallel.health.progress import say
+from tilenet.parallel.ranks.comm import end_where_uncaught, world
+from tilenet.training.config.read import read_keys, with_listed_images
+from tilenet.training.config.run_file import RunFile
+from tilenet.training.log import Callbacks, Hears
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["read_once", "train"]
+
+T = TypeVar("T")
+
+
+def train(
+    net: nn.Module | str | None = None,
+    /,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    on_step: Hears | None = None,
+    on_validation: Hears | None = None,
+    **keys: Any,
+) -> Run:
+    """Train a network on images of any size. Collective: all ranks of the job call it alike.
+
+        run = tilenet.train(
+            net, images="scene.tif", labels="roads.gpkg", classes=["background", "road"],
+            crop_px=512, batch_size=8, epochs=20, output="run",
+        )
+
+    Args:
+        net: A module that takes images (B, bands, H, W) and gives maps (B, classes, H, W); that of
+            rank 0 counts, and stays as it is: the trained weights are `run.weights()`. Or
+            `unet-small`, `unet-medium-1`, `unet-medium-2`, `unet-large`; or `package:function` that
+            makes a module. None: what `network` says.
+        resume: Go on from the folder's checkpoint, where it has one.
+        overwrite: Begin where the folder holds a run.
+        on_step: Called on rank 0 after each step, with its row of `history.csv`: `step`, `loss`,
+            `learning_rate`, `seconds` and more by name.
+        on_validation: The same, with a row of `validation.csv`: `step`, `mean_iou` and more.
+        keys: Keys of the run file (docs/run-file.md); a group is a dictionary, as in
+            `optimizer={"lr": 1e-3}`. `images`, `classes`, `output`, and `steps` or `epochs` are
+            needed.
+
+    Returns:
+        The run: its folder, curves and weights; unfinished where a signal stopped it.
+
+    Raises:
+        TilenetError: On all ranks, for what any rank found wrong: a key, a file, the network.
+    """
+    comm = world()
+    end_where_uncaught()
+    module = net if isinstance(net, nn.Module) else None
+    given = {name: value for name, value in keys.items() if value is not None}
+
+    def read() -> RunFile:
+        run, notes = with_listed_images(read_keys(given | {"network": network_keys(net, keys)}))
+        for note in notes:
+            say(note)
+        return run
+
+    run = read_once(read, comm)
+    _check_alike(comm, repr(sorted(given.items(), key=str)), type(net).__name__)
+    said = {"on_step": on_step, "on_validation": on_validation}
+    callbacks = Callbacks(**{name: hears for name, hears in said.items() if hears is not None})
+    code = train_as_said(
+        run, resume=resume, overwrite=overwrite, comm=comm, module=module, callbacks=callbacks
+    )
+    return Run(run.output, finished=code == 0)
+
+
+def read_once(read: Callable[[], T], comm: "MPI.Intracomm") -> T:
+    """What rank 0 reads, on all ranks. Collective.
+
+    A file that differs between nodes, or is missing on one, would have ranks do different things.
+
+    Raises:
+        AgreedError: It cannot be read; the cause is a UsageError where it was not understood.
+    """
+    found: T | TilenetError | UsageError | None = None
+    if comm.rank == 0:
+        try:
+            found = read()
+        except (TilenetError, UsageError) as error:
+            found = error
+    found = comm.bcast(found)
+    if isinstance(found, TilenetError | UsageError):
+        raise AgreedError(str(found)) from found
+    assert found is not None
+    return found
+
+
+def _check_alike(comm: "MPI.Intracomm", *given: str) -> None:
+    """Refuse ranks that were asked for different runs.
+
+    Raises:
+        AgreedError: With the first of them.
+    """
+    asked = comm.allgather(given)
+    for rank, other in enumerate(asked):
+        if other != asked[0]:
+            mine, theirs = next(
+                pair for pair in zip(asked[0], other, strict=True) if len(set(pair)) > 1
+            )
+            raise AgreedError(
+                f"all ranks ask for the same run (rank 0: {mine[:300]}, rank {rank}: "
+                f"{theirs[:300]}); give each the same arguments"
+            )
