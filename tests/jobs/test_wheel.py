@@ -102,6 +102,6 @@ def test_it_trains_maps_scores_and_writes_a_job(installed: Path, tmp_path: Path)
         assert file.shape == SIZE
     assert "accuracy" in tilenet("evaluate map.tif labels.tif")
     asked = "--poolings 1 --base 2 --bands 2 --classes 3 --image 70x90"
-    tilenet(f"plan {asked} --machine slurm --nodes 1 -o plan.json")
+    tilenet(f"plan {asked} --grid 2x2 --machine slurm --nodes 1 -o plan.json")
     assert "written: job.sh" in tilenet("job plan.json --script job.sh")
     run(tmp_path, "bash", "-n", "job.sh")
