@@ -9,9 +9,11 @@ setup(
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="BSD-3-Clause",
-    packages=find_packages(include=["tilenet", "tilenet.*"]),
+    packages=[*find_packages(include=["tilenet", "tilenet.*"]), "tilenet.launch"],
+    package_dir={"tilenet.launch": "launch"},
     package_data={
         "tilenet": ["py.typed"],
+        "tilenet.launch": ["templates/*.sh"],
         "tilenet.planning": ["machines.toml"],
         "tilenet.report": ["templates/*.html"],
     },

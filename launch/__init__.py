@@ -1,1 +1,1 @@
-"""From a plan and a machine to command lines and job scripts; run from the checkout."""
+"""From a plan and a machine to command lines and job scripts; installed as tilenet.launch."""

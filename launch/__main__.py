@@ -1,4 +1,4 @@
-"""`python -m launch plan.json --machine NAME`: print, write or submit what starts the job."""
+"""`tilenet job plan.json --machine NAME`: print, write or submit what starts the job."""
 
 import os
 import shlex
@@ -7,16 +7,17 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from launch.commands import command, environment
-from launch.elastic import job_of_least, node_range
-from launch.layout import explain, in_one_line
-from launch.placement import Placement, place
-from launch.planned_job import read_job
-from launch.scripts import Job, script, submit_command
 from tilenet.cli.options import Arguments
 from tilenet.errors import TilenetError, UsageError, printable
 from tilenet.planning.machines import known_machines, machine
 from tilenet.storage.atomic import write_aside
+
+from .commands import command, environment
+from .elastic import job_of_least, node_range
+from .layout import explain, in_one_line
+from .placement import Placement, place
+from .planned_job import read_job
+from .scripts import Job, script, submit_command
 
 __all__ = ["main"]
 
@@ -46,10 +47,10 @@ def main(arguments: list[str]) -> int:
             return _submit(submit_command(placed, job.file))
         print(f"submit it with: {printable(shlex.join(submit_command(placed, job.file)))}")
     except UsageError as error:
-        print(f"launch: {error}", file=sys.stderr)
+        print(f"tilenet job: {error}", file=sys.stderr)
         return 2
     except TilenetError as error:
-        print(f"launch: {error}", file=sys.stderr)
+        print(f"tilenet: {error}", file=sys.stderr)
         return 1
     return 0
 
@@ -108,7 +109,7 @@ def _submit(arguments: list[str]) -> int:
 
 def _parser() -> Arguments:
     parser = Arguments(
-        prog="python -m launch",
+        prog="tilenet job",
         description="From a plan and a machine to command lines, a job script, or a job.",
     )
     parser.add_argument("plan", help="of tilenet plan -o")
@@ -143,6 +144,6 @@ def _parser() -> Arguments:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except BrokenPipeError:  # the reader has seen enough: python -m launch … | head
+    except BrokenPipeError:  # the reader has seen enough: tilenet job … | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

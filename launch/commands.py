@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from launch.placement import Placement
+from .placement import Placement
 
 __all__ = ["command", "environment", "once_per_node"]
 

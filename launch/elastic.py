@@ -4,12 +4,13 @@ import re
 from argparse import ArgumentTypeError
 from pathlib import Path
 
-from launch.placement import Placement
-from launch.planned_job import PlannedJob
 from tilenet.errors import TilenetError
 from tilenet.planning.advise import question_again, why_nothing_fits
 from tilenet.planning.machines import Machine
 from tilenet.planning.search import Search
+
+from .placement import Placement
+from .planned_job import PlannedJob
 
 __all__ = ["check_range", "job_of_least", "node_range", "without_nodes"]
 

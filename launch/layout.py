@@ -1,6 +1,6 @@
 """A placement as text, so that a wrong one is seen before the job waits in a queue."""
 
-from launch.placement import Placement
+from .placement import Placement
 
 __all__ = ["explain", "in_one_line"]
 

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from math import ceil
 
-from launch.planned_job import PlannedJob
 from tilenet.errors import TilenetError
 from tilenet.planning.machines import Machine
+
+from .planned_job import PlannedJob
 
 __all__ = ["Binding", "Placement", "place"]
 

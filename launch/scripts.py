@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from launch.commands import command, environment, once_per_node
-from launch.elastic import check_range, without_nodes
-from launch.layout import in_one_line
-from launch.placement import Placement
 from tilenet.errors import TilenetError
+
+from .commands import command, environment, once_per_node
+from .elastic import check_range, without_nodes
+from .layout import in_one_line
+from .placement import Placement
 
 __all__ = ["Job", "script", "submit_command"]
 

@@ -13,6 +13,7 @@ COMMANDS = (
     "check",
     "plan",
     "profile",
+    "job",
     "train",
     "predict",
     "evaluate",
@@ -27,6 +28,7 @@ USAGE = """usage: tilenet COMMAND [options]
   check      whether your own network can be cut into tiles: tilenet check PACKAGE:NAME
   plan       tiles, ranks, partitions and micro-batches for a network, an image and a machine
   profile    measure a network's layers on this machine's device, for plan
+  job        command lines and a cluster's job script from a plan: tilenet job plan.json
   train      train a network: tilenet train -c run.yaml
   predict    make a map: tilenet predict CHECKPOINT IMAGE OUT.tif
   evaluate   compare a map with labels: tilenet evaluate MAP LABELS
@@ -74,7 +76,9 @@ def _run(command: str, rest: list[str]) -> int:
             )
             return 1
         # Imported by name: the halo calculator answers at once, and MPI starts where it is used.
-        module = import_module(f"tilenet.cli.{command}")
+        # launch/ is installed in tilenet/, wherever it lies in a checkout.
+        name = "launch.__main__" if command == "job" else f"cli.{command}"
+        module = import_module(f"tilenet.{name}")
         return int(module.main(rest))
     if command in ("-h", "--help"):
         print(USAGE)

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Train, then map, on frontier: 2 nodes, 16 ranks (8 a node), each with 1 device and 7 cores.
-# Written by `python -m launch`.  Submit: sbatch job.sh
+# Written by `tilenet job`.  Submit: sbatch job.sh
 #SBATCH --job-name=tilenet
 #SBATCH --time=120
 #SBATCH --nodes=2

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Train, then map, on slurm: 2 nodes, 4 ranks (2 a node), each with 2 devices and 32 cores.
-# Written by `python -m launch`.  Submit: sbatch job.sh
+# Written by `tilenet job`.  Submit: sbatch job.sh
 #SBATCH --job-name=tilenet
 #SBATCH --time=120
 #SBATCH --nodes=2

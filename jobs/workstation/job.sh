@@ -1,6 +1,6 @@
 #!/bin/bash
 # Train, then map, on workstation: 1 node, 2 ranks (2 a node), each with 1 device and 16 cores.
-# Written by `python -m launch`.  Run: bash job.sh
+# Written by `tilenet job`.  Run: bash job.sh
 # To stop it with a checkpoint: kill -USR1 its process. Exit code 75: run it again to go on.
 set -euo pipefail
 

@@ -1,6 +1,6 @@
 #!/bin/bash
 # %%{title}
-# Written by `python -m launch`.  Submit: bsub %%{script}
+# Written by `tilenet job`.  Submit: bsub %%{script}
 #BSUB -J %%{name}
 #BSUB -W %%{minutes_lsf}
 #BSUB %%{header}

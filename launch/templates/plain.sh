@@ -1,6 +1,6 @@
 #!/bin/bash
 # %%{title}
-# Written by `python -m launch`.  Run: bash %%{script}
+# Written by `tilenet job`.  Run: bash %%{script}
 # To stop it with a checkpoint: kill -USR1 its process. Exit code 75: run it again to go on.
 set -euo pipefail
 

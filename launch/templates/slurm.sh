@@ -1,6 +1,6 @@
 #!/bin/bash
 # %%{title}
-# Written by `python -m launch`.  Submit: sbatch %%{script}
+# Written by `tilenet job`.  Submit: sbatch %%{script}
 #SBATCH --job-name=%%{name}
 #SBATCH --time=%%{minutes}
 #SBATCH %%{header}

@@ -1,4 +1,4 @@
-"""`python -m launch`: prints by default, writes when named, submits only when asked."""
+"""`tilenet job`: prints by default, writes when named, submits only when asked."""
 
 import os
 import subprocess
@@ -75,5 +75,5 @@ def test_errors_are_one_sentence(arguments: list[str], said: str, capsys: Captur
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert error.startswith("launch: ")
+    assert error.startswith("tilenet: ")
     assert said in error

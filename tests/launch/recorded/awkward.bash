@@ -1,6 +1,6 @@
 #!/bin/bash
 # Train, then map, on slurm: 1 node, 4 ranks (4 a node), each with 1 device and 16 cores.
-# Written by `python -m launch`.  Submit: sbatch awkward.bash
+# Written by `tilenet job`.  Submit: sbatch awkward.bash
 #SBATCH --job-name=job.1
 #SBATCH --time=120
 #SBATCH --nodes=1

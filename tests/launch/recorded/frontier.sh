@@ -1,6 +1,6 @@
 #!/bin/bash
 # Train, then map, on frontier: 2 nodes, 8 ranks (4 a node), each with 2 devices and 14 cores.
-# Written by `python -m launch`.  Submit: sbatch frontier.sh
+# Written by `tilenet job`.  Submit: sbatch frontier.sh
 #SBATCH --job-name=tilenet
 #SBATCH --time=10
 #SBATCH --nodes=2

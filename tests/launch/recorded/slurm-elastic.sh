@@ -1,6 +1,6 @@
 #!/bin/bash
 # Train, then map, on slurm: 2 to 4 nodes, 2 ranks a node, each with 2 devices and 32 cores.
-# Written by `python -m launch`.  Submit: sbatch slurm-elastic.sh
+# Written by `tilenet job`.  Submit: sbatch slurm-elastic.sh
 #SBATCH --job-name=tilenet
 #SBATCH --time=120
 #SBATCH --nodes=2-4

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Train on slurm: 3 nodes, 5 ranks (2 a node, 1 on the last), each with 2 devices and 32 cores.
-# Written by `python -m launch`.  Submit: sbatch slurm.sh
+# Written by `tilenet job`.  Submit: sbatch slurm.sh
 #SBATCH --job-name=tilenet
 #SBATCH --time=120
 #SBATCH --nodes=3
