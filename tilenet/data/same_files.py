@@ -34,12 +34,15 @@ class SampleFile:
         role: `image` or `labels`.
         shown: Bytes of each file of a stack, `?` for one elsewhere, such as /vsicurl/; and what
             GDAL says of it.
+        shared: Files of a stack that lie on another grid, such as heights: many images may have
+            them.
     """
 
     path: str
     split: str
     role: str
     shown: str
+    shared: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
@@ -54,7 +57,8 @@ def sample_files(
     """The files of open images and labels, in order."""
     found = []
     for image, part in zip(images, labels, strict=True):
-        found.append(SampleFile(image.path, split, "image", _shown(image)))
+        shared = frozenset(view.path for view in image.stack.resampled)
+        found.append(SampleFile(image.path, split, "image", _shown(image), shared))
         found.append(SampleFile(part.path, split, "labels", _shown(part)))
     return found
 
@@ -88,7 +92,8 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
         if file.role != "image":
             continue
         # The files of an image, each once, whatever links lead there.
-        for part in dict.fromkeys(map(os.path.realpath, stacked_paths(file.path))):
+        own = (part for part in stacked_paths(file.path) if part not in file.shared)
+        for part in dict.fromkeys(map(os.path.realpath, own)):
             before = split_of.setdefault(part, "")
             if before not in ("", file.split):
                 raise TilenetError(

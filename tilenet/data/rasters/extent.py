@@ -12,7 +12,7 @@ import numpy as np
 from rasterio.errors import CRSError
 from rasterio.warp import transform_bounds
 
-from tilenet.data.rasters.raster import GDAL_ERRORS, Raster
+from tilenet.data.rasters.opening import GDAL_ERRORS
 from tilenet.data.rasters.remedies import MOVE
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
@@ -20,6 +20,8 @@ from tilenet.geometry.windows import Window
 if TYPE_CHECKING:
     from affine import Affine
     from rasterio.crs import CRS
+
+    from tilenet.data.rasters.raster import Raster
 
 __all__ = ["Bounds", "bounds_in", "bounds_of", "check_overlap", "check_units", "crs_name"]
 
@@ -91,7 +93,7 @@ def crs_name(crs: "CRS | None") -> str:
     return text if "[" not in text else f"{text.split(chr(34))[1]} (a CRS without code)"
 
 
-def check_overlap(path: str, labels: Bounds, crs: "CRS | None", image: Raster) -> None:
+def check_overlap(path: str, labels: Bounds, crs: "CRS | None", image: "Raster") -> None:
     """Refuse labels that lie elsewhere than the image.
 
     Args:
@@ -122,7 +124,7 @@ DEGREE = round(radians(1), 12)
 Unit = tuple[bool, float] | None  # whether an angle, its length in radians or metres; None: no CRS
 
 
-def check_units(images: Sequence[Raster], resolution: float) -> None:
+def check_units(images: "Sequence[Raster]", resolution: float) -> None:
     """Refuse one resolution for images whose units differ: 0.5 m is not 0.5°.
 
     Raises:
@@ -139,7 +141,7 @@ def check_units(images: Sequence[Raster], resolution: float) -> None:
             )
 
 
-def _unit(image: Raster) -> Unit:
+def _unit(image: "Raster") -> Unit:
     if not image.crs:
         return None
     return bool(image.crs.is_geographic), round(image.crs.units_factor[1], 12)
