@@ -26,8 +26,9 @@ def announce_images(opened: RunImages, plan: RunPlan) -> None:
         )
     if plan.note:
         say(plan.note)
-    for note in resampling_notes([v for image in opened.all_images for v in image.stack.resampled]):
-        say(note)
+    views = [view for image in opened.all_images for view in image.stack.resampled]
+    for sentence in resampling_notes(views):
+        say(sentence)
     if note := resampling_note(opened.all_labels):
         say(note)
     held, context = opened.held_out, plan.record.context()

@@ -211,18 +211,25 @@ def _bounds(file: Any) -> Bounds:
 
 def _check_places(file: Any, first: Any) -> None:
     for one in (first, file):
-        if one.transform == Affine.identity() or not one.crs:
-            lacks = "no CRS" if not one.crs else "no transform"
-            raise TilenetError(
-                "stacked files must have the same size, CRS, transform and ground control points, "
-                f"or each its own CRS and transform, to be resampled ({first.name}: "
-                f"{_shown(first)}, {file.name}: {_shown(file)}; {one.name} has {lacks}); put them "
-                f"on one grid with {LIKE}, or, if only the CRS is missing, name it with {SET_CRS}"
+        lacks = "no CRS" if not one.crs else "no transform"
+        if one.crs and one.transform != Affine.identity():
+            continue
+        if file.shape != first.shape:
+            what, (wanted, found) = "size", (f"{f.height} × {f.width}" for f in (first, file))
+        elif file.crs != first.crs:
+            what, (wanted, found) = "CRS", (crs_name(f.crs or None) for f in (first, file))
+        elif file.transform != first.transform:
+            what, (wanted, found) = (
+                "transform",
+                (str(tuple(f.transform)[:6]) for f in (first, file)),
             )
-
-
-def _shown(file: Any) -> str:
-    return f"{file.height} × {file.width} px, {crs_name(file.crs or None)}"
+        else:
+            what, wanted, found = "ground control points", "its own", "others"
+        raise TilenetError(
+            f"stacked files must have the same {what}, unless each has a CRS and a transform to be "
+            f"resampled by ({first.name}: {wanted}, {file.name}: {found}; {one.name} has {lacks}); "
+            f"put them on one grid with {LIKE}, or name what is missing with {SET_CRS}"
+        )
 
 
 def _check_overlap(file: Any, first: Any) -> None:

@@ -284,7 +284,9 @@ class FileStack:
     def _read_band(self, number: int, window: Window, size: tuple[int, int] | None) -> NDArray[Any]:
         dataset, band = self._places[number - 1]
         if view := self._views.get(dataset):
-            return view.read(window, size)[0][band - 1]
+            planes, _ = view.read(window, size)
+            resampled: NDArray[Any] = planes[band - 1]
+            return resampled
         values: NDArray[Any] = _read(
             dataset, window, lambda place: dataset.read(band, window=place, out_shape=size)
         )
