@@ -18,7 +18,7 @@ from tilenet.data.labels.facts import label_facts
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys
-from tilenet.data.rasters.extent import crs_name
+from tilenet.data.rasters.bounds import crs_name
 from tilenet.data.rasters.metadata import array_of, colour_table, others_of
 from tilenet.data.rasters.raster import GDAL_ERRORS, Nodata, Raster
 from tilenet.data.rasters.remedies import tiled_copy

@@ -87,14 +87,17 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
     Raises:
         TilenetError: With the first of them.
     """
-    split_of: dict[str, str] = {}
+    seen: dict[str, tuple[str, bool]] = {}  # split of each, and whether many images may have it
     for file in files:
         if file.role != "image":
             continue
         # The files of an image, each once, whatever links lead there.
-        own = (part for part in stacked_paths(file.path) if part not in file.shared)
-        for part in dict.fromkeys(map(os.path.realpath, own)):
-            before = split_of.setdefault(part, "")
+        shared = set(map(os.path.realpath, file.shared))
+        for part in dict.fromkeys(map(os.path.realpath, stacked_paths(file.path))):
+            before, was_shared = seen.get(part, ("", True))
+            seen[part] = file.split, was_shared and part in shared
+            if was_shared and part in shared:
+                continue
             if before not in ("", file.split):
                 raise TilenetError(
                     f"an image is for training or for validation, not both ({file.path}), since "
@@ -105,7 +108,6 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
                     f"where blocks are held out, images stands for each image once ({part}: "
                     "several times); list it once, or leave validation.share out"
                 )
-            split_of[part] = file.split
 
 
 def check_same_files(files: Sequence[SampleFile], comm: "MPI.Intracomm") -> str:

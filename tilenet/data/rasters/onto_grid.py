@@ -25,7 +25,7 @@ from rasterio.warp import transform
 from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.block_cache import BlockCache
-from tilenet.data.rasters.extent import Bounds, bounds_in, bounds_of, crs_name
+from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
 from tilenet.data.rasters.opening import GDAL_ERRORS, dtypes_of, reason
 from tilenet.data.rasters.remedies import AVERAGE, CHECK, LIKE, SET_CRS
 from tilenet.errors import TilenetError
