@@ -1,11 +1,11 @@
 """A file on another grid or in another CRS, seen on an image's grid: interpolated, or nearest.
 
-What GDAL's warper gives for a pixel depends on the window that it is asked for. Of 25 random
-windows of a file in the next UTM zone, 25 differed from the whole image, by up to 69 of 255:
-bilinear takes a kernel as wide as a window's pixels are to the file's, and GDAL moves few pixels of
-a row and draws lines between them. With the kernel held, and lines as good as exact, last digits
-still differed. So it is only asked for whole blocks of the image's grid: whatever window is read, a
-pixel comes from its block.
+What GDAL's warper gives for a pixel may depend on the window that it is asked for. Of 25 random
+windows of a file in the next UTM zone, read without an alpha band, 25 differed from the whole
+image, by up to 69 of 255: bilinear takes a kernel as wide as a window's pixels are to the file's,
+and GDAL moves few pixels of a row and draws lines between them. With the kernel held, and lines as
+good as exact, last digits still differed. So it is only asked for whole blocks of the image's grid:
+whatever window is read, a pixel comes from its block.
 
 A pixel is valid where the file's pixel below its middle is: of the four that are interpolated,
 those without data do not count.
