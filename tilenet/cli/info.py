@@ -64,6 +64,11 @@ def _header(found: dict[str, Any]) -> list[Row]:
     palettes = [band for band in found["bands"] if band["palette"] is not None]
     rows += [("palette", _palette(band)) for band in palettes[:MOST_OTHERS]]
     rows.append(("grid", _grid(found)))
+    for file in found["resampled"]:
+        size = "{:,} × {:,} px".format(*file["size"])
+        rows.append(
+            ("", f"{file['path']}: {size}, {file['crs']}, resampled to it ({file['method']})")
+        )
     places = found["places"]
     gcps = f"{places['gcps']:,} ground control points ({places['gcps_crs'] or 'no CRS'})"
     unused = [gcps] * bool(places["gcps"]) + ["RPCs"] * places["rpcs"]
@@ -313,7 +318,8 @@ def _parser() -> Arguments:
         "images",
         nargs="+",
         metavar="IMAGE",
-        help="raster; files on one grid are stacked where plus signs join them: R.tif+G.tif+B.tif",
+        help="raster; files that plus signs join are stacked on the grid of the first: "
+        "R.tif+G.tif+B.tif",
     )
     parser.add_argument(
         "--labels",

@@ -52,8 +52,8 @@ def _parser() -> Arguments:
     parser.add_argument("checkpoint", help="folder of a training run, or of one checkpoint")
     parser.add_argument(
         "image",
-        help="raster with the bands that the network reads; files on one grid are stacked where "
-        "plus signs join them: R.tif+G.tif+B.tif",
+        help="raster with the bands that the network reads; files that plus signs join are "
+        "stacked on the grid of the first: R.tif+G.tif+B.tif",
     )
     parser.add_argument("out", help="map to write: a cloud-optimised GeoTIFF")
     parser.add_argument(

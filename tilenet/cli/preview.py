@@ -154,7 +154,7 @@ def _parser() -> Arguments:
         "with their colours, and drawn below the picture. Pixels "
         "without data are transparent.",
     )
-    parser.add_argument("image", help="raster, or files on one grid: R.tif+G.tif+B.tif")
+    parser.add_argument("image", help="raster, or files of one place: R.tif+G.tif+B.tif")
     parser.add_argument("labels", nargs="?", help="label raster, or a file of polygons")
     parser.add_argument("out", help="picture to write: a PNG")
     parser.add_argument(

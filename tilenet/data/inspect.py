@@ -18,7 +18,7 @@ from tilenet.data.labels.facts import label_facts
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys
-from tilenet.data.rasters.extent import crs_name
+from tilenet.data.rasters.bounds import crs_name
 from tilenet.data.rasters.metadata import array_of, colour_table, others_of
 from tilenet.data.rasters.raster import GDAL_ERRORS, Nodata, Raster
 from tilenet.data.rasters.remedies import tiled_copy
@@ -117,7 +117,7 @@ def header_of(raster: Raster) -> dict[str, Any]:
     """
     stack, first, t = raster.stack, raster.dataset, raster.transform
     rows, cols = max(
-        (tuple(map(int, d.block_shapes[0])) for d in stack.datasets), key=lambda block: block[1]
+        (tuple(map(int, d.block_shapes[0])) for d in stack.on_grid), key=lambda block: block[1]
     )
     width, height = hypot(t.a, t.d), hypot(t.b, t.e)
     between = (t.a * t.b + t.d * t.e) / (width * height) if width and height else 0.0
@@ -131,6 +131,10 @@ def header_of(raster: Raster) -> dict[str, Any]:
         "size": raster.size_in_file,
         "read_size": raster.size,
         "bands": _bands(raster),
+        "resampled": [
+            {"path": view.path, "size": view.size, "crs": view.crs, "method": view.method}
+            for view in stack.resampled
+        ],
         "crs": crs_name(raster.crs) if raster.crs else None,
         "unit": _unit(raster.crs),
         "pixel": (width, height),

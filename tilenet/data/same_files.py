@@ -34,12 +34,15 @@ class SampleFile:
         role: `image` or `labels`.
         shown: Bytes of each file of a stack, `?` for one elsewhere, such as /vsicurl/; and what
             GDAL says of it.
+        shared: Files of a stack that lie on another grid, such as heights: many images may have
+            them.
     """
 
     path: str
     split: str
     role: str
     shown: str
+    shared: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
@@ -54,7 +57,8 @@ def sample_files(
     """The files of open images and labels, in order."""
     found = []
     for image, part in zip(images, labels, strict=True):
-        found.append(SampleFile(image.path, split, "image", _shown(image)))
+        shared = frozenset(view.path for view in image.stack.resampled)
+        found.append(SampleFile(image.path, split, "image", _shown(image), shared))
         found.append(SampleFile(part.path, split, "labels", _shown(part)))
     return found
 
@@ -83,13 +87,17 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
     Raises:
         TilenetError: With the first of them.
     """
-    split_of: dict[str, str] = {}
+    seen: dict[str, tuple[str, bool]] = {}  # split of each, and whether many images may have it
     for file in files:
         if file.role != "image":
             continue
         # The files of an image, each once, whatever links lead there.
+        shared = set(map(os.path.realpath, file.shared))
         for part in dict.fromkeys(map(os.path.realpath, stacked_paths(file.path))):
-            before = split_of.setdefault(part, "")
+            before, was_shared = seen.get(part, ("", True))
+            seen[part] = file.split, was_shared and part in shared
+            if was_shared and part in shared:
+                continue
             if before not in ("", file.split):
                 raise TilenetError(
                     f"an image is for training or for validation, not both ({file.path}), since "
@@ -100,7 +108,6 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
                     f"where blocks are held out, images stands for each image once ({part}: "
                     "several times); list it once, or leave validation.share out"
                 )
-            split_of[part] = file.split
 
 
 def check_same_files(files: Sequence[SampleFile], comm: "MPI.Intracomm") -> str:

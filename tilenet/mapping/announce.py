@@ -1,5 +1,6 @@
 """What is said of a map before it is made: how, and everything that makes it approximate."""
 
+from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.layers import Norm
 from tilenet.geometry.windows import Window, overlap
@@ -54,6 +55,8 @@ def announce_map(plan: MapPlan, source: MapSource) -> None:
             f"approximate: {', '.join(sorted(norms))} norm uses the statistics of each tile, so "
             "the map depends on the tiles"
         )
+    for note in resampling_notes(image.stack.resampled):
+        say(note)
     _announce_part(plan, source.window, image)
     if image.ground.lacks:
         say(f"the image has {image.ground.lacks}, and so has the map: {image.ground.remedy}")

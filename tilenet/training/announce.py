@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from tilenet.data.crops import MOST_CELL_BYTES
 from tilenet.data.labels.open import resampling_note
+from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.schedule import Sample
 from tilenet.geometry.halo import norm_context
 from tilenet.parallel.health.progress import say
@@ -16,7 +17,7 @@ __all__ = ["announce", "announce_images"]
 
 
 def announce_images(opened: RunImages, plan: RunPlan) -> None:
-    """Say which labels are resampled, what is held out, and where crops may lie."""
+    """Say which bands and labels are resampled, what is held out, and where crops may lie."""
     if plan.adopted is not None:
         context = plan.record.context()
         say(
@@ -25,6 +26,9 @@ def announce_images(opened: RunImages, plan: RunPlan) -> None:
         )
     if plan.note:
         say(plan.note)
+    views = [view for image in opened.all_images for view in image.stack.resampled]
+    for sentence in resampling_notes(views):
+        say(sentence)
     if note := resampling_note(opened.all_labels):
         say(note)
     held, context = opened.held_out, plan.record.context()

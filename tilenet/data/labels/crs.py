@@ -12,7 +12,7 @@ from rasterio.crs import CRS
 from rasterio.errors import CRSError
 from rasterio.warp import transform
 
-from tilenet.data.rasters.extent import Bounds, bounds_in, bounds_of, crs_name
+from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
 from tilenet.data.rasters.raster import GDAL_ERRORS, Raster
 from tilenet.data.rasters.remedies import SET_CRS
 from tilenet.errors import TilenetError

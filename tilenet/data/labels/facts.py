@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tilenet.data.labels.raster import Labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys, is_whole, text_of
-from tilenet.data.rasters.extent import Bounds, bounds_in, bounds_of, crs_name
+from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
 from tilenet.data.rasters.metadata import class_names
 from tilenet.data.rasters.raster import Raster
 

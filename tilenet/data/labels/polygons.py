@@ -24,7 +24,8 @@ from tilenet.data.labels.crs import crs_of_layer, shapes_on_image
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys, text_of
 from tilenet.data.rasters.block_cache import BlockCache
-from tilenet.data.rasters.extent import Bounds, bounds_in, bounds_of, check_overlap
+from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of
+from tilenet.data.rasters.extent import check_overlap
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import VECTOR_INFO
 from tilenet.errors import TilenetError

@@ -14,7 +14,8 @@ from rasterio.vrt import WarpedVRT
 from rasterio.windows import Window as FileWindow
 
 from tilenet.data.labels.source import LabelSource
-from tilenet.data.rasters.extent import bounds_of, check_overlap, crs_name
+from tilenet.data.rasters.bounds import bounds_of, crs_name
+from tilenet.data.rasters.extent import check_overlap
 from tilenet.data.rasters.raster import GDAL_ERRORS, Pixels, Raster, reason
 from tilenet.data.rasters.remedies import CHECK, NEAREST, SET_CRS
 from tilenet.data.rasters.resample import block_mode

@@ -1,7 +1,8 @@
-"""Blocks of labels that were burned lately: a step reads what an earlier one read."""
+"""Blocks that were burned or resampled lately: a step reads what an earlier one read."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,19 +15,21 @@ class BlockCache:
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes, self.num_bytes = most_bytes, 0
-        self._blocks: OrderedDict[tuple[Hashable, int, int], NDArray[np.int64]] = OrderedDict()
+        self._blocks: OrderedDict[tuple[Hashable, int, int], NDArray[Any]] = OrderedDict()
 
-    def get(self, owner: Hashable, row: int, col: int) -> NDArray[np.int64] | None:
-        """A block, if it is still there; of the smallest dtype that holds it."""
+    def get(self, owner: Hashable, row: int, col: int) -> NDArray[Any] | None:
+        """A block, if it is still there; whole numbers in the smallest dtype that holds them."""
         block = self._blocks.get((owner, row, col))
         if block is not None:
             self._blocks.move_to_end((owner, row, col))
         return block
 
-    def put(self, owner: Hashable, row: int, col: int, block: NDArray[np.int64]) -> None:
+    def put(self, owner: Hashable, row: int, col: int, block: NDArray[Any]) -> None:
         """Keep a block; the ones that were used longest ago make room."""
-        least, most = np.min_scalar_type(block.min()), np.min_scalar_type(block.max())
-        small = block.astype(np.result_type(least, most))
+        small = block
+        if block.dtype.kind in "iu":
+            least, most = np.min_scalar_type(block.min()), np.min_scalar_type(block.max())
+            small = block.astype(np.result_type(least, most))
         self._blocks[owner, row, col] = small
         self.num_bytes += small.nbytes
         while self.num_bytes > self.most_bytes and len(self._blocks) > 1:

@@ -1,94 +1,18 @@
-"""Where files lie: bounds of pixels, moved to another CRS, and whether they meet an image's.
-
-The units in which images give the size of their pixels.
-"""
+"""Whether labels meet their image, and whether the pixels of images are measured in one unit."""
 
 from collections.abc import Sequence
-from itertools import product
 from math import radians
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy as np
-from rasterio.errors import CRSError
-from rasterio.warp import transform_bounds
-
-from tilenet.data.rasters.raster import GDAL_ERRORS, Raster
+from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
+from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import MOVE
 from tilenet.errors import TilenetError
-from tilenet.geometry.windows import Window
 
 if TYPE_CHECKING:
-    from affine import Affine
     from rasterio.crs import CRS
 
-__all__ = ["Bounds", "bounds_in", "bounds_of", "check_overlap", "check_units", "crs_name"]
-
-# Points along an edge that are moved: between them an edge bends by a hundredth of what it bends
-# as a whole, and callers add a hundredth to all sides.
-EDGE_POINTS = 21
-
-
-class Bounds(NamedTuple):
-    """Sides of an upright rectangle in the units of a CRS; x to the right, y upwards."""
-
-    left: float
-    bottom: float
-    right: float
-    top: float
-
-    @property
-    def finite(self) -> bool:
-        """Whether it is a rectangle at all."""
-        return bool(np.isfinite(self).all())
-
-    def wider(self, share: float) -> "Bounds":
-        """With `share` of its sides added on each side."""
-        x, y = (self.right - self.left) * share, (self.top - self.bottom) * share
-        return Bounds(self.left - x, self.bottom - y, self.right + x, self.top + y)
-
-    def meets(self, other: "Bounds") -> bool:
-        """Whether they have more than an edge in common."""
-        across = self.left < other.right and other.left < self.right
-        return across and self.bottom < other.top and other.bottom < self.top
-
-    def __str__(self) -> str:
-        return f"x {self.left:.9g} to {self.right:.9g}, y {self.bottom:.9g} to {self.top:.9g}"
-
-
-def bounds_of(transform: "Affine", window: Window) -> Bounds:
-    """Bounds of a window of pixels, however the grid is rotated."""
-    rows = window.row, window.row + window.height
-    cols = window.col, window.col + window.width
-    t = transform
-    x = [t.a * col + t.b * row + t.c for row, col in product(rows, cols)]
-    y = [t.d * col + t.e * row + t.f for row, col in product(rows, cols)]
-    return Bounds(min(x), min(y), max(x), max(y))
-
-
-def bounds_in(bounds: Bounds, source: "CRS | None", target: "CRS | None") -> Bounds | None:
-    """Bounds in another CRS that hold all that lies within them; None: they cannot be moved.
-
-    Where they cross the 180th meridian, they go all around.
-    """
-    if source == target:
-        return bounds
-    try:
-        moved = Bounds(*transform_bounds(source, target, *bounds, densify_pts=EDGE_POINTS))
-    except (*GDAL_ERRORS, CRSError, ValueError):
-        return None
-    if not moved.finite:
-        return None
-    if moved.left > moved.right:
-        moved = moved._replace(left=-180.0, right=180.0)
-    return moved.wider(0.01)
-
-
-def crs_name(crs: "CRS | None") -> str:
-    """EPSG:… where it has a code, else the name in its definition."""
-    if crs is None:
-        return "none"
-    text = str(crs.to_string())
-    return text if "[" not in text else f"{text.split(chr(34))[1]} (a CRS without code)"
+__all__ = ["check_overlap", "check_units"]
 
 
 def check_overlap(path: str, labels: Bounds, crs: "CRS | None", image: Raster) -> None:

@@ -74,9 +74,9 @@ class Raster:
         part: The pixels of it that are seen; None: all.
 
     Raises:
-        TilenetError: A file is missing or broken, stacked files lie on several grids, a band does
-            not exist, the dtype is complex, or the resolution is no whole multiple of the raster's
-            own.
+        TilenetError: A file is missing or broken, stacked files cannot be put on one grid, a band
+            does not exist, the dtype is complex, or the resolution is no whole multiple of the
+            raster's own.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Raster:
         part: Part | None = None,
     ) -> None:
         self.path = path
-        self._files = FileStack(path)
+        self._files = FileStack(path, None if isinstance(nodata, str) else nodata)
         self.nodata = nodata
         self._collar: Collar | None = None
         try:
@@ -162,7 +162,7 @@ class Raster:
 
     @property
     def stack(self) -> FileStack:
-        """The open file, or the files on one grid."""
+        """The open file, or the files on the grid of the first."""
         return self._files
 
     @property
@@ -194,10 +194,11 @@ class Raster:
 
     @property
     def facts(self) -> str:
-        """What GDAL says of the file: size, bands, dtype."""
+        """What GDAL says of the file: size, bands, dtype, where files on other grids lie."""
         height, width = self.file_size
         dtypes = "/".join(dict.fromkeys(self._files.dtypes))
-        return f"{height} × {width} px, {self._files.count} × {dtypes}"
+        notes = [f"; {os.path.basename(view.path)} {view.facts}" for view in self._files.resampled]
+        return f"{height} × {width} px, {self._files.count} × {dtypes}" + "".join(notes)
 
     def coarser(self, factor: int) -> Affine:
         """From columns and rows of pixels `factor` times coarser than the file's to coordinates."""
@@ -299,7 +300,8 @@ class Raster:
             valid = self._files.differs(self.bands, values, self.nodata)
         if np.issubdtype(values.dtype, np.floating):
             valid &= np.isfinite(values).all(axis=0)
-        return valid
+        covered = self._files.covered(window, size)
+        return valid if covered is None else valid & covered
 
     @property
     def collar(self) -> Collar:

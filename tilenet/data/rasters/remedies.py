@@ -4,6 +4,7 @@
 """
 
 __all__ = [
+    "AVERAGE",
     "CHECK",
     "JOIN",
     "LIKE",
@@ -26,6 +27,7 @@ def _either(gdal: str, rio: str) -> str:
     return f"{gdal}, or rio {rio}"
 
 
+AVERAGE = _either("gdalwarp -r average", "warp --resampling average --like FIRST IN OUT.tif")
 CHECK = _either("gdalinfo -checksum", "info --verbose")
 JOIN = _either("gdalbuildvrt", "merge IN... OUT.tif")
 LIKE = _either("gdalwarp", "warp --like FIRST IN OUT.tif")

@@ -1,4 +1,4 @@
-"""Files on one grid, seen as one file: `R.tif+G.tif+B.tif`.
+"""Files seen as one file on the grid of the first: `R.tif+G.tif+B.tif`, `image.tif+heights.tif`.
 
 The plus is what YAML and shells leave alone: `images: [a.tif, b.tif]` are two images,
 `images: [a_R.tif+a_G.tif, b_R.tif+b_G.tif]` are two as well. A virtual raster of GDAL could hold
@@ -27,6 +27,7 @@ from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.ground import ground_of
+from tilenet.data.rasters.onto_grid import BLOCK_PX, OntoGrid
 from tilenet.data.rasters.opening import (
     GDAL_ERRORS,
     cannot_open,
@@ -35,7 +36,7 @@ from tilenet.data.rasters.opening import (
     opened,
     reason,
 )
-from tilenet.data.rasters.remedies import CHECK, LIKE
+from tilenet.data.rasters.remedies import CHECK
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
 
@@ -138,11 +139,12 @@ MOST_PLUS_SIGNS = 8  # in the name of one file
 
 
 class FileStack:
-    """One file, or several on one grid, open; their bands are counted through from 1.
+    """One file, or several, open; their bands are counted through from 1.
 
     Args:
         path: A file, or several joined by plus signs. A path with a plus sign that GDAL opens as
             it stands is one file.
+        nodata: The value without data in files on another grid than the first; None: what they say.
 
     Attributes:
         height, width: In pixels of the files.
@@ -153,15 +155,16 @@ class FileStack:
         alpha: Numbers of the bands that are masks of others.
 
     Raises:
-        TilenetError: A file is missing or broken, or the grids differ.
+        TilenetError: A file is missing or broken, or cannot be resampled to the first one's grid.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, nodata: float | None = None) -> None:
         self.path = path
         self._datasets = _open_all(path)
+        self._views: dict[Any, OntoGrid] = {}  # of the files that are resampled
         try:
             self._look()
-            self._check_grids()
+            self._put_onto_grid(nodata)
         except (TilenetError, *GDAL_ERRORS) as error:
             self.close()
             if isinstance(error, TilenetError):
@@ -190,8 +193,6 @@ class FileStack:
         )
         self.alpha = tuple(n for n, c in enumerate(colours, start=1) if c == ColorInterp.alpha)
         self._tags = [_plain_tag(d) for d in self._datasets]
-        self.block_rows = max(int(d.block_shapes[0][0]) for d in self._datasets)
-        self.block_cols = max(int(d.block_shapes[0][1]) for d in self._datasets)
 
     def cut(self, window: Window) -> None:
         """From now on be as files would be that hold a window of these, and nothing else."""
@@ -207,6 +208,8 @@ class FileStack:
 
     def close(self) -> None:
         """Close the files."""
+        for view in self.resampled:
+            view.close()
         for dataset in self._datasets:
             dataset.close()
 
@@ -214,6 +217,28 @@ class FileStack:
     def count(self) -> int:
         """Bands of all files, alpha included."""
         return len(self._places)
+
+    @property
+    def resampled(self) -> tuple[OntoGrid, ...]:
+        """The files that lie on another grid than the first."""
+        return tuple(self._views.values())
+
+    @property
+    def on_grid(self) -> tuple[Any, ...]:
+        """rasterio's open files that are read as they are."""
+        return tuple(d for d in self._datasets if d not in self._views)
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of the highest blocks."""
+        rows = max(int(d.block_shapes[0][0]) for d in self.on_grid)
+        return max(rows, BLOCK_PX) if self.resampled else rows
+
+    @property
+    def block_cols(self) -> int:
+        """Columns of the widest blocks."""
+        cols = max(int(d.block_shapes[0][1]) for d in self.on_grid)
+        return max(cols, BLOCK_PX) if self.resampled else cols
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -258,6 +283,10 @@ class FileStack:
 
     def _read_band(self, number: int, window: Window, size: tuple[int, int] | None) -> NDArray[Any]:
         dataset, band = self._places[number - 1]
+        if view := self._views.get(dataset):
+            planes, _ = view.read(window, size)
+            resampled: NDArray[Any] = planes[band - 1]
+            return resampled
         values: NDArray[Any] = _read(
             dataset, window, lambda place: dataset.read(band, window=place, out_shape=size)
         )
@@ -270,7 +299,7 @@ class FileStack:
         window: Window,
         size: tuple[int, int] | None = None,
     ) -> NDArray[np.bool_]:
-        """Where all the files have data, by their masks, alpha bands or nodata tags, (H, W).
+        """Where the files on the grid have data, by masks, alpha bands or nodata tags, (H, W).
 
         Args:
             bands: Numbers of the bands that `values` (C, H, W) are of.
@@ -286,6 +315,8 @@ class FileStack:
         valid = np.ones(size or (window.height, window.width), np.bool_)
         places = [self._places[number - 1] for number in bands]
         for dataset, tag in zip(self._datasets, self._tags, strict=True):
+            if dataset in self._views:
+                continue
             rows = {band: row for row, (owner, band) in enumerate(places) if owner is dataset}
             if tag is not None and len(rows) == dataset.count:
                 valid &= _any_differs(values, list(rows.values()), tag)
@@ -296,7 +327,7 @@ class FileStack:
     def differs(
         self, bands: Sequence[int], values: NDArray[Any], nodata: float
     ) -> NDArray[np.bool_]:
-        """Where in each file a band differs from `nodata`, (H, W).
+        """Where in each file on the grid a band differs from `nodata`, (H, W).
 
         Args:
             bands: Numbers of the bands that `values` (C, H, W) are of.
@@ -304,30 +335,38 @@ class FileStack:
         """
         valid = np.ones(values.shape[1:], np.bool_)
         owners = [self._places[number - 1][0] for number in bands]
-        for dataset in self._datasets:
+        for dataset in self.on_grid:
             rows = [row for row, owner in enumerate(owners) if owner is dataset]
             if rows:
                 valid &= (values[rows] != nodata).any(axis=0)
         return valid
 
-    def _check_grids(self) -> None:
+    def covered(
+        self, window: Window, size: tuple[int, int] | None = None
+    ) -> NDArray[np.bool_] | None:
+        """Where all files that are resampled have data, (H, W); None: there are none.
+
+        Args:
+            window: The window.
+            size: As in `read`.
+
+        Raises:
+            TilenetError: A file cannot be read there.
+        """
+        window = self._in_files(window)
+        found = [view.read(window, size)[1] for view in self.resampled]
+        return np.logical_and.reduce(found) if found else None
+
+    def _put_onto_grid(self, nodata: float | None) -> None:
         first = self._datasets[0]
         for other in self._datasets[1:]:
-            if other.shape != first.shape:
-                rule = "size", f"{first.height} × {first.width}", f"{other.height} × {other.width}"
-            elif other.crs != first.crs:
-                rule = "CRS", _crs(first), _crs(other)
-            elif not same_grid(first.transform, other.transform, *first.shape):
-                rule = "transform", _numbers(first), _numbers(other)
-            elif not ground_of(other).same_points(self.ground):
-                rule = "ground control points", "its own", "others"
-            else:
-                continue
-            what, wanted, found = rule
-            raise TilenetError(
-                f"stacked files must have the same {what} ({first.name}: {wanted}, {other.name}: "
-                f"{found}); put them on one grid with {LIKE}"
-            )
+            if not (
+                other.shape == first.shape
+                and other.crs == first.crs
+                and same_grid(first.transform, other.transform, *first.shape)
+                and ground_of(other).same_points(self.ground)
+            ):
+                self._views[other] = OntoGrid(other, first, nodata)
 
 
 def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
@@ -419,14 +458,6 @@ def _plain_tag(dataset: Any) -> int | None:
     if not exact or any(not np.iinfo(d).min <= tag <= np.iinfo(d).max for d in dtypes):
         return None
     return int(tag)
-
-
-def _crs(dataset: Any) -> str:
-    return dataset.crs.to_string() if dataset.crs else "none"
-
-
-def _numbers(dataset: Any) -> str:
-    return str(tuple(dataset.transform)[:6])
 
 
 # Absolute path, bytes, and nanoseconds of the last change, of each file.

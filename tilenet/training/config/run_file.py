@@ -43,9 +43,9 @@ class RunFile:
     """A training run; see docs/run-file.md for each key."""
 
     images: str | list[str]
-    """a raster, or a list of them: anything GDAL reads. Files on one grid that plus signs join are
-    one image, [stacked](#bands-and-nodata): `R.tif+G.tif+B.tif`. Or a pattern, or a CSV or vector
-    file that lists images and labels ([below](#many-images))"""
+    """a raster, or a list of them: anything GDAL reads. Files that plus signs join are one image,
+    [stacked](#bands-and-nodata) on the grid of the first: `R.tif+G.tif+B.tif`, `rgb.tif+dem.tif`.
+    Or a pattern, or a CSV or vector file that lists images and labels ([below](#many-images))"""
     classes: int | list[str]
     """number of classes, or a list of their names, each once; labels are 0 to classes − 1"""
     output: str
