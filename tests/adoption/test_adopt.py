@@ -201,6 +201,16 @@ def test_weights_that_require_no_gradient_are_fixed(fixed: str) -> None:
     assert trained == ["conv.bias", "function.weight", "function.bias"]
 
 
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_enlarging_by_one_is_no_layer(mode: str) -> None:
+    """A bilinear one would look at neighbours, for nothing."""
+    first, last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+    plain = adopt(nn.Sequential(first, last), 3).layers
+    assert (
+        adopt(nn.Sequential(first, nn.Upsample(scale_factor=1, mode=mode), last), 3).layers == plain
+    )
+
+
 def test_strides_of_three_are_recorded() -> None:
     down, up = nn.Conv2d(4, 4, 3, 3), nn.ConvTranspose2d(4, 2, 3, 3)
     assert adopt(Made(nn.Sequential(down, up)), 3).context.alignment_px == 3

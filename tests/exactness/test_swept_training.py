@@ -177,6 +177,19 @@ def test_backward_passes_once() -> None:
         total.backward()  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_states_wait_for_backward_only_where_they_are_asked_for(keeps: bool) -> None:
+    layers = unet_layers(UNetOptions(1, base=2, bands=2, classes=2))
+    net, image = build_network(layers).double().train(), torch.randn(1, 2, 8, 8).double()
+    origin = Origin((0,), cut(8, 8, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
+    edges = strip_edges(8, 4)
+    pipe = SweptPipe(net, layers, torch.device("cpu"), "float64", lambda rows, _: edges)
+    part = swept_training._Part(pipe, image, origin)
+    node: Any = part.sweep(len(layers), {}, lambda x, _: x.sum(), keeps_states=keeps).grad_fn
+    assert len(node.plans) > 1
+    assert len(node.states) == (len(node.plans) if keeps else 0)
+
+
 @pytest.mark.ranks(1, 2, 3)
 @pytest.mark.parametrize(
     ("name", "tiles"),

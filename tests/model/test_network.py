@@ -273,3 +273,14 @@ def test_a_network_in_training_is_scored_with_its_own_tensors(options: UNetOptio
             parameter.add_(0.01)
         found, wanted = plain(x), network.eval()(x)
     assert torch.equal(found, wanted)
+
+
+def test_what_is_frozen_stays_frozen_while_a_network_is_scored() -> None:
+    layers = unet_layers(replace(SMALL, norm="batch"))
+    network = build_network(layers, 3, torch.float64).train()
+    names = [name for name, _ in network.named_parameters()]
+    frozen = set(np.random.default_rng(7).choice(names, len(names) // 3, replace=False))
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    network_to_score(layers, network)
+    assert {n for n, one in network.named_parameters() if not one.requires_grad} == frozen

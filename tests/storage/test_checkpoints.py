@@ -200,6 +200,21 @@ def test_a_disk_that_lies_is_found_out_on_resume(
     assert going_on.checkpoint == tmp_path / "checkpoints" / "step-00000010"
 
 
+def test_the_names_last_and_best_are_on_the_disk_too(
+    tmp_path: Path, acts: list[tuple[str, str]]
+) -> None:
+    save(tmp_path, 10)
+    acts.clear()
+    save_checkpoint(tmp_path, 20, tensors(20), NETWORK, {}, {"step": 20}, keep=1, best=True)
+    assert acts[-5:] == [
+        ("sync", str(tmp_path / "checkpoints")),
+        ("rename", str(tmp_path / "last")),
+        ("sync", str(tmp_path)),
+        ("rename", str(tmp_path / "best")),
+        ("sync", str(tmp_path)),
+    ]
+
+
 def test_values_that_are_no_numbers_are_read_back_as_well(tmp_path: Path) -> None:
     values = {"0.weight": torch.tensor([float("nan"), -0.0, float("inf")]), "1.a": torch.empty(0)}
     folder = save_checkpoint(tmp_path, 1, values, NETWORK, {}, {"step": 1})

@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from tilenet.errors import TilenetError
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.saved import SavedStorage
-from tilenet.parallel.swap.swapper import Swapper
+from tilenet.parallel.swap.swapper import SwapInForward, Swapper
 from tilenet.parallel.swap.swapping import swapping
 from tilenet.planning.memory.live import LiveBytes
 
@@ -294,6 +294,17 @@ def test_a_forward_that_fails_leaves_no_hooks_behind(kind: type[BaseException]) 
     assert statistics.out_count == 3
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     check_empty(statistics)
+
+
+def test_a_module_that_was_not_entered_ends_the_swapping_of_no_other(tmp_path: Path) -> None:
+    """torch calls what is called always after another's pre-hook failed, too."""
+    swap, outer, inner = SwapInForward(swapper_of(tmp_path, 0)), nn.Identity(), nn.Identity()
+    swap.after(inner, (), None)
+    swap.before(outer, ())
+    swap.after(inner, (), None)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    swap.after(outer, (), None)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
 def test_without_room_it_is_said_and_the_next_step_works(

@@ -15,9 +15,10 @@ from tilenet.errors import AgreedError
 from tilenet.library.whole_run import train
 from tilenet.model import loss as loss_scale
 from tilenet.model.loss import LossScale
-from tilenet.training.config.keys import NetworkKeys, OptimizerKeys, TileKeys
+from tilenet.parallel.sums.gradients import GradientSum
+from tilenet.training.config.keys import NetworkKeys, OptimizerKeys, ScheduleKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.step import Step
+from tilenet.training.step import Step, Update
 
 pytestmark = pytest.mark.ranks(1, 2)
 
@@ -130,3 +131,19 @@ def test_no_scale_is_small_enough(comm: MPI.Intracomm, shared_path: Path) -> Non
     run = a_run(comm, shared_path, steps=99, class_weights=[1e30, 1e30, 1e30])
     with pytest.raises(AgreedError, match=r"float16 must hold the gradients .*use precision"):
         train(run, comm=comm)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
+def test_a_step_of_another_precision_is_not_thrown_away(
+    comm: MPI.Intracomm, precision: str
+) -> None:
+    """A run that diverges would go on unseen otherwise, its loss finite for ever."""
+    held, scale = torch.nn.Parameter(torch.randn(3, 5)), LossScale.of(precision)
+    optimizer, gradients = torch.optim.SGD([held]), GradientSum([held], comm)
+    gradients.zero()
+    (held * float("inf")).sum().backward()  # type: ignore[no-untyped-call]
+    gradients.finish()
+    Update(optimizer, ScheduleKeys().rates(0.1, 9), scale).apply(gradients, 1.0, 0)
+    gradients.close()
+    assert not held.isfinite().any()
+    assert scale == LossScale()

@@ -174,6 +174,7 @@ LAYERS: dict[str, Layer] = {
     "transposed k4 s2 p1": TransposedConv(2, 3, 4, 2, 1),
     "transposed k5 s3 p2": TransposedConv(2, 3, 5, 3, 2, 1),
     "transposed k2 s3": TransposedConv(2, 3, 2, 3),
+    "transposed k1 s3": TransposedConv(2, 3, 1, 3),  # nothing spreads to the first of some
 }
 
 

@@ -8,7 +8,7 @@ from mpi4py import MPI
 from torch import nn
 
 from tilenet.parallel.sums.gradients import GradientSum
-from tilenet.parallel.sums.transports import Transport
+from tilenet.parallel.sums.transports import HostTransport, Transport
 
 pytestmark = pytest.mark.ranks(1, 2)
 
@@ -155,6 +155,17 @@ def test_the_sum_waits_for_the_last_of_three_passes(comm: MPI.Intracomm) -> None
     summing.close()
     for parameter, total in zip(held, wanted, strict=True):
         torch.testing.assert_close(parameter.grad, total, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("meanwhile", [True, False])
+def test_closing_gives_the_communicator_back(comm: MPI.Intracomm, meanwhile: bool) -> None:
+    """MPI has so many of them only, and a process may train often."""
+    summing = GradientSum(parameters(0), comm, 64, meanwhile=meanwhile)
+    transport = summing._transport
+    assert isinstance(transport, HostTransport)
+    summing.close()
+    assert transport._comm == MPI.COMM_NULL
 
 
 @pytest.mark.ranks(2)
