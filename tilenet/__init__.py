@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tilenet.library.evaluate import Scores as Scores
     from tilenet.library.evaluate import evaluate as evaluate
     from tilenet.library.halo import halo as halo
+    from tilenet.library.job import Job as Job
     from tilenet.library.plan import Plans as Plans
     from tilenet.library.plan import plan as plan
     from tilenet.library.predict import Map as Map
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 # Imported when they are asked for: the halo calculator answers without torch.
 ROOMS = {
+    "Job": "library.job",
     "Map": "library.predict",
     "Plans": "library.plan",
     "Run": "library.run",

@@ -8,9 +8,8 @@ from typing import Any
 from torch import nn
 
 from tilenet.adoption.adopt import Adopted, adopt
-from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context, context_of
-from tilenet.library.network import network_keys
+from tilenet.library.network import first_bands, network_keys
 from tilenet.library.run import Run
 from tilenet.storage.checkpoints import find_checkpoint, load_json
 from tilenet.storage.network_json import NetworkRecord
@@ -42,20 +41,10 @@ def halo(
     if isinstance(net, Adopted):
         return net.context
     if isinstance(net, nn.Module):
-        return adopt(net, _bands(net) if bands is None else bands).context
+        return adopt(net, first_bands(net) if bands is None else bands).context
     if isinstance(net, Mapping) or (isinstance(net, str) and not os.path.exists(net)):
         named = net if isinstance(net, str) else None
         keys = NetworkKeys(**network_keys(named, {"network": {} if named else net}))
         return context_of(Architecture.of(keys, bands or 4, 2, 0).layers)
     folder = find_checkpoint(Path(os.fspath(net)))
     return NetworkRecord.from_json(load_json(folder / "network.json")).context()
-
-
-def _bands(net: nn.Module) -> int:
-    for part in net.modules():
-        if isinstance(part, nn.Conv2d):
-            return part.in_channels
-    raise TilenetError(
-        f"a network's first convolution says how many bands it takes ({type(net).__name__} has "
-        "none); give bands"
-    )

@@ -8,7 +8,7 @@ from torch import nn
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import PRESETS
 
-__all__ = ["network_keys"]
+__all__ = ["first_bands", "network_keys"]
 
 OURS = "unet-"
 
@@ -39,4 +39,19 @@ def network_keys(net: nn.Module | str | None, keys: Mapping[str, Any]) -> dict[s
         f"a network is a torch.nn.Module, package:function, or one of {OURS}"
         f"{f', {OURS}'.join(PRESETS)} (net: {net}); name one of these, or leave it out and give "
         "network={...}"
+    )
+
+
+def first_bands(net: nn.Module) -> int:
+    """The channels of a module's images, as its first convolution says it.
+
+    Raises:
+        TilenetError: It has none.
+    """
+    for part in net.modules():
+        if isinstance(part, nn.Conv2d):
+            return part.in_channels
+    raise TilenetError(
+        f"a network's first convolution says how many bands it takes ({type(net).__name__} has "
+        "none); give bands"
     )

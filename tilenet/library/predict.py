@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from html import escape
@@ -30,7 +30,7 @@ from tilenet.training.share import share_adopted
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Map", "predict"]
+__all__ = ["Map", "predict", "predict_given"]
 
 Source = Run | nn.Module | Adopted | str | os.PathLike[str]
 IGNORED = 255  # the value of nodata in maps of classes
@@ -107,24 +107,45 @@ def predict(
     """
     comm = world()
     end_where_uncaught()
+    own = {"classes": classes, "mean": mean, "std": std}
+    if isinstance(net, nn.Module | Adopted):
+
+        def source(path: str) -> str | GivenNetwork:
+            return _given(net, path, classes, (mean, std), ways.get("bands"), comm)
+
+    else:
+        with agreed(comm):
+            _check_nothing(own)
+
+        def source(path: str) -> str | GivenNetwork:
+            return os.fspath(net)
+
+    return _predicted(source, image, out, ways, comm)
+
+
+def predict_given(net: GivenNetwork, image: Any, out: Any, ways: dict[str, Any]) -> Any:
+    """As `predict`, with a network that has its classes and statistics. Collective."""
+    return _predicted(lambda _: net, image, out, ways, world())
+
+
+def _predicted(
+    source: Callable[[str], str | GivenNetwork],
+    image: Any,
+    out: Any,
+    ways: dict[str, Any],
+    comm: "MPI.Intracomm",
+) -> Any:
+    """Map by the network that `source` gives for the image's path. Collective."""
     with ExitStack() as stack:
         with agreed(comm):
             check_names(ways, [part.name for part in fields(Prediction)][3:], "predict")
-            own = {"classes": classes, "mean": mean, "std": std}
-            if not isinstance(net, nn.Module | Adopted):
-                _check_nothing(own)
             if isinstance(image, str | os.PathLike):
                 path = os.fspath(image)
             else:
                 path = stack.enter_context(_file_of(image))
         ways |= {name: tuple(ways[name]) for name in LISTS if ways.get(name) is not None}
-        source: str | GivenNetwork
-        if isinstance(net, nn.Module | Adopted):
-            source = _given(net, path, classes, (mean, std), ways.get("bands"), comm)
-        else:
-            source = os.fspath(net)
         written = None if out is None else os.fspath(out)
-        done = predict_as_said(Prediction(source, path, written, **ways), comm)
+        done = predict_as_said(Prediction(source(path), path, written, **ways), comm)
     if written is not None:
         return Map(written, done, finished=not done["stopped"])
     return _shared(done.get("values"), comm)

@@ -18,7 +18,7 @@ from tilenet.training.log import Callbacks, Hears
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["read_once", "train"]
+__all__ = ["check_alike", "read_once", "train"]
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ def train(
         return run
 
     run = read_once(read, comm)
-    _check_alike(comm, repr(sorted(given.items(), key=str)), type(net).__name__)
+    check_alike(comm, repr(sorted(given.items(), key=str)), type(net).__name__)
     said = {"on_step": on_step, "on_validation": on_validation}
     callbacks = Callbacks(**{name: hears for name, hears in said.items() if hears is not None})
     code = train_as_said(
@@ -102,8 +102,8 @@ def read_once(read: Callable[[], T], comm: "MPI.Intracomm") -> T:
     return found
 
 
-def _check_alike(comm: "MPI.Intracomm", *given: str) -> None:
-    """Refuse ranks that were asked for different runs.
+def check_alike(comm: "MPI.Intracomm", *given: str) -> None:
+    """Refuse ranks that were asked for different runs. Collective.
 
     Raises:
         AgreedError: With the first of them.

@@ -118,7 +118,8 @@ def check_state(
     Raises:
         TilenetError: With the first of them.
     """
-    wanted = ADAMW if isinstance(optimizer, torch.optim.AdamW) else SGD
+    known = {torch.optim.AdamW: ADAMW, torch.optim.Adam: ADAMW, torch.optim.SGD: SGD}
+    wanted = known.get(type(optimizer), frozenset(kept))
     wrong = sorted(wanted ^ set(kept)) or [
         key
         for key, value in sorted(kept.items())
@@ -328,19 +329,7 @@ class RunFolder:
         path = self._resumed / "weights.safetensors"
         load_weights(network, load_tensors(path), str(path), names)
         state = load_tensors(self._resumed / "state.safetensors")
-        for name, parameter in network.named_parameters():
-            kept = {
-                key.removeprefix(f"{name}."): value
-                for key, value in state.items()
-                if key.startswith(f"{name}.")
-            }
-            if kept:
-                check_state(name, parameter, kept, optimizer, str(self._resumed))
-                optimizer.state[parameter] = {
-                    # AdamW counts its steps in a CPU tensor, also for parameters on a GPU
-                    key: value if key == "step" else value.to(parameter.device)
-                    for key, value in kept.items()
-                }
+        fill_optimizer(network, optimizer, state, str(self._resumed))
         step = progress.get("step")
         if type(step) is not int or not 0 <= step < 2**53:
             raise TilenetError(
@@ -383,13 +372,7 @@ class RunFolder:
         if not self._write:
             return
         self.wait()
-        names: dict[torch.Tensor, str] = {p: name for name, p in network.named_parameters()}
-        state = {
-            f"{names[parameter]}.{key}": value
-            for parameter, values in optimizer.state.items()
-            for key, value in values.items()
-            if isinstance(value, torch.Tensor)
-        }
+        state = optimizer_tensors(network, optimizer)
         progress = {"step": step, **self._terms}
         if scale.most > 1:
             progress |= {"loss_scale": scale.value, "calm_steps": scale.calm_steps}
@@ -425,6 +408,40 @@ class RunFolder:
         checkpoint = checkpoint_of_step(self.path, step)
         if self._write and checkpoint is not None:
             mark_best(self.path, checkpoint, self._keep)
+
+
+def optimizer_tensors(network: Network, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimizer keeps of each parameter, by the parameter's name and its own."""
+    names: dict[torch.Tensor, str] = {p: name for name, p in network.named_parameters()}
+    return {
+        f"{names[parameter]}.{key}": value
+        for parameter, values in optimizer.state.items()
+        for key, value in values.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def fill_optimizer(
+    network: Network, optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor], where: str
+) -> None:
+    """Give an optimizer what `optimizer_tensors` took of it.
+
+    Raises:
+        TilenetError: It is not of this network, or of another optimizer.
+    """
+    for name, parameter in network.named_parameters():
+        kept = {
+            key.removeprefix(f"{name}."): value
+            for key, value in state.items()
+            if key.startswith(f"{name}.")
+        }
+        if kept:
+            check_state(name, parameter, kept, optimizer, where)
+            optimizer.state[parameter] = {
+                # AdamW counts its steps in a CPU tensor, also for parameters on a GPU
+                key: value if key == "step" else value.to(parameter.device)
+                for key, value in kept.items()
+            }
 
 
 def in_background(parameter: Tensor) -> bool:

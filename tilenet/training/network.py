@@ -44,6 +44,7 @@ class RunNetwork:
         halos_from: From where halos of feature maps are sent: `auto`, `host` or `device`.
         comm: All ranks.
         stop: Stop to stop while weights are drawn.
+        filled: The plain network with its weights; None: it is built here, and they are drawn.
 
     Attributes:
         network: Its layers reach over the ranks of an image where they must.
@@ -67,13 +68,16 @@ class RunNetwork:
         halos_from: str,
         comm: "MPI.Intracomm",
         stop: StopRequests | None = None,
+        filled: Network | None = None,
     ) -> None:
         record = plan.record
         swaps = decide_swaps(swap, swapping, plan, optimizer, loads, devices, comm)
         with together(comm, stop) as turns:
             dtype, done = parameter_dtype(record.precision), turns.part_done
-            self.network: Network = build_network(record.layers, seed, dtype, layer_done=done)
-            if (adopted := plan.adopted) is not None:
+            self.network: Network = filled or build_network(
+                record.layers, seed, dtype, layer_done=done
+            )
+            if filled is None and (adopted := plan.adopted) is not None:
                 adopted.fill(self.network)
         self.image_comm = comm.Create_group(comm.group.Incl(plan.mesh.same_image(comm.rank)))
         if plan.swept:

@@ -77,6 +77,12 @@ class Watchdog:
         begun.wait()
         faulthandler.dump_traceback_later(seconds + GRACE_SECONDS / 2, exit=True, file=STDERR)
 
+    def rest(self) -> None:
+        """Wait for nothing until it is armed again: what comes next is somebody else's."""
+        if self._over:
+            self._over.set()
+            faulthandler.cancel_dump_traceback_later()
+
     def arm_part(self, doing: str, number: int, total: int) -> None:
         """Start to wait for one of many parts of a rank's share: what is slow but moves may go on.
 

@@ -108,6 +108,7 @@ class GradientSum:
     ) -> None:
         self._parameters = parameters[::-1]
         self._flats: list[Tensor] = []
+        self._views: list[Tensor] = []
         self._pieces: list[Tensor] = []
         self._pieces_of: list[range] = []
         for _, group in groupby(self._parameters, key=lambda parameter: parameter.device):
@@ -139,7 +140,8 @@ class GradientSum:
         start = 0
         for parameter in parameters:
             stop = start + parameter.numel()
-            parameter.grad = flat[start:stop].view_as(parameter)
+            self._views.append(flat[start:stop].view_as(parameter))
+            parameter.grad = self._views[-1]
             self._pieces_of.append(range(before + start // size, before - (-stop // size)))
             hook = self._hook(len(self._pieces_of) - 1)
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -158,9 +160,11 @@ class GradientSum:
         return completed
 
     def zero(self) -> None:
-        """Set all gradients to zero, in place."""
+        """Set all gradients to zero, in place, also where somebody put others in their place."""
         for flat in self._flats:
             flat.zero_()
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
 
     def divide(self, divisor: float) -> None:
         """Divide all gradients, in place."""

@@ -1,0 +1,200 @@
+"""A loop of one's own makes the run of `tilenet.train`, bit for bit, and refuses what would not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from mpi4py import MPI
+from scenes import Net, write_scene
+from torch import nn
+
+import tilenet
+
+
+@pytest.fixture
+def scene(shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    comm = MPI.COMM_WORLD
+    if comm.rank == 0:
+        write_scene(shared_path)
+    comm.Barrier()
+    monkeypatch.chdir(shared_path)
+    return shared_path
+
+
+SEEN: dict[str, Any] = {"images": "i.tif", "labels": "l.tif", "steps": 3, "seed": 4}
+
+
+def net_of(rank: int) -> Net:
+    """Each rank's own: that of rank 0 counts."""
+    torch.manual_seed(7 + rank)
+    return Net().double()
+
+
+def sums(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    each = F.cross_entropy(logits, labels, ignore_index=255, reduction="none")
+    return each.sum(), (labels != 255).sum()
+
+
+def loop(local: nn.Module, optimizer: Any, steps: Iterator[Any]) -> list[float]:
+    losses = []
+    for step in steps:
+        for tile in step:
+            step.add(*sums(local(tile.image)[tile.own], tile.labels))
+        losses.append(step.apply(optimizer))
+    return losses
+
+
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+@pytest.mark.parametrize("more", [{}, {"crop_px": 64, "batch_size": 3, "augment": {"flips": True}}])
+def test_a_loop_is_a_run(scene: Path, mode: Any, more: dict[str, Any]) -> None:
+    comm = MPI.COMM_WORLD
+    run = tilenet.train(
+        net_of(comm.rank), output="run", classes=3, halo_mode=mode, precision="float64",
+        optimizer={"lr": 0.01}, **SEEN, **more,
+    )  # fmt: skip
+    job = tilenet.Job()
+    local = job.split(net_of(comm.rank), halo_mode=mode)
+    optimizer = torch.optim.AdamW(local.parameters(), 0.01, weight_decay=0, foreach=False)
+    losses = loop(local, optimizer, job.steps(**SEEN, **more))
+    assert losses == list(run.history["loss"])
+    wanted = run.weights()
+    found = local.module_state()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    assert (job.predict("i.tif") == tilenet.predict(run, "i.tif")).all()
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_loop_goes_on_from_what_it_saved(scene: Path) -> None:
+    comm = MPI.COMM_WORLD
+
+    def begun() -> tuple[tilenet.Job, Any, Any]:
+        job = tilenet.Job()
+        local = job.split(net_of(comm.rank))
+        return job, local, torch.optim.SGD(local.parameters(), 0.05, momentum=0.9)
+
+    job, local, optimizer = begun()
+    whole = loop(local, optimizer, job.steps(**{**SEEN, "steps": 4}))
+    job, local, optimizer = begun()
+    first = loop(local, optimizer, job.steps(**{**SEEN, "steps": 2}))
+    job.save("kept", optimizer)
+    maps = job.predict("i.tif", output="logits")
+    job, local, optimizer = begun()
+    assert job.load("kept", optimizer) == 2
+    assert np.array_equal(maps, job.predict("i.tif", output="logits"), equal_nan=True)
+    assert first + loop(local, optimizer, job.steps(**{**SEEN, "steps": 4})) == whole
+    assert np.array_equal(maps, tilenet.predict("kept", "i.tif", output="logits"), equal_nan=True)
+
+
+@pytest.mark.ranks(1, 2)
+def test_gradients_that_were_thrown_away_are_summed_all_the_same(scene: Path) -> None:
+    """As `optimizer.zero_grad()` does it, which own loops are used to."""
+    job = tilenet.Job()
+    local = job.split(net_of(0))
+    optimizer = torch.optim.SGD(local.parameters(), 0.05)
+    losses = []
+    for step in job.steps(**SEEN):
+        for tile in step:
+            step.add(*sums(local(tile.image)[tile.own], tile.labels))
+        losses.append(step.apply(optimizer))
+        optimizer.zero_grad()
+    job = tilenet.Job()
+    local = job.split(net_of(0))
+    assert losses == loop(local, torch.optim.SGD(local.parameters(), 0.05), job.steps(**SEEN))
+
+
+def first_tile(**keys: Any) -> tuple[Any, Any, Any, Any]:
+    job = tilenet.Job()
+    local = job.split(Net())
+    step = next(steps := job.steps(**{**SEEN, "tiles": {"rows": 1, "columns": 2}, **keys}))
+    tiles = iter(step)
+    return steps, step, tiles, local(next(tiles).image)
+
+
+@pytest.mark.parametrize(
+    ("loss", "sentence"),
+    [
+        (lambda y: y.mean(), "found: a mean, MeanBackward0"),
+        (lambda y: F.cross_entropy(y, y.argmax(1)), "found: a mean, NllLoss2DBackward0"),
+        (lambda y: F.mse_loss(y, y.detach() + 1) * 3, "found: a mean, MseLossBackward0"),
+        (lambda y: y.sum(1), r"one number, the sum over its pixels \(shape: \(1, "),
+        (lambda y: y.detach().sum(), "it requires no gradient"),
+    ],
+)
+def test_a_loss_that_is_no_sum_is_refused(scene: Path, loss: Any, sentence: str) -> None:
+    _, step, _, found = first_tile()
+    with pytest.raises(tilenet.TilenetError, match=sentence):
+        step.add(loss(found), 9)
+    step.add(F.cross_entropy(found, found.argmax(1), reduction="sum"), 9)
+
+
+def test_a_step_that_is_not_whole_is_refused(scene: Path) -> None:
+    _, step, tiles, found = first_tile()
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
+
+    def refused(call: Any, sentence: str) -> None:
+        with pytest.raises(tilenet.TilenetError, match=sentence):
+            call()
+
+    refused(lambda: step.add(found.sum()), "weight: None")
+    refused(lambda: step.add(found.sum(), -1), "finite number from 0 on")
+    refused(lambda: step.apply(optimizer), "one was not")
+    steps, step, tiles, found = first_tile()
+    step.add(found.sum(), 1)
+    refused(lambda: step.add(found.sum(), 1), "added twice")
+    refused(lambda: step.apply(optimizer), "some are left")
+    steps, step, tiles, found = first_tile()
+    refused(lambda: next(tiles), "one was not")
+    steps, step, tiles, found = first_tile()
+    refused(lambda: next(steps), "step 1 was not")
+    steps, step, tiles, found = first_tile(tiles={"rows": 1, "columns": 1})
+    step.add(found.sum(), 1)
+    assert list(tiles) == []
+    refused(lambda: list(step), "computed once")
+    step.apply(optimizer)
+    refused(lambda: step.apply(optimizer), "applied twice")
+
+
+def test_what_a_job_lacks_is_said(scene: Path) -> None:
+    job = tilenet.Job()
+    with pytest.raises(tilenet.TilenetError, match="steps before split"):
+        next(job.steps(**SEEN))
+    local = job.split(Net())
+    for call, sentence in (
+        (lambda: job.predict("i.tif"), "begin with job.steps"),
+        (lambda: local(torch.zeros(1, 2, 9, 9)), "outside of one"),
+        (lambda: next(job.steps(**SEEN, losses="ce")), "unknown: losses"),
+        (lambda: next(job.steps(**SEEN, classes=4)), "network: 3, classes: 4"),
+        (lambda: job.split(Net(), halo_mode="sweep"), "use overlap or exchange"),
+    ):
+        with pytest.raises(tilenet.TilenetError, match=sentence):
+            call()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("when", ["step", "keys"])
+def test_ranks_that_part_end_in_a_sentence(scene: Path, when: str) -> None:
+    """One leaves the loop, or asks for more steps: none hangs."""
+    comm = MPI.COMM_WORLD
+    last = comm.rank == comm.size - 1
+    job = tilenet.Job()
+    local = job.split(Net())
+    optimizer = torch.optim.SGD(local.parameters(), 0.05)
+    more = {"steps": 5} if last and when == "keys" else {}
+    words = "give each the same arguments" if when == "keys" else "let no rank leave a loop"
+
+    def loop_that_the_last_leaves() -> None:
+        for step in job.steps(**{**SEEN, **more}):
+            if last:
+                break
+            for tile in step:
+                step.add(local(tile.image)[tile.own].sum(), 1)
+            step.apply(optimizer)
+        job.predict("i.tif")
+
+    with pytest.raises(tilenet.TilenetError, match=words):
+        loop_that_the_last_leaves()

@@ -1,0 +1,216 @@
+"""`tilenet.Job`: own loops over tiles and ranks, with the numbers of the whole image."""
+
+import copy
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tilenet.adoption.adopt import Adopted, BatchNormMode, adopt
+from tilenet.errors import TilenetError
+from tilenet.library import own_checkpoint
+from tilenet.library.local_network import LocalNetwork
+from tilenet.library.network import first_bands
+from tilenet.library.own_data import OwnData, open_data
+from tilenet.library.own_step import OwnStep, StepMeans
+from tilenet.library.predict import predict_given
+from tilenet.mapping.prediction import GivenNetwork
+from tilenet.model.choices import HaloMode
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.ranks.comm import agreed, end_where_uncaught, world
+from tilenet.parallel.ranks.meeting import Meeting
+from tilenet.parallel.ranks.together import together
+from tilenet.parallel.sums.values import RunningStatistics
+from tilenet.storage.network_json import NetworkRecord
+from tilenet.training.share import share_adopted
+
+__all__ = ["Job"]
+
+WHERE = "a job has a network first (called: {} before split); call job.split(net)"
+
+
+class Job:
+    """A loop of one's own over the ranks of the job: one, or those of mpiexec, srun or jsrun.
+
+        job = tilenet.Job()
+        local = job.split(net)
+        optimizer = torch.optim.AdamW(local.parameters())
+        for step in job.steps(images="scene.tif", labels="roads.gpkg", crop_px=512, batch_size=8):
+            for tile in step:
+                logits = local(tile.image)[tile.own]
+                loss = F.cross_entropy(logits, tile.labels, ignore_index=255, reduction="sum")
+                step.add(loss, (tile.labels != 255).sum())
+            print(step.apply(optimizer))
+        job.predict("scene.tif", "map.tif")
+        job.save("run", optimizer)
+
+    The loss, its gradient and the map are those of the whole image on one rank. All methods are
+    collective: all ranks call them in the same order with the same arguments.
+
+    Attributes:
+        rank: This rank's number, from 0.
+        size: Number of ranks.
+        step: Steps made so far; `load` sets it.
+    """
+
+    def __init__(self) -> None:
+        self.comm = world()
+        end_where_uncaught()
+        self.rank, self.size, self.step = self.comm.rank, self.comm.size, 0
+        self._local: LocalNetwork | None = None
+        self._record: NetworkRecord | None = None
+        self._meeting = Meeting(self.comm)
+
+    def split(
+        self,
+        net: nn.Module | Adopted,
+        *,
+        halo_mode: HaloMode = "overlap",
+        bands: int | None = None,
+        batch_norm: BatchNormMode = "frozen",
+    ) -> LocalNetwork:
+        """A network over the windows of this rank; that of rank 0 counts, and stays as it is.
+
+        Args:
+            net: Takes images (B, bands, H, W), gives maps (B, classes, H, W).
+            halo_mode: `overlap`: tiles read more than they own; `exchange`: layers take halos from
+                the neighbouring ranks.
+            bands: Of the images; None: those of its first convolution.
+            batch_norm: As of `tilenet.adopt`.
+
+        Raises:
+            AgreedError: The network cannot be cut exactly; with the submodule.
+        """
+        if halo_mode not in ("overlap", "exchange"):
+            raise TilenetError(
+                f"a loop of one's own takes tiles that overlap, or exchanges halos (halo_mode: "
+                f"{halo_mode}); use overlap or exchange, or tilenet.train"
+            )
+        self._meeting.at("split")
+        adopted: Adopted | None = None
+        with together(self.comm):  # ranks that wait leave the cores to rank 0
+            if self.rank == 0:
+                if isinstance(net, Adopted):
+                    adopted = net
+                else:
+                    adopted = adopt(net, bands or first_bands(net), batch_norm)
+        self._local = LocalNetwork(share_adopted(adopted, self.comm), halo_mode)
+        return self._local
+
+    def steps(self, images: Any, labels: Any = None, **keys: Any) -> Iterator[OwnStep]:
+        """The steps that are left of a run, one after another.
+
+        Args:
+            images: As in the run file: a raster, a list, a pattern, a CSV.
+            labels: Rasters or polygons.
+            keys: More keys of the run file: `crop_px`, `batch_size`, `steps` or `epochs` (one
+                epoch), `classes`, `augment`, `seed`, `bands`, `vectors`, `tiles`, `mesh` and others
+                that say what steps see. With `output`, a folder, the survey of all pixels is kept.
+
+        Yields:
+            Steps; each must be applied.
+
+        Raises:
+            AgreedError: On all ranks, for what any rank found wrong.
+        """
+        local = self._split("steps")
+        self._meeting.at("steps")
+        given = {"images": images, "labels": labels, **keys}
+        given = {name: value for name, value in given.items() if value is not None}
+        with ExitStack() as stack:
+            own = open_data(local, given, stack, self.comm)
+            self._record = own.plan.record
+            pipe = own.network.pipe
+            assert isinstance(pipe, Pipe)
+            local.over(pipe)
+            try:
+                yield from self._steps(local, own, stack)
+            finally:
+                local.over(None)
+            own.network.close()
+
+    def _steps(self, local: LocalNetwork, own: OwnData, stack: ExitStack) -> Iterator[OwnStep]:
+        data, pipe, network = own.data, own.network.pipe, own.network.pipe.network
+        means = StepMeans(
+            local,
+            local.gradients(self.comm),
+            RunningStatistics(network, self.comm),
+            own.plan.rule.offset_px,
+            pipe.devices[-1],
+            self.comm,
+            self._meeting,
+        )
+        first, ahead = self.step, own.run.read_ahead
+        reads = stack.enter_context(data.work.reads(data.reader, first, data.last, ahead))
+        for number in range(first, data.last):
+            means.gradients.zero()
+            means.running.begin()
+            network.train()
+            network.mask_key.step = number
+            step = OwnStep(number, reads, len(data.work.micro_batches(number)), means)
+            yield step
+            step.check_applied()
+            self.step = number + 1
+
+    def predict(self, image: Any, out: str | os.PathLike[str] | None = None, **ways: Any) -> Any:
+        """Map an image with the network as it is now; arguments and result as `tilenet.predict`.
+
+        Raises:
+            AgreedError: On all ranks; also where no step was begun, since pixels are standardised
+                by the statistics of the images that `steps` looked at.
+        """
+        local, record = self._split("predict"), self._known("predict")
+        self._meeting.at("predict")
+        network = copy.deepcopy(local.network).cpu().eval()  # a map fixes norms, and moves it
+        return predict_given(GivenNetwork("the job's network", record, network), image, out, ways)
+
+    def save(
+        self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Write a checkpoint, of which `tilenet predict` makes maps too, as the folder's `last`.
+
+        Args:
+            optimizer: What it keeps is written too, for `load`.
+
+        Raises:
+            AgreedError: The folder cannot be written.
+        """
+        local, record = self._split("save"), self._known("save")
+        self._meeting.at("save")
+        with agreed(self.comm):
+            if self.rank == 0:
+                own_checkpoint.save(Path(folder), self.step, local, record, optimizer)
+
+    def load(
+        self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None
+    ) -> int:
+        """Go on from what `save` wrote; `steps` then begins behind the steps made.
+
+        Returns:
+            Their number.
+
+        Raises:
+            AgreedError: There is no such checkpoint, or it is of another network.
+        """
+        local = self._split("load")
+        self._meeting.at("load")
+        with agreed(self.comm):
+            self.step, self._record = own_checkpoint.load(Path(folder), local, optimizer)
+        return self.step
+
+    def _split(self, name: str) -> LocalNetwork:
+        if self._local is None:
+            raise TilenetError(WHERE.format(name))
+        return self._local
+
+    def _known(self, name: str) -> NetworkRecord:
+        if self._record is None:
+            raise TilenetError(
+                f"a network's pixels are standardised as its images say (called: {name} before "
+                "steps); begin with job.steps, or job.load a checkpoint"
+            )
+        return self._record

@@ -1,0 +1,120 @@
+"""What the steps of a loop of one's own see: images, their statistics, this rank's tiles."""
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilenet.errors import TilenetError
+from tilenet.library.local_network import LocalNetwork
+from tilenet.library.names import check_names
+from tilenet.library.train import check_alike, read_once
+from tilenet.parallel.health.watchdog import SLOW, Watchdog
+from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.layout import RunDevices
+from tilenet.parallel.ranks.together import together
+from tilenet.training.architecture import Architecture
+from tilenet.training.config.read import read_keys, with_listed_images
+from tilenet.training.config.run_file import RunFile
+from tilenet.training.images.open import agree_on_files, open_images
+from tilenet.training.images.survey import run_survey
+from tilenet.training.images.workload import RunData
+from tilenet.training.network import RunNetwork
+from tilenet.training.setup import RunPlan, plan_run
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["KEYS", "OwnData", "open_data"]
+
+# Keys of the run file that say what steps see; loss, optimizer and validation are the loop's.
+KEYS = (
+    "images", "labels", "classes", "crop_px", "batch_size", "steps", "epochs", "bands", "nodata",
+    "resolution", "bbox", "window", "vectors", "ignore_index", "oversample", "augment", "seed",
+    "tiles", "mesh", "partitions", "balance", "checkpointing", "device", "read_ahead", "output",
+    "hang_seconds",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """Data of a loop, and the network over this rank's devices.
+
+    Attributes:
+        run: What was asked.
+        plan: How images are cut, with their statistics.
+        data: This rank's tiles of each step.
+        network: Over the devices; to be closed.
+    """
+
+    run: RunFile
+    plan: RunPlan
+    data: RunData
+    network: RunNetwork
+
+
+def open_data(
+    local: LocalNetwork, keys: Mapping[str, Any], stack: ExitStack, comm: "MPI.Intracomm"
+) -> OwnData:
+    """Open images and labels, look at all pixels once, lay out the tiles. Collective.
+
+    Args:
+        keys: Some of `KEYS`.
+        stack: Closes what was opened.
+
+    Raises:
+        AgreedError: On all ranks, for what any rank found wrong.
+    """
+    with agreed(comm):
+        check_names(keys, KEYS, "steps")
+    check_alike(comm, repr(sorted(keys.items(), key=str)))
+    run = read_once(lambda: _run(local, keys), comm)
+    watchdog = stack.enter_context(Watchdog(run.hang_seconds, f"rank {comm.rank} of {comm.size}"))
+    with together(comm) as turns:
+        opened = open_images(run, stack, watchdog, turns.part_done)
+    with agreed(comm):
+        adopted = local.adopted
+        plan = plan_run(
+            run, opened.shapes, comm.size, Architecture(adopted.layers, adopted=adopted)
+        )
+    agree_on_files(opened, comm, watchdog)
+    devices = RunDevices.choose(run.device, run.num_partitions, comm)
+    found = run_survey(opened, plan, run.reading, Path(run.output), comm, watchdog)
+    with agreed(comm):
+        record = replace(plan.record, mean=found.mean, std=found.std)
+        plan = replace(plan, record=record)
+        data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
+        most = max(load.stacked for load in data.work.loads())
+        if most > 1:
+            raise TilenetError(
+                f"a loop of one's own computes one tile at a time (together: {most}, since the "
+                "network takes averages or statistics over them); use halo_mode='exchange' or one "
+                "tile per rank, or tilenet.train"
+            )
+    watchdog.arm("the network over the ranks", SLOW)
+    local.network.mask_key.seed = run.seed
+    kinds = "sgd", data.work.loads(), run.seed, run.exchange_from
+    network = RunNetwork(plan, devices, "off", run.swapping, *kinds, comm, filled=local.network)
+    watchdog.rest()
+    return OwnData(run, plan, data, network)
+
+
+def _run(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:
+    given = {
+        "classes": local.adopted.classes,
+        "network": {"module": f"tilenet:{local.adopted.name}"},
+        "output": tempfile.gettempdir(),
+        "halo_mode": local.halo_mode,
+        "precision": local.precision,
+    }
+    if keys.get("steps") is None and keys.get("epochs") is None:
+        given["epochs"] = 1
+    run, _ = with_listed_images(read_keys(given | dict(keys)))
+    if len(run.class_names) != local.adopted.classes:
+        raise TilenetError(
+            f"a network gives one channel per class (network: {local.adopted.classes}, classes: "
+            f"{len(run.class_names)}); name as many"
+        )
+    return run

@@ -1,0 +1,221 @@
+"""One step of a loop of one's own: tiles to compute, sums, one division, one update."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tilenet.errors import AgreedError, TilenetError
+from tilenet.geometry.tiles import Tile, owned
+from tilenet.library.local_network import LocalNetwork
+from tilenet.model.skips import Origin
+from tilenet.model.summed import check_summed
+from tilenet.parallel.ranks.meeting import Meeting
+from tilenet.parallel.sums.gradients import GradientSum
+from tilenet.parallel.sums.values import RunningStatistics
+from tilenet.training.images.workload import ReadTile
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["OwnStep", "OwnTile", "StepMeans"]
+
+
+@dataclass(frozen=True)
+class OwnTile:
+    """A tile of a step.
+
+    Attributes:
+        image: Standardised pixels of what it reads, (1, bands, H, W).
+        labels: Of the pixels that it owns, (1, h, w), int64; `ignore_index` (255) does not count.
+        own: Index of these in the network's output: `local(tile.image)[tile.own]`.
+    """
+
+    image: Tensor
+    labels: Tensor
+    own: tuple[Any, slice, slice]
+
+    @classmethod
+    def of(cls, part: ReadTile, offset_px: int, device: torch.device) -> "OwnTile":
+        """The tile that was read."""
+        tile: Tile = part.work.tile
+        top = tile.own.row - tile.read.row - offset_px
+        left = tile.own.col - tile.read.col - offset_px
+        own = ..., slice(top, top + tile.own.height), slice(left, left + tile.own.width)
+        labels = owned(part.labels, Tile(tile.own, tile.own))
+        return cls(part.image.to(device), labels.to(device), own)
+
+
+@dataclass(frozen=True)
+class StepMeans:
+    """What all steps of a loop work with.
+
+    Attributes:
+        local: The network.
+        gradients: Sums its gradients.
+        running: Its running statistics.
+        offset_px: Offset of the output in what a tile reads.
+        device: Where images and labels go.
+        comm: All ranks.
+        meeting: Where they meet.
+    """
+
+    local: LocalNetwork
+    gradients: GradientSum
+    running: RunningStatistics
+    offset_px: int
+    device: torch.device
+    comm: "MPI.Intracomm"
+    meeting: Meeting
+
+
+class OwnStep:
+    """A step: iterate over its tiles, `add` each one's sums, `apply` once.
+
+        for tile in step:
+            logits = local(tile.image)[tile.own]
+            step.add(cross_entropy(logits, tile.labels, reduction="sum", ignore_index=255), weight)
+        loss = step.apply(optimizer)
+
+    Args:
+        number: Its number, from 0.
+        tiles: What was read of each of `count` places: a tile, or nothing where it has no label.
+        count: How many of them.
+        means: What it works with.
+    """
+
+    def __init__(
+        self, number: int, tiles: Iterator[list[ReadTile]], count: int, means: StepMeans
+    ) -> None:
+        self.number, self._tiles, self._count, self._means = number, tiles, count, means
+        self._sums = np.zeros(2)  # loss, weight
+        self._waits = self._last = self._over = self._applied = False
+
+    def __iter__(self) -> Iterator[OwnTile]:
+        """This rank's tiles; those without a label are left out where nothing needs them."""
+        if self._over or self._waits:
+            raise TilenetError(
+                f"the tiles of a step are computed once (step {self.number + 1}: iterated again); "
+                "keep what you need of them"
+            )
+        for place in range(self._count):
+            parts = next(self._tiles)
+            self._last = place + 1 == self._count
+            if not parts:
+                continue
+            (part,) = parts
+            work, self._waits = part.work, True
+            self._means.local.at(Origin((work.sample.number,), work.tiling, (work.number,)))
+            yield OwnTile.of(part, self._means.offset_px, self._means.device)
+            self._check_added()
+        self._over = True
+        self._means.local.at(None)
+
+    def add(self, loss_sum: Tensor, weight: Tensor | float | None = None) -> None:
+        """Add the tile under way: backward of its loss. Collective where tiles exchange halos.
+
+        Args:
+            loss_sum: Σ w·ℓ over the labelled pixels that the tile owns, a number with a graph;
+                float64 keeps digits that float32 loses over 10⁸ pixels.
+            weight: Σ w; the step divides by the sum over all tiles and ranks.
+
+        Raises:
+            TilenetError: The loss is a mean, the weight is missing, or the tile was added before.
+        """
+        if not self._waits:
+            raise TilenetError(
+                f"each tile of a step counts once (step {self.number + 1}: added twice, or before "
+                "the first); call step.add once for each tile"
+            )
+        if weight is None:
+            raise TilenetError(
+                "a loss that is a sum has a weight, by which the step divides (weight: None); give "
+                "the number of labelled pixels, or the sum of their weights"
+            )
+        check_summed(loss_sum)
+        value = float(weight)
+        if not (np.isfinite(value) and value >= 0):
+            raise TilenetError(
+                f"a weight is a finite number from 0 on (weight: {value}); give the number of "
+                "labelled pixels"
+            )
+        self._waits = False
+        if self._last:
+            self._means.gradients.arm()
+        loss_sum.reshape(()).backward()  # type: ignore[no-untyped-call]
+        self._sums += float(loss_sum.detach()), value
+
+    def apply(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_norm: float | None = None,
+    ) -> float:
+        """Sum gradients over all ranks, divide once, update. Collective.
+
+        Args:
+            optimizer: Of `local.parameters()`.
+            clip_norm: Largest norm of the gradient; a longer one is scaled down to it.
+
+        Returns:
+            The mean loss Σ w·ℓ / Σ w over all ranks; 0, without an update, where no pixel counts.
+
+        Raises:
+            AgreedError: On all ranks: a rank has not added all of its tiles, or is at another step,
+                or the loss is not finite.
+        """
+        self._check_done()
+        self._means.meeting.at(f"step {self.number + 1}")
+        self._applied = True
+        self._means.gradients.finish()
+        self._means.running.finish()
+        sums = np.empty(2)
+        self._means.comm.Allreduce(self._sums, sums)
+        loss, weight = map(float, sums)
+        if not weight > 0:
+            return 0.0
+        if not np.isfinite(loss):
+            raise AgreedError(
+                f"the loss must stay finite (step {self.number + 1}: {loss}); lower the learning "
+                "rate, or look for extreme pixel values"
+            )
+        self._means.gradients.divide(weight)
+        if clip_norm is not None:
+            self._means.gradients.clip(clip_norm)
+        optimizer.step()
+        return loss / weight
+
+    def check_applied(self) -> None:
+        """Refuse a step that ended without an update.
+
+        Raises:
+            TilenetError: It did.
+        """
+        if not self._applied:
+            raise TilenetError(
+                f"each step is applied once (step {self.number + 1} was not); call step.apply "
+                "behind the loop over its tiles"
+            )
+
+    def _check_done(self) -> None:
+        if self._applied:
+            raise TilenetError(
+                f"each step is applied once (step {self.number + 1}: applied twice); call "
+                "step.apply once"
+            )
+        if not self._over and not self._waits:
+            raise TilenetError(
+                f"all tiles of a step are added before it is applied (step {self.number + 1}: some "
+                "are left); iterate to the end"
+            )
+        self._check_added()
+
+    def _check_added(self) -> None:
+        if self._waits:
+            raise TilenetError(
+                f"a tile that is handed out is added (step {self.number + 1}: one was not); call "
+                "step.add, with weight 0 where it does not count"
+            )
