@@ -5,7 +5,7 @@ A page's blocks run in one fresh folder that looks like the checkout:
     ```console         lines after `$ ` are commands, the others what they print; `…` is left out
     ```console fails   the same, with the exit code 1
     ```sh              a script of its own
-    ```yaml            written to the file that its first line names: # run.yaml
+    ```yaml, python    written to the file that its first line names: # run.yaml
     no-run             after any of these: not run, for the reason in the comment above
 
 Progress bars need not be shown. What the machine, torch or the hour may change is masked.
@@ -24,7 +24,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
-PAGES = ["first-map", "your-data", "cluster", "exactness", "when-it-does-not-fit"]
+PAGES = ["first-map", "your-data", "cluster", "exactness", "when-it-does-not-fit", "library"]
 DATA: dict[str, Callable[[Path], None]] = {
     "your-data": guide_data.towns,
     "cluster": guide_data.scene,
@@ -125,7 +125,7 @@ def run_page(text: str, folder: Path) -> None:
         name = re.match(r"# ([\w/.-]+\.\w+)\n", block.text)
         if "no-run" in block.marks:
             continue
-        if block.kind == "yaml" and name:
+        if block.kind in ("yaml", "python") and name:
             (folder / name[1]).parent.mkdir(exist_ok=True)
             (folder / name[1]).write_text(block.text)
         elif block.kind == "sh":
