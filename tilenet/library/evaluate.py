@@ -84,7 +84,8 @@ def evaluate(
 ) -> Scores:
     """Compare a map of classes with labels. Not collective: call it on one rank.
 
-        tilenet.evaluate("map.tif", "roads.gpkg", vectors={"field": "kind"}).mean_iou
+        keys = {"field": "kind", "classes": {"road": 1}}
+        tilenet.evaluate("map.tif", "roads.gpkg", vectors=keys).mean_iou
 
     Args:
         map_: Made by `tilenet.predict`.
