@@ -149,6 +149,11 @@ class MapSource:
             TilenetError: A file is missing, broken, or does not fit the network.
         """
         folder, record, network = _opened(wanted, check=check)
+        if record.task == "regression":
+            raise TilenetError(
+                f"maps are of classes yet ({folder}: task regression); train with task: "
+                "classification"
+            )
         nodata = record.nodata if wanted.nodata is None else wanted.nodata
         bands = wanted.bands or record.wanted_bands
         image = stack.enter_context(Raster(wanted.image, bands, record.resolution, nodata))

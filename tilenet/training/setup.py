@@ -142,7 +142,9 @@ def plan_run(
 
     plan = _with_tiles_for_micro_batches(plan, num_samples, max(sizes, key=busy))
     if "dice" in run.loss_terms:
-        _check_whole_loss(run.loss, plan, _micro_batches(plan, num_samples, max(sizes, key=busy)))
+        _check_whole_loss(
+            str(run.loss), plan, _micro_batches(plan, num_samples, max(sizes, key=busy))
+        )
     grid_asked = run.tiles.rows is not None and not run.crop_px
     for size in sizes:
         _check_tiles(plan, size, min(per_step), grid_asked=grid_asked)
@@ -185,6 +187,8 @@ def _record(run: RunFile, found: Architecture, bands: tuple[int, ...]) -> Networ
         epsilon_px=found.epsilon_px,
         band_names=run.band_names,
         names=None if found.adopted is None else found.adopted.names,
+        task=run.task,
+        unit=run.unit,
     )
 
 
