@@ -142,9 +142,7 @@ def plan_run(
 
     plan = _with_tiles_for_micro_batches(plan, num_samples, max(sizes, key=busy))
     if "dice" in run.loss_terms:
-        _check_whole_loss(
-            str(run.loss), plan, _micro_batches(plan, num_samples, max(sizes, key=busy))
-        )
+        _check_whole_loss(run.loss, plan, _micro_batches(plan, num_samples, max(sizes, key=busy)))
     grid_asked = run.tiles.rows is not None and not run.crop_px
     for size in sizes:
         _check_tiles(plan, size, min(per_step), grid_asked=grid_asked)
@@ -315,7 +313,7 @@ def _check_plan(
             )
 
 
-def _check_whole_loss(loss: str, plan: RunPlan, most: int) -> None:
+def _check_whole_loss(loss: str | None, plan: RunPlan, most: int) -> None:
     """Refuse a loss of whole images where a rank's tiles of a step are not in flight at once."""
     if most > plan.micro_batches:
         raise TilenetError(

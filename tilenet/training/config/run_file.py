@@ -246,6 +246,12 @@ class RunFile:
         )
 
     @property
+    def score(self) -> str:
+        """By which the best validation is chosen."""
+        default = "rmse" if self.task == "regression" else "mean_iou"
+        return self.validation.score or default
+
+    @property
     def loss_scale(self) -> LossScale:
         """The first scale of the loss."""
         return LossScale.of(self.precision)

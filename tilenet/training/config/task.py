@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import TilenetError
 from tilenet.model.loss import VALUE_LOSSES
+from tilenet.scores import VALUE_SCORES
 from tilenet.storage.network_json import check_class_names
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ def check_task(run: "RunFile") -> None:
         raise TilenetError(
             f"l1, l2 and huber are losses of a regression, the others of classes (loss: "
             f"{run.loss}, task: {run.task}); choose one of the task's"
+        )
+    if run.score != "loss" and (run.score in VALUE_SCORES) != (run.task == "regression"):
+        raise TilenetError(
+            f"rmse, mae and r2 are scores of a regression, the others of classes "
+            f"(validation.score: {run.score}, task: {run.task}); choose one of the task's"
         )
     if run.task == "regression":
         _check_regression(run)
@@ -52,8 +58,3 @@ def _check_regression(run: "RunFile") -> None:
                 f"{name} is of classes, which a regression does not have (task: regression); leave "
                 "it out: nodata and NaN in its labels do not count"
             )
-    if run.validation.wanted:
-        raise TilenetError(
-            "a regression is not validated while it trains yet (task: regression, validation is "
-            "set); leave validation out"
-        )
