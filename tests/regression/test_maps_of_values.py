@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 import tilenet
 from tilenet.__main__ import main
+from tilenet.data.labels.source import HeldOutLabels
 from tilenet.data.labels.values import Values
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
@@ -106,6 +107,10 @@ def test_labels_are_read_by_windows_and_averaged_as_the_image_is(
         )
         assert np.isnan(it.targets(Window(-2, 0, 2, 9))).all()
         assert np.array_equal(it.read(Window(20, 70, 41, 61)) == 0, ~np.isnan(window))
+        hidden = HeldOutLabels(it, lambda window: np.eye(window.height, window.width) > 0)
+        wanted = np.where(np.eye(41, 61) > 0, np.nan, window)
+        assert np.array_equal(hidden.targets(Window(20, 70, 41, 61)), wanted, equal_nan=True)
+        assert np.array_equal(hidden.counted(wanted), ~np.isnan(wanted))
     grid = {"crs": "EPSG:32630", "transform": rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)}
     numbers = np.array([[1, 2, 5, 5], [3, -1, 5, -1]], "int16")
     path = write_raster("numbers.tif", numbers[None], nodata=-1, **grid)

@@ -144,11 +144,12 @@ class RunLog:
             self.scalars.add(step, {f"validation/{name}": v for name, v in shown.items()})
 
     def _numbers(self, step: int, found: ValidatedNumbers, table: History, *, best: bool) -> None:
-        means = [found.scores[name] for name in VALUE_SCORES]
-        row = (found.loss, found.scores["num_pixels"], *means, found.seconds)
+        shown = {name: found.score(name) for name in ("loss", *VALUE_SCORES)}
+        shown = {name: None if isnan(value) else value for name, value in shown.items()}
+        loss, *means = shown.values()
+        row = (loss, found.scores["num_pixels"], *means, found.seconds)
         table.add(step, *row)
         self.callbacks.on_validation(dict(zip(self.columns, (step, *row), strict=True)))
-        shown = {"loss": found.loss, **dict(zip(VALUE_SCORES, means, strict=True))}
         told = (f"{name} {'–' if v is None else f'{v:.4g}'}" for name, v in shown.items())
         say(
             f"validation after step {step}: {', '.join(told)}; {found.seconds:.1f} s"
