@@ -144,8 +144,8 @@ class RunLog:
             self.scalars.add(step, {f"validation/{name}": v for name, v in shown.items()})
 
     def _numbers(self, step: int, found: ValidatedNumbers, table: History, *, best: bool) -> None:
-        shown = {name: found.score(name) for name in ("loss", *VALUE_SCORES)}
-        shown = {name: None if isnan(value) else value for name, value in shown.items()}
+        values = {name: found.score(name) for name in ("loss", *VALUE_SCORES)}
+        shown = {name: None if isnan(value) else value for name, value in values.items()}
         loss, *means = shown.values()
         row = (loss, found.scores["num_pixels"], *means, found.seconds)
         table.add(step, *row)
