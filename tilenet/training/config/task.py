@@ -1,6 +1,6 @@
 """What a regression takes of the run file's keys, and what it has no use for."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import TilenetError
@@ -8,14 +8,14 @@ from tilenet.model.loss import VALUE_LOSSES
 from tilenet.scores import VALUE_SCORES
 from tilenet.storage.network_json import check_class_names
 
-if TYPE_CHECKING:
-    from tilenet.training.config.run_file import RunFile
-
 __all__ = ["check_task"]
 
 
-def check_task(run: "RunFile") -> None:
+def check_task(run: Any) -> None:
     """Refuse keys of the other task.
+
+    Args:
+        run: A `RunFile`, which lies above.
 
     Raises:
         TilenetError: With the first of them.
@@ -39,7 +39,7 @@ def check_task(run: "RunFile") -> None:
         )
 
 
-def _check_regression(run: "RunFile") -> None:
+def _check_regression(run: Any) -> None:
     if len(run.class_names) != 1:
         raise TilenetError(
             f"a regression predicts one number per pixel (classes: {run.classes}); name one, as in "
