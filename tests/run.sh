@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run.sh test [OPTION…]: tests of one process, and over 2 ranks those of exactness/ and parallel/.
+# run.sh test [OPTION…]: tests of one process, and over 2 ranks those of $heart.
 # run.sh rest [OPTION…]: the others over 2, all over 3 and 4 ranks, a few over 6 (3 × 2), and beside
 #                        them whole jobs and fuzzing, which mostly wait.
 # run.sh jobs [OPTION…]: whole jobs without the rest: commands and pages of the guide as users start
@@ -54,7 +54,7 @@ tell_background() {
     rm -f "$said"
 }
 
-heart="tests/exactness tests/parallel"
+heart="tests/exactness tests/parallel tests/regression"
 others="tests/cli tests/data tests/mapping tests/training"
 part=${1:-test}
 shift || true

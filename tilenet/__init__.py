@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilenet.adoption.adopt import adopt as adopt
     from tilenet.errors import TilenetError as TilenetError
+    from tilenet.library.evaluate import NumberScores as NumberScores
     from tilenet.library.evaluate import Scores as Scores
     from tilenet.library.evaluate import evaluate as evaluate
     from tilenet.library.halo import halo as halo
@@ -32,6 +33,7 @@ ROOMS = {
     "Map": "library.predict",
     "Plans": "library.plan",
     "Run": "library.run",
+    "NumberScores": "library.evaluate",
     "Scores": "library.evaluate",
     "TilenetError": "errors",
     "adopt": "adoption.adopt",

@@ -1,11 +1,24 @@
-"""How well a map agrees with labels, from counts of pixels alone."""
+"""How well a map agrees with labels: from counts of pixels alone, or from sums over numbers."""
 
+from collections.abc import Iterable, Sequence
+from math import fsum, nan, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["better", "count_pairs", "scores"]
+__all__ = [
+    "SMALLEST",
+    "VALUE_SCORES",
+    "better",
+    "count_pairs",
+    "number_scores",
+    "number_sums",
+    "scores",
+]
+
+VALUE_SCORES = "rmse", "mae", "bias", "r2"
+SMALLEST = "loss", "rmse", "mae"  # are the best
 
 SMALL_SPAN = 1024  # of values: a table of all their pairs takes 8 MB
 
@@ -55,6 +68,51 @@ def scores(matrix: NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
+def number_sums(found: NDArray[Any], truth: NDArray[Any]) -> tuple[float, ...]:
+    """Sums over pixels of a piece of a map, of which there is one at least; both (N,).
+
+    Returns:
+        N, Σe, Σ|e|, Σe² of the errors e = found − truth; mean of the truth, and the sum of its
+        squared deviations from that mean, which loses no digits where the truth is far from 0.
+    """
+    found, truth = found.astype(np.float64), truth.astype(np.float64)
+    errors, mean = found - truth, truth.mean()
+    sums = errors.sum(), np.abs(errors).sum(), np.square(errors).sum()
+    return len(truth), *map(float, sums), float(mean), float(np.square(truth - mean).sum())
+
+
+def number_scores(pieces: Sequence[tuple[float, ...]], unmapped: int) -> dict[str, Any]:
+    """Scores of all pieces, in whatever order: sums of them are exact.
+
+    Args:
+        pieces: Of `number_sums`; empty: all scores are NaN.
+        unmapped: Labelled pixels without data in the map, which only are counted.
+
+    Returns:
+        Root mean square, mean absolute value and mean (`bias`) of the errors, and `r2` = 1 − Σe² /
+        Σ(truth − mean)², None where all the truth is one number.
+    """
+    count, error, size, square = (_sum(piece[place] for piece in pieces) for place in range(4))
+    if not count:
+        return dict.fromkeys(VALUE_SCORES, nan) | {"num_pixels": 0, "num_unmapped": unmapped}
+    mean = _sum(piece[0] * piece[4] for piece in pieces) / count
+    spread = _sum(piece[5] + piece[0] * (piece[4] - mean) ** 2 for piece in pieces)
+    return {
+        "rmse": sqrt(square / count),
+        "mae": size / count,
+        "bias": error / count,
+        "r2": 1 - square / spread if spread > 0 else None,
+        "num_pixels": int(count),
+        "num_unmapped": unmapped,
+    }
+
+
+def _sum(numbers: Iterable[float]) -> float:
+    """`fsum`; of a network that diverged NaN or infinite."""
+    listed = list(numbers)
+    return fsum(listed) if np.isfinite(listed).all() else float(np.sum(listed))
+
+
 def better(name: str, value: float, other: float) -> bool:
-    """Whether a value of that score beats another one: of a loss the smaller does."""
-    return value < other if name == "loss" else value > other
+    """Whether a value of that score beats another one: of losses and errors the smaller does."""
+    return value < other if name in SMALLEST else value > other

@@ -58,9 +58,8 @@ def _parser() -> Arguments:
     parser.add_argument("out", help="map to write: a cloud-optimised GeoTIFF")
     parser.add_argument(
         "--output",
-        choices=["classes", "logits", "probabilities"],
-        default="classes",
-        help="what the map holds (default: %(default)s)",
+        choices=["classes", "logits", "probabilities", "values"],
+        help="what the map holds (default: classes; of a regression values)",
     )
     parser.add_argument(
         "--scaled",

@@ -338,7 +338,8 @@ def _check_something_is_there(
     if labels is not None and class_pixels.sum() == 0:
         raise TilenetError(
             f"at least one pixel with data must be labelled ({', '.join(i.path for i in labels)}: "
-            f"all labels there are {labels[0].ignore_index} or nodata); check ignore_index"
+            f"all labels there are {labels[0].uncounted} or nodata); check "
+            + ("ignore_index" if labels[0].uncounted == labels[0].ignore_index else "their nodata")
         )
 
 

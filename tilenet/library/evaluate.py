@@ -1,4 +1,4 @@
-"""`tilenet.evaluate`: scores of a class map."""
+"""`tilenet.evaluate`: scores of a map of classes or numbers."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,19 @@ from html import escape
 from typing import Any
 
 from tilenet.data.labels.vector_keys import VectorKeys
-from tilenet.errors import printable
+from tilenet.errors import TilenetError, printable
 from tilenet.library.names import check_names
-from tilenet.mapping.evaluate import class_names, confusion_matrix
+from tilenet.mapping.evaluate import (
+    class_names,
+    confusion_matrix,
+    holds_numbers,
+    number_errors,
+    unit_of,
+)
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
-from tilenet.scores import scores
+from tilenet.scores import number_scores, scores
 
-__all__ = ["Scores", "evaluate"]
+__all__ = ["NumberScores", "Scores", "evaluate"]
 
 MOST_LETTERS = 40  # of a name, in the table
 
@@ -74,6 +80,48 @@ class Scores:
         return f"<pre>{escape(str(self))}</pre>"
 
 
+@dataclass(frozen=True, repr=False)
+class NumberScores:
+    """How well a map of numbers agrees with labels, over all labelled pixels with data in the map.
+
+    Attributes:
+        rmse: Root of the mean square of the errors, map less label.
+        mae: Mean of their absolute values.
+        bias: Their mean.
+        r2: 1 − Σ error² / Σ (label − mean label)²; None: all labels are one number.
+        num_pixels: Labelled pixels with data in the map.
+        num_unmapped: Labelled pixels without, which do not count.
+        unit: Of the map's numbers; None: it does not say.
+    """
+
+    rmse: float
+    mae: float
+    bias: float
+    r2: float | None
+    num_pixels: int
+    num_unmapped: int
+    unit: str | None
+
+    def __repr__(self) -> str:
+        return f"<NumberScores {str(self).splitlines()[0]}>"
+
+    def __str__(self) -> str:
+        unit = "" if self.unit is None else f" {printable(self.unit)}"
+        r2 = "–" if self.r2 is None else f"{self.r2:.4f}"
+        told = (
+            f"RMSE {self.rmse:.6g}{unit}, MAE {self.mae:.6g}{unit}, bias {self.bias:.6g}{unit}, "
+            f"R² {r2}, of {self.num_pixels:,} labelled pixels"
+        )
+        if self.num_unmapped:
+            told += (
+                f"\n{self.num_unmapped:,} labelled pixels are nodata in the map and do not count"
+            )
+        return told
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
 def evaluate(
     map_: str | os.PathLike[str],
     labels: str | os.PathLike[str],
@@ -81,15 +129,16 @@ def evaluate(
     ignore_index: int = 255,
     vectors: Mapping[str, Any] | VectorKeys | None = None,
     watchdog: Watchdog = NEVER,
-) -> Scores:
-    """Compare a map of classes with labels. Not collective: call it on one rank.
+) -> Scores | NumberScores:
+    """Compare a map of classes or numbers with labels. Not collective: call it on one rank.
 
         keys = {"field": "kind", "classes": {"road": 1}}
         tilenet.evaluate("map.tif", "roads.gpkg", vectors=keys).mean_iou
 
     Args:
         map_: Made by `tilenet.predict`.
-        labels: A raster on any grid and in any CRS, or polygons.
+        labels: A raster on any grid and in any CRS, or polygons; of numbers a raster on the map's
+            grid.
         ignore_index: Label that does not count.
         vectors: What polygons mean: `field`, `classes`, `layer`, `crs`, `all_touched`, as in run
             files.
@@ -104,6 +153,14 @@ def evaluate(
         check_names(vectors, [part.name for part in fields(VectorKeys)], "vectors")
         keys = VectorKeys(**vectors)
     path, truth = os.fspath(map_), os.fspath(labels)
+    if holds_numbers(path):
+        if ignore_index != 255 or keys not in (None, VectorKeys()):
+            raise TilenetError(
+                f"labels of a map of numbers are numbers, which have no classes ({path}: one band "
+                "of floats); leave ignore_index and what polygons mean out"
+            )
+        errors = number_scores(*number_errors(path, truth, watchdog))
+        return NumberScores(**errors, unit=unit_of(path))
     found = scores(confusion_matrix(path, truth, ignore_index, keys, watchdog))
     return Scores(**found, classes=class_names(path))
 

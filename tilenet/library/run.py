@@ -61,7 +61,7 @@ class Run:
         facts = {"folder": str(self.folder), "steps": str(len(history.get("step", ())))}
         if "loss" in history:
             facts["loss"] = f"{history['loss'][-1]:.4f}"
-        for name in ("mean_iou", "accuracy"):
+        for name in ("mean_iou", "accuracy", "rmse", "r2"):
             if name in validation:
                 facts[name] = f"{validation[name][-1]:.4f}"
         if not self.finished:

@@ -143,13 +143,12 @@ def _prepare(
         plan = replace(plan, record=folder.record(plan.record, *statistics))
         data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
     network = proved_network(run, plan, module, data, devices, comm, stop)
-    validation = None
+    validation, loss = None, run.loss_with(weights)
     if opened.validation:
-        scored = plan.record, opened.validation, weights, run.validation.batch_size
+        scored = plan.record, opened.validation, loss, run.validation.batch_size
         scoring = Validation(*scored, plan.balance, devices.partitions, watchdog, comm, stop)
         every = run.validation.every or data.schedule.steps_per_epoch
-        validation = RunValidation(scoring, run.validation.score, every, data.last, folder)
+        validation = RunValidation(scoring, run.score, every, data.last, folder)
     end_if_asked(comm, stop)
-    loss = run.loss_with(weights)
     common = callbacks, watchdog, stop, comm
     return Loop(run, plan, data, network, loss, validation, folder, devices.layout, *common)

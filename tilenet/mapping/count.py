@@ -1,5 +1,9 @@
-"""A map that is counted instead of written: its pixels by label and class, and their loss."""
+"""A map that is counted instead of written: its pixels by label and class, and their loss.
 
+Of a regression sums over the errors of its numbers.
+"""
+
+from abc import ABC, abstractmethod
 from dataclasses import astuple
 
 import numpy as np
@@ -9,28 +13,25 @@ from torch import Tensor
 from tilenet.data.labels.source import ValidationImage, check_classes
 from tilenet.geometry.windows import Window
 from tilenet.mapping.mapper import Computed, Mapper
-from tilenet.model.loss import cross_entropy
+from tilenet.model.loss import Loss, cross_entropy, value_loss
+from tilenet.scores import number_sums
 
-__all__ = ["CountingSink"]
+__all__ = ["CountingSink", "NumbersSink", "ScoringSink"]
 
 
-class CountingSink:
-    """Counts the pixels of a map that this rank computes.
+class ScoringSink(ABC):
+    """Takes up the pieces of a map that this rank computes.
 
     Args:
-        mapper: Computes classes.
         held: The image.
-        weights: Weights of the classes, in the loss.
         rank: This one.
 
     Attributes:
-        matrix: (K, K + 1), as `scores` takes it.
-        losses: Summed cross-entropy of each piece.
+        losses: Summed loss of each piece.
     """
 
-    def __init__(self, mapper: Mapper, held: ValidationImage, weights: Tensor, rank: int) -> None:
-        self.mapper, self.held, self.weights, self.rank = mapper, held, weights, rank
-        self.matrix = np.zeros((len(weights), len(weights) + 1), np.int64)
+    def __init__(self, held: ValidationImage, rank: int) -> None:
+        self.held, self.rank = held, rank
         self.losses: list[float] = []
         windows = held.windows
         self._windows = None if windows is None else np.array([astuple(w) for w in windows])
@@ -46,6 +47,30 @@ class CountingSink:
         below = (rows < window.row + window.height) & (window.row < rows + heights)
         across = (cols < window.col + window.width) & (window.col < cols + widths)
         return bool((below & across).any())
+
+    @abstractmethod
+    def take(self, rank: int, window: Window, computed: Computed | None) -> None:
+        """Score a piece."""
+
+
+class CountingSink(ScoringSink):
+    """Counts the pixels of a map of classes.
+
+    Args:
+        mapper: Computes classes.
+        held: The image.
+        weights: Weights of the classes, in the loss.
+        rank: This one.
+
+    Attributes:
+        matrix: (K, K + 1), as `scores` takes it.
+        losses: Summed cross-entropy of each piece.
+    """
+
+    def __init__(self, mapper: Mapper, held: ValidationImage, weights: Tensor, rank: int) -> None:
+        super().__init__(held, rank)
+        self.mapper, self.weights = mapper, weights
+        self.matrix = np.zeros((len(weights), len(weights) + 1), np.int64)
 
     def take(self, rank: int, window: Window, computed: Computed | None) -> None:
         """Count a piece.
@@ -68,3 +93,43 @@ class CountingSink:
         with torch.inference_mode():
             loss = cross_entropy(logits, target.to(logits.device), ignored, self.weights)
         self.losses.append(float(loss))
+
+
+class NumbersSink(ScoringSink):
+    """Adds up the errors of a map of numbers.
+
+    Args:
+        held: The image.
+        loss: Of the run.
+        rank: This one.
+
+    Attributes:
+        pieces: `number_sums` of each piece that holds a labelled pixel with data.
+        unmapped: Labelled pixels without data.
+    """
+
+    def __init__(self, held: ValidationImage, loss: Loss, rank: int) -> None:
+        super().__init__(held, rank)
+        self.loss, self.unmapped = loss, 0
+        self.pieces: list[tuple[float, ...]] = []
+
+    def take(self, rank: int, window: Window, computed: Computed | None) -> None:
+        """Add a piece.
+
+        Raises:
+            TilenetError: Its labels cannot be read.
+        """
+        assert computed is not None, "ranks take up what they computed"
+        truth = self.held.labels.targets(window)
+        labelled = self.held.labels.counted(truth)
+        counted = labelled & computed.valid
+        self.unmapped += int((labelled & ~computed.valid).sum())
+        if not counted.any():
+            return
+        found = computed.logits[0].cpu().numpy()
+        self.pieces.append(number_sums(found[counted], truth[counted]))
+        target = torch.from_numpy(np.where(counted, truth, np.nan))[None]
+        logits, name = computed.logits[None], self.loss.terms[0]
+        with torch.inference_mode():
+            sums = value_loss(name, logits, target.to(logits.device), self.loss.huber_delta)
+        self.losses.append(float(sums[0]))

@@ -1,20 +1,22 @@
-"""Compare a class map with labels: one confusion matrix over all pixels, by windows."""
+"""Compare a map with labels by windows: a matrix of all pixels' classes, or errors of numbers."""
 
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.data.labels.open import open_labels, resampling_note
+from tilenet.data.labels.values import Values
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.windows import Window
 from tilenet.parallel.health.watchdog import NEVER, SLOW, Watchdog
-from tilenet.scores import count_pairs
+from tilenet.scores import count_pairs, number_sums
 from tilenet.storage.network_json import names_in_map
 
-__all__ = ["class_names", "confusion_matrix"]
+__all__ = ["class_names", "confusion_matrix", "holds_numbers", "number_errors", "unit_of"]
 
 BLOCK_PX = 2048
 MOST_CLASSES = 4096
@@ -28,6 +30,54 @@ def class_names(map_path: str) -> tuple[str, ...]:
     """
     with Raster(map_path) as mapped:
         return names_in_map(map_path, mapped.dataset.tags(1))
+
+
+def holds_numbers(map_path: str) -> bool:
+    """Whether a map is of a regression: one band of floats.
+
+    Raises:
+        TilenetError: It cannot be opened.
+    """
+    with Raster(map_path) as mapped:
+        return len(mapped.bands) == 1 and bool(np.issubdtype(mapped.dtype, np.floating))
+
+
+def unit_of(map_path: str) -> str | None:
+    """The unit of a map's numbers; None: it does not say."""
+    with Raster(map_path) as mapped:
+        unit: str | None = mapped.dataset.units[0]
+        return unit or None
+
+
+def number_errors(
+    map_path: str, labels_path: str, watchdog: Watchdog = NEVER
+) -> tuple[list[tuple[float, ...]], int]:
+    """`number_sums` of each block of a map of numbers; labelled pixels without data in the map.
+
+    Args:
+        watchdog: Armed for each block.
+
+    Raises:
+        TilenetError: A file cannot be read, the files lie apart, or nothing is labelled where the
+            map has data.
+    """
+    pieces: list[tuple[float, ...]] = []
+    unmapped = 0
+    watchdog.arm("opening the map and the labels", SLOW)
+    with Raster(map_path) as mapped, Values(labels_path, mapped) as labels:
+        for window in _blocks(mapped, watchdog):
+            pixels, truth = mapped.read(window), labels.targets(window)
+            labelled = labels.counted(truth)
+            counted = labelled & pixels.valid
+            unmapped += int((labelled & ~pixels.valid).sum())
+            if counted.any():
+                pieces.append(number_sums(pixels.values[0][counted], truth[counted]))
+    if not pieces:
+        raise TilenetError(
+            f"at least one pixel with data in the map must be labelled ({labels_path}: "
+            f"{unmapped} are, all nodata in {map_path}); map the place that is labelled"
+        )
+    return pieces, unmapped
 
 
 def confusion_matrix(
@@ -100,15 +150,19 @@ def _count(
                 f"{mapped.dtype}); make it with tilenet predict --output classes"
             )
         pairs: dict[tuple[int, int], int] = {}
-        for row in range(0, mapped.height, BLOCK_PX):
-            for col in range(0, mapped.width, BLOCK_PX):
-                watchdog.arm(f"the block at row {row}, column {col}", SLOW)
-                height = min(BLOCK_PX, mapped.height - row)
-                window = Window(row, col, height, min(BLOCK_PX, mapped.width - col))
-                pixels = mapped.read(window)
-                found = np.where(pixels.valid, pixels.values[0].astype(np.int64), -1)
-                truth = labels.read(window)
-                counted = truth != ignore_index
-                for pair, count in count_pairs(truth[counted], found[counted]).items():
-                    pairs[pair] = pairs.get(pair, 0) + count
+        for window in _blocks(mapped, watchdog):
+            pixels = mapped.read(window)
+            found = np.where(pixels.valid, pixels.values[0].astype(np.int64), -1)
+            truth = labels.read(window)
+            counted = truth != ignore_index
+            for pair, count in count_pairs(truth[counted], found[counted]).items():
+                pairs[pair] = pairs.get(pair, 0) + count
     return pairs
+
+
+def _blocks(mapped: Raster, watchdog: Watchdog) -> Iterator[Window]:
+    for row in range(0, mapped.height, BLOCK_PX):
+        for col in range(0, mapped.width, BLOCK_PX):
+            watchdog.arm(f"the block at row {row}, column {col}", SLOW)
+            height = min(BLOCK_PX, mapped.height - row)
+            yield Window(row, col, height, min(BLOCK_PX, mapped.width - col))

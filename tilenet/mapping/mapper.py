@@ -24,7 +24,7 @@ from tilenet.storage.network_json import NetworkRecord
 
 __all__ = ["Computed", "Mapper", "Output"]
 
-Output = Literal["classes", "logits", "probabilities"]
+Output = Literal["classes", "logits", "probabilities", "values"]
 
 
 LEVELS = 250  # of a probability in a byte: 255 is nodata
@@ -71,7 +71,7 @@ class Mapper:
             self.kind = MapKind(count, "uint8", 255, record.classes, 1 / LEVELS)
         else:
             kind = "float64" if dtype == torch.float64 else "float32"
-            self.kind = MapKind(count, kind, float("nan"), record.classes)
+            self.kind = MapKind(count, kind, float("nan"), record.classes, unit=record.unit)
 
     def input(self, window: Window) -> tuple[Tensor, NDArray[np.bool_]]:
         """What the network sees of a window, (1, C, H, W), and where there is data, (H, W)."""
@@ -127,7 +127,7 @@ class Mapper:
         logits = computed.logits
         if self.output == "classes":
             values = logits.argmax(dim=0, keepdim=True).cpu().numpy()
-        elif self.output == "logits":
+        elif self.output in ("logits", "values"):
             values = logits.cpu().numpy()
         elif self.scaled:
             # In float64, which holds the products: the nearest level, whatever the precision.

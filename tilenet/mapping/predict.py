@@ -140,7 +140,7 @@ def _job(
     image, scaled = source.image, wanted.scaled
     return MapJob(
         plan,
-        Mapper(wanted.output, record, image, plan.tiling, dtype, scaled=scaled),
+        Mapper(source.output, record, image, plan.tiling, dtype, scaled=scaled),
         source.network,
         tuple(balance),
         tuple(devices),
@@ -174,7 +174,7 @@ def _make(
         made_of = None
         if resumes and comm.rank == 0:
             how = tiling, plan.method, job.devices[0].type
-            made_of = source.made_of(wanted.output, *how, scaled=wanted.scaled)
+            made_of = source.made_of(*how, scaled=wanted.scaled)
     # Opened before the work: what cannot be written is known before hours have passed.
     target: AbstractContextManager[MapWriter | MapInMemory | None] = nullcontext()
     if comm.rank == 0 and wanted.out is None:

@@ -45,7 +45,8 @@ class Prediction:
         checkpoint: Folder of a checkpoint, or of a training run; or a network that none holds.
         image: Any raster with the bands that the network reads, or files joined by plus signs.
         out: Path of the map; None: rank 0 keeps its values.
-        output: Class numbers, or one band per class of logits or probabilities.
+        output: Class numbers, or one band per class of logits or probabilities; of a regression
+            its values. None: classes, or values.
         tile_px: Largest own size; None: as much as memory allows. With norms over the whole image
             it selects passes tile after tile.
         halo: `exact`, `epsilon` or pixels.
@@ -67,7 +68,7 @@ class Prediction:
     checkpoint: str | GivenNetwork
     image: str
     out: str | None
-    output: Output = "classes"
+    output: Output | None = None
     tile_px: int | None = None
     halo: int | str = "exact"
     precision: str | None = None
@@ -107,8 +108,8 @@ class Prediction:
             )
         if self.scaled and self.output != "probabilities":
             raise TilenetError(
-                f"only probabilities are scaled to bytes (output: {self.output}); leave --scaled "
-                "out or add --output probabilities"
+                f"only probabilities are scaled to bytes (output: {self.output}); "
+                "leave --scaled out or add --output probabilities"
             )
         if self.bbox is not None and self.window is not None:
             raise TilenetError(
@@ -128,6 +129,7 @@ class MapSource:
         window: Pixels of the image to map.
         precision: Precision in which the network computes.
         rule: How tiles read.
+        output: What the map holds.
     """
 
     folder: Path
@@ -137,6 +139,7 @@ class MapSource:
     window: Window
     precision: str
     rule: HaloRule
+    output: Output
 
     @classmethod
     def open(cls, wanted: Prediction, stack: ExitStack, *, check: bool) -> "MapSource":
@@ -160,7 +163,8 @@ class MapSource:
         precision = wanted.precision or record.precision
         rule = halo_rule(wanted.halo, record.context(), record.layers, record.epsilon_px)
         window = image.window_of(Part(wanted.bbox, wanted.window))
-        return cls(folder, record, network.eval(), image, window, precision, rule)
+        output = _output(wanted.output, record, folder)
+        return cls(folder, record, network.eval(), image, window, precision, rule, output)
 
     def check_finite(self, window: Window, computed: Computed) -> None:
         """Refuse a network that diverged, whose map of classes would look like any other.
@@ -180,9 +184,7 @@ class MapSource:
                 "checkpoint or with a wider --precision, or train again with a smaller optimizer.lr"
             )
 
-    def made_of(
-        self, output: Output, tiling: Tiling, method: str, device: str, *, scaled: bool
-    ) -> dict[str, Any]:
+    def made_of(self, tiling: Tiling, method: str, device: str, *, scaled: bool) -> dict[str, Any]:
         """All that the pixels of a map depend on, by names for people."""
         return {
             "the version of torch": torch.__version__,
@@ -191,7 +193,7 @@ class MapSource:
             "the image": file_facts(self.image.files),
             "bands": self.image.bands,
             "nodata": self.image.nodata,
-            "output": [output, scaled],
+            "output": [self.output, scaled],
             "precision": self.precision,
             "the device": device,
             "the method": method,
@@ -200,6 +202,21 @@ class MapSource:
             ],
             "the part of the image": astuple(self.window),
         }
+
+
+def _output(asked: Output | None, record: NetworkRecord, folder: Path) -> Output:
+    """What the map holds.
+
+    Raises:
+        TilenetError: The network does not give it.
+    """
+    numbers = record.task == "regression"
+    if asked is not None and numbers != (asked == "values"):
+        raise TilenetError(
+            f"a regression is mapped as values, classes as classes, logits or probabilities "
+            f"(output: {asked}, {folder}: {record.task}); leave --output out"
+        )
+    return asked or ("values" if numbers else "classes")
 
 
 def _opened(wanted: Prediction, *, check: bool) -> tuple[Path, NetworkRecord, Network]:

@@ -133,6 +133,7 @@ class MapKind:
         classes: Names of the classes: the bands' names, or the meanings of the values of a class
             map of one band, which then has a colour table.
         scale: What values count in: GDAL shows them multiplied by it.
+        unit: Unit of the numbers; None: they have none.
     """
 
     bands: int
@@ -140,6 +141,12 @@ class MapKind:
     nodata: float
     classes: tuple[str, ...]
     scale: float = 1.0
+    unit: str | None = None
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether values are classes."""
+        return self.bands == 1 and np.dtype(self.dtype).kind == "u" and self.scale == 1
 
 
 def check_target(path: str, *, overwrite: bool, image: str | None = None) -> None:
@@ -312,7 +319,9 @@ class MapWriter:
         self._ground.carry(dataset, self.window, self._factor)
         if kind.scale != 1:
             dataset.scales = (kind.scale,) * kind.bands
-        if kind.bands > 1:
+        if not kind.of_classes:
+            if kind.unit is not None:
+                dataset.units = (kind.unit,) * kind.bands
             for band, name in enumerate(kind.classes, start=1):
                 dataset.set_band_description(band, name)
             return
@@ -335,7 +344,7 @@ class MapWriter:
 
     def finish(self) -> None:
         """Close the file, make it cloud-optimised, and put it in its place."""
-        classes = self.kind.bands == 1
+        classes = self.kind.of_classes
         self._guarded(self._dataset.close)
         self._guarded(self._check_raw)
         self._guarded(self._check_written)

@@ -13,6 +13,7 @@ from torch import Tensor
 from tilenet.errors import TilenetError
 
 __all__ = [
+    "VALUE_LOSSES",
     "Loss",
     "LossScale",
     "cross_entropy",
@@ -20,7 +21,10 @@ __all__ = [
     "dice_sums",
     "focal",
     "pixel_weight",
+    "value_loss",
 ]
+
+VALUE_LOSSES = ("l1", "l2", "huber")
 
 SMOOTHING = 1.0  # pixels; a class that is nowhere, neither labelled nor found, loses nothing
 
@@ -73,6 +77,27 @@ def pixel_weight(labels: Tensor, ignore_index: int, class_weights: Tensor | None
     return class_weights.double()[counted].sum()
 
 
+def value_loss(name: str, found: Tensor, values: Tensor, delta: float) -> Tensor:
+    """A regression's loss summed over pixels, and their number; float64, differentiable, (2,).
+
+    Args:
+        name: Of each error e: `l1` |e|; `l2` e²; `huber` e²/2 up to `delta`, then
+            delta·(|e| − delta/2).
+        found: The network's output, (B, 1, H, W).
+        values: (B, H, W) in float64; NaN does not count.
+    """
+    counted = ~values.isnan()
+    # In float64: of heights around 3000 m float32 would leave errors steps of a quarter millimetre.
+    error = torch.where(counted, found[:, 0].double() - values.nan_to_num(), 0.0)
+    if name == "l1":
+        losses = error.abs()
+    elif name == "l2":
+        losses = error.square()
+    else:
+        losses = F.huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
+    return torch.stack([losses.sum(), counted.sum(dtype=torch.float64)])
+
+
 def dice_sums(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
     """Σ p·t, Σ p and Σ t of each class over the pixels that count, (3, K) in float64.
 
@@ -104,11 +129,12 @@ class Loss:
     """The loss of a run: a sum over pixels, and perhaps the Dice loss of whole images.
 
     Attributes:
-        terms: Its summands: `ce`, `focal`, `dice`.
+        terms: Its summands: `ce`, `focal`, `dice`; or one of `VALUE_LOSSES`.
         num_classes: Classes of the network's output.
         ignore_index: Label of pixels that do not count.
         focal_gamma: γ of the focal loss.
         class_weights: Weight of a pixel by its label; None: 1 for all.
+        huber_delta: Where the Huber loss of a regression goes on as a line.
     """
 
     terms: tuple[str, ...]
@@ -116,6 +142,7 @@ class Loss:
     ignore_index: int
     focal_gamma: float = 2.0
     class_weights: tuple[float, ...] | None = None
+    huber_delta: float = 1.0
 
     @property
     def of_images(self) -> bool:
@@ -127,12 +154,14 @@ class Loss:
 
         Args:
             logits: (B, K, H, W).
-            labels: (B, H, W), int64.
+            labels: (B, H, W), int64; of a regression float64.
 
         Returns:
             In float64, differentiable: the terms that are sums over pixels; Σ w over the pixels
             that count; with `dice` the 3·K numbers of `dice_sums`.
         """
+        if self.terms[0] in VALUE_LOSSES:
+            return value_loss(self.terms[0], logits, labels, self.huber_delta)
         weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
         loss = torch.zeros((), dtype=torch.float64, device=logits.device)
         if "ce" in self.terms:

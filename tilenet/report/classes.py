@@ -18,6 +18,8 @@ LARGEST = 4096  # class number; larger ones are none of ours
 
 def classes(view: RunView) -> Section:
     """A table of scores per class and a confusion matrix, of the best and the last validation."""
+    if view.numbers:
+        return Section("Classes", [])
     parts = [part for step, name in _steps(view) for part in _one(view, step, name)]
     return Section("Classes", parts or [Note("This run has no validation to show classes of.")])
 

@@ -6,11 +6,18 @@ from numpy.typing import NDArray
 from tilenet.report.charts import Curve, Mark, curves
 from tilenet.report.parts import Note, Pair, Part, Section
 from tilenet.report.run_view import RunView
+from tilenet.scores import SMALLEST
 from tilenet.storage.tables import RunTable
 
 __all__ = ["best_row", "learning", "overfitting", "validation"]
 
-SCORES = (("mean_iou", "mean IoU"), ("mean_f1", "mean F1"), ("accuracy", "accuracy"))
+SCORES = (
+    ("mean_iou", "mean IoU"),
+    ("mean_f1", "mean F1"),
+    ("accuracy", "accuracy"),
+    ("rmse", "RMSE"),
+    ("mae", "MAE"),
+)
 
 
 def best_row(table: RunTable, score: str) -> int | None:
@@ -18,7 +25,7 @@ def best_row(table: RunTable, score: str) -> int | None:
     values = table.column(score)
     if values is None:
         return None
-    return int(np.nanargmin(values) if score == "loss" else np.nanargmax(values))
+    return int(np.nanargmin(values) if score in SMALLEST else np.nanargmax(values))
 
 
 def learning(view: RunView) -> Section:

@@ -64,6 +64,13 @@ def places(view: RunView, map_path: str | None = None, *, compute: bool = True) 
     if run is None:
         missing = "There is no run.yaml that says where images and labels are."
         return Section(title, [Note(missing)])
+    if view.numbers:
+        if map_path is not None:
+            raise TilenetError(
+                f"places are shown of maps of classes ({view.folder}: task regression); leave the "
+                "map out"
+            )
+        return Section(title, [Note("Of a regression no places are shown.")])
     if map_path is None and not compute:
         again = f"tilenet report {view.folder} maps some"
         return Section(title, [Note(f"No place was mapped, since the run was stopped; {again}.")])

@@ -103,9 +103,14 @@ class RunView:
         return () if self.run is None else self.run.class_names
 
     @property
+    def numbers(self) -> bool:
+        """Whether it is a regression."""
+        return self.run is not None and self.run.task == "regression"
+
+    @property
     def score(self) -> str:
         """By which the best validation is chosen."""
-        return "mean_iou" if self.run is None else self.run.validation.score
+        return "mean_iou" if self.run is None else self.run.score
 
     def path_of(self, path: str) -> str:
         """A file of the run, also where the report is made in another directory."""

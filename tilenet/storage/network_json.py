@@ -71,6 +71,7 @@ def names_in_map(path: str, tags: Mapping[str, str]) -> tuple[str, ...]:
 
 
 FORMAT = "tilenet-network-1"
+TASKS = "classification", "regression"
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -93,6 +94,8 @@ class NetworkRecord:
             None: all were.
         names: Of somebody else's network: for each weight of the layers its name in their module,
             under which the checkpoint holds it; None: its own.
+        task: `classification`, or `regression`: `classes` names what is predicted.
+        unit: Of a regression; None: not said.
     """
 
     layers: tuple[Layer, ...]
@@ -107,6 +110,8 @@ class NetworkRecord:
     epsilon_px: int
     band_names: tuple[str | None, ...] | None = None
     names: dict[str, str] | None = None
+    task: str = TASKS[0]
+    unit: str | None = None
 
     @property
     def wanted_bands(self) -> tuple[int | str, ...]:
@@ -129,6 +134,8 @@ class NetworkRecord:
             "format": FORMAT,
             "bands": list(self.bands),
             "band_names": None if self.band_names is None else list(self.band_names),
+            "task": self.task,
+            "unit": self.unit,
             "classes": list(self.classes),
             "ignore_index": self.ignore_index,
             "statistics": {"mean": list(self.mean), "std": list(self.std)},
@@ -170,13 +177,15 @@ class NetworkRecord:
                 epsilon_px=int(entry["epsilon_px"]),
                 band_names=_names(entry.get("band_names")),  # older files have none
                 names=_weight_names(entry.get("names")),
+                task=_task(entry.get("task", TASKS[0])),
+                unit=None if entry.get("unit") is None else str(entry["unit"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise TilenetError(
                 f"network.json must hold every key with its type ({error!r}); use another "
                 "checkpoint"
             ) from error
-        check_class_names(record.classes, "classes in network.json")
+        check_class_names((*record.classes, record.unit or ""), "classes or unit in network.json")
         if not len(record.bands) == len(record.mean) == len(record.std):
             raise TilenetError(
                 f"network.json must hold one mean and std per band (bands: {len(record.bands)}, "
@@ -220,6 +229,12 @@ def _known(precision: str) -> str:
     if precision not in PRECISIONS:
         raise ValueError(f"{precision!r} is no precision")
     return precision
+
+
+def _task(task: str) -> str:
+    if task not in TASKS:
+        raise ValueError(f"{task!r} is no task")
+    return task
 
 
 def _weight_names(entry: dict[str, str] | None) -> dict[str, str] | None:

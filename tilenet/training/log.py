@@ -6,12 +6,12 @@ from math import isnan
 from pathlib import Path
 
 from tilenet.parallel.health.progress import say
-from tilenet.scores import better
+from tilenet.scores import VALUE_SCORES, better
 from tilenet.storage.checkpoints import checkpoint_of_step
 from tilenet.storage.tables import COLUMNS, History
 from tilenet.storage.tensorboard import Scalars
 from tilenet.training.folder import TABLES
-from tilenet.training.scoring import Validated
+from tilenet.training.scoring import Validated, ValidatedNumbers
 from tilenet.training.step import StepResult
 
 __all__ = ["NOBODY", "Callbacks", "Hears", "RunLog"]
@@ -52,6 +52,7 @@ class RunLog:
         score: Name of the score of the best validation; None: there are no validations.
         tensorboard: Whether scalars are written for TensorBoard, too.
         callbacks: Are called with each row.
+        task: Of the run.
         steps_done: What the tables hold of later steps is dropped, as are last rows that were cut
             off, which is said, and pixels of validations whose scores are not there.
 
@@ -68,8 +69,10 @@ class RunLog:
         *,
         tensorboard: bool = False,
         callbacks: Callbacks = NOBODY,
+        task: str = "classification",
     ) -> None:
         self.callbacks = callbacks
+        self._scores = VALUE_SCORES if task == "regression" else SCORES
         self.folder, self.names, self._score = folder, names, score
         history, validation, confusion = (folder / name for name in TABLES)
         self.history = History(history, steps_done, whole=True)
@@ -77,7 +80,8 @@ class RunLog:
         self.validations: History | None = None
         if score is not None:
             of_classes = [f"{score}_{name}" for name in self.names for score in ("iou", "f1")]
-            self.columns = ("step", "loss", "num_pixels", *SCORES, "seconds", *of_classes)
+            of_classes *= task == "classification"
+            self.columns = ("step", "loss", "num_pixels", *self._scores, "seconds", *of_classes)
             self.validations = History(validation, steps_done, self.columns)
             # Scores are written last: a run that was killed between them makes both again.
             made = {int(row["step"]) for row in self.validations.rows()}
@@ -110,9 +114,12 @@ class RunLog:
         if self.scalars:
             self.scalars.add(step, {"loss": done.loss, "learning_rate": done.rate})
 
-    def validation(self, step: int, found: Validated, *, best: bool) -> None:
+    def validation(self, step: int, found: Validated | ValidatedNumbers, *, best: bool) -> None:
         """Note a validation, and say what it found."""
         assert self.validations is not None
+        if isinstance(found, ValidatedNumbers):
+            self._numbers(step, found, self.validations, best=best)
+            return
         all_scores = found.scores
         iou, f1 = all_scores["iou"], all_scores["f1"]
         means = [all_scores[name] for name in SCORES]
@@ -134,6 +141,21 @@ class RunLog:
             shown = {"loss": loss, **dict(zip(SCORES, means, strict=True))}
             shown |= {f"iou/{name}": value for name, value in zip(self.names, iou, strict=True)}
             shown |= {f"f1/{name}": value for name, value in zip(self.names, f1, strict=True)}
+            self.scalars.add(step, {f"validation/{name}": v for name, v in shown.items()})
+
+    def _numbers(self, step: int, found: ValidatedNumbers, table: History, *, best: bool) -> None:
+        values = {name: found.score(name) for name in ("loss", *VALUE_SCORES)}
+        shown = {name: None if isnan(value) else value for name, value in values.items()}
+        loss, *means = shown.values()
+        row = (loss, found.scores["num_pixels"], *means, found.seconds)
+        table.add(step, *row)
+        self.callbacks.on_validation(dict(zip(self.columns, (step, *row), strict=True)))
+        told = (f"{name} {'–' if v is None else f'{v:.4g}'}" for name, v in shown.items())
+        say(
+            f"validation after step {step}: {', '.join(told)}; {found.seconds:.1f} s"
+            + "; the best so far" * best
+        )
+        if self.scalars:
             self.scalars.add(step, {f"validation/{name}": v for name, v in shown.items()})
 
     def _sentence(self, step: int, found: Validated, *, best: bool) -> str:

@@ -120,9 +120,10 @@ class Loop:
         run, path, sample = self.run_file, self.folder.path, self.data.schedule.samples(0)[0]
         left = self.data.images.validation, self.layout
         keep_run(path, run, self.plan, self.network.pipe, sample, *left)
-        score = run.validation.score if run.validation.wanted else None
-        names, tensorboard, callbacks = run.class_names, run.tensorboard, self.callbacks
-        return RunLog(path, names, score, first, tensorboard=tensorboard, callbacks=callbacks)
+        score = run.score if run.validation.wanted else None
+        names, callbacks, task = run.class_names, self.callbacks, run.task
+        more = names, score, first
+        return RunLog(path, *more, tensorboard=run.tensorboard, callbacks=callbacks, task=task)
 
     def _step(self) -> Step:
         gradients = self.run_file.gradients

@@ -23,22 +23,23 @@ from tilenet.data.survey import survey
 from tilenet.errors import AgreedError
 from tilenet.geometry.tiles import halo_rule
 from tilenet.mapping.choose import decide_map
-from tilenet.mapping.count import CountingSink
+from tilenet.mapping.count import CountingSink, NumbersSink, ScoringSink
 from tilenet.mapping.job import MapJob
 from tilenet.mapping.mapper import Mapper
 from tilenet.model.choices import parameter_dtype
+from tilenet.model.loss import Loss
 from tilenet.model.network import Network, network_to_score
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.planning.maps import MapPlan
-from tilenet.scores import scores
+from tilenet.scores import number_scores, scores
 from tilenet.storage.network_json import NetworkRecord
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Validated", "Validation"]
+__all__ = ["Validated", "ValidatedNumbers", "Validation"]
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,33 @@ class Validated:
         return self.loss if name == "loss" else float(self.scores[name])
 
 
+@dataclass(frozen=True)
+class ValidatedNumbers:
+    """What a validation of a regression found; the same on all ranks.
+
+    Attributes:
+        loss: The run's, over the pixels that count.
+        scores: Those of `tilenet evaluate`.
+        seconds: On this rank.
+    """
+
+    loss: float
+    scores: dict[str, Any]
+    seconds: float
+
+    def score(self, name: str) -> float:
+        """The one that the run file names; NaN: it is not defined."""
+        value = self.loss if name == "loss" else self.scores[name]
+        return nan if value is None else float(value)
+
+
 class Validation:
     """Validations of a run. Collective to make and to run.
 
     Args:
         record: The network, with the statistics of the training images.
         images: What is held out.
-        class_weights: Weights of the classes in training; None: 1 for all.
+        loss: That of training.
         batch_size: Tiles that are computed at once.
         balance: Layers per partition, as in training, so that no parameter moves.
         devices: One per partition.
@@ -87,7 +108,7 @@ class Validation:
         self,
         record: NetworkRecord,
         images: Sequence[ValidationImage],
-        class_weights: Sequence[float] | None,
+        loss: Loss,
         batch_size: int,
         balance: tuple[int, ...],
         devices: tuple[torch.device, ...],
@@ -96,7 +117,7 @@ class Validation:
         requests: StopRequests | None = None,
     ) -> None:
         self.record, self.images = record, images
-        self.class_weights, self.batch_size = class_weights, batch_size
+        self.loss, self.batch_size = loss, batch_size
         self.balance, self.devices = balance, devices
         self.watchdog, self.comm = watchdog, comm
         self.dtype = parameter_dtype(record.precision)
@@ -122,7 +143,7 @@ class Validation:
             for one in images
         ]
 
-    def score(self, network: Network) -> Validated:
+    def score(self, network: Network) -> Validated | ValidatedNumbers:
         """Score a network of the run's layers, in whatever way they reach over ranks.
 
         Raises:
@@ -130,11 +151,10 @@ class Validation:
         """
         self.watchdog.arm("the validation", SLOW)
         began = time.perf_counter()
-        layers, count = self.record.layers, len(self.record.classes)
-        plain = network_to_score(layers, network)
-        given = (1.0,) * count if self.class_weights is None else self.class_weights
+        plain = network_to_score(self.record.layers, network)
+        given = self.loss.class_weights or (1.0,) * self.loss.num_classes
         weights = torch.tensor(given, dtype=self.dtype, device=self.devices[-1])
-        sinks = []
+        sinks: list[ScoringSink] = []
         for one, plan in zip(self.images, self.plans, strict=True):
             if plan.method == "tiles":
                 continue
@@ -153,20 +173,33 @@ class Validation:
                     sinks.append(sink)
                     first_rank = (first_rank + len(job.wanted(self.comm, sink))) % self.comm.size
             self._wait_for_others()
-        matrix = sum((sink.matrix for sink in sinks), np.zeros((count, count + 1), np.int64))
-        losses = [loss for sink in sinks for loss in sink.losses]
-        self.comm.Allreduce(np.copy(matrix), matrix)
+        losses = list(chain(*self.comm.allgather([x for sink in sinks for x in sink.losses])))
         # Exact, and so in any order: the ranks' number does not show.
-        loss = fsum(chain(*self.comm.allgather(losses)))
+        loss = fsum(losses) if np.isfinite(losses).all() else nan
+        numbers = [sink for sink in sinks if isinstance(sink, NumbersSink)]
+        counts = [sink.matrix for sink in sinks if isinstance(sink, CountingSink)]
+        if self.record.task == "regression":
+            pieces = chain(*self.comm.allgather([x for sink in numbers for x in sink.pieces]))
+            unmapped: int = self.comm.allreduce(sum(sink.unmapped for sink in numbers))
+            found = number_scores(list(pieces), unmapped)
+            self._check_some(found["num_pixels"])
+            seconds = time.perf_counter() - began
+            return ValidatedNumbers(loss / found["num_pixels"], found, seconds)
+        count = self.loss.num_classes
+        matrix = sum(counts, np.zeros((count, count + 1), np.int64))
+        self.comm.Allreduce(np.copy(matrix), matrix)
         labelled = matrix[:, :count].sum(axis=1)
-        if not labelled.any():
+        self._check_some(labelled.sum())
+        weight = fsum((labelled * weights.double().cpu().numpy()).tolist())
+        seconds = time.perf_counter() - began
+        return Validated(loss / weight if weight else nan, matrix, seconds)
+
+    def _check_some(self, labelled: int) -> None:
+        if not labelled:
             raise AgreedError(
                 "at least one pixel with data must be labelled in what validation holds out "
                 f"({self.images[0].image.path} and so on: none is); hold out other images, or more"
             )
-        weight = fsum((labelled * weights.double().cpu().numpy()).tolist())
-        seconds = time.perf_counter() - began
-        return Validated(loss / weight if weight else nan, matrix, seconds)
 
     def _job(
         self,
@@ -175,9 +208,12 @@ class Validation:
         network: Network,
         weights: Tensor,
         first_rank: int = 0,
-    ) -> tuple[MapJob, CountingSink]:
-        """The map of an image, and what counts its pixels."""
-        mapper = Mapper("classes", self.record, one.image, plan.tiling, self.dtype)
+    ) -> tuple[MapJob, ScoringSink]:
+        """The map of an image, and what scores its pixels."""
+        numbers = self.record.task == "regression"
+        mapper = Mapper(
+            "values" if numbers else "classes", self.record, one.image, plan.tiling, self.dtype
+        )
         job = MapJob(
             plan,
             mapper,
@@ -190,6 +226,8 @@ class Validation:
             first_rank,
             brief=True,
         )
+        if numbers:
+            return job, NumbersSink(one, self.loss, self.comm.rank)
         return job, CountingSink(mapper, one, weights, self.comm.rank)
 
     def _wait_for_others(self) -> None:

@@ -185,6 +185,8 @@ def _record(run: RunFile, found: Architecture, bands: tuple[int, ...]) -> Networ
         epsilon_px=found.epsilon_px,
         band_names=run.band_names,
         names=None if found.adopted is None else found.adopted.names,
+        task=run.task,
+        unit=run.unit,
     )
 
 
@@ -311,7 +313,7 @@ def _check_plan(
             )
 
 
-def _check_whole_loss(loss: str, plan: RunPlan, most: int) -> None:
+def _check_whole_loss(loss: str | None, plan: RunPlan, most: int) -> None:
     """Refuse a loss of whole images where a rank's tiles of a step are not in flight at once."""
     if most > plan.micro_batches:
         raise TilenetError(

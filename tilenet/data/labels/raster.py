@@ -167,7 +167,8 @@ class Labels(LabelSource):
         if labels.stack.count != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise TilenetError(
                 f"labels must be one band of whole numbers ({self.path}: {labels.stack.count}"
-                f" bands of {labels.dtype}); write the classes to such a file"
+                f" bands of {labels.dtype}); write the classes to such a file, or train on "
+                "numbers with task: regression"
             )
 
     def _factor_to(self, image: Raster) -> int | None:

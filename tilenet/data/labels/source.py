@@ -1,14 +1,15 @@
 """What training asks of labels, whether they are pixels or polygons in their file.
 
 Labels are classes, which is checked wherever they are read. Those of a part of an image leave the
-rest out; a validation image is one on which a network is scored while it trains.
+rest out; a validation image is one on which a network is scored while it trains. Labels of a
+regression are numbers too: as classes they are 0 wherever there is a number.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,16 +73,44 @@ class LabelSource(ABC):
         Raises:
             TilenetError: The file cannot be read there.
         """
+        return self._placed(window, region, self.ignore_index, self._read_inside)
+
+    @property
+    def uncounted(self) -> float:
+        """The target of pixels that do not count: `ignore_index`, or NaN."""
+        return self.ignore_index
+
+    def targets(self, window: Window, region: Window | None = None) -> NDArray[Any]:
+        """What a loss compares a network with, (H, W): classes; in a regression float64.
+
+        Arguments and errors as of `read`; `uncounted` where that has `ignore_index`.
+        """
+        return self._placed(window, region, self.uncounted, self._targets_inside)
+
+    def counted(self, targets: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which of them count."""
+        numbers = np.isnan(self.uncounted)
+        found: NDArray[np.bool_] = ~np.isnan(targets) if numbers else targets != self.uncounted
+        return found
+
+    def _placed(
+        self,
+        window: Window,
+        region: Window | None,
+        fill: float,
+        inside: Callable[[Window], NDArray[Any]],
+    ) -> NDArray[Any]:
+        """What `inside` reads of a window of a region; `fill` beyond it."""
         region = region or Window(0, 0, self.height, self.width)
-        labels = np.full((window.height, window.width), self.ignore_index, np.int64)
+        labels = np.full((window.height, window.width), fill)  # int64, or float64
         top, left = max(0, -window.row), max(0, -window.col)
         height = min(window.height, region.height - window.row) - top
         width = min(window.width, region.width - window.col) - left
         if height > 0 and width > 0:
             row, col = region.row + window.row + top, region.col + window.col + left
             with READING:
-                inside = self._read_inside(Window(row, col, height, width))
-            labels[top : top + height, left : left + width] = inside
+                found = inside(Window(row, col, height, width))
+            labels[top : top + height, left : left + width] = found
         return labels
 
     def sample(self, window: Window) -> NDArray[np.int64]:
@@ -97,6 +126,9 @@ class LabelSource(ABC):
     @abstractmethod
     def _read_inside(self, window: Window) -> NDArray[np.int64]:
         """Labels of a window that lies within the image, (H, W)."""
+
+    def _targets_inside(self, window: Window) -> NDArray[Any]:
+        return self._read_inside(window)
 
 
 def check_classes(
@@ -155,6 +187,19 @@ class HeldOutLabels(LabelSource):
         labels = self._labels.read(window)
         labels[hidden] = self.ignore_index
         return labels
+
+    @property
+    def uncounted(self) -> float:
+        """As the labels that are hidden have it."""
+        return self._labels.uncounted
+
+    def _targets_inside(self, window: Window) -> NDArray[Any]:
+        hidden = self._hidden(window)
+        if hidden.all():
+            return np.full(hidden.shape, self.uncounted)
+        targets = self._labels.targets(window)
+        targets[hidden] = self.uncounted
+        return targets
 
 
 @dataclass(frozen=True)

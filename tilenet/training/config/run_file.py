@@ -29,6 +29,7 @@ from tilenet.training.config.keys import (
     TileKeys,
     VectorKeys,
 )
+from tilenet.training.config.task import check_task
 from tilenet.training.config.validation_keys import ValidationKeys, check_pairs
 
 __all__ = ["Halo", "RunFile"]
@@ -47,13 +48,19 @@ class RunFile:
     [stacked](#bands-and-nodata) on the grid of the first: `R.tif+G.tif+B.tif`, `rgb.tif+dem.tif`.
     Or a pattern, or a CSV or vector file that lists images and labels ([below](#many-images))"""
     classes: int | list[str]
-    """number of classes, or a list of their names, each once; labels are 0 to classes − 1"""
+    """number of classes, or a list of their names, each once; labels are 0 to classes − 1. In a
+    regression the name of what is predicted: `[height]`"""
     output: str
     """folder of the run: `history.csv`, `validation.csv`, `checkpoints/`, `last`, `best`"""
     labels: str | list[str] | None = None
     """a label file per image, in the same order (a file may stand several times), or a pattern: a
     raster of one band of whole numbers, or polygons, see [below](#labels). Default: required, but
     for a list of both."""
+    task: Literal["classification", "regression"] = "classification"
+    """`regression`: the network predicts a number per pixel, and labels are [rasters of
+    numbers](#regression)"""
+    unit: str | None = None
+    """of a regression: the unit of its numbers, such as `m`; maps carry it"""
     plan: str | None = None
     """`plan.json` of `tilenet plan -o`: its mesh, tiles, halo, partitions, balance, micro-batches,
     checkpointing, batch size and precision, where neither this file nor the command line says
@@ -131,14 +138,18 @@ class RunFile:
     optimizer: OptimizerKeys = field(default_factory=OptimizerKeys)
     schedule: ScheduleKeys = field(default_factory=ScheduleKeys)
     augment: AugmentKeys = field(default_factory=AugmentKeys)
-    loss: Literal["ce", "focal", "dice", "ce+dice"] = "ce"
+    loss: Literal["ce", "focal", "dice", "ce+dice", "l1", "l2", "huber"] | None = None
     """`ce`, cross-entropy: Σ w·ℓ over own, labelled pixels with data, divided once by Σ w; `dice`:
     1 − the mean over classes of (2·Σ p·t + 1) / (Σ p + Σ t + 1) of each whole image, averaged over
     the step's images (needs all tiles of a step in the pipeline at once; class weights do not
     count); `ce+dice`: their sum; `focal`: Σ w·(1 − p)^γ·ℓ / Σ w, p the probability of the pixel's
-    label (Lin et al., 2017)"""
+    label (Lin et al., 2017). Of a regression `l1`, `l2` or `huber`: the mean over own, labelled
+    pixels with data of a, of a², or of a²/2 up to `huber_delta` and of δ·(a − δ/2) beyond, a the
+    error's absolute value. Default: `ce`; of a regression `l2`."""
     focal_gamma: float = 2.0
     """γ of `focal`; 0 is cross-entropy"""
+    huber_delta: float = 1.0
+    """δ of `huber`, in units of the labels"""
     class_weights: list[float] | Literal["auto"] | None = None
     """weight w of a pixel by its label: a list, or `auto`: N / (K·n), with N labelled pixels of all
     images, K classes that occur and n pixels of the class, so that all classes weigh the same and
@@ -220,7 +231,8 @@ class RunFile:
     @property
     def loss_terms(self) -> tuple[str, ...]:
         """What the loss is the sum of."""
-        return tuple(self.loss.split("+"))
+        default = "l2" if self.task == "regression" else "ce"
+        return tuple((self.loss or default).split("+"))
 
     def loss_with(self, class_weights: tuple[float, ...] | None) -> Loss:
         """The loss, once the weights of the classes are known."""
@@ -230,7 +242,14 @@ class RunFile:
             self.ignore_index,
             self.focal_gamma,
             class_weights,
+            self.huber_delta,
         )
+
+    @property
+    def score(self) -> str:
+        """By which the best validation is chosen."""
+        default = "rmse" if self.task == "regression" else "mean_iou"
+        return self.validation.score or default
 
     @property
     def loss_scale(self) -> LossScale:
@@ -259,6 +278,7 @@ class RunFile:
             "vectors": repr(asdict(self.vectors)),  # may hold keys of several types
             "ignore_index": self.ignore_index,
             "num_classes": len(self.class_names),
+            **({"task": self.task} if self.task == "regression" else {}),
             "part": None if self.part is None else str(self.part),
         }
 
@@ -301,8 +321,10 @@ def _check(run: RunFile) -> None:
     _ = run.part  # refuses what is no part
     _check_length(run)
     _check_pipeline(run)
+    check_task(run)
     _check_classes(run)
-    run.vectors.check(len(run.class_names), run.ignore_index)
+    if run.task == "classification":
+        run.vectors.check(len(run.class_names), run.ignore_index)
     _check_loss(run)
     run.optimizer.check()
     run.schedule.check(run.optimizer.lr, run.steps)
@@ -345,7 +367,7 @@ def _check_classes(run: RunFile) -> None:
         raise TilenetError(
             f"a run has at most {MOST_CLASSES} classes (classes: {run.classes}); join some"
         )
-    if len(run.class_names) < 2:
+    if run.task == "classification" and len(run.class_names) < 2:
         raise TilenetError(
             f"a map needs at least two classes (classes: {run.classes}); name the background too"
         )
@@ -435,7 +457,10 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     ),
     "from 1 to 1024": (lambda value: 1 <= value <= 1024, "micro_batches"),
     "from 1 to 2²⁰": (lambda value: 1 <= value <= 2**20, "batch_size"),
-    "above 0": (lambda value: value > 0, "optimizer.clip_norm schedule.power schedule.factor"),
+    "above 0": (
+        lambda value: value > 0,
+        "optimizer.clip_norm schedule.power schedule.factor huber_delta",
+    ),
     "from 0 to 1": (lambda value: 0 <= value <= 1, "oversample augment.contrast"),
     "from 0 to below 1": (lambda value: 0 <= value < 1, "validation.share"),
     "from 1/1024 to 1024": (lambda value: 2**-10 <= value <= 2**10, "gradients.piece_mb"),

@@ -28,9 +28,10 @@ class ValidationKeys:
     """steps between validations; the last step always has one. Default: an epoch."""
     batch_size: int = 1
     """tiles of a rank in the pipeline at a time; it changes speed and memory, never the scores"""
-    score: Literal["mean_iou", "mean_f1", "accuracy", "loss"] = "mean_iou"
+    score: Literal["mean_iou", "mean_f1", "accuracy", "loss", "rmse", "mae", "r2"] | None = None
     """by which the checkpoint [`best`](#validation) is chosen: `mean_iou`, `mean_f1`, `accuracy`,
-    or `loss` (the smallest); of equals the earlier"""
+    or `loss` (the smallest); of a regression `rmse`, `mae` or `loss` (the smallest), or `r2`; of
+    equals the earlier. Default: `mean_iou`; of a regression `rmse`."""
 
     @property
     def image_paths(self) -> tuple[str, ...]:

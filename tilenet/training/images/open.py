@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tilenet.data.holdout import HeldOut
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource, ValidationImage
+from tilenet.data.labels.values import Values
 from tilenet.data.rasters.extent import check_units
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import JOIN
@@ -181,7 +182,11 @@ def _opened(
         part_done()
     for number, ((_, path), image) in enumerate(zip(pairs, images, strict=True)):
         watchdog.arm_part("opening the labels", number, len(pairs))
-        opened = open_labels(path, image, run.ignore_index, run.vectors)
+        opened: LabelSource
+        if run.task == "regression":
+            opened = Values(path, image)
+        else:
+            opened = open_labels(path, image, run.ignore_index, run.vectors)
         labels.append(stack.enter_context(opened))
         part_done()
     return images, labels

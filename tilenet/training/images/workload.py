@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -155,7 +156,7 @@ class TileReader:
     Args:
         images: Files of the images. Between threads they take turns by themselves.
         labels: Their labels.
-        record: The network's: what standardises pixels, and what label does not count.
+        record: The network's: what standardises pixels.
         radiometry: How pixels are altered.
         seed: Seed of these alterations.
         keep_unlabelled: Whether tiles without an own labelled pixel are read too.
@@ -192,8 +193,9 @@ class TileReader:
         sample, tile = work.sample, work.tile
         files = self.images[sample.image], self.labels[sample.image]
         pixels, labels = read_turned(*files, tile, sample.region, sample.symmetry)
-        labels[~owned(pixels.valid, tile)] = self.record.ignore_index
-        if (labels == self.record.ignore_index).all() and not self.keep_unlabelled:
+        source = self.labels[sample.image]
+        labels[~owned(pixels.valid, tile)] = source.uncounted
+        if not (source.counted(labels).any() or self.keep_unlabelled):
             return None
         mean, std = self.record.mean, self.record.std
         image = standardise(pixels.values, pixels.valid, mean, std, self.dtype)
@@ -204,7 +206,7 @@ class TileReader:
 
 def read_turned(
     image: Raster, labels: LabelSource, tile: Tile, region: Window, symmetry: Symmetry
-) -> tuple[Pixels, NDArray[np.int64]]:
+) -> tuple[Pixels, NDArray[Any]]:
     """Pixels of what a tile reads, and labels of what it owns, (H, W).
 
     Args:
@@ -217,7 +219,7 @@ def read_turned(
     """
     size = region.height, region.width
     pixels = image.read(symmetry.source(tile.read, *size), region)
-    own = labels.read(symmetry.source(tile.own, *size), region)
+    own = labels.targets(symmetry.source(tile.own, *size), region)
     turned = Pixels(symmetry.turn(pixels.values), symmetry.turn(pixels.valid))
     # torch takes no views that run backwards.
     return turned, np.ascontiguousarray(symmetry.turn(own))

@@ -1,0 +1,60 @@
+"""What a regression takes of the run file's keys, and what it has no use for."""
+
+from typing import Any
+
+from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.errors import TilenetError
+from tilenet.model.loss import VALUE_LOSSES
+from tilenet.scores import VALUE_SCORES
+from tilenet.storage.network_json import check_class_names
+
+__all__ = ["check_task"]
+
+
+def check_task(run: Any) -> None:
+    """Refuse keys of the other task.
+
+    Args:
+        run: A `RunFile`, which lies above.
+
+    Raises:
+        TilenetError: With the first of them.
+    """
+    if (run.loss_terms[0] in VALUE_LOSSES) != (run.task == "regression"):
+        raise TilenetError(
+            f"l1, l2 and huber are losses of a regression, the others of classes (loss: "
+            f"{run.loss}, task: {run.task}); choose one of the task's"
+        )
+    if run.score != "loss" and (run.score in VALUE_SCORES) != (run.task == "regression"):
+        raise TilenetError(
+            f"rmse, mae and r2 are scores of a regression, the others of classes "
+            f"(validation.score: {run.score}, task: {run.task}); choose one of the task's"
+        )
+    if run.task == "regression":
+        _check_regression(run)
+    elif run.unit is not None:
+        raise TilenetError(
+            f"classes have no unit (unit: {run.unit}, task: {run.task}); leave it out, or set "
+            "task: regression"
+        )
+
+
+def _check_regression(run: Any) -> None:
+    if len(run.class_names) != 1:
+        raise TilenetError(
+            f"a regression predicts one number per pixel (classes: {run.classes}); name one, as in "
+            "classes: [height]"
+        )
+    check_class_names([run.unit or ""], "unit")
+    of_classes = {
+        "ignore_index": run.ignore_index != 255,
+        "class_weights": run.class_weights is not None,
+        "oversample": run.oversample != 0,
+        "vectors": run.vectors != VectorKeys(),
+    }
+    for name, given in of_classes.items():
+        if given:
+            raise TilenetError(
+                f"{name} is of classes, which a regression does not have (task: regression); leave "
+                "it out: nodata and NaN in its labels do not count"
+            )
