@@ -56,7 +56,8 @@ def obstacle(
         return (
             "ranks that exchange halos hold one window of an image each, as large as their shares "
             f"({shown}); leave tiles out, use fewer ranks per image (mesh.rows, "
-            "mesh.columns) where images are small, halo_mode: overlap, or tiles with halo_mode: sweep"
+            "mesh.columns) where images are small, halo_mode: overlap, or tiles with halo_mode: "
+            "sweep"
         )
     if (halo_mode == "exchange" or whole) and context_of(layers).valid:
         what = "halo_mode: exchange" if halo_mode == "exchange" else f"over whole images: {whole}"
