@@ -1,6 +1,5 @@
 """What the steps of a loop of one's own see: images, their statistics, this rank's tiles."""
 
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -81,7 +80,14 @@ def open_data(
         )
     agree_on_files(opened, comm, watchdog)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
-    found = run_survey(opened, plan, run.reading, Path(run.output), comm, watchdog)
+    folder = Path(run.output) if "output" in keys else None
+    with agreed(comm):
+        if folder is not None and not folder.is_dir():
+            raise TilenetError(
+                f"the survey is kept in a folder that is there (output: {folder}); make it, or "
+                "leave output out"
+            )
+    found = run_survey(opened, plan, run.reading, folder, comm, watchdog)
     with agreed(comm):
         record = replace(plan.record, mean=found.mean, std=found.std)
         plan = replace(plan, record=record)
@@ -105,7 +111,7 @@ def _run(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:
     given = {
         "classes": local.adopted.classes,
         "network": {"module": f"tilenet:{local.adopted.name}"},
-        "output": tempfile.gettempdir(),
+        "output": ".",  # a run has one; nothing is written
         "halo_mode": local.halo_mode,
         "precision": local.precision,
     }

@@ -40,7 +40,7 @@ def run_survey(
     opened: RunImages,
     plan: RunPlan,
     reading: Mapping[str, object],
-    folder: Path,
+    folder: Path | None,
     comm: "MPI.Intracomm",
     watchdog: Watchdog = NEVER,
     requests: StopRequests | None = None,
@@ -51,18 +51,18 @@ def run_survey(
         opened: Images and labels; held-out blocks enter no statistics.
         plan: The network, and the side of the grid cells.
         reading: Keys of the run file that say how files are read, see `survey_key`.
-        folder: Folder of the run; it exists.
+        folder: Folder of the run, which exists; None: nothing is kept.
         watchdog: Armed for each block.
         requests: Requests to stop.
 
     Raises:
         AgreedError, StopAgreed: See `survey`.
     """
-    path, key, kept = folder / SURVEY, None, None
+    path, key, kept = None if folder is None else folder / SURVEY, None, None
     key_of = partial(survey_key, opened, plan.record.context(), plan.cell_px, reading)
-    if comm.rank == 0:
+    if comm.rank == 0 and path is not None:
         key = key_of()
-        kept = None if key is None else _kept(path, key)
+        kept = None if key is None or path is None else _kept(path, key)
     kept = comm.bcast(kept)
     if isinstance(kept, Survey):
         _say_unlabelled(opened.images, kept, comm)
@@ -71,7 +71,7 @@ def run_survey(
     files, number = (opened.images, opened.labels), len(plan.record.classes)
     found = surveys.survey(*files, number, plan.cell_px, comm, mask, watchdog, requests)
     # A file that changed while it was read is not the one that the key is of.
-    if key is not None and key == key_of():
+    if path is not None and key is not None and key == key_of():
         try:
             save_survey(found, path, key)
         except TilenetError as error:
