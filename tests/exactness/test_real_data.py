@@ -129,7 +129,7 @@ def check_class_map(source: Path, run: Path, path: Path, image: Image, *more: st
         (
             "santa_monica_2020_91.tif+claremont_2020_10.tif",
             "SN_Vegas_WV03.gpkg",
-            "the same transform",
+            "stacked files must overlap",
         ),
         ("umbra_mount_yasur_rotated.tif", "fair_uganda_z21_buildings.tif", "overlap"),
     ],

@@ -10,8 +10,8 @@ from left_by_runs import alone, check_close, losses
 from mpi4py import MPI
 from rasterio.warp import transform_bounds
 from test_same_as_whole_image import NETWORKS, run_file, scenes_of
-from tilenet.train import train
 
+from tilenet.library.whole_run import train
 from tilenet.training.config.keys import MeshKeys, TileKeys
 from tilenet.training.config.validation_keys import ValidationKeys
 

@@ -185,7 +185,8 @@ class NetworkRecord:
                 f"network.json must hold every key with its type ({error!r}); use another "
                 "checkpoint"
             ) from error
-        check_class_names((*record.classes, record.unit or ""), "classes or unit in network.json")
+        check_class_names(record.classes, "classes in network.json")
+        check_class_names([record.unit or ""], "unit in network.json")
         if not len(record.bands) == len(record.mean) == len(record.std):
             raise TilenetError(
                 f"network.json must hold one mean and std per band (bands: {len(record.bands)}, "
