@@ -55,7 +55,7 @@ tell_background() {
 }
 
 heart="tests/exactness tests/parallel tests/regression"
-others="tests/cli tests/data tests/mapping tests/training"
+others="tests/cli tests/data tests/library tests/mapping tests/training"
 part=${1:-test}
 shift || true
 case $part in
