@@ -143,12 +143,12 @@ class Job:
             pipe.devices[-1],
             self.comm,
             self._meeting,
+            own.watchdog,
         )
         first, ahead = self.step, own.run.read_ahead
         reads = stack.enter_context(data.work.reads(data.reader, first, data.last, ahead))
         for number in range(first, data.last):
-            means.gradients.zero()
-            means.running.begin()
+            means.begin(number, slow=number == first)
             network.train()
             network.mask_key.step = number
             step = OwnStep(number, reads, len(data.work.micro_batches(number)), means)

@@ -46,12 +46,14 @@ class OwnData:
         plan: How images are cut, with their statistics.
         data: This rank's tiles of each step.
         network: Over the devices; to be closed.
+        watchdog: Rests.
     """
 
     run: RunFile
     plan: RunPlan
     data: RunData
     network: RunNetwork
+    watchdog: Watchdog
 
 
 def open_data(
@@ -104,7 +106,7 @@ def open_data(
     kinds = "sgd", data.work.loads(), run.seed, run.exchange_from
     network = RunNetwork(plan, devices, "off", run.swapping, *kinds, comm, filled=local.network)
     watchdog.rest()
-    return OwnData(run, plan, data, network)
+    return OwnData(run, plan, data, network, watchdog)
 
 
 def _run(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:

@@ -13,6 +13,7 @@ from tilenet.geometry.tiles import Tile, owned
 from tilenet.library.local_network import LocalNetwork
 from tilenet.model.skips import Origin
 from tilenet.model.summed import check_summed
+from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.meeting import Meeting
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.values import RunningStatistics
@@ -61,6 +62,7 @@ class StepMeans:
         device: Where images and labels go.
         comm: All ranks.
         meeting: Where they meet.
+        watchdog: Rests when a step is applied.
     """
 
     local: LocalNetwork
@@ -70,6 +72,13 @@ class StepMeans:
     device: torch.device
     comm: "MPI.Intracomm"
     meeting: Meeting
+    watchdog: Watchdog
+
+    def begin(self, number: int, *, slow: bool) -> None:
+        """Make ready for a step; the first takes longer."""
+        self.watchdog.arm(f"step {number + 1}", SLOW if slow else 1.0)
+        self.gradients.zero()
+        self.running.begin()
 
 
 class OwnStep:
@@ -174,6 +183,7 @@ class OwnStep:
         self._means.running.finish()
         sums = np.empty(2)
         self._means.comm.Allreduce(self._sums, sums)
+        self._means.watchdog.rest()  # what comes behind a step is somebody else's
         loss, weight = map(float, sums)
         if not weight > 0:
             return 0.0

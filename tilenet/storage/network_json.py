@@ -185,34 +185,43 @@ class NetworkRecord:
                 f"network.json must hold every key with its type ({error!r}); use another "
                 "checkpoint"
             ) from error
-        check_class_names(record.classes, "classes in network.json")
-        check_class_names([record.unit or ""], "unit in network.json")
-        if not len(record.bands) == len(record.mean) == len(record.std):
-            raise TilenetError(
-                f"network.json must hold one mean and std per band (bands: {len(record.bands)}, "
-                f"mean: {len(record.mean)}, std: {len(record.std)}); use another checkpoint"
-            )
-        if record.band_names is not None and len(record.band_names) != len(record.bands):
-            raise TilenetError(
-                f"network.json must hold one name per band, or null (bands: {len(record.bands)}, "
-                f"band_names: {len(record.band_names)}); use another checkpoint"
-            )
-        numbers = (record.ignore_index, record.epsilon_px, *record.bands)
-        if not all(map(isfinite, (*record.mean, *record.std))) or not all(
-            abs(number) < 2**31 for number in numbers
-        ):
-            raise TilenetError(
-                "network.json must hold finite statistics, and numbers below 2³¹ (statistics, "
-                "bands, ignore_index or epsilon_px); use another checkpoint"
-            )
-        check_layers(record.layers, len(record.bands), len(record.classes))
-        check_grids(record.layers)
-        if (halo_px := record.context().halo_px) > MOST_HALO_PX:
-            raise TilenetError(
-                f"a network's tiles have a halo of {MOST_HALO_PX} px at the most (network.json: "
-                f"{halo_px} px); use another checkpoint"
-            )
+        _check(record)
         return record
+
+
+def _check(record: NetworkRecord) -> None:
+    """Refuse values that do not fit each other.
+
+    Raises:
+        TilenetError: With the first of them.
+    """
+    check_class_names(record.classes, "classes in network.json")
+    check_class_names((record.unit or "",), "unit in network.json")
+    if not len(record.bands) == len(record.mean) == len(record.std):
+        raise TilenetError(
+            f"network.json must hold one mean and std per band (bands: {len(record.bands)}, "
+            f"mean: {len(record.mean)}, std: {len(record.std)}); use another checkpoint"
+        )
+    if record.band_names is not None and len(record.band_names) != len(record.bands):
+        raise TilenetError(
+            f"network.json must hold one name per band, or null (bands: {len(record.bands)}, "
+            f"band_names: {len(record.band_names)}); use another checkpoint"
+        )
+    numbers = (record.ignore_index, record.epsilon_px, *record.bands)
+    if not all(map(isfinite, (*record.mean, *record.std))) or not all(
+        abs(number) < 2**31 for number in numbers
+    ):
+        raise TilenetError(
+            "network.json must hold finite statistics, and numbers below 2³¹ (statistics, "
+            "bands, ignore_index or epsilon_px); use another checkpoint"
+        )
+    check_layers(record.layers, len(record.bands), len(record.classes))
+    check_grids(record.layers)
+    if (halo_px := record.context().halo_px) > MOST_HALO_PX:
+        raise TilenetError(
+            f"a network's tiles have a halo of {MOST_HALO_PX} px at the most (network.json: "
+            f"{halo_px} px); use another checkpoint"
+        )
 
 
 def _number(value: Any) -> float | None:
