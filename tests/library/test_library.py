@@ -90,7 +90,12 @@ def test_maps_of_files_arrays_and_modules_are_the_same(scene: Path, net: Net) ->
         wanted = net(torch.from_numpy(given.astype(np.float32))[None])[0].numpy()
     assert np.abs(whole - wanted).max() <= 2e-5 * np.abs(wanted).max()
     part = tilenet.predict(
-        net, pixels, output="logits", mean=[7, 8], std=[900.0, 11], window=[10, 21, 30, 40]
+        net,
+        pixels,
+        output="logits",
+        mean=np.array([7, 8]),
+        std=[900.0, 11],
+        window=[10, 21, 30, 40],
     )
     assert (part == whole[:, 10:40, 21:61]).all()
 
@@ -149,6 +154,7 @@ def test_a_plan_is_that_of_the_command(scene: Path, capsys: pytest.CaptureFixtur
         (lambda net: tilenet.predict("nowhere", np.ones((2, 9, 9))), "nowhere is neither"),
         (lambda net: tilenet.evaluate("a", "b", vectors={"fields": "x"}), "nearest .* is field"),
         (lambda net: tilenet.plan(net, image=(9, 9)), "plans are of tilenet's own U-Nets"),
+        (lambda net: tilenet.plan("torch.nn:ReLU", image=(9, 9)), "own U-Nets .net: torch.nn:ReLU"),
         (lambda net: tilenet.plan("unet-small", image=(9, 9), node=1), "nearest .* is nodes"),
         (lambda net: tilenet.plan("unet-small"), "give image or images"),
         (lambda net: tilenet.halo(nn.ReLU()), "give bands"),

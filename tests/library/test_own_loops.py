@@ -28,6 +28,9 @@ def scene(shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 SEEN: dict[str, Any] = {"images": "i.tif", "labels": "l.tif", "steps": 3, "seed": 4}
 
 
+PIPELINE = {"partitions": 2, "checkpointing": "always"}
+
+
 def net_of(rank: int) -> Net:
     """Each rank's own: that of rank 0 counts."""
     torch.manual_seed(7 + rank)
@@ -50,7 +53,9 @@ def loop(local: nn.Module, optimizer: Any, steps: Iterator[Any]) -> list[float]:
 
 @pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
-@pytest.mark.parametrize("more", [{}, {"crop_px": 64, "batch_size": 3, "augment": {"flips": True}}])
+@pytest.mark.parametrize(
+    "more", [{}, PIPELINE, {"crop_px": 64, "batch_size": 3, "augment": {"flips": True}}]
+)
 def test_a_loop_is_a_run(scene: Path, mode: Any, more: dict[str, Any]) -> None:
     comm = MPI.COMM_WORLD
     run = tilenet.train(
@@ -85,6 +90,9 @@ def test_a_loop_goes_on_from_what_it_saved(scene: Path) -> None:
     maps = job.predict("i.tif", output="logits")
     job, local, optimizer = begun()
     assert job.load("kept", optimizer) == 2
+    assert np.array_equal(maps, job.predict("i.tif", output="logits"), equal_nan=True)
+    # Of another part of the scene, other statistics would be found: those of the weights stay.
+    next(iter(job.steps(**{**SEEN, "steps": 4, "window": [0, 0, 64, 96]})))
     assert np.array_equal(maps, job.predict("i.tif", output="logits"), equal_nan=True)
     assert first + loop(local, optimizer, job.steps(**{**SEEN, "steps": 4})) == whole
     assert np.array_equal(maps, tilenet.predict("kept", "i.tif", output="logits"), equal_nan=True)
@@ -169,6 +177,7 @@ def test_what_a_job_lacks_is_said(scene: Path) -> None:
         (lambda: local(torch.zeros(1, 2, 9, 9)), "outside of one"),
         (lambda: next(job.steps(**SEEN, losses="ce")), "unknown: losses"),
         (lambda: next(job.steps(**SEEN, classes=4)), "network: 3, classes: 4"),
+        (lambda: next(job.steps(**{**SEEN, "images": "i.tif+i.tif"})), "network: 2, i.tif.*: 4"),
         (lambda: job.split(Net(), halo_mode="sweep"), "use overlap or exchange"),
     ):
         with pytest.raises(tilenet.TilenetError, match=sentence):
@@ -198,3 +207,12 @@ def test_ranks_that_part_end_in_a_sentence(scene: Path, when: str) -> None:
 
     with pytest.raises(tilenet.TilenetError, match=words):
         loop_that_the_last_leaves()
+
+
+@pytest.mark.ranks(2, 3)
+def test_ranks_that_ask_for_different_maps_end_in_a_sentence(scene: Path) -> None:
+    rank = MPI.COMM_WORLD.rank
+    array = np.random.default_rng(2).normal(size=(2, 90, 70))
+    for more in ({"tile_px": 32 + 2 * rank}, {"std": [1.0, 2.0 + rank]}):
+        with pytest.raises(tilenet.TilenetError, match="give each the same arguments"):
+            tilenet.predict(Net(), array, **more)

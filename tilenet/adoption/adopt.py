@@ -71,6 +71,12 @@ class Adopted:
             for layer in self.layers
         )
 
+    @property
+    def precision(self) -> Literal["float32", "float64"]:
+        """`float64` where the module holds such weights, else `float32`."""
+        double = any(tensor.dtype == torch.float64 for tensor in self.state.values())
+        return "float64" if double else "float32"
+
     def network(self, dtype: torch.dtype = torch.float32) -> Network:
         """The list's network with the module's weights."""
         network = network_to_fill(self.layers, dtype)

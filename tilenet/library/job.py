@@ -98,6 +98,7 @@ class Job:
                     adopted = net
                 else:
                     adopted = adopt(net, bands or first_bands(net), batch_norm)
+        self._record, self.step = None, 0
         self._local = LocalNetwork(share_adopted(adopted, self.comm), halo_mode)
         return self._local
 
@@ -122,7 +123,9 @@ class Job:
         given = {"images": images, "labels": labels, **keys}
         given = {name: value for name, value in given.items() if value is not None}
         with ExitStack() as stack:
-            own = open_data(local, given, stack, self.comm)
+            known = self._record  # weights go on with the statistics that they were trained with
+            statistics = None if known is None else (known.mean, known.std)
+            own = open_data(local, given, statistics, stack, self.comm)
             self._record = own.plan.record
             pipe = own.network.pipe
             assert isinstance(pipe, Pipe)

@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from tilenet.adoption.adopt import Adopted
 from tilenet.errors import TilenetError
-from tilenet.model.choices import HaloMode
+from tilenet.model.choices import HaloMode, parameter_dtype
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.sums.gradients import GradientSum
@@ -33,9 +32,7 @@ class LocalNetwork(nn.Module):
     def __init__(self, adopted: Adopted, halo_mode: HaloMode) -> None:
         super().__init__()
         self.adopted, self.halo_mode = adopted, halo_mode
-        double = any(tensor.dtype == torch.float64 for tensor in adopted.state.values())
-        self.precision = "float64" if double else "float32"
-        self.network = adopted.network(torch.float64 if double else torch.float32)
+        self.network = adopted.network(parameter_dtype(adopted.precision))
         self._pipe: Pipe | None = None
         self._origin: Origin | None = None
         self._sum: GradientSum | None = None

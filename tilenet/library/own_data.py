@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 from tilenet.errors import TilenetError
 from tilenet.library.local_network import LocalNetwork
 from tilenet.library.names import check_names
-from tilenet.library.train import check_alike, read_once
+from tilenet.library.train import read_once
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
+from tilenet.parallel.ranks.meeting import check_alike
 from tilenet.parallel.ranks.together import together
 from tilenet.training.architecture import Architecture
 from tilenet.training.config.read import read_keys, with_listed_images
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.images.open import agree_on_files, open_images
+from tilenet.training.images.open import RunImages, agree_on_files, open_images
 from tilenet.training.images.survey import run_survey
 from tilenet.training.images.workload import RunData
 from tilenet.training.network import RunNetwork
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = ["KEYS", "OwnData", "open_data"]
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 # Keys of the run file that say what steps see; loss, optimizer and validation are the loop's.
 KEYS = (
@@ -57,12 +60,17 @@ class OwnData:
 
 
 def open_data(
-    local: LocalNetwork, keys: Mapping[str, Any], stack: ExitStack, comm: "MPI.Intracomm"
+    local: LocalNetwork,
+    keys: Mapping[str, Any],
+    statistics: Statistics | None,
+    stack: ExitStack,
+    comm: "MPI.Intracomm",
 ) -> OwnData:
     """Open images and labels, look at all pixels once, lay out the tiles. Collective.
 
     Args:
         keys: Some of `KEYS`.
+        statistics: Mean and std per band that the weights were trained with; None: the images' own.
         stack: Closes what was opened.
 
     Raises:
@@ -77,21 +85,17 @@ def open_data(
         opened = open_images(run, stack, watchdog, turns.part_done)
     with agreed(comm):
         adopted = local.adopted
+        _check_bands(local, opened)
         plan = plan_run(
             run, opened.shapes, comm.size, Architecture(adopted.layers, adopted=adopted)
         )
     agree_on_files(opened, comm, watchdog)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
-    folder = Path(run.output) if "output" in keys else None
-    with agreed(comm):
-        if folder is not None and not folder.is_dir():
-            raise TilenetError(
-                f"the survey is kept in a folder that is there (output: {folder}); make it, or "
-                "leave output out"
-            )
+    folder = _folder(run, keys, comm)
     found = run_survey(opened, plan, run.reading, folder, comm, watchdog)
     with agreed(comm):
-        record = replace(plan.record, mean=found.mean, std=found.std)
+        mean, std = statistics or (found.mean, found.std)
+        record = replace(plan.record, mean=mean, std=std)
         plan = replace(plan, record=record)
         data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
         most = max(load.stacked for load in data.work.loads())
@@ -115,7 +119,7 @@ def _run(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:
         "network": {"module": f"tilenet:{local.adopted.name}"},
         "output": ".",  # a run has one; nothing is written
         "halo_mode": local.halo_mode,
-        "precision": local.precision,
+        "precision": local.adopted.precision,
     }
     if keys.get("steps") is None and keys.get("epochs") is None:
         given["epochs"] = 1
@@ -126,3 +130,24 @@ def _run(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:
             f"{len(run.class_names)}); name as many"
         )
     return run
+
+
+def _folder(run: RunFile, keys: Mapping[str, Any], comm: "MPI.Intracomm") -> Path | None:
+    """Where the survey is kept; None: nowhere."""
+    folder = Path(run.output) if "output" in keys else None
+    with agreed(comm):
+        if folder is not None and not folder.is_dir():
+            raise TilenetError(
+                f"the survey is kept in a folder that is there (output: {folder}); make it, or "
+                "leave output out"
+            )
+    return folder
+
+
+def _check_bands(local: LocalNetwork, opened: RunImages) -> None:
+    bands, wanted = len(opened.shapes[0][0]), local.adopted.bands
+    if wanted != bands:
+        raise TilenetError(
+            f"a network takes the bands of the images (network: {wanted}, "
+            f"{opened.images[0].path}: {bands}); give as many by bands"
+        )

@@ -82,10 +82,16 @@ def plan(
     Raises:
         TilenetError: Nothing fits; the sentence says what would. Or a rule is broken.
     """
-    if isinstance(net, nn.Module | Adopted):
+    named = net if isinstance(net, str | nn.Module) else None
+    network = (
+        {"module": net.name}
+        if isinstance(net, Adopted)
+        else network_keys(named, {"network": {} if named is not None else net})
+    )
+    if "module" in network:
         raise TilenetError(
-            f"plans are of tilenet's own U-Nets (net: {type(net).__name__}); give unet-small or "
-            "its like, and train your module with tiles of a size that fits"
+            f"plans are of tilenet's own U-Nets (net: {network['module']}); give unet-small or its "
+            "like, and train your module with tiles of a size that fits"
         )
     known = [part.name for part in fields(Question)]
     check_names(asked, [name for name in known[4:] if name != "profile"], "plan")
@@ -94,8 +100,6 @@ def plan(
             image, bands = image or opened.size, bands or len(opened.bands)
     if image is None:
         raise TilenetError("a plan is for images of a size (image: None); give image or images")
-    named = net if isinstance(net, str) else None
-    network = network_keys(named, {"network": {} if named else net})
     found = Architecture.of(NetworkKeys(**network), bands or 4, classes, 0)
     assert found.options is not None
     question = Question(found.options, found.epsilon_px, image, facts_of(machine), **asked)

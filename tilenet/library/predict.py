@@ -21,7 +21,9 @@ from tilenet.library.names import check_names
 from tilenet.library.run import Run
 from tilenet.mapping.predict import predict as predict_as_said
 from tilenet.mapping.prediction import GivenNetwork, Prediction
+from tilenet.model.choices import parameter_dtype
 from tilenet.parallel.ranks.comm import agreed, end_where_uncaught, world
+from tilenet.parallel.ranks.meeting import check_alike
 from tilenet.parallel.ranks.share import share_tensors
 from tilenet.parallel.ranks.together import together
 from tilenet.storage.network_json import NetworkRecord, check_class_names
@@ -108,6 +110,7 @@ def predict(
     comm = world()
     end_where_uncaught()
     own = {"classes": classes, "mean": mean, "std": std}
+    check_alike(comm, type(net).__name__, repr(own))
     if isinstance(net, nn.Module | Adopted):
 
         def source(path: str) -> str | GivenNetwork:
@@ -136,6 +139,8 @@ def _predicted(
     comm: "MPI.Intracomm",
 ) -> Any:
     """Map by the network that `source` gives for the image's path. Collective."""
+    shown = image if isinstance(image, str | os.PathLike) else np.shape(image)
+    check_alike(comm, str(shown), str(out), repr(sorted(ways.items())))
     with ExitStack() as stack:
         with agreed(comm):
             check_names(ways, [part.name for part in fields(Prediction)][3:], "predict")
@@ -197,11 +202,13 @@ def _given(
                 numbers = tuple(image.bands)
             adopted = net if isinstance(net, Adopted) else adopt(net, len(numbers))
     adopted, numbers = share_adopted(adopted, comm), comm.bcast(numbers)
-    precision = "float64" if _is_double(adopted) else "float32"
     with agreed(comm):
         count = len(numbers)
-        mean, std = statistics[0] or (0.0,) * count, statistics[1] or (1.0,) * count
-        classes = tuple(names or map(str, range(adopted.classes)))
+        mean, std = (
+            (default,) * count if given is None else tuple(map(float, given))
+            for given, default in zip(statistics, (0.0, 1.0), strict=True)
+        )
+        classes = tuple(map(str, range(adopted.classes)) if names is None else names)
         sizes = adopted.bands, len(mean), len(std), len(classes)
         if sizes != (count, count, count, adopted.classes) or not min(std) > 0:
             raise TilenetError(
@@ -215,20 +222,16 @@ def _given(
             numbers,
             classes,
             IGNORED,
-            tuple(map(float, mean)),
-            tuple(map(float, std)),
+            mean,
+            std,
             resolution=None,
             nodata=None,
-            precision=precision,
+            precision=adopted.precision,
             epsilon_px=0,
             names=adopted.names,
         )
-        dtype = torch.float64 if precision == "float64" else torch.float32
-        return GivenNetwork(adopted.name, record, adopted.network(dtype))
-
-
-def _is_double(adopted: Adopted) -> bool:
-    return any(tensor.dtype == torch.float64 for tensor in adopted.state.values())
+        network = adopted.network(parameter_dtype(adopted.precision))
+        return GivenNetwork(adopted.name, record, network)
 
 
 def _shared(values: NDArray[Any] | None, comm: "MPI.Intracomm") -> NDArray[Any]:

@@ -11,6 +11,7 @@ from tilenet.library.run import Run
 from tilenet.library.whole_run import train as train_as_said
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.ranks.comm import end_where_uncaught, world
+from tilenet.parallel.ranks.meeting import check_alike
 from tilenet.training.config.read import read_keys, with_listed_images
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.log import Callbacks, Hears
@@ -18,7 +19,7 @@ from tilenet.training.log import Callbacks, Hears
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["check_alike", "read_once", "train"]
+__all__ = ["read_once", "train"]
 
 T = TypeVar("T")
 
@@ -72,7 +73,8 @@ def train(
         return run
 
     run = read_once(read, comm)
-    check_alike(comm, repr(sorted(given.items(), key=str)), type(net).__name__)
+    flags = f"resume: {resume}, overwrite: {overwrite}"
+    check_alike(comm, repr(sorted(given.items(), key=str)), type(net).__name__, flags)
     said = {"on_step": on_step, "on_validation": on_validation}
     callbacks = Callbacks(**{name: hears for name, hears in said.items() if hears is not None})
     code = train_as_said(
@@ -100,21 +102,3 @@ def read_once(read: Callable[[], T], comm: "MPI.Intracomm") -> T:
         raise AgreedError(str(found)) from found
     assert found is not None
     return found
-
-
-def check_alike(comm: "MPI.Intracomm", *given: str) -> None:
-    """Refuse ranks that were asked for different runs. Collective.
-
-    Raises:
-        AgreedError: With the first of them.
-    """
-    asked = comm.allgather(given)
-    for rank, other in enumerate(asked):
-        if other != asked[0]:
-            mine, theirs = next(
-                pair for pair in zip(asked[0], other, strict=True) if len(set(pair)) > 1
-            )
-            raise AgreedError(
-                f"all ranks ask for the same run (rank 0: {mine[:300]}, rank {rank}: "
-                f"{theirs[:300]}); give each the same arguments"
-            )

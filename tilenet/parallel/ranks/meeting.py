@@ -9,7 +9,22 @@ from tilenet.errors import AgreedError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Meeting"]
+__all__ = ["Meeting", "check_alike"]
+
+
+def check_alike(comm: "MPI.Intracomm", *given: str) -> None:
+    """Refuse ranks that ask for different things. Collective.
+
+    Raises:
+        AgreedError: With the first of them.
+    """
+    for rank, other in enumerate(asked := comm.allgather(given)):
+        for mine, theirs in zip(asked[0], other, strict=True):
+            if mine != theirs:
+                raise AgreedError(
+                    f"all ranks ask for the same (rank 0: {mine[:300]}, rank {rank}: "
+                    f"{theirs[:300]}); give each the same arguments"
+                )
 
 
 class Meeting:
