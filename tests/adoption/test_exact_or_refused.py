@@ -209,18 +209,16 @@ CASES = {
     "running means": around(running, "changes mean", mean=torch.ones(4)),
     "a buffer that is replaced": around(replaced, "changes mean", mean=torch.ones(4)),
     # What is no layer
-    "rows dropped": around(channels_last_drop, "rows are dropped"),
+    "rows dropped": around(channels_last_drop, "is no map"),
     "a weight without gradient": around(
-        lambda m, x: F.conv2d(x, m.w.detach()), "passes no gradient on", w=weight(2, 4, 1, 1)
+        lambda m, x: F.conv2d(x, m.w.detach()), "weight is computed", w=weight(2, 4, 1, 1)
     ),
     "the pool first": around(pool_first, one=nn.Conv2d(4, 2, 1)),
     "the pool first, as large as the last": around(
         pool_of_last, one=nn.Conv2d(4, 2, 1), two=nn.Conv2d(4, 2, 1)
     ),
     "a head before": around(head_before, one=nn.Conv2d(4, 2, 1)),
-    "1 + gamma": around(
-        lambda m, x: x * (1 + m.gamma[:, None, None]), "weight is computed", gamma=weight(4)
-    ),
+    "1 + gamma": around(lambda m, x: x * (1 + m.gamma[:, None, None]), gamma=weight(4)),
     "a sum of kernels": around(
         lambda m, x: F.conv2d(x, m.k + m.l),
         "weight is computed",
@@ -236,7 +234,7 @@ CASES = {
     ),
     "float()": Case(Floats, "runs in float64"),
     "a half": around(lambda m, x: x.half().float(), "change their type"),
-    "a mean of all": around(lambda m, x: x.mean() * x, "mean is taken over other"),
+    "a mean of all": around(lambda m, x: x.mean() * x, "cells are taken together"),
     "a negative slope": around(lambda m, x: F.leaky_relu(x, -0.2)),
     "an image that is changed": Case(ChangesImage, "changes its image"),
     "a lazy layer": Case(lambda: nn.Sequential(nn.LazyConv2d(2, 1)), "have their shapes"),
@@ -245,7 +243,7 @@ CASES = {
     ),
     "weight norm": Case(
         lambda: nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 2, 1))),
-        "nobody knows what this operator looks at|weight is computed",
+        "receptive field of this operator is unknown",
     ),
     "drop path of a half": Case(lambda: Around(drop_path(0.5)), trains=False),
     "drop path of a quarter": Case(lambda: Around(drop_path(0.75)), trains=False),
@@ -294,8 +292,8 @@ CASES = {
         lambda m, x: m.one(F.pad(x, [1] * 4, value=1.0)), "padded other", one=nn.Conv2d(4, 2, 3)
     ),
     # Arguments
-    "a sum with a factor": around(lambda m, x: torch.add(x, x, alpha=2), "usual one .*alpha: 2"),
-    "softplus of another form": around(lambda m, x: F.softplus(x, 2.0), "usual one .*beta: 2"),
+    "a sum with a factor": around(lambda m, x: torch.add(x, x, alpha=2)),
+    "softplus of another form": around(lambda m, x: F.softplus(x, 2.0)),
     "a divisor": around(
         lambda m, x: F.avg_pool2d(x, 3, 1, 1, divisor_override=2), "usual one .*divisor_override"
     ),

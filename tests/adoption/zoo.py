@@ -233,6 +233,29 @@ class Sum(nn.Module):
         return out
 
 
+class Grouped(nn.Module):
+    """Channels in groups, shuffled, weighed by an attention over them, gated by linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.act = nn.Conv2d(3, 8, 4, 2, 1), nn.PReLU(8, 0.3)
+        self.one, self.two = (nn.Conv2d(4, 4, 3, padding=d, dilation=d) for d in (1, 3))
+        self.squeeze, self.scale = nn.Linear(4, 8), nn.Parameter(torch.rand(4, 1, 1))
+        self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 16)
+        self.head = nn.ConvTranspose2d(8, 3, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.stem(x))
+        first, second = x.chunk(2, 1)
+        parts = torch.stack([self.one(first), F.selu(self.two(second))], 1)
+        gate = self.squeeze(parts.sum(1).mean((2, 3))).view(len(x), 2, 4, 1, 1).softmax(1)
+        y = (parts * gate * (1 + self.scale)).flatten(1, 2)
+        y = y.view(len(x), 2, 4, *x.shape[2:]).transpose(1, 2).reshape(x.shape)
+        cells = self.linear(self.norm((x - y).flatten(2).mT))
+        out: Tensor = self.head(F.glu(cells, -1).mT.reshape(x.shape) + x.clamp(max=2.0))
+        return out
+
+
 ZOO: dict[str, Callable[[], nn.Module]] = {
     "residual": Residual,
     "gated": Gated,
@@ -243,6 +266,7 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
     "looking": Looking,
     "shifted": Shifted,
     "between": Between,
+    "grouped": Grouped,
 }
 
 

@@ -110,7 +110,8 @@ def test_numbers_of_the_zoo(capsys: Capture, name: str, batch_norm: str) -> None
     assert found["kinds"] == Counter(layer.kind for layer in adopted.layers)
     whole = any(isinstance(part, nn.BatchNorm2d) for part in module.modules())
     assert found["looks_at_whole_image"] == (
-        name in ("gated", "pyramid", "dense", "odd", "looking") or (batch_norm == "step" and whole)
+        name in ("gated", "pyramid", "dense", "odd", "looking", "grouped")
+        or (batch_norm == "step" and whole)
     )
 
 
@@ -184,9 +185,9 @@ def test_people_are_told_the_same_numbers(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("code", "arguments", "words"),
     [
-        (1, ["softmax_over_rows"], r"softmax over cells looks at all .*\(1\.1: softmax of dim"),
-        (1, ["turning"], r"nobody knows what this operator looks at \(1\.1: flip"),
-        (1, ["turning", "--json"], r"nobody knows what this operator looks at \(1\.1: flip"),
+        (1, ["softmax_over_rows"], r"cells are taken together \(1\.1: softmax along"),
+        (1, ["turning"], r"cells are taken together \(1\.1: flip along"),
+        (1, ["turning", "--json"], r"cells are taken together \(1\.1: flip along"),
         (1, ["half"], r"one cell per input pixel"),
         (1, ["shared_weights"], r"each weight belongs to one layer \((1|3)\.weight"),
         (1, ["rude"], r":rude: KeyError: .*weights of\\+nlast year"),

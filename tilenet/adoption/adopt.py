@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tilenet.adoption.export import graph_of
 from tilenet.adoption.prove import Subject, prove
+from tilenet.adoption.prove_cells import prove_cells
 from tilenet.adoption.values import linearise
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
@@ -141,6 +142,7 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
         )
         _check_weights(found)
         try:
+            prove_cells(layers)
             prove(_subject(mine, found, batch_norm))
         except TilenetError:
             raise

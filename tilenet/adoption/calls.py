@@ -1,22 +1,28 @@
-"""What an operator of a graph is given: maps, weights, numbers on their way; and its call."""
+"""An operator's call in a graph: what it is given, and the sentence that refuses it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Literal
 
+import torch
+
+from tilenet.adoption.cells import Cells, Weight, cells_of, map_of
 from tilenet.adoption.values import Value
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Expand, GlobalPool, Layer
 
-__all__ = ["BATCH", "OPERATORS", "Call", "Noise", "Seen", "Stack", "Weight", "operator"]
+__all__ = ["OPERATORS", "Call", "Given", "Noise", "Padded", "operator"]
 
-BATCH = 2  # images of the batch with which a graph is recorded
 MOST_LETTERS = 160  # of values in a sentence
 OPERATORS: dict[str, Callable[..., Any]] = {}  # what makes layers of an operator's calls
 
 
 def operator(*names: str) -> Callable[[Any], Any]:
-    """Enter a function for operators of these names."""
+    """Enter a function for operators of these names.
+
+    It returns NotImplemented for calls that may act on cells alone.
+    """
 
     def keep(function: Any) -> Any:
         OPERATORS.update(dict.fromkeys(names, function))
@@ -26,44 +32,16 @@ def operator(*names: str) -> Callable[[Any], Any]:
 
 
 @dataclass(frozen=True)
-class Weight:
-    """A tensor of the module that is no map.
+class Padded:
+    """A map with zeros around it, which only a convolution may follow.
 
     Attributes:
-        name: Its name in the module.
-        shape: Shape in which it is used.
-        trained: Whether it is a parameter that requires a gradient.
-        number: Value of a constant of one number.
-        constant: Whether the module's state does not hold it.
+        cells: The map.
+        zeros: Those on the left and above, and those on the right and below.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    trained: bool
-    number: float | None = None
-    constant: bool = False
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A map as the graph holds it.
-
-    Attributes:
-        value: The map.
-        last: Whether the channels come last, (B, H, W, C).
-        zeros: Zeros that were padded on the left and above, and on the right and below.
-    """
-
-    value: Value
-    last: bool = False
-    zeros: tuple[int, int] = (0, 0)
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Maps in a dimension of their own, which only a sum over it may follow."""
-
-    maps: tuple[Seen, ...]
+    cells: Cells
+    zeros: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -88,18 +66,28 @@ class Call:
     """An operator's call in the graph.
 
     Attributes:
-        where: Path of the submodule that calls it.
-        operator: The operator's name.
-        shape: Shape of the result.
+        where: Path of the submodule that calls it, and the line of its source.
+        operator: The operator's name, without what says that it writes over its argument.
+        target: Its full name with the overload, such as `mul.Tensor`.
+        shape: Shape of the result; of several results a list of theirs.
+        floats: Whether the result holds numbers of the map's own precision.
         batch_norm: What is made of batch norm's statistics: `frozen` or `step`.
         maps: All maps so far, the latest last.
     """
 
     where: str
     operator: str
-    shape: tuple[int, ...]
+    target: str
+    shape: tuple[int, ...] | list[tuple[int, ...]]
+    floats: bool
     batch_norm: str
     maps: list[Value]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Shape of the one result."""
+        assert isinstance(self.shape, tuple)
+        return self.shape
 
     def refused(self, why: str, *, values: str = "") -> TilenetError:
         """The sentence for what cannot be a layer."""
@@ -109,23 +97,29 @@ class Call:
             f"{values[:MOST_LETTERS]}); use a network without it"
         )
 
-    def seen(self, x: Any) -> Seen:
-        """An argument that is a map, wherever its channels stand."""
-        if not isinstance(x, Seen):
-            raise self.refused("the operator is applied to what is no map")
-        if x.zeros != (0, 0):
+    def cells(self, x: Any) -> Cells:
+        """An argument that is a map in any dimensions."""
+        if isinstance(x, Padded):
             raise self.refused("zeros are padded for another operator than a convolution")
+        if not isinstance(x, Cells) or isinstance(x.source, Weight):
+            raise self.refused("the operator is applied to what is no map")
         return x
 
-    def map_of(self, x: Any, *, last: bool = False) -> Value:
-        """An argument that is a map with its channels where the operator takes them."""
-        seen = self.seen(x)
-        if seen.last != last:
-            raise self.refused("channels stand where the operator does not take them")
-        return seen.value
+    def map_of(self, x: Any) -> Value:
+        """An argument that is a map (B, C, H, W)."""
+        cells = self.cells(x)
+        if not cells.is_map:
+            raise self.refused("the operator is applied to what is no map (B, C, H, W)")
+        return self.entered(map_of(cells))
+
+    def entered(self, value: Value) -> Value:
+        if not any(value is one for one in self.maps):
+            self.maps.append(value)
+        return value
 
     def weight(self, x: Any) -> Weight:
         """An argument that is a weight as the module holds it."""
+        x = x.source if isinstance(x, Cells) else x
         if not isinstance(x, Weight):
             raise self.refused("a weight is computed in forward")
         if x.constant:
@@ -139,13 +133,80 @@ class Call:
             raise self.refused("rows and columns are treated differently", values=f" {numbers}")
         return int(numbers[0])
 
-    def made(
-        self, layer: Layer, *inputs: Value, weights: dict[str, Weight | None] | None = None
-    ) -> Value:
+    def layer(self, layer: Layer, *inputs: Value, weights: dict[str, Any] | None = None) -> Value:
         """The map that a layer makes, of the call's shape."""
         named = {own: self.weight(w).name for own, w in (weights or {}).items() if w is not None}
         whole = isinstance(layer, GlobalPool) or (
             all(one.whole for one in inputs) and not isinstance(layer, Expand)
         )
-        size = self.shape[2], self.shape[3]
+        size = self.sizes[2], self.sizes[3]
         return Value(layer.out_channels, size, whole, layer, inputs, named)
+
+    def made(self, layer: Layer, *inputs: Value, weights: dict[str, Any] | None = None) -> Cells:
+        """The same as the graph goes on with it."""
+        return cells_of(self.entered(self.layer(layer, *inputs, weights=weights)))
+
+
+@dataclass(frozen=True)
+class Given:
+    """Arguments of a call by their names in the operator's schema.
+
+    Attributes:
+        arguments: In the schema's order; tensors as `Cells`, lists as tuples that begin with
+            `list`.
+        defaults: Those that hold the schema's default.
+        named: Those that are given by name only.
+    """
+
+    arguments: dict[str, Any]
+    defaults: frozenset[str]
+    named: frozenset[str]
+
+    def value(self, name: str) -> Any:
+        """An argument; None: the operator has none of that name."""
+        value = self.arguments.get(name)
+        return list(value[1:]) if isinstance(value, tuple) else value
+
+    def places(self, *names: str) -> list[int]:
+        """An argument that is one dimension or several."""
+        value: Any = next((self.value(one) for one in names if self.value(one) is not None), [])
+        return list(value) if isinstance(value, list) else [int(value)]
+
+    def as_step(self, call: Call) -> tuple[Any, ...]:
+        """The arguments as a step has them, without defaults at the end."""
+        positional = [
+            (name, value) for name, value in self.arguments.items() if name not in self.named
+        ]
+        while positional and positional[-1][0] in self.defaults:
+            positional.pop()
+        for name in self.named - self.defaults:
+            if name in WITHOUT_EFFECT:
+                continue
+            positional.append((name, ("named", name, self.arguments[name])))
+        arguments = tuple(value for _, value in positional)
+        if not _is_plain(arguments):
+            raise call.refused("an argument is not the usual one", values=f" {arguments}")
+        return arguments
+
+    def run(self, call: Call, x: torch.Tensor) -> Any:
+        """The operator's result for another first tensor, where all else are numbers."""
+        packet, _, overload = call.target.partition(".")
+        function = getattr(getattr(torch.ops.aten, packet), overload)
+        others = self.as_step(call)[1:]
+        return function(x, *(list(o[1:]) if isinstance(o, tuple) else o for o in others))
+
+
+def _is_plain(argument: Any) -> bool:
+    """Whether a file can hold an argument."""
+    if isinstance(argument, tuple):
+        return all(_is_plain(one) for one in argument)
+    if isinstance(argument, int | float):
+        return isfinite(argument)
+    return argument is None or isinstance(argument, str | Cells)
+
+
+# Arguments that choose where and how numbers are held or computed, not which.
+WITHOUT_EFFECT = frozenset({
+    "cudnn_enable", "cudnn_enabled", "device", "generator", "layout", "memory_format",
+    "non_blocking", "copy", "pin_memory",
+})  # fmt: skip

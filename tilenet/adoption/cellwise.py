@@ -1,261 +1,312 @@
-"""Operators that make each cell of the same cells of maps, and of weights and numbers."""
+"""Operators that make each cell of the same cells, whatever their names: what their dimensions do.
 
+Whatever torch tags as acting on each number alone is known, and operators that work along
+dimensions or change how a tensor is seen are known by what they do to dimensions: they may work
+along channels, and must leave images, rows and columns in their places.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tilenet.adoption.calls import BATCH, Call, Noise, Seen, Stack, Weight, operator
-from tilenet.adoption.values import Value
-from tilenet.geometry.layers import Activation, Dropout, Join, Layer, Scale
+from tilenet.adoption.calls import Call, Given
+from tilenet.adoption.cells import (
+    BATCH,
+    COLS,
+    ROWS,
+    Atom,
+    Cells,
+    Dim,
+    Weight,
+    merged,
+    regroup,
+    sizes_of,
+    tensors_in,
+)
+from tilenet.model.cellwise import CONVERT, ITEM, find_operator
 
-__all__ = ["channels_first", "with_weight"]
+__all__ = ["cellwise", "from_map", "to_map"]
 
-
-def channels_first(call: Call) -> Call:
-    batch, rows, cols, channels = call.shape
-    return replace(call, shape=(batch, channels, rows, cols))
-
-
-@operator(
-    "relu", "relu6", "elu", "silu", "hardswish", "hardsigmoid", "sigmoid", "tanh", "mish",
-    "softplus",
-)  # fmt: skip
-def _activation(call: Call, x: Any) -> Seen:
-    return _function(call, x, call.operator)
-
-
-def _function(call: Call, x: Any, function: Any, slope: float = 0.01) -> Seen:
-    seen = call.seen(x)
-    channels = seen.value.channels
-    return replace(seen, value=_alike(seen.value, Activation(channels, channels, slope, function)))
+Rule = Callable[[Call, Cells, Given], "tuple[Dim, ...] | Cells"]
+RULES: dict[str, Rule] = {}
+SAME = "contiguous", "clone", "alias", "lift_fresh_copy"
 
 
-@operator("leaky_relu")
-def _leaky_relu(call: Call, x: Any, negative_slope: float) -> Seen:
-    return _function(call, x, "leaky_relu", float(negative_slope))
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Enter what operators of these names do to dimensions."""
+
+    def keep(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return keep
 
 
-@operator("hardtanh")
-def _hardtanh(call: Call, x: Any, min_val: float, max_val: float) -> Seen:
-    if (min_val, max_val) != (0, 6):
-        raise call.refused(
-            "of bounded functions only relu6 is known", values=f" {min_val} {max_val}"
-        )
-    return _function(call, x, "relu6")
+def cellwise(call: Call, given: Given) -> Any:
+    """What an operator makes of cells; of several results a list of them.
+
+    Raises:
+        TilenetError: It looks around them, or its receptive field is unknown.
+    """
+    tensors = list(tensors_in(tuple(given.arguments.values())))
+    if not tensors:
+        number = next(iter(given.arguments.values()), None)
+        if call.operator in (*SAME, "detach") and isinstance(number, int | float):
+            return number
+        raise call.refused("a tensor is made in forward of no map")
+    for one in tensors:
+        if isinstance(one.source, Weight):
+            call.weight(one)
+    operator = find_operator(call.target)
+    if call.operator in RULES:
+        dims = RULES[call.operator](call, tensors[0], given)
+    elif operator is not None and torch.Tag.pointwise in operator.tags:
+        dims = _broadcast(call, tensors)
+    elif operator is not None and not any(one.size for one in tensors):
+        dims = _of_averages(call, tensors)
+    else:
+        raise call.refused("the receptive field of this operator is unknown")
+    if isinstance(dims, Cells):
+        return dims
+    if operator is None:
+        raise call.refused("this operator cannot be part of a layer")
+    return _computed(call, tensors, given.as_step(call), dims)
 
 
-@operator("gelu")
-def _gelu(call: Call, x: Any, approximate: str) -> Seen:
-    return _function(call, x, "gelu_tanh" if approximate == "tanh" else "gelu")
+def _computed(call: Call, tensors: Sequence[Cells], arguments: tuple[Any, ...], dims: Any) -> Any:
+    """The result of an operator, of these dimensions; a list of them for several results."""
+    maps = [one for one in tensors if one.size]
+    sizes = {(one.size, one.whole) for one in maps}
+    if len(sizes) > 1:
+        shown = " and ".join(sorted(str(one.size) for one in maps))
+        raise call.refused("cells of maps of different sizes meet", values=f" of {shown}")
+    size, whole = next(iter(sizes), (None, all(one.whole for one in tensors)))
+    result = Cells((), size, whole, None, call.target, arguments)
+    if not isinstance(call.shape, list):
+        return replace(result, dims=dims, floats=call.floats)
+    return [
+        Cells(part, size, whole, None, ITEM, (result, number), call.floats)
+        for number, part in enumerate(dims)
+    ]
 
 
-def _alike(value: Value, layer: Layer, weights: dict[str, str] | None = None) -> Value:
-    """What a layer that keeps shapes makes of a map."""
-    return replace(value, layer=layer, inputs=(value,), weights=weights or {}, like=None)
+def _broadcast(call: Call, tensors: Sequence[Cells]) -> tuple[Dim, ...]:
+    """Dimensions of what acts on each number of tensors that are laid on each other."""
+    dims: list[Dim] = []
+    for place in range(1, max(len(one.dims) for one in tensors) + 1):
+        there = {one.dims[-place] for one in tensors if place <= len(one.dims)} - {()}
+        if len(there) > 1:
+            raise call.refused("rows, columns, channels or images of maps meet others")
+        dims.append(next(iter(there), ()))
+    return tuple(reversed(dims))
 
 
-@operator("softmax")
-def _softmax(call: Call, x: Any, dim: int) -> Seen:
-    value = call.map_of(x)
-    if dim not in (1, -3):
-        raise call.refused("softmax over cells looks at all of them", values=f" of dimension {dim}")
-    layer = Activation(value.channels, value.channels, function="channel_softmax")
-    return Seen(_alike(value, layer))
+def _of_averages(call: Call, tensors: Sequence[Cells]) -> tuple[Dim, ...]:
+    """Dimensions of any operator's result, of tensors that hold numbers for each image only."""
+    if any(BATCH in dim for one in tensors for dim in one.dims[1:]):
+        raise call.refused("images are taken together")
+    dims: list[Dim] = [() if n == 1 else (n,) for n in call.sizes]
+    if any(one.dims and one.dims[0] == (BATCH,) for one in tensors):
+        dims[0] = (BATCH,)
+    return tuple(dims)
 
 
-@operator("cat")
-def _cat(call: Call, tensors: list[Any], dim: int) -> Seen:
-    values = tuple(value for one in tensors if (value := call.map_of(one)).channels)
-    if dim not in (1, -3):
-        raise call.refused("maps are put together along rows or columns")
-    if len(values) == 1:
-        return Seen(values[0])
-    return Seen(call.made(Join(0, sum(v.channels for v in values)), *values))
+def _alone(call: Call, x: Cells, places: Sequence[int]) -> list[int]:
+    """Dimensions that an operator works along, which must be channels."""
+    places = sorted(place % len(x.dims) for place in places)
+    if any(x.over_cells(place) for place in places):
+        raise call.refused("cells are taken together", values=f" along dimensions {places}")
+    return places
 
 
-@operator("stack")
-def _stack(call: Call, tensors: list[Any], dim: int) -> Stack:
-    if dim != 0:
-        raise call.refused("maps are stacked in another dimension than the first")
-    return Stack(tuple(tensors))
-
-
-@operator("sum")
-def _sum(call: Call, x: Any, dim: list[int] | None = None) -> Seen:
-    if not isinstance(x, Stack) or list(dim or []) != [0]:
-        raise call.refused("a sum is taken over cells")
-    return _joined(call, "add", x.maps)
-
-
-def _joined(call: Call, how: Any, maps: Any) -> Seen:
-    """Maps that are added or multiplied, all of them with the channels in the same place."""
-    last = all(isinstance(one, Seen) and one.last for one in maps)
-    values = [call.map_of(one, last=last) for one in maps]
-    layer = Join(0, max(value.channels for value in values), how=how)
-    return Seen((channels_first(call) if last else call).made(layer, *values), last=last)
-
-
-@operator("add", "sub")
-def _add(call: Call, x: Any, other: Any) -> Any:
-    x, other = _number(x), _number(other)
-    sign = -1 if call.operator == "sub" else 1
-    if sign == 1 and not isinstance(x, Seen | Noise):  # b + x is x + b
-        x, other = other, x
-    if isinstance(x, Noise):
-        if x.stage != "uniform" or not isinstance(other, int | float):
-            raise call.refused("random numbers are used for something else than drop path")
-        return replace(x, stage="shifted", keep=float(sign * other))
-    if not isinstance(x, Seen | Stack):
-        raise call.refused("a weight is computed in forward")
-    if isinstance(other, int | float):
-        seen = call.seen(x)
-        layer = Scale(seen.value.channels, seen.value.channels, offset=float(sign * other))
-        return replace(seen, value=_alike(seen.value, layer))
-    if sign == -1:
-        raise call.refused("maps are subtracted")
-    if isinstance(other, Weight):
-        return with_weight(call, x, other, "bias")
-    return _joined(call, "add", [x, other])
-
-
-@operator("mul")
-def _multiply(call: Call, x: Any, other: Any) -> Any:
-    x, other = _number(x), _number(other)
-    if not isinstance(x, Seen):
-        x, other = other, x
-    if not isinstance(x, Seen | Stack):
-        raise call.refused("a weight is computed in forward")
-    if isinstance(other, Noise):
-        return _drop_path(call, x, other)
-    if isinstance(other, int | float):
-        seen = call.seen(x)
-        layer = Scale(seen.value.channels, seen.value.channels, factor=float(other))
-        return replace(seen, value=_alike(seen.value, layer))
-    if isinstance(other, Weight):
-        return with_weight(call, x, other, "weight")
-    return _joined(call, "multiply", [x, other])
-
-
-def _number(x: Any) -> Any:
-    return x if not isinstance(x, Weight) or x.number is None else x.number
-
-
-@operator("div")
-def _divide(call: Call, x: Any, other: Any) -> Any:
-    other = _number(other)
-    if not isinstance(other, int | float):
-        raise call.refused("a map is divided by another")
-    if isinstance(x, Noise):
-        if x.stage != "mask" or x.scaled or x.keep != other:
-            raise call.refused("drop path does not divide what it keeps by the probability")
-        return replace(x, scaled=True)
-    return _multiply(call, x, 1 / other)
-
-
-def with_weight(call: Call, x: Any, weight: Weight, part: str) -> Seen:
-    seen, weight = call.seen(x), call.weight(weight)
-    channels = seen.value.channels
-    # A number for each channel, wherever the channels stand.
-    shape = (channels,) if seen.last else (channels, 1, 1)
-    alone = all(n == 1 for n in weight.shape[: -len(shape)])
-    if weight.shape[-len(shape) :] != shape or not alone:
-        raise call.refused("a weight is not one number for each channel")
-    layer = Scale(
-        channels,
-        channels,
-        weight=part == "weight",
-        bias=part == "bias",
-        trained=weight.trained,
-    )
-    return replace(seen, value=_alike(seen.value, layer, {part: weight.name}))
-
-
-def _drop_path(call: Call, x: Any, noise: Noise) -> Seen:
-    seen = call.seen(x)
-    value = seen.value
-    if noise.stage != "mask" or not 0 < noise.keep <= 1:
-        raise call.refused("random numbers are used for something else than drop path")
-    if not noise.scaled and noise.keep != 1:
-        # x was divided by the probability before.
-        layer = value.layer
-        factor = layer.factor if isinstance(layer, Scale) else 1.0
-        plain = Scale(value.channels, value.channels, factor=factor)
-        if layer != plain or abs(factor * noise.keep - 1) > 1e-9:
-            raise call.refused("drop path does not divide what it keeps by the probability")
-        value = value.inputs[0]
-    channels = value.channels
-    return replace(
-        seen, value=_alike(value, Dropout(channels, channels, 1 - noise.keep, "samples"))
+def _sized(dims: Sequence[Dim], shape: Sequence[int]) -> tuple[Dim, ...]:
+    """The same dimensions, with as many channels as a result has."""
+    return tuple(
+        dim if any(isinstance(one, str) for one in dim) else () if n == 1 else (n,)
+        for dim, n in zip(dims, shape, strict=True)
     )
 
 
-@operator("rand", "empty", "new_empty")
-def _noise(call: Call, x: Any, size: Any = None, dtype: Any = None) -> Noise | Seen | None:
-    if len(call.shape) == 4 and call.shape[1] == 0:  # a map without channels, for a cat
-        return Seen(Value(0, (call.shape[2], call.shape[3])))
-    if call.shape == (BATCH, 1, 1, 1):
-        return Noise("uniform" if call.operator == "rand" else "empty")
-    raise call.refused("random numbers are used for something else than drop path")
-
-
-@operator("bernoulli")
-def _bernoulli(call: Call, x: Any, p: float) -> Noise:
-    if not isinstance(x, Noise):
-        raise call.refused("random numbers are used for something else than drop path")
-    return replace(x, stage="mask", keep=float(p), scaled=False)
-
-
-@operator("floor")
-def _floor(call: Call, x: Any) -> Noise:
-    if not isinstance(x, Noise) or x.stage != "shifted":
-        raise call.refused("numbers are rounded")
-    return replace(x, stage="mask")
-
-
-@operator("dropout", "feature_dropout")
-def _dropout(call: Call, x: Any, p: float, train: bool) -> Seen:
-    if not train or not p:
-        return _same(call, x)  # type: ignore[no-any-return]
-    if p == 1:
-        raise call.refused("everything is dropped")
-    seen = call.seen(x)
-    drops: Any = "cells" if call.operator == "dropout" else "channels"
-    if drops == "channels" and seen.last:
-        raise call.refused("rows are dropped where channels come last")
-    layer = Dropout(seen.value.channels, seen.value.channels, float(p), drops)
-    return replace(seen, value=_alike(seen.value, layer))
-
-
-@operator("permute")
-def _permute(call: Call, x: Any, dims: list[int]) -> Seen:
-    order = [d % 4 for d in dims]
-    seen = call.seen(x)
-    if order == [0, 2, 3, 1] and not seen.last:
-        return replace(seen, last=True)
-    if order == [0, 3, 1, 2] and seen.last:
-        return replace(seen, last=False)
-    raise call.refused("dimensions change their places")
-
-
-@operator("reshape", "view", "unsqueeze")
-def _reshape(call: Call, x: Any, shape: Any = None, size: Any = None, dim: Any = None) -> Weight:
-    if not isinstance(x, Weight):
+@rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as")
+def _view(call: Call, x: Cells, given: Given) -> Cells:
+    dims = None if call.target == "view.dtype" else regroup(x, call.sizes)
+    if dims is None:
         raise call.refused("a map is reshaped, so that cells change their places")
-    return replace(x, shape=call.shape)
+    return reshaped(x, dims)
 
 
-@operator("detach")
-def _detach(call: Call, x: Any) -> Weight:
-    if not isinstance(x, Weight):
-        raise call.refused("a map passes no gradient on")
-    if x.trained:
-        raise call.refused("a weight passes no gradient on", values=f" of {x.name}")
+def reshaped(x: Cells, dims: tuple[Dim, ...]) -> Cells:
+    if dims == x.dims:
+        return x
+    if x.operator == "reshape.default":
+        return reshaped(x.arguments[0], dims)
+    return replace(
+        x, dims=dims, source=None, operator="reshape.default", arguments=(x, sizes_of(dims))
+    )
+
+
+@rule("permute", "transpose", "movedim", "t", "swapaxes", "numpy_T", "mT")
+def _permute(call: Call, x: Cells, given: Given) -> Cells:
+    # Which dimension goes where is read off a small tensor.
+    target = torch.empty(tuple(range(2, 2 + len(x.dims))), device="meta")
+    moved = given.run(call, target).shape
+    return permuted(x, tuple(n - 2 for n in moved))
+
+
+def permuted(x: Cells, order: tuple[int, ...]) -> Cells:
+    if x.operator == "permute.default":
+        before = x.arguments[1][1:]
+        return permuted(x.arguments[0], tuple(before[n] for n in order))
+    if order == tuple(range(len(order))):
+        return x
+    dims = tuple(x.dims[n] for n in order)
+    return replace(
+        x, dims=dims, source=None, operator="permute.default", arguments=(x, ("list", *order))
+    )
+
+
+@rule(*SAME)
+def _same(call: Call, x: Cells, given: Given) -> Cells:
     return x
 
 
-@operator("contiguous", "clone", "alias", "to", "lift_fresh_copy")
-def _same(call: Call, x: Any, dtype: Any = None, other: Any = None) -> Any:
-    if dtype not in (None, torch.float32):
-        raise call.refused("numbers change their type", values=f" {dtype}")
-    return x
+@rule("to", "_to_copy", "type_as", "float")
+def _converted(call: Call, x: Cells, given: Given) -> Cells:
+    if not call.floats:
+        raise call.refused("numbers change their type")
+    return x if x.floats else replace(
+        x, source=None, operator=CONVERT, arguments=(x,), floats=True
+    )  # fmt: skip
+
+
+@rule("detach", "ones_like", "zeros_like", "full_like", "hardswish", "log_sigmoid")
+def _alike(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
+    return x.dims
+
+
+@rule("softmax", "log_softmax", "cumsum", "flip", "roll", "glu", "repeat_interleave")
+def _along(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
+    places = given.places("dim", "dims")
+    if not places:
+        raise call.refused("cells are taken together")
+    _alone(call, x, places)
+    return _sized(x.dims, call.sizes)
+
+
+@rule("layer_norm", "rms_norm")
+def _normed(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
+    _alone(call, x, range(-len(given.value("normalized_shape")), 0))
+    return x.dims
+
+
+@rule("sum", "mean", "amax", "amin", "max", "min", "var", "std", "prod", "logsumexp", "argmax",
+      "argmin", "norm", "linalg_vector_norm")  # fmt: skip
+def _reduced(call: Call, x: Cells, given: Given) -> Any:
+    if isinstance(given.value("other"), Cells):  # the larger of two maps
+        return _broadcast(call, list(tensors_in(tuple(given.arguments.values()))))
+    places = given.places("dim") or range(len(x.dims))
+    places = _alone(call, x, places)
+    keep = bool(given.value("keepdim"))
+    dims = tuple(
+        () if place in places else dim
+        for place, dim in enumerate(x.dims)
+        if keep or place not in places
+    )
+    return [dims] * len(call.shape) if isinstance(call.shape, list) else dims
+
+
+@rule("split", "split_with_sizes", "chunk", "unbind", "slice", "select")
+def _pieces(call: Call, x: Cells, given: Given) -> Any:
+    if call.shape == x.shape:  # all of it
+        return x
+    place = _alone(call, x, given.places("dim"))[0]
+    if call.operator in ("select", "unbind"):
+        dims: Any = x.dims[:place] + x.dims[place + 1 :]
+        return [dims] * len(call.shape) if call.operator == "unbind" else dims
+    if isinstance(call.shape, list):
+        return [_sized(x.dims, one) for one in call.shape]
+    return _sized(x.dims, call.sizes)
+
+
+@rule("cat", "stack")
+def _together(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
+    tensors = list(tensors_in(given.arguments["tensors"]))
+    place = given.places("dim")[0] % len(call.sizes)
+    if call.operator == "cat":
+        for one in tensors:
+            _alone(call, one, [place])
+        rest = {one.dims[:place] + one.dims[place + 1 :] for one in tensors}
+    else:
+        rest = {one.dims for one in tensors}
+    if len(rest) > 1:
+        raise call.refused("rows, columns, channels or images of maps meet others")
+    dims = list(next(iter(rest)))
+    dims.insert(place, () if call.sizes[place] == 1 else (call.sizes[place],))
+    return tuple(dims)
+
+
+@rule("linear", "matmul", "mm")
+def _product(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
+    tensors = list(tensors_in(tuple(given.arguments.values())))
+    first, second = tensors[:2]
+    fixed = [not any(x.over_cells(n) for n in range(len(x.dims))) for x in (first, second)]
+    if call.operator == "linear" or (fixed[1] and len(second.dims) == 2):
+        _alone(call, first, [-1])
+        return (*first.dims[:-1], *_sized([()], call.sizes[-1:]))
+    if fixed[0] and len(first.dims) == 2:
+        _alone(call, second, [-2])
+        return (*second.dims[:-2], *_sized([()], [call.sizes[-2]]), second.dims[-1])
+    if not any(one.size for one in tensors):
+        return _of_averages(call, tensors)
+    raise call.refused("maps are multiplied as matrices, so that cells are taken together")
+
+
+@rule("prelu")
+def _prelu(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
+    _alone(call, x, [1])
+    return x.dims
+
+
+@rule("expand", "expand_as", "repeat")
+def _repeated(call: Call, x: Cells, given: Given) -> Any:
+    """Channels that are repeated."""
+    there = (*[()] * (len(call.sizes) - len(x.dims)), *x.dims)
+    wide = reshaped(x, there)
+    times = [n // old for n, old in zip(call.sizes, wide.shape, strict=True)]
+    if any(n > 1 and wide.over_cells(place) for place, n in enumerate(times)):
+        raise call.refused("rows, columns or images are repeated")
+    if x.size is None and len(times) == 4 and max(times[2:]) > 1:
+        raise call.refused("an average is repeated for each cell other than by resizing")
+    if set(times) == {1}:
+        return wide
+    dims = _sized(wide.dims, call.sizes)
+    return replace(
+        wide, dims=dims, source=None, operator="repeat.default", arguments=(wide, ("list", *times))
+    )
+
+
+def to_map(x: Cells) -> Cells:
+    """The same numbers as a map (B, C, H, W), or (B, C, 1, 1)."""
+    atoms = [one for dim in x.dims for one in dim]
+    split = permuted(reshaped(x, tuple((one,) for one in atoms)), _map_order(atoms))
+    channels = merged([one for one in atoms if isinstance(one, int)])
+    spatial: tuple[Dim, Dim] = ((ROWS,), (COLS,)) if x.size else ((), ())
+    return reshaped(split, ((BATCH,), channels, *spatial))
+
+
+def from_map(x: Cells, dims: Sequence[Dim]) -> Cells:
+    """A map's numbers in these dimensions again, from which `to_map` made it."""
+    atoms = [one for dim in dims for one in dim]
+    order = _map_order(atoms)
+    split = reshaped(x, tuple((atoms[n],) for n in order))
+    back = permuted(split, tuple(order.index(n) for n in range(len(order))))
+    return reshaped(back, tuple(dims))
+
+
+def _map_order(atoms: Sequence[Atom]) -> tuple[int, ...]:
+    """Images first, then channels in their order, rows and columns."""
+    rank = {BATCH: 0, ROWS: 2, COLS: 3}
+    ranks = [rank[one] if isinstance(one, str) else 1 for one in atoms]
+    return tuple(sorted(range(len(atoms)), key=ranks.__getitem__))

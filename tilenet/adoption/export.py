@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from inspect import signature
 from io import StringIO
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from tilenet.adoption.calls import BATCH, Call, Noise, Seen, Weight
+from tilenet.adoption.calls import WITHOUT_EFFECT, Call, Given, Noise, Padded
+from tilenet.adoption.cells import IMAGES, Cells, Weight, cells_of, map_of
+from tilenet.adoption.cellwise import cellwise
 from tilenet.adoption.operators import OPERATORS
 from tilenet.adoption.values import Value
 from tilenet.errors import TilenetError
@@ -24,11 +27,9 @@ from tilenet.errors import TilenetError
 __all__ = ["graph_of"]
 
 IN_PLACE = "_"
-# Arguments that choose where and how numbers are held or computed, not which.
-WITHOUT_EFFECT = (
-    "cudnn_enable", "cudnn_enabled", "device", "generator", "layout", "memory_format",
-    "non_blocking", "copy", "pin_memory",
-)  # fmt: skip
+# Operators with a function of their own, whose unusual arguments are ones of cells.
+ALSO_CELLWISE = frozenset({"add", "div", "mean", "sub", "sum"})
+ANY = "_"  # a parameter of a function that takes any other argument
 
 
 def graph_of(module: nn.Module, bands: int, size: tuple[int, int], batch_norm: str) -> Value:
@@ -45,7 +46,7 @@ def graph_of(module: nn.Module, bands: int, size: tuple[int, int], batch_norm: s
 
 
 def _exported(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedProgram:
-    image = torch.randn(BATCH, bands, *size)
+    image = torch.randn(IMAGES, bands, *size)
     try:
         with _quiet():
             return torch.export.export(module, (image,), strict=False)
@@ -89,17 +90,18 @@ class _Interpreter:
     def run(self) -> Value:
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
-                result: Any = self.tensors.weight(node)
-                if result is None:
-                    shape = node.meta["val"].shape
-                    result = Seen(Value(shape[1], (shape[2], shape[3])))
-                    self.maps.append(result.value)
-                self._note(node, result)
+                weight = self.tensors.weight(node)
+                if weight is None:
+                    _, bands, *size = node.meta["val"].shape
+                    image = Value(bands, (size[0], size[1]))
+                    self.maps.append(image)
+                    self._note(node, cells_of(image))
+                else:
+                    self._note(node, cells_of(weight) if weight.number is None else weight.number)
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "get_attr":
-                call = Call(_path(node), str(node.target), (), self.batch_norm, self.maps)
-                self._note(node, call.refused("a part is recorded as one operator"))
+                self._note(node, self._said(node).refused("a part is recorded as one operator"))
             elif node.op == "output":
                 return self._output(node)
         raise AssertionError("a graph has an output")
@@ -108,60 +110,97 @@ class _Interpreter:
         self.names[node] = len(self.results)
         self.results.append(result)
 
+    def _said(self, node: fx.Node) -> Call:
+        """The call of a node."""
+        target = str(node.target).split(".", 1)[-1] if "." in str(node.target) else str(node.target)
+        name, _, overload = target.partition(".")
+        plain = name.rstrip(IN_PLACE)
+        value: Any = node.meta.get("val")
+        several = isinstance(value, list | tuple)
+        tensors = [one for one in (value if several else [value]) if isinstance(one, torch.Tensor)]
+        shapes = [tuple(one.shape) for one in tensors]
+        return Call(
+            _path(node),
+            plain,
+            f"{plain}.{overload}",
+            shapes if several else next(iter(shapes), ()),
+            all(one.dtype == torch.float32 for one in tensors),
+            self.batch_norm,
+            self.maps,
+        )
+
     def _call(self, node: fx.Node) -> None:
-        operator = str(node.target).split(".")[1] if "." in str(node.target) else str(node.target)
-        value = node.meta.get("val")
-        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
-        call = Call(_path(node), operator.rstrip(IN_PLACE), shape, self.batch_norm, self.maps)
+        value, call = node.meta.get("val"), self._said(node)
+        if node.target is getitem:
+            parts, number = self._argument(node.args[0]), node.args[1]
+            assert isinstance(number, int)
+            self._note(node, parts[number] if isinstance(parts, list) else parts)
+            return
         if _writes(node) and self.tensors.check_written(node, call):
             self._note(node, self._argument(node.args[0]))  # a count of batches
             return
-        if isinstance(value, list | tuple):
-            self._note(node, call.refused("nobody knows what this operator looks at"))
-            return
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor | list | tuple):
             self._note(node, None)
             return
         result = self._result(node, call)
-        if isinstance(result, Seen):
-            self.maps.append(result.value)
-        if operator.endswith(IN_PLACE):  # all names of the argument see the result
+        result = [self._entered(one) for one in result] if isinstance(result, list) else (
+            self._entered(result)
+        )  # fmt: skip
+        if _writes(node):  # all names of the argument see the result
             assert isinstance(node.args[0], fx.Node)
             self.names[node] = self.names[node.args[0]]
             self.results[self.names[node]] = result
         else:
             self._note(node, result)
 
+    def _entered(self, result: Any) -> Any:
+        """A map that cells are again is computed once, whoever uses it."""
+        if not isinstance(result, Cells) or result.source is not None or not result.is_map:
+            return result
+        value = map_of(result)
+        if not any(value is one for one in self.maps):
+            self.maps.append(value)
+        return cells_of(value)
+
     def _result(self, node: fx.Node, call: Call) -> Any:
         """What a call makes, or the sentence that refuses it where its result is used."""
-        arguments, given = _bound(node)
+        schema, given = _bound(node)
         held = {name: self._argument(one) for name, one in given.items()}
         # Only what is used is refused: parts of a module may lead nowhere.
         for one in _flat(list(held.values())):
             if isinstance(one, TilenetError):
                 return one
         try:
-            if call.operator not in OPERATORS:
-                raise call.refused("nobody knows what this operator looks at")
-            function = OPERATORS[call.operator]
-            self._spend(call, held)
-            x, *others = arguments
-            known = signature(function).parameters
-            for one in others:
-                if one.name in known or one.name in WITHOUT_EFFECT:
-                    continue
-                if not _is_default(held[one.name], one):
-                    raise call.refused(
-                        "an argument is not the usual one",
-                        values=f" with {one.name}: {held[one.name]}",
-                    )
-            more = {one.name: held[one.name] for one in others if one.name in known}
-            return function(call, held[x.name], **more)
+            if call.operator in OPERATORS:
+                result = self._layer(call, schema, held)
+                if result is not NotImplemented:
+                    return result
+            return cellwise(call, _given(call, schema, held))
         except TilenetError as error:
             return error
         except Exception as error:  # an unknown form of the call
             words = f" {type(error).__name__}: {error}"
             return call.refused("this form of the operator is unknown", values=words)
+
+    def _layer(self, call: Call, schema: list[Any], held: dict[str, Any]) -> Any:
+        """What the operator's own function makes of a call whose other arguments are the usual."""
+        function = OPERATORS[call.operator]
+        self._spend(call, held)
+        x, *others = schema
+        known = signature(function).parameters
+        for one in others:
+            if one.name in known or one.name in WITHOUT_EFFECT or ANY in known:
+                continue
+            if _is_default(held[one.name], one):
+                continue
+            if call.operator in ALSO_CELLWISE:
+                return NotImplemented
+            raise call.refused(
+                "an argument is not the usual one",
+                values=f" with {one.name}: {held[one.name]}",
+            )
+        more = {one.name: held[one.name] for one in others if one.name in known}
+        return function(call, held[x.name], **more)
 
     def _spend(self, call: Call, held: dict[str, Any]) -> None:
         """Refuse masks that are used twice: each layer that drops draws its own."""
@@ -183,16 +222,16 @@ class _Interpreter:
         result = result[0] if isinstance(result, list) and result else result
         if isinstance(result, TilenetError):
             raise result
-        if not isinstance(result, Seen) or result.last or result.zeros != (0, 0):
+        if not isinstance(result, Cells) or not result.is_map or not result.size:
             raise TilenetError(
                 "a module must give a map (B, classes, H, W) first; wrap it in one that does"
             )
-        if result.value.size != self.maps[0].size:
+        if result.size != self.maps[0].size:
             raise TilenetError(
                 f"a network must give one cell per input pixel (of {self.maps[0].size} px it makes "
-                f"{result.value.size}); enlarge the map at its end"
+                f"{result.size}); enlarge the map at its end"
             )
-        return result.value
+        return map_of(result)
 
 
 def _flat(given: list[Any]) -> list[Any]:
@@ -270,11 +309,34 @@ def _bound(node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
     return list(schema.arguments), {**given, **node.kwargs}
 
 
+def _given(call: Call, schema: list[Any], held: dict[str, Any]) -> Given:
+    """A call's arguments as a cellwise step has them."""
+    for one in held.values():
+        if isinstance(one, Padded):
+            raise call.refused("zeros are padded for another operator than a convolution")
+        if isinstance(one, Noise):
+            raise call.refused("random numbers are used for something else than drop path")
+    return Given(
+        {name: _frozen(one) for name, one in held.items()},
+        frozenset(one.name for one in schema if _is_default(held[one.name], one)),
+        frozenset(one.name for one in schema if one.kwarg_only),
+    )
+
+
+def _frozen(argument: Any) -> Any:
+    if isinstance(argument, list | tuple):
+        return "list", *(_frozen(one) for one in argument)
+    # The precision in which a graph is recorded stands for the map's own.
+    return None if argument is torch.float32 else argument
+
+
 def _is_default(value: Any, argument: Any) -> bool:
     """Whether a value is the schema's default, which may be one number for rows and columns."""
     if not argument.has_default_value():
         return False
     default = argument.default_value
+    if isinstance(value, Cells | Padded | Noise):
+        return False
     if isinstance(value, list) and not isinstance(default, list):
         return bool(value) and all(one == default for one in value)
     return bool(value == default)

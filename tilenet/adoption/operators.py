@@ -1,23 +1,25 @@
 """What operators of torch are as layers, one entry each; here those that look around cells.
 
 A function takes its operator's first argument, and those that it understands by their names in the
-operator's schema. Any other argument must hold the schema's default (see `export`).
-
-An operator that is not in the table looks nobody knows how far around itself, so it is refused by
-its name and that of the submodule that calls it.
+operator's schema. Any other argument must hold the schema's default (see `export`). It returns
+NotImplemented for calls that may act on cells alone (`cellwise`).
 """
 
 from dataclasses import replace
 from typing import Any
 
-from tilenet.adoption.calls import OPERATORS, Call, Seen, Weight, operator
-from tilenet.adoption.cellwise import channels_first, with_weight
+from tilenet.adoption.calls import OPERATORS, Call, Noise, Padded, operator
+from tilenet.adoption.cells import BATCH, IMAGES, Cells, Weight, cells_of
+from tilenet.adoption.cellwise import from_map, to_map
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import (
-    ChannelNorm,
+    Activation,
+    Cellwise,
     Conv,
+    Dropout,
     Expand,
     GlobalPool,
+    Join,
     Norm,
     Pool,
     TransposedConv,
@@ -37,10 +39,11 @@ def _conv(
     padding: Any,
     dilation: Any,
     groups: int,
-) -> Seen:
-    before, behind = x.zeros if isinstance(x, Seen) else (0, 0)
-    value = call.map_of(replace(x, zeros=(0, 0)) if isinstance(x, Seen) else x)
-    kernel = call.square(call.weight(weight).shape[2:])
+) -> Cells:
+    before, behind = x.zeros if isinstance(x, Padded) else (0, 0)
+    value = call.map_of(x.cells if isinstance(x, Padded) else x)
+    weight = call.weight(weight)
+    kernel = call.square(weight.shape[2:])
     both = 0
     if padding == "same":
         reach = call.square(dilation) * (kernel - 1)
@@ -60,7 +63,7 @@ def _conv(
         groups,
         behind - before,
     )
-    return Seen(call.made(layer, value, weights={"weight": weight, "bias": bias}))
+    return call.made(layer, value, weights={"weight": weight, "bias": bias})
 
 
 @operator("conv_transpose2d")
@@ -73,11 +76,11 @@ def _transposed(
     padding: Any,
     output_padding: Any,
     groups: int,
-) -> Seen:
-    value = call.map_of(x)
+) -> Cells:
+    value, weight = call.map_of(x), call.weight(weight)
     layer = TransposedConv(
         value.channels,
-        call.weight(weight).shape[1] * groups,
+        weight.shape[1] * groups,
         call.square(weight.shape[2:]),
         call.square(stride),
         call.square(padding),
@@ -85,21 +88,15 @@ def _transposed(
         bias is not None,
         groups,
     )
-    return Seen(call.made(layer, value, weights={"weight": weight, "bias": bias}))
-
-
-@operator("linear")
-def _linear(call: Call, x: Any, weight: Any, bias: Any) -> Seen:
-    value = call.map_of(x, last=True)
-    layer = Conv(value.channels, call.weight(weight).shape[0], kernel=1, bias=bias is not None)
-    weights = {"weight": weight, "bias": bias}
-    return Seen(channels_first(call).made(layer, value, weights=weights), last=True)
+    return call.made(layer, value, weights={"weight": weight, "bias": bias})
 
 
 @operator("pad")
-def _pad(call: Call, x: Any, pad: list[int], mode: str, value: float | None) -> Seen:
-    before, behind = x.zeros if isinstance(x, Seen) else (0, 0)
-    there = call.map_of(replace(x, zeros=(0, 0)) if isinstance(x, Seen) else x)
+def _pad(call: Call, x: Any, pad: list[int], mode: str, value: float | None) -> Any:
+    before, behind = x.zeros if isinstance(x, Padded) else (0, 0)
+    cells = call.cells(x.cells if isinstance(x, Padded) else x)
+    if not any(pad):
+        return x
     left, right, top, bottom, *more = [*pad, 0, 0, 0, 0][: max(4, len(pad))]
     if any(more):
         raise call.refused("channels or samples are padded", values=f" {pad}")
@@ -108,7 +105,7 @@ def _pad(call: Call, x: Any, pad: list[int], mode: str, value: float | None) -> 
             "a map is padded other than with zeros alike on rows and columns",
             values=f" {pad} {mode}",
         )
-    return Seen(there, zeros=(before + left, behind + right))
+    return Padded(cells, (before + left, behind + right))
 
 
 @operator("batch_norm")
@@ -122,11 +119,12 @@ def _batch_norm(
     training: bool,
     momentum: float,
     eps: float,
-) -> Seen:
+) -> Cells:
     value = call.map_of(x)
     if running_mean is None:
         raise call.refused("batch norm keeps no running statistics, which maps are made with")
-    if not call.weight(running_mean).name.endswith("running_mean"):
+    running_mean = call.weight(running_mean)
+    if not running_mean.name.endswith("running_mean"):
         raise call.refused("running statistics belong to no batch norm", values=" in forward")
     step = training and call.batch_norm == "step"
     counter = running_mean.name.removesuffix("running_mean") + "num_batches_tracked"
@@ -143,36 +141,40 @@ def _batch_norm(
         "running_var": running_var,
         "num_batches_tracked": Weight(counter, (), trained=False),
     }
-    return _normed(call, Seen(value), layer, weight, bias, parts)
+    return _normed(call, value, layer, weight, bias, parts)
 
 
 def _normed(
     call: Call,
-    x: Seen,
-    layer: Norm | ChannelNorm,
+    value: Value,
+    layer: Norm,
     weight: Any,
     bias: Any,
-    parts: dict[str, Weight | None] | None = None,
-) -> Seen:
+    parts: dict[str, Any] | None = None,
+) -> Cells:
     """A norm with its weight and bias, or with one of them in a layer of its own."""
     parts = parts or {}
     if weight is not None and bias is not None:
         parts, layer = {**parts, "weight": weight, "bias": bias}, replace(layer, affine=True)
-    y = replace(x, value=call.made(layer, x.value, weights=parts))
+    y = call.made(layer, value, weights=parts)
     if (weight is None) == (bias is None):
         return y
-    # A number for each channel, as with_weight takes it.
-    part = "weight" if bias is None else "bias"
+    name = "weight" if bias is None else "bias"
     one = call.weight(weight if bias is None else bias)
-    shape = one.shape if x.last else (*one.shape, 1, 1)
-    return with_weight(call, y, replace(one, shape=shape), part)
+    steps = (
+        ("reshape.default", ("value", 1), ("list", *one.shape, 1, 1)),
+        ("mul.Tensor" if bias is None else "add.Tensor", ("value", 0), ("value", 2)),
+    )
+    held = ((name, one.shape, one.trained),)
+    scale = Cellwise(value.channels, value.channels, weights=held, steps=steps)
+    return call.made(scale, call.map_of(y), weights={name: one})
 
 
 @operator("group_norm")
-def _group_norm(call: Call, x: Any, num_groups: int, weight: Any, bias: Any, eps: float) -> Seen:
-    channels = call.map_of(x).channels
-    layer = Norm(channels, channels, "group", groups=num_groups, epsilon=eps)
-    return _normed(call, x, layer, weight, bias)
+def _group_norm(call: Call, x: Any, num_groups: int, weight: Any, bias: Any, eps: float) -> Cells:
+    value = call.map_of(x)
+    layer = Norm(value.channels, value.channels, "group", groups=num_groups, epsilon=eps)
+    return _normed(call, value, layer, weight, bias)
 
 
 @operator("instance_norm")
@@ -186,30 +188,18 @@ def _instance_norm(
     eps: float,
     running_var: Any = None,
     momentum: float = 0.0,
-) -> Seen:
-    channels = call.map_of(x).channels
+) -> Cells:
+    value = call.map_of(x)
     if running_mean is not None or not use_input_stats:
         raise call.refused("instance norm keeps running statistics")
-    return _normed(call, x, Norm(channels, channels, "instance", epsilon=eps), weight, bias)
-
-
-@operator("layer_norm")
-def _layer_norm(
-    call: Call, x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps: float
-) -> Seen:
-    channels = call.map_of(x, last=True).channels
-    if list(normalized_shape) != [channels]:
-        raise call.refused(
-            "layer norm takes more than a cell's channels", values=f" {normalized_shape}"
-        )
-    layer = ChannelNorm(channels, channels, affine=False, epsilon=eps)
-    return _normed(channels_first(call), x, layer, weight, bias)
+    layer = Norm(value.channels, value.channels, "instance", epsilon=eps)
+    return _normed(call, value, layer, weight, bias)
 
 
 @operator("max_pool2d")
 def _max_pool(
     call: Call, x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool
-) -> Seen:
+) -> Cells:
     value = call.map_of(x)
     width, both = call.square(kernel_size), call.square(padding)
     step = call.square(stride) if stride else width
@@ -218,36 +208,57 @@ def _max_pool(
         # As far as the last window reaches over sizes that the stride divides.
         extra = next(e for e in range(width) if not (step * width + 2 * both + e - width) % step)
     layer = Pool(value.channels, value.channels, width, step, both, "max", extra)
-    return Seen(call.made(layer, value))
+    return call.made(layer, value)
 
 
 @operator("avg_pool2d")
 def _avg_pool(
-    call: Call, x: Any, kernel_size: Any, stride: Any, padding: Any, count_include_pad: bool
-) -> Seen:
+    call: Call,
+    x: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: bool,
+    count_include_pad: bool,
+) -> Cells:
     value = call.map_of(x)
+    if value.size == tuple(kernel_size) and not any(padding):  # all of it, whatever its size
+        return call.made(GlobalPool(value.channels, value.channels, 1), value)
     width, both = call.square(kernel_size), call.square(padding)
     if both and not count_include_pad:
         raise call.refused("an average does not count zeros around the map")
     step = call.square(stride) if stride else width
+    if ceil_mode and (both or any((cells - width) % step for cells in value.size)):
+        raise call.refused("an average is taken of windows that reach over the map's edge")
     layer = Pool(value.channels, value.channels, width, step, both, "average")
-    return Seen(call.made(layer, value))
+    return call.made(layer, value)
 
 
 @operator("adaptive_avg_pool2d")
-def _adaptive_pool(call: Call, x: Any, output_size: Any) -> Seen:
+def _adaptive_pool(call: Call, x: Any, output_size: Any) -> Cells:
     value = call.map_of(x)
-    return Seen(
-        call.made(GlobalPool(value.channels, value.channels, call.square(output_size)), value)
-    )
+    if value.size == call.sizes[2:]:
+        return cells_of(value)
+    return call.made(GlobalPool(value.channels, value.channels, call.square(output_size)), value)
 
 
 @operator("mean")
-def _mean(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False) -> Seen:
-    value = call.map_of(x)
-    if sorted(d % 4 for d in dim or []) != [2, 3] or not keepdim:
+def _mean(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False) -> Any:
+    """Over all rows and columns, in whatever dimensions they are."""
+    cells = call.cells(x)
+    places = {place % len(cells.dims) for place in dim or []}
+    letters = sorted(one for n in places for one in cells.dims[n] if isinstance(one, str))
+    if not letters:
+        return NotImplemented
+    if letters != ["H", "W"] or any(isinstance(one, int) for n in places for one in cells.dims[n]):
         raise call.refused("a mean is taken over other dimensions than rows and columns")
-    return Seen(call.made(GlobalPool(value.channels, value.channels, 1), value))
+    value = call.map_of(to_map(cells))
+    layer = GlobalPool(value.channels, value.channels, 1)
+    average = Value(value.channels, (1, 1), True, layer, (value,))
+    dims = [
+        () if n in places else one for n, one in enumerate(cells.dims) if keepdim or n not in places
+    ]
+    return from_map(cells_of(call.entered(average)), dims)
 
 
 @operator("upsample_nearest2d", "upsample_bilinear2d")
@@ -257,13 +268,12 @@ def _upsample(
     output_size: Any,
     scale_factors: Any = None,
     align_corners: bool = False,
-) -> Seen:
+) -> Cells:
     mode: Any = "nearest" if call.operator == "upsample_nearest2d" else "bilinear"
     value = call.map_of(x)
-    size = call.shape[2], call.shape[3]
+    size = call.sizes[2], call.sizes[3]
     if value.whole:
-        expand = Expand(value.channels, value.channels, "", mode, align_corners)
-        return Seen(replace(call.made(expand, value), like=_like(call, value, size)))
+        return _expanded(call, value, mode, corners=align_corners)
     factors = {size[0] / value.size[0], size[1] / value.size[1], *(scale_factors or [])}
     factor = next(iter(factors))
     if len(factors) > 1 or factor != int(factor):
@@ -271,9 +281,28 @@ def _upsample(
             "maps are enlarged by whole numbers only", values=f" {value.size} to {size}"
         )
     if factor == 1:
-        return Seen(value)
+        return cells_of(value)
     layer = Upsample(value.channels, value.channels, int(factor), mode, align_corners)
-    return Seen(call.made(layer, value))
+    return call.made(layer, value)
+
+
+def _expanded(call: Call, value: Value, mode: Any, *, corners: bool = False) -> Cells:
+    """A whole map enlarged to the size of another map."""
+    like = _like(call, value, (call.sizes[2], call.sizes[3]))
+    expand = Expand(value.channels, value.channels, "", mode, corners)
+    return cells_of(call.entered(replace(call.layer(expand, value), like=like)))
+
+
+@operator("expand", "expand_as")
+def _repeated(call: Call, x: Any, **_: Any) -> Any:
+    """An average that is given to each cell."""
+    cells = call.cells(x)
+    if cells.size or not cells.is_map or len(call.sizes) != 4 or max(call.sizes[2:]) == 1:
+        return NotImplemented
+    value = call.map_of(cells)
+    if value.channels != call.sizes[1]:
+        return NotImplemented
+    return _expanded(call, value, "nearest")
 
 
 def _like(call: Call, value: Value, size: tuple[int, int]) -> Value:
@@ -288,3 +317,141 @@ def _like(call: Call, value: Value, size: tuple[int, int]) -> Value:
         if one.size == size and not one.whole:
             return one
     raise call.refused("an average of the image is enlarged to a size that no map has")
+
+
+@operator("relu", "relu6", "leaky_relu", "hardtanh")
+def _rectified(
+    call: Call, x: Any, negative_slope: float = 0.01, min_val: float = 0, max_val: float = 6
+) -> Any:
+    if not call.cells(x).is_map or (call.operator == "hardtanh" and (min_val, max_val) != (0, 6)):
+        return NotImplemented
+    value = call.map_of(x)
+    function: Any = "relu6" if call.operator == "hardtanh" else call.operator
+    slope = float(negative_slope)
+    return call.made(Activation(value.channels, value.channels, slope, function), value)
+
+
+@operator("cat")
+def _cat(call: Call, tensors: list[Any], dim: int) -> Any:
+    parts = [one for one in tensors if not (isinstance(one, Cells) and 0 in one.shape)]
+    maps = [call.cells(one) for one in parts]
+    alike = all(one.is_map for one in maps) and len({one.size for one in maps}) == 1
+    if dim not in (1, -3) or not alike:
+        return NotImplemented
+    values = [call.map_of(one) for one in maps]
+    if len(values) == 1:
+        return maps[0]
+    return call.made(Join(0, sum(one.channels for one in values)), *values)
+
+
+@operator("sum")
+def _sum(call: Call, x: Any, dim: list[int] | None = None) -> Any:
+    """Of maps that were stacked in a dimension of their own."""
+    if not isinstance(x, Cells) or x.operator != "stack.default":
+        return NotImplemented
+    (_, *maps), *place = x.arguments
+    return _joined(call, "add", maps) if list(dim or []) == (place or [0]) else NotImplemented
+
+
+def _joined(call: Call, how: Any, maps: list[Any]) -> Any:
+    """Maps that are added or multiplied; a map of one channel, or of one cell, counts for all."""
+    cells = [one for one in maps if isinstance(one, Cells) and one.is_map]
+    channels = {one.shape[1] for one in cells}
+    alike = len({one.size for one in cells} - {None}) < 2 and len(channels - {1}) < 2
+    if len(cells) < len(maps) or not alike:
+        return NotImplemented
+    values = [call.map_of(one) for one in cells]
+    return call.made(Join(0, max(channels), how=how), *values)
+
+
+@operator("add", "sub")
+def _add(call: Call, x: Any, other: Any) -> Any:
+    if isinstance(x, Noise):
+        if x.stage != "uniform" or not isinstance(other, int | float):
+            raise call.refused("random numbers are used for something else than drop path")
+        return replace(x, stage="shifted", keep=float(-other if call.operator == "sub" else other))
+    if isinstance(other, Noise):
+        return _add(call, other, x)
+    return NotImplemented if call.operator == "sub" else _joined(call, "add", [x, other])
+
+
+@operator("mul")
+def _multiply(call: Call, x: Any, other: Any) -> Any:
+    if isinstance(x, Noise):
+        x, other = other, x
+    if isinstance(other, Noise):
+        return _drop_path(call, x, other)
+    return _joined(call, "multiply", [x, other])
+
+
+@operator("div")
+def _divide(call: Call, x: Any, other: Any) -> Any:
+    if not isinstance(x, Noise):
+        return NotImplemented
+    if x.stage != "mask" or x.scaled or x.keep != other:
+        raise call.refused("drop path does not divide what it keeps by the probability")
+    return replace(x, scaled=True)
+
+
+def _drop_path(call: Call, x: Any, noise: Noise) -> Cells:
+    cells = call.cells(x)
+    value = call.map_of(to_map(cells))
+    if noise.stage != "mask" or not 0 < noise.keep <= 1:
+        raise call.refused("random numbers are used for something else than drop path")
+    if not noise.scaled and noise.keep != 1:
+        # x was divided by the probability before.
+        divided = (("div.Tensor", ("value", 0), noise.keep),)
+        if not isinstance(value.layer, Cellwise) or value.layer.steps != divided:
+            raise call.refused("drop path does not divide what it keeps by the probability")
+        value = value.inputs[0]
+    return _dropped(call, value, cells, 1 - noise.keep, "samples")
+
+
+def _dropped(call: Call, value: Value, cells: Cells, share: float, drops: Any) -> Cells:
+    layer = Dropout(value.channels, value.channels, share, drops)
+    dropped = replace(value, layer=layer, inputs=(value,), weights={}, like=None)
+    return from_map(cells_of(call.entered(dropped)), cells.dims)
+
+
+@operator("rand", "empty", "new_empty")
+def _noise(call: Call, x: Any, size: Any = None, dtype: Any = None) -> Any:
+    if len(call.sizes) == 4 and call.sizes[1] == 0:  # a map without channels, for a cat
+        return Cells(((BATCH,), (0,), ("H",), ("W",)), (call.sizes[2], call.sizes[3]))
+    if call.sizes == (IMAGES, *[1] * (len(call.sizes) - 1)):
+        return Noise("uniform" if call.operator == "rand" else "empty")
+    raise call.refused("random numbers are used for something else than drop path")
+
+
+@operator("bernoulli")
+def _bernoulli(call: Call, x: Any, p: float) -> Noise:
+    if not isinstance(x, Noise):
+        raise call.refused("random numbers are used for something else than drop path")
+    return replace(x, stage="mask", keep=float(p), scaled=False)
+
+
+@operator("floor")
+def _floor(call: Call, x: Any) -> Any:
+    if not isinstance(x, Noise):
+        return NotImplemented
+    if x.stage != "shifted":
+        raise call.refused("random numbers are used for something else than drop path")
+    return replace(x, stage="mask")
+
+
+@operator("dropout", "feature_dropout")
+def _dropout(call: Call, x: Any, p: float, train: bool) -> Any:
+    cells = call.cells(x)
+    if not train or not p:
+        return cells
+    if p == 1:
+        raise call.refused("everything is dropped")
+    if call.operator == "dropout":
+        return _dropped(call, call.map_of(to_map(cells)), cells, float(p), "cells")
+    return _dropped(call, call.map_of(cells), cells, float(p), "channels")
+
+
+@operator("detach")
+def _detach(call: Call, x: Any) -> Any:
+    """A weight that is not trained stays what it is."""
+    is_fixed = isinstance(x, Cells) and isinstance(x.source, Weight) and not x.source.trained
+    return x if is_fixed else NotImplemented

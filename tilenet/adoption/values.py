@@ -8,7 +8,7 @@ join that needs it, or by a join that takes it in place of the map at hand.
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from tilenet.geometry.layers import Expand, Join, Layer, Stash
+from tilenet.geometry.layers import Cellwise, Expand, Join, Layer, Stash
 
 __all__ = ["Linear", "Value", "linearise"]
 
@@ -77,9 +77,12 @@ def linearise(output: Value) -> Linear:
             name = name_of(_Use(first))
             before.append(Join(at_hand.channels, first.channels, (name,), "take"))
         layer = value.layer
-        if isinstance(layer, Join):
-            kept = tuple(name_of(_Use(v)) for i, v in enumerate(value.inputs) if i != place)
+        if isinstance(layer, Join | Cellwise):
+            others = [one for i, one in enumerate(value.inputs) if i != place]
+            kept = tuple(name_of(_Use(one)) for one in others)
             layer = replace(layer, in_channels=first.channels, kept=kept, place=place)
+            if isinstance(layer, Cellwise):
+                layer = replace(layer, channels=tuple(one.channels for one in others))
         elif isinstance(layer, Expand):
             assert value.like is not None
             layer = replace(layer, name=name_of(_Use(value.like, sizes=True)))
@@ -97,7 +100,9 @@ def _listed(
     names: dict[str, str] = {}
     for value, made in [(image, []), *steps]:
         layers += made
-        names |= {f"{len(layers) - 1}.{own}": name for own, name in value.weights.items()}
+        # Where a layer takes kept maps, torchgpipe's wrapper has it as a part.
+        part = "module." if layers and isinstance(layers[-1], Cellwise) and layers[-1].kept else ""
+        names |= {f"{len(layers) - 1}.{part}{own}": name for own, name in value.weights.items()}
         width = value.channels
         layers += [Stash(width, width, name, sizes) for name, sizes in uses[id(value)]]
     return Linear(tuple(layers), names)

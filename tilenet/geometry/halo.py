@@ -23,7 +23,7 @@ from typing import Literal
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
-from tilenet.geometry.layers import Expand, GlobalPool, Join, Layer, Norm, Stash, walk
+from tilenet.geometry.layers import Expand, GlobalPool, Join, Joining, Layer, Norm, Stash, walk
 
 __all__ = [
     "Context",
@@ -186,7 +186,7 @@ def reached(
     grids = map_grids(layers) if own_px else []
     for number, shifts in reversed(list(enumerate(_shifts(layers)))):
         layer = layers[number]
-        if isinstance(layer, Join | Expand):
+        if isinstance(layer, Joining | Expand):
             own, *kept = shifts
             waiting |= {
                 name: _moved(interval, shift) for name, shift in zip(layer.names, kept, strict=True)
@@ -237,8 +237,9 @@ def _shifts(layers: tuple[Layer, ...]) -> tuple[Shifts, ...]:
         out = layer.grid(grid, *kept)
         if isinstance(layer, Expand):
             found.append((None, None))
-        elif isinstance(layer, Join):
-            used = (None, *kept) if layer.how == "take" else (grid, *kept)
+        elif isinstance(layer, Joining):
+            taken = isinstance(layer, Join) and layer.how == "take"
+            used = (None if taken else grid, *kept)
             names = ("the map before", *layer.names)
             found.append(tuple(_shift(*one, out) for one in zip(names, used, strict=True)))
         else:

@@ -3,15 +3,16 @@
 What is refused here would end in an error of torch, in endless memory, or in a wait without end.
 """
 
+import re
 from dataclasses import Field, asdict, fields
 from math import isfinite, lcm
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.layers import (
     Activation,
-    ChannelNorm,
+    Cellwise,
     Conv,
     Dropout,
     Expand,
@@ -20,20 +21,20 @@ from tilenet.geometry.layers import (
     Layer,
     Norm,
     Pool,
-    Scale,
     Stash,
     TransposedConv,
     Upsample,
     walk,
 )
+from tilenet.geometry.older_layers import as_cellwise
 
 __all__ = ["KINDS", "POP", "check_grids", "check_layers", "layer_from_json", "layer_to_json"]
 
 KINDS: dict[str, type[Layer]] = {
     kind.kind: kind
     for kind in (
-        Conv, TransposedConv, Pool, Upsample, Norm, ChannelNorm, Scale, Dropout, Activation,
-        Stash, Join, GlobalPool, Expand,
+        Conv, TransposedConv, Pool, Upsample, Norm, Dropout, Activation, Cellwise, Stash, Join,
+        GlobalPool, Expand,
     )
 }  # fmt: skip
 
@@ -61,6 +62,8 @@ def layer_from_json(entry: dict[str, Any]) -> Layer:
         TilenetError: The entry is not a layer that this version knows.
     """
     values: dict[str, Any] = {key: value for key, value in entry.items() if key != "kind"}
+    if (older := as_cellwise(entry)) is not None:
+        return older
     if entry.get("kind") == POP and "name" in values:
         entry, values["kept"] = {"kind": "join"}, [values.pop("name")]
     kind = KINDS.get(str(entry.get("kind")))
@@ -70,8 +73,11 @@ def layer_from_json(entry: dict[str, Any]) -> Layer:
             f"a layer must have a known kind and that kind's fields (got {_short(entry)}); "
             f"known kinds: {', '.join(KINDS)}"
         )
-    values = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-    return kind(**values)
+    return kind(**{key: _frozen(value) for key, value in values.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
 
 
 MOST_LAYERS = 10_000
@@ -82,6 +88,8 @@ MOST_ALIGNMENT_PX = 2**15  # that of 10 poolings is 2¹⁰
 MOST_HALO_PX = 2**20
 MOST_STEPS = 2**18  # layers times alignment: a second or two
 MOST_SAID = 200
+WEIGHT = re.compile(r"weight|bias|w\d{1,4}")  # names of a cellwise layer's weights
+MOST_PARTS, MOST_NUMBER = 2**12, 2**63
 
 
 def check_layers(layers: tuple[Layer, ...], bands: int, classes: int) -> None:
@@ -165,9 +173,18 @@ def _is_sound(layer: Layer, part: "Field[Any]") -> bool:
         return type(value) in (int, float) and isfinite(value) and abs(value) < 1e6
     if kind is bool:
         return type(value) is bool
-    if kind == tuple[str, ...]:
-        return isinstance(value, tuple) and all(isinstance(name, str) for name in value)
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and _is_plain(value)
     return isinstance(value, str) and (kind is str or value in get_args(kind))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value consists of words, numbers that a file can hold, and tuples of these."""
+    if isinstance(value, tuple):
+        return len(value) <= MOST_PARTS and all(_is_plain(one) for one in value)
+    if isinstance(value, int | float):
+        return isfinite(value) and abs(value) <= MOST_NUMBER
+    return value is None or isinstance(value, str)
 
 
 def _fits(layer: Layer, kept: dict[str, int]) -> bool:
@@ -189,9 +206,53 @@ def _fits(layer: Layer, kept: dict[str, int]) -> bool:
             return same and layer.name not in kept
         case Expand():
             return same and kept.pop(layer.name, None) == 0
-        case Join():
+        case Join() if all(isinstance(name, str) for name in layer.names):
             return _joins(layer, [kept.pop(name, 0) for name in layer.names])
+        case Cellwise() if all(isinstance(name, str) for name in layer.names):
+            return _computes(layer, tuple(kept.pop(name, 0) for name in layer.names))
+        case Join() | Cellwise():
+            return False
     return same
+
+
+def _computes(layer: Cellwise, channels: tuple[int, ...]) -> bool:
+    """Whether a cellwise layer takes maps of these channels, and each step what is there.
+
+    What its operators make is checked where they are known, in `model.cellwise`.
+    """
+    maps = len(channels) + 1
+    if channels != layer.channels or 0 in channels or not 0 <= layer.place < maps:
+        return False
+    if not set(layer.single) <= set(range(maps)):
+        return False
+    for weight in layer.weights:
+        match weight:
+            case (str(name), tuple(shape), bool()) if WEIGHT.fullmatch(name):
+                if not all(type(n) is int and 0 < n <= MOST_CHANNELS for n in shape):
+                    return False
+            case _:
+                return False
+    there = maps + len(layer.weights)
+    for number, step in enumerate(layer.steps):
+        match step:
+            case (str(), *arguments) if all(_refers(one, there + number) for one in arguments):
+                continue
+        return False
+    return bool(layer.steps) and layer.num_parameters < 2**50
+
+
+def _refers(argument: Any, there: int) -> bool:
+    """Whether an argument of a step has a known form, and takes values that there are."""
+    match argument:
+        case ("value", int(number)):
+            return 0 <= number < there
+        case ("size", int(number), str(letters)):
+            return 0 < number <= MOST_CHANNELS and set(letters) <= set("BHW")
+        case ("list", *arguments):
+            return all(_refers(one, there) for one in arguments)
+        case ("named", str(), part):
+            return _refers(part, there)
+    return not isinstance(argument, tuple)
 
 
 def _joins(layer: Join, channels: list[int]) -> bool:

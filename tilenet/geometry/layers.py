@@ -5,8 +5,8 @@ model and `tilenet.model.network`, which builds the modules, all read the very s
 was computed beforehand is what runs. Rows and columns are treated alike (kernels are square), so
 each method speaks of one axis and counts in *cells*, the pixels of a feature map.
 
-Most layers take the map of the layer before. A `Stash` keeps that map under a name; a `Join` and an
-`Expand` take kept maps too, each of them once.
+Most layers take the map of the layer before. A `Stash` keeps that map under a name; a `Join`, a
+`Cellwise` and an `Expand` take kept maps too, each of them once.
 
 A `GlobalPool` makes a map of a few cells out of the whole image's, and the layers behind it work on
 these cells, alike on every tile, until a gate or an `Expand` brings them back to the pixels. Such a
@@ -16,24 +16,25 @@ map is called *whole* here: its grid has stride 0.
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, floor
-from typing import ClassVar, Literal, TypeVar
+from math import ceil, floor, prod
+from typing import Any, ClassVar, Literal, TypeVar
 
 from tilenet.geometry.grid import HALF, WHOLE, Grid
 
 __all__ = [
     "Activation",
-    "ChannelNorm",
+    "Cellwise",
     "Conv",
     "Dropout",
     "Expand",
     "GlobalPool",
     "Join",
+    "Joining",
     "Layer",
     "Norm",
     "Pool",
-    "Scale",
     "Stash",
+    "Step",
     "TransposedConv",
     "Upsample",
     "by_place",
@@ -283,43 +284,6 @@ class Norm(Layer):
 
 
 @dataclass(frozen=True)
-class ChannelNorm(Layer):
-    """Normalisation over the channels of each cell (`LayerNorm` of maps)."""
-
-    affine: bool = True
-    epsilon: float = 1e-5
-
-    kind: ClassVar[str] = "channel_norm"
-
-    @property
-    def num_parameters(self) -> int:
-        return 2 * self.out_channels if self.affine else 0
-
-
-@dataclass(frozen=True)
-class Scale(Layer):
-    """x · factor + offset, and then times a weight and plus a bias of each channel.
-
-    Attributes:
-        weight: Whether there are weights.
-        bias: Whether there are biases.
-        trained: Whether these are; else they are fixed numbers of the network.
-    """
-
-    factor: float = 1.0
-    offset: float = 0.0
-    weight: bool = False
-    bias: bool = False
-    trained: bool = True
-
-    kind: ClassVar[str] = "scale"
-
-    @property
-    def num_parameters(self) -> int:
-        return self.trained * self.out_channels * (self.weight + self.bias)
-
-
-@dataclass(frozen=True)
 class Dropout(Layer):
     """Dropout of whole channels (`Dropout2d`), of single cells, or of whole samples (drop path)."""
 
@@ -329,22 +293,16 @@ class Dropout(Layer):
     kind: ClassVar[str] = "dropout"
 
 
-Function = Literal[
-    "leaky_relu", "relu", "relu6", "elu", "silu", "gelu", "gelu_tanh", "hardswish", "hardsigmoid",
-    "sigmoid", "tanh", "softplus", "mish", "channel_softmax",
-]  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Activation(Layer):
-    """A function of each cell's values; rectifiers are computed in place (`in_place`).
+    """A rectifier, which may write over its input (`in_place`).
 
     Attributes:
         slope: That of the leaky rectifier below 0.
     """
 
     slope: float = 0.01
-    function: Function = "leaky_relu"
+    function: Literal["leaky_relu", "relu", "relu6"] = "leaky_relu"
 
     kind: ClassVar[str] = "activation"
 
@@ -363,8 +321,30 @@ class Stash(Layer):
     kind: ClassVar[str] = "stash"
 
 
+class Joining(Layer):
+    """A layer that takes the map and kept ones, cell by cell.
+
+    Attributes:
+        kept: Names of the kept maps, in order.
+        place: Where the map stands among the kept ones, from 0.
+    """
+
+    kept: tuple[str, ...]
+    place: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.kept
+
+    def size(self, cells: int, *kept: int) -> int:
+        return max(cells, *kept) if kept else cells
+
+    def grid(self, grid: Grid, *kept: Grid) -> Grid:
+        return next((one for one in (grid, *kept) if not one.whole), grid)
+
+
 @dataclass(frozen=True)
-class Join(Layer):
+class Join(Joining):
     """Joins the map with kept ones.
 
     Attributes:
@@ -384,19 +364,49 @@ class Join(Layer):
 
     kind: ClassVar[str] = "join"
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.kept
-
     def size(self, cells: int, *kept: int) -> int:
         if self.how == "concatenate":
             return min(cells, *kept) if self.fit == "crop" else kept[0]
         return kept[0] if self.how == "take" else max(cells, *kept)
 
     def grid(self, grid: Grid, *kept: Grid) -> Grid:
-        if self.how == "take":
-            return kept[0]
-        return next((one for one in (grid, *kept) if not one.whole), grid)
+        return kept[0] if self.how == "take" else super().grid(grid, *kept)
+
+
+# Of a cellwise layer: an operator's name, such as `mul.Tensor`, and its arguments, which are
+# numbers, words, None, and tuples: ("value", n) for the value n; ("size", n, letters) for n times
+# the batch, rows and columns among the letters B, H, W; ("list", ...); ("named", name, argument).
+Step = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Cellwise(Joining):
+    """Makes each cell of the same cells of maps, and of weights and numbers, by operators of torch.
+
+    Values are numbered: the maps in their order, the weights, then the result of each step, of
+    which the last is the map. A whole map of one cell counts for all cells.
+
+    Attributes:
+        kept: Names of the kept maps, in order.
+        place: Where the map stands among the kept ones, from 0.
+        channels: Channels of each kept map.
+        single: Numbers of the maps that are whole maps of one cell.
+        weights: Name and shape of each weight, and whether it is trained.
+        steps: The operators, in the order in which they run.
+    """
+
+    kept: tuple[str, ...] = ()
+    place: int = 0
+    channels: tuple[int, ...] = ()
+    single: tuple[int, ...] = ()
+    weights: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
+    steps: tuple[Step, ...] = ()
+
+    kind: ClassVar[str] = "cellwise"
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(prod(shape) for _, shape, trained in self.weights if trained)
 
 
 @dataclass(frozen=True)
@@ -450,7 +460,7 @@ def in_place(layers: tuple[Layer, ...], index: int) -> bool:
     layer before for its own backward, and no stash.
     """
     layer, before = layers[index], layers[index - 1] if index else None
-    if not isinstance(layer, Activation) or layer.function not in ("leaky_relu", "relu", "relu6"):
+    if not isinstance(layer, Activation):
         return False
     while isinstance(before, Dropout):  # in evaluation it gives its input itself
         index -= 1

@@ -20,7 +20,7 @@ from math import ceil
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import context_of, map_grids, reached
-from tilenet.geometry.layers import Conv, Join, Layer, Stash, walk
+from tilenet.geometry.layers import Conv, Join, Joining, Layer, Stash, walk
 from tilenet.geometry.tiles import Span, Tiling
 from tilenet.geometry.windows import Window, overlap
 
@@ -116,8 +116,10 @@ def axis_shares(
         size = layer.size(before.cells, *(one.cells for one in kept))
         grid = layer.grid(before.grid, *(one.grid for one in kept))
         out = _Map(grid, size, own_edges(grid, size, edges_px))
-        if isinstance(layer, Join):
-            joined = (*kept, *([] if layer.how == "take" else [before]))
+        # Of a whole map all is there; of one for which another is taken, nothing is looked at.
+        taken = isinstance(layer, Join) and layer.how == "take"
+        if isinstance(layer, Joining):
+            joined = kept if taken else (*kept, before)
             edges = {one.edges for one in joined if not one.grid.whole}
             if len(edges) > 1:
                 shown = " and ".join(map(str, sorted(edges, reverse=True)))
@@ -126,8 +128,6 @@ def axis_shares(
                     f"a skip must be shared out as the map that it joins ({names}: cells end at "
                     f"{shown}); use halo_mode: overlap"
                 )
-        # Of a whole map all is there; of one for which another is taken, nothing is looked at.
-        taken = isinstance(layer, Join) and layer.how == "take"
         local = not (before.grid.whole or out.grid.whole or taken)
         own = pairwise(before.edges)
         needs = (_needs(layer, *span) for span in pairwise(out.edges)) if local else own

@@ -1,4 +1,4 @@
-"""Modules that torch does not have: norms, pooling by 2 × 2, paddings, scales.
+"""Modules that torch does not have: norms, pooling by 2 × 2, paddings.
 
 Pooling takes the maximum over blocks of 2 × 2 cells. Torch's own operator notes where each maximum
 lies, in 8 bytes per output cell, and on a CPU it looks at one cell after another. Blocks that do
@@ -7,26 +7,22 @@ comparisons once more. (Measured on one core, 16 channels of 512² cells, float3
 2.5 ms, both ways 36 ms and 20 ms.)
 """
 
-from collections.abc import Callable
 from copy import copy
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tilenet.geometry.layers import Activation, Scale
+from tilenet.geometry.layers import Activation
 from tilenet.model.gpipe import is_recomputing
 
 __all__ = [
     "BatchNorm",
     "BlockMaxPool",
-    "ChannelNormalise",
     "FrozenBatchNorm",
     "PaddedConv",
     "PaddedPool",
-    "ScaleChannels",
     "activation",
     "block_max",
     "out_of_place",
@@ -131,39 +127,6 @@ class FrozenBatchNorm(nn.BatchNorm2d):
         return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
 
 
-class ChannelNormalise(nn.LayerNorm):
-    """Normalisation over the channels of each cell, (B, C, H, W) in and out."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-class ScaleChannels(nn.Module):
-    """`geometry.layers.Scale`, (B, C, H, W) in and out; weights and biases are (C,)."""
-
-    weight: Tensor | None
-    bias: Tensor | None
-
-    def __init__(self, layer: Scale) -> None:
-        super().__init__()
-        self.factor, self.offset = layer.factor, layer.offset
-        for name, there in (("weight", layer.weight), ("bias", layer.bias)):
-            values = torch.full((layer.out_channels,), float(name == "weight")) if there else None
-            if layer.trained:
-                self.register_parameter(name, None if values is None else nn.Parameter(values))
-            else:
-                self.register_buffer(name, values)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.factor != 1:
-            x = x * self.factor
-        if self.offset:
-            x = x + self.offset
-        if self.weight is not None:
-            x = x * self.weight[:, None, None]
-        return x if self.bias is None else x + self.bias[:, None, None]
-
-
 class PaddedConv(nn.Conv2d):
     """A convolution with further zeros below and on the right."""
 
@@ -190,30 +153,6 @@ class PaddedPool(nn.Module):
         return y
 
 
-class ChannelSoftmax(nn.Module):
-    """Softmax over the channels of each cell."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.softmax(1)
-
-
-FUNCTIONS: dict[str, Callable[..., nn.Module]] = {
-    "relu": nn.ReLU,
-    "relu6": nn.ReLU6,
-    "elu": nn.ELU,
-    "silu": nn.SiLU,
-    "gelu": nn.GELU,
-    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
-    "hardswish": nn.Hardswish,
-    "hardsigmoid": nn.Hardsigmoid,
-    "sigmoid": nn.Sigmoid,
-    "tanh": nn.Tanh,
-    "softplus": nn.Softplus,
-    "mish": nn.Mish,
-    "channel_softmax": ChannelSoftmax,
-}
-
-
 def activation(layer: Activation, *, in_place: bool) -> nn.Module:
     """The module of an activation.
 
@@ -223,9 +162,7 @@ def activation(layer: Activation, *, in_place: bool) -> nn.Module:
     if layer.function == "leaky_relu":
         # Of a negative slope the output does not tell the input's sign, which backward needs.
         return nn.LeakyReLU(layer.slope, inplace=in_place and layer.slope >= 0)
-    if layer.function in ("relu", "relu6"):
-        return FUNCTIONS[layer.function](inplace=in_place)
-    return FUNCTIONS[layer.function]()
+    return (nn.ReLU if layer.function == "relu" else nn.ReLU6)(inplace=in_place)
 
 
 def out_of_place(module: nn.Module) -> nn.Module:

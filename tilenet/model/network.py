@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import (
     Activation,
-    ChannelNorm,
+    Cellwise,
     Conv,
     Dropout,
     Expand,
@@ -22,21 +22,19 @@ from tilenet.geometry.layers import (
     Layer,
     Norm,
     Pool,
-    Scale,
     Stash,
     TransposedConv,
     Upsample,
     in_place,
 )
+from tilenet.model.cellwise import cellwise_layer
 from tilenet.model.dropout import KeyedDropout, MaskKey
 from tilenet.model.modules import (
     BatchNorm,
     BlockMaxPool,
-    ChannelNormalise,
     FrozenBatchNorm,
     PaddedConv,
     PaddedPool,
-    ScaleChannels,
     activation,
 )
 from tilenet.model.skips import expand_layer, join_layer, stash_layer
@@ -144,12 +142,8 @@ def build_layer(
             return nn.Upsample(scale_factor=layer.factor, mode=layer.mode, align_corners=corners)
         case Norm():
             return _norm(layer)
-        case ChannelNorm():
-            return ChannelNormalise(
-                layer.out_channels, layer.epsilon, elementwise_affine=layer.affine
-            )
-        case Scale():
-            return ScaleChannels(layer)
+        case Cellwise():
+            return cellwise_layer(layer)
         case Dropout():
             return KeyedDropout(layer, index, mask_key)
         case Activation():

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import map_grids, map_shapes
 from tilenet.geometry.layers import (
+    Cellwise,
     Conv,
     Expand,
     GlobalPool,
@@ -30,6 +32,7 @@ from tilenet.geometry.layers import (
 from tilenet.geometry.ownership import AxisShares, axis_shares, halo_of
 from tilenet.geometry.sweep import LayerRows, Rows, Strip, last_readers, sweep
 from tilenet.geometry.windows import Window
+from tilenet.model.cellwise import CellwiseModule
 from tilenet.model.choices import AUTOCAST
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.modules import BatchNorm
@@ -273,6 +276,10 @@ class Sweep:
                 kept = [self._rows(one, rows.out) for one in taken[1:]]
                 x = kept[0] if layer.how == "take" else self._rows(number, rows.out)
                 return joined(layer, x, kept)
+            case Cellwise() if layer.kept:
+                kept = [self._rows(one, rows.out) for one in taken[1:]]
+                module = cast(CellwiseModule, self._modules[number].module)
+                return module.compute(self._rows(number, rows.out), kept)
             case Expand():
                 return self._enlarged(number, self._rows(number, rows.out), (0, 0), layer)
             case Upsample(mode="bilinear", corners=True) if not self.grids[number].whole:

@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import (
+    Cellwise,
     Conv,
     Expand,
     Join,
@@ -345,7 +346,7 @@ def _nameless(layer: Layer) -> Layer:
     match layer:
         case Stash() | Expand():
             return replace(layer, name="0")
-        case Join():
+        case Join() | Cellwise():
             return replace(layer, kept=tuple(str(place) for place in range(len(layer.kept))))
     return layer
 

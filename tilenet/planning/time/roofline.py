@@ -7,12 +7,13 @@ instead.
 """
 
 from dataclasses import dataclass
+from math import prod
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import MapShape, map_shapes
 from tilenet.geometry.layers import (
     Activation,
-    ChannelNorm,
+    Cellwise,
     Conv,
     Dropout,
     Expand,
@@ -21,7 +22,6 @@ from tilenet.geometry.layers import (
     Layer,
     Norm,
     Pool,
-    Scale,
     TransposedConv,
     Upsample,
 )
@@ -101,6 +101,12 @@ def _kernels(
         # Each of the three reads two of (input, weights, output) or their gradients and writes
         # the third.
         return [kernel], [kernel], [kernel]
+    if isinstance(layer, Cellwise):
+        # As if each step moved the map, and each matrix among the weights met each cell.
+        numbers = sum(prod(shape) for _, shape, _ in layer.weights if len(shape) > 1)
+        cells = batch * after.rows * after.cols
+        kernel = Kernel(2 * numbers * cells, len(layer.steps) * (before_bytes + after_bytes))
+        return [kernel], [], [kernel, kernel]
     forward, backward = _maps_moved(layer, before_bytes, after_bytes, item_bytes)
     return [Kernel(0, forward)], [], [Kernel(0, backward)]
 
@@ -116,13 +122,13 @@ def _convolution_operations(
 
 def _maps_moved(layer: Layer, before: float, after: float, item_bytes: int) -> tuple[float, float]:
     """Bytes that a layer without arithmetic to speak of moves forward and backward."""
-    if isinstance(layer, Norm | ChannelNorm):
+    if isinstance(layer, Norm):
         # The statistics need a pass of their own, over the map and, backward, over both the map
         # and its gradient.
         return 2 * before + after, 2 * (before + after) + before
     if isinstance(layer, Activation):
         return before + after, before + 2 * after  # its sign is read off the saved output
-    if isinstance(layer, Dropout | Upsample | Scale | GlobalPool | Expand):
+    if isinstance(layer, Dropout | Upsample | GlobalPool | Expand):
         return before + after, before + after  # the mask is one value a channel
     if isinstance(layer, Join):
         # All maps are read, and written once more.

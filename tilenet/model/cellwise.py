@@ -1,0 +1,233 @@
+"""Layers that make each cell of the same cells, by operators of torch that a list names.
+
+A file may hold any list. So operators are allowed by their schema (torch's own tag of what acts on
+each number alone, without random numbers and without writing over anything) or by name, and a list
+runs on shapes alone before it runs on anything else.
+"""
+
+from collections.abc import Generator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.layers import Cellwise
+from tilenet.model.gpipe import pop, skippable
+
+__all__ = ["CellwiseModule", "cellwise_layer", "find_operator"]
+
+# Operators that act on channels, or only change how a tensor is seen.
+BY_NAME = frozenset({
+    "amax", "amin", "argmax", "argmin", "bmm", "cat", "chunk", "conv1d", "cumsum", "detach", "flip",
+    "full_like", "glu", "hardswish", "index_select", "layer_norm", "linalg_vector_norm", "linear",
+    "log_sigmoid", "log_softmax", "logsumexp", "matmul", "max", "mean", "min", "mm", "norm",
+    "ones_like", "permute", "prelu", "prod", "repeat", "repeat_interleave",
+    "reshape", "rms_norm", "roll", "select",
+    "slice", "softmax", "split", "split_with_sizes", "stack", "std", "sum", "unbind", "var",
+    "zeros_like",
+})  # fmt: skip
+VIEWS = frozenset({
+    "chunk", "detach", "item", "permute", "reshape", "select", "slice", "split",
+    "split_with_sizes", "unbind",
+})  # fmt: skip
+ITEM, CONVERT = "item", "convert"  # one of several results; numbers as the map's
+MOST_NUMBERS = 2**26  # of a value made of the few cells of a check
+
+
+@lru_cache(maxsize=1024)
+def find_operator(name: str) -> Any:
+    """The operator of torch of a name such as `mul.Tensor`, if it may act on cells; else None."""
+    base, _, overload = name.partition(".")
+    packet = getattr(torch.ops.aten, base, None) if base.isidentifier() else None
+    found = getattr(packet, overload, None) if packet and overload.isidentifier() else None
+    if not isinstance(found, torch._ops.OpOverload) or found._schema.is_mutable:
+        return None
+    if torch.Tag.nondeterministic_seeded in found.tags:
+        return None
+    return found if torch.Tag.pointwise in found.tags or base in BY_NAME else None
+
+
+class CellwiseModule(nn.Module):
+    """A `geometry.layers.Cellwise` of one map, (B, C, H, W) in and out."""
+
+    def __init__(self, layer: Cellwise) -> None:
+        super().__init__()
+        self.layer = layer
+        for name, shape, trained in layer.weights:
+            values = torch.zeros(shape)
+            if trained:
+                self.register_parameter(name, nn.Parameter(values))
+            else:
+                self.register_buffer(name, values)
+        self._last, self._copies = _last_uses(layer), _is_view(layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(x, [])
+
+    def compute(self, x: Tensor, kept: Sequence[Tensor]) -> Tensor:
+        """The map made of the map and the kept ones."""
+        layer = self.layer
+        maps = [*kept[: layer.place], x, *kept[layer.place :]]
+        weights = [getattr(self, name) for name, _, _ in layer.weights]
+        y = _run(layer, maps, weights, self._last)
+        if self._copies:  # a part of a map would keep all of it
+            y = y.clone(memory_format=torch.contiguous_format)
+        # Backward reaches each map that is handed on, for which torchgpipe waits.
+        return _Tied.apply(y, *maps) if kept else y  # type: ignore[no-untyped-call]
+
+    def extra_repr(self) -> str:
+        return ", ".join(str(step[0]) for step in self.layer.steps)
+
+
+class _CellwiseJoin(CellwiseModule):
+    """The same of kept maps too."""
+
+    def forward(self, x: Tensor) -> Generator[Any, Tensor, Tensor]:  # type: ignore[override]
+        maps: list[Tensor] = []
+        for name in self.layer.kept:
+            kept = yield pop(name)
+            maps.append(kept)
+        return self.compute(x, maps)
+
+
+class _Tied(torch.autograd.Function):
+    """A map that is tied to others, which get no gradient by that."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, *maps: Tensor) -> Tensor:
+        ctx.others = len(maps)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0], *(None for _ in range(ctx.others))
+
+
+def cellwise_layer(layer: Cellwise) -> nn.Module:
+    """The module of a layer, which receives the kept maps of its names.
+
+    Raises:
+        TilenetError: Its operators are not known, or do not make such a map.
+    """
+    _check(layer)
+    if not layer.kept:
+        return CellwiseModule(layer)
+    module: nn.Module = skippable(pop=layer.names)(_CellwiseJoin)(layer)
+    return module
+
+
+def _run(
+    layer: Cellwise, maps: list[Tensor], weights: list[Tensor], last: tuple[tuple[int, ...], ...]
+) -> Tensor:
+    values: list[Any] = [*maps, *weights]
+    cells = next((x for n, x in enumerate(maps) if n not in layer.single), maps[0])
+    sizes = dict(zip("BHW", (cells.shape[0], *cells.shape[2:]), strict=True))
+    for (name, *arguments), done in zip(layer.steps, last, strict=True):
+        given = [_resolve(one, values, sizes) for one in arguments if not _is_named(one)]
+        named = {one[1]: _resolve(one[2], values, sizes) for one in arguments if _is_named(one)}
+        if name == ITEM:
+            values.append(given[0][given[1]])
+        elif name == CONVERT:
+            values.append(given[0].to(maps[0].dtype))
+        else:
+            values.append(find_operator(name)(*given, **named))
+        for number in done:  # what a map without backward would keep to its end
+            values[number] = None
+    result: Tensor = values[-1]
+    return result
+
+
+def _is_named(argument: Any) -> bool:
+    return isinstance(argument, tuple) and argument[0] == "named"
+
+
+def _resolve(argument: Any, values: list[Any], sizes: dict[str, int]) -> Any:
+    match argument:
+        case ("value", number):
+            return values[number]
+        case ("size", number, letters):
+            for letter in letters:
+                number *= sizes[letter]
+            return number
+        case ("list", *arguments):
+            return [_resolve(one, values, sizes) for one in arguments]
+    return argument
+
+
+def _is_view(layer: Cellwise) -> bool:
+    """Whether the result lies where one of the maps does."""
+    first = len(layer.channels) + 1 + len(layer.weights)
+    number = first + len(layer.steps) - 1
+    while number >= first:
+        name, *arguments = layer.steps[number - first]
+        if name.partition(".")[0] not in VIEWS or not arguments:
+            return False
+        taken = _values_of(arguments[0])
+        number = next(iter(taken), -1)
+    return number >= 0
+
+
+def _last_uses(layer: Cellwise) -> tuple[tuple[int, ...], ...]:
+    """For each step the results of steps that no later one takes."""
+    first = len(layer.channels) + 1 + len(layer.weights)
+    seen: set[int] = set()
+    last = []
+    for number, step in reversed(list(enumerate(layer.steps))):
+        taken = {one for one in _values_of(step) if one >= first} - seen
+        seen |= taken
+        last.append(tuple(taken) if number < len(layer.steps) - 1 else ())
+    return tuple(reversed(last))
+
+
+def _values_of(argument: Any) -> set[int]:
+    if isinstance(argument, tuple) and argument:
+        if argument[0] == "value":
+            return {argument[1]}
+        return set().union(*(_values_of(one) for one in argument))
+    return set()
+
+
+class _Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Operators whose results are as large as some map may be."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.numel() > MOST_NUMBERS:
+            raise ValueError(f"{func} makes {result.numel()} numbers of 2 x 3 x 5 cells")
+        return result
+
+
+@lru_cache(maxsize=4096)
+def _check(layer: Cellwise) -> None:
+    """Refuse operators that are not known, and lists that make another map than the layer says."""
+    for step in layer.steps:
+        if step[0] not in (ITEM, CONVERT) and find_operator(step[0]) is None:
+            raise TilenetError(
+                f"a layer acts on each cell by operators that are known to ({step[0]} of this "
+                "version of torch is not); use another checkpoint, or the version that wrote it"
+            )
+    channels = list(layer.channels)
+    channels.insert(layer.place, layer.in_channels)
+    size = (2, 3, 5)
+    maps = [
+        torch.empty(size[0], wide, *((1, 1) if n in layer.single else size[1:]), device="meta")
+        for n, wide in enumerate(channels)
+    ]
+    weights = [torch.empty(shape, device="meta") for _, shape, _ in layer.weights]
+    cells = (1, 1) if len(layer.single) == len(maps) else size[1:]
+    wanted = (size[0], layer.out_channels, *cells)
+    try:
+        with _Bounded():  # type: ignore[no-untyped-call]
+            shape: Any = tuple(_run(layer, maps, weights, _last_uses(layer)).shape)
+    except Exception as error:  # whatever torch says of a list that a file holds
+        shape = f"{type(error).__name__}: {str(error)[:200]}"
+    if shape != wanted:
+        raise TilenetError(
+            f"a layer's operators make the map that it says (of network.json: {wanted}, they "
+            f"make: {shape}); use another checkpoint"
+        )
