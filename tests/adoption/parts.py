@@ -484,14 +484,22 @@ def _channels(draw: Draw) -> nn.Module:
     )
 
 
-@rule(RARE, "rectangular")
+@rule(KEEP, "rectangular")
 def _rectangular(draw: Draw) -> nn.Module:
-    if draw.of("form", "pair", "one") == "pair":
+    form = draw.of("form", "pair", "one", "dilated", "same", "grouped")
+    if form == "pair":
         pads = [(0, 1), (1, 0)]
         return nn.Sequential(
             nn.Conv2d(WIDE, WIDE, (1, 3), padding=pads[0]),
             nn.Conv2d(WIDE, WIDE, (3, 1), padding=pads[1]),
         )
+    match form:
+        case "dilated":
+            return nn.Conv2d(WIDE, WIDE, (3, 1), padding=(3, 0), dilation=(3, 1))
+        case "same":
+            return nn.Conv2d(WIDE, WIDE, (1, 7), padding="same", bias=False)
+        case "grouped":
+            return nn.Conv2d(WIDE, WIDE, (5, 1), padding=(2, 0), groups=WIDE)
     return nn.Conv2d(WIDE, WIDE, (3, 5), padding=(1, 2))
 
 

@@ -234,12 +234,13 @@ class Sum(nn.Module):
 
 
 class Grouped(nn.Module):
-    """Channels in groups, shuffled, weighed by an attention over them, gated by linear layers."""
+    """Channels in groups, shuffled, weighed by an attention over them; kernels not square."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.act = nn.Conv2d(3, 8, 4, 2, 1), nn.PReLU(8, 0.3)
-        self.one, self.two = (nn.Conv2d(4, 4, 3, padding=d, dilation=d) for d in (1, 3))
+        self.one = nn.Conv2d(4, 4, (1, 7), padding=(0, 3), groups=2)
+        self.two = nn.Conv2d(4, 4, (3, 1), padding=(2, 0), dilation=(2, 1))
         self.squeeze, self.scale = nn.Linear(4, 8), nn.Parameter(torch.rand(4, 1, 1))
         self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 16)
         self.head = nn.ConvTranspose2d(8, 3, 2, 2)

@@ -158,6 +158,7 @@ ONE_OF_EACH = [
     Conv(6, 4, 5, 2, 3, 1, bias=True),
     Conv(6, 4),
     Conv(6, 4, groups=2, extra=1),
+    Conv(6, 4, 1, cols=(5, 2, 4)),
     TransposedConv(6, 4, groups=2),
     TransposedConv(6, 4, 3, 2, 1, 1, bias=True),
     TransposedConv(6, 4),

@@ -126,6 +126,11 @@ class Call:
             raise self.refused("a weight is made in forward, or is a buffer that is not persistent")
         return x
 
+    def pair(self, numbers: Any) -> tuple[int, int]:
+        """An argument of a number for rows and one for columns, or of one for both."""
+        numbers = list(numbers) if isinstance(numbers, list | tuple) else [numbers]
+        return int(numbers[0]), int(numbers[-1])
+
     def square(self, numbers: Any) -> int:
         """An argument of one number for rows and columns."""
         numbers = list(numbers) if isinstance(numbers, list | tuple) else [numbers]

@@ -154,7 +154,7 @@ class _Interpreter:
             self._note(node, result)
 
     def _entered(self, result: Any) -> Any:
-        """A map that cells are again is computed once, whoever uses it."""
+        """Cells that are a map again are computed once, by one layer."""
         if not isinstance(result, Cells) or result.source is not None or not result.is_map:
             return result
         value = map_of(result)

@@ -43,26 +43,26 @@ def _conv(
     before, behind = x.zeros if isinstance(x, Padded) else (0, 0)
     value = call.map_of(x.cells if isinstance(x, Padded) else x)
     weight = call.weight(weight)
-    kernel = call.square(weight.shape[2:])
-    both = 0
+    kernels, dilations = weight.shape[2:], call.pair(dilation)
+    reaches = [d * (k - 1) for d, k in zip(dilations, kernels, strict=True)]
+    pads = (0, 0)
     if padding == "same":
-        reach = call.square(dilation) * (kernel - 1)
-        both, behind = reach // 2, behind + reach % 2
+        pads = reaches[0] // 2, reaches[1] // 2
+        behind += call.square([one % 2 for one in reaches])
     elif padding != "valid":
-        both = call.square(padding)
+        pads = call.pair(padding)
     if behind < before:
         raise call.refused("more zeros are padded above than below")
+    if 2 * pads[0] - reaches[0] != 2 * pads[1] - reaches[1]:
+        raise call.refused(
+            "a map loses other cells above than on the left", values=f" {kernels} pads {pads}"
+        )
+    rows, cols = zip(kernels, dilations, (one + before for one in pads), strict=True)
+    kernel, dilation, pad = rows
     layer = Conv(
-        value.channels,
-        weight.shape[0],
-        kernel,
-        call.square(stride),
-        call.square(dilation),
-        both + before,
-        bias is not None,
-        groups,
-        behind - before,
-    )
+        value.channels, weight.shape[0], kernel, call.square(stride), dilation, pad,
+        bias is not None, groups, behind - before, () if rows == cols else cols,
+    )  # fmt: skip
     return call.made(layer, value, weights={"weight": weight, "bias": bias})
 
 

@@ -16,14 +16,24 @@ of the deepest pooling.
 Sizes of the feature maps between a network's layers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import lcm
 from typing import Literal
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
-from tilenet.geometry.layers import Expand, GlobalPool, Join, Joining, Layer, Norm, Stash, walk
+from tilenet.geometry.layers import (
+    Expand,
+    GlobalPool,
+    Join,
+    Joining,
+    Layer,
+    Norm,
+    Stash,
+    across,
+    walk,
+)
 
 __all__ = [
     "Context",
@@ -264,11 +274,24 @@ def _shift(name: str, grid: Grid | None, out: Grid) -> int | None:
 
 @lru_cache(maxsize=16)
 def context_of(layers: tuple[Layer, ...]) -> Context:
-    """Walk the layers and say what tiles they need.
+    """Walk the layers and say what tiles they need, along rows and along columns the same.
 
     Raises:
         TilenetError: The network's output is not on its input's pixel grid.
     """
+    one, cols = _along_an_axis(layers), across(layers)
+    if cols is layers:
+        return one
+    other = _along_an_axis(cols)
+    return replace(
+        one,
+        context_aligned_px=max(one.context_aligned_px, other.context_aligned_px),
+        context_any_pixel_px=max(one.context_any_pixel_px, other.context_any_pixel_px),
+        halo_px=max(one.halo_px, other.halo_px),
+    )
+
+
+def _along_an_axis(layers: tuple[Layer, ...]) -> Context:
     grids = map_grids(layers)
     alignment = lcm(*(grid.stride.numerator for grid in grids if not grid.whole))
     end = grids[-1]

@@ -191,6 +191,8 @@ def _fits(layer: Layer, kept: dict[str, int]) -> bool:
     """Whether a layer whose values are sound can be built; takes the kept maps that it wants."""
     same = layer.in_channels == layer.out_channels
     match layer:
+        case Conv(cols=cols) if cols and not _is_rectangle(layer):
+            return False
         case Conv() | TransposedConv():
             padded = isinstance(layer, Conv) or layer.output_padding < layer.stride
             grouped = not (layer.in_channels % layer.groups or layer.out_channels % layer.groups)
@@ -213,6 +215,16 @@ def _fits(layer: Layer, kept: dict[str, int]) -> bool:
         case Join() | Cellwise():
             return False
     return same
+
+
+def _is_rectangle(layer: Conv) -> bool:
+    """Whether a kernel that is not square gives maps of the same grid along both axes."""
+    if len(layer.cols) != 3 or not all(type(one) is int for one in layer.cols):
+        return False
+    kernel, dilation, padding = layer.cols
+    sound = 0 < kernel <= MOST_CELLS and 0 < dilation <= MOST_CELLS and 0 <= padding <= MOST_CELLS
+    across = layer.along_cols
+    return sound and 2 * padding - across.reach == 2 * layer.padding - layer.reach
 
 
 def _computes(layer: Cellwise, channels: tuple[int, ...]) -> bool:

@@ -2,8 +2,9 @@
 
 A network is a flat tuple of these frozen layers. The halo walk, the parameter counts, the memory
 model and `tilenet.model.network`, which builds the modules, all read the very same tuple, so what
-was computed beforehand is what runs. Rows and columns are treated alike (kernels are square), so
-each method speaks of one axis and counts in *cells*, the pixels of a feature map.
+was computed beforehand is what runs. Maps lie on the same grid along rows and along columns, so
+each method speaks of one axis and counts in *cells*, the pixels of a feature map. Where a kernel is
+not square, it speaks of rows, and that of `across` of columns.
 
 Most layers take the map of the layer before. A `Stash` keeps that map under a name; a `Join`, a
 `Cellwise` and an `Expand` take kept maps too, each of them once.
@@ -14,7 +15,7 @@ map is called *whole* here: its grid has stride 0.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor, prod
 from typing import Any, ClassVar, Literal, TypeVar
@@ -37,6 +38,7 @@ __all__ = [
     "Step",
     "TransposedConv",
     "Upsample",
+    "across",
     "by_place",
     "in_place",
     "walk",
@@ -137,6 +139,7 @@ class Conv(_Windowed):
         padding: Zeros on each side.
         groups: Groups of channels that are convolved apart.
         extra: Further zeros below and on the right.
+        cols: Kernel, dilation and padding along columns, where they differ from those along rows.
     """
 
     kernel: int = 3
@@ -146,6 +149,7 @@ class Conv(_Windowed):
     bias: bool = False
     groups: int = 1
     extra: int = 0
+    cols: tuple[int, ...] = ()
 
     kind: ClassVar[str] = "conv"
 
@@ -161,8 +165,22 @@ class Conv(_Windowed):
         return self.stride == 1 and self.kernel % 2 == 1 and same
 
     @property
+    def is_square(self) -> bool:
+        """Whether rows and columns are treated alike."""
+        return not self.cols
+
+    @property
+    def along_cols(self) -> "Conv":
+        """The same with a square kernel, as wide as this one."""
+        if not self.cols:
+            return self
+        kernel, dilation, padding = self.cols
+        return replace(self, kernel=kernel, dilation=dilation, padding=padding, cols=())
+
+    @property
     def num_parameters(self) -> int:
-        weights = self.in_channels * self.out_channels * self.kernel**2 // self.groups
+        taps = self.kernel * self.along_cols.kernel
+        weights = self.in_channels * self.out_channels * taps // self.groups
         return weights + (self.out_channels if self.bias else 0)
 
 
@@ -443,6 +461,13 @@ class Expand(Layer):
 
     def grid(self, grid: Grid, *kept: Grid) -> Grid:
         return kept[0]
+
+
+def across(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """The layers as columns see them: with square kernels, as wide as theirs."""
+    if all(not isinstance(layer, Conv) or layer.is_square for layer in layers):
+        return layers
+    return tuple(layer.along_cols if isinstance(layer, Conv) else layer for layer in layers)
 
 
 def by_place(layer: Layer) -> bool:

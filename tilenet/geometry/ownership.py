@@ -20,7 +20,7 @@ from math import ceil
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import context_of, map_grids, reached
-from tilenet.geometry.layers import Conv, Join, Joining, Layer, Stash, walk
+from tilenet.geometry.layers import Conv, Join, Joining, Layer, Stash, across, walk
 from tilenet.geometry.tiles import Span, Tiling
 from tilenet.geometry.windows import Window, overlap
 
@@ -151,8 +151,10 @@ def tiling_shares(
 ) -> tuple[tuple[AxisShares, ...], tuple[AxisShares, ...]]:
     """How the owners of tiles share each layer's maps, along rows and along columns."""
     rows, cols = (
-        axis_shares(layers, pixels, [*(span.first for span in spans), pixels])
-        for pixels, spans in zip(tiling.extended, (tiling.rows, tiling.cols), strict=True)
+        axis_shares(line, pixels, [*(span.first for span in spans), pixels])
+        for line, pixels, spans in zip(
+            (layers, across(layers)), tiling.extended, (tiling.rows, tiling.cols), strict=True
+        )
     )
     return rows, cols
 
@@ -182,7 +184,7 @@ def takes_copy(layer: Conv, cells: int) -> bool:
         cells: Cells of all samples of the input.
     """
     weights = layer.out_channels // layer.groups * layer.kernel**2
-    return not layer.keeps_size or cells < FEWEST_CELLS * weights
+    return not (layer.keeps_size and layer.is_square) or cells < FEWEST_CELLS * weights
 
 
 def _needs(layer: Layer, first: int, stop: int) -> tuple[int, int]:
@@ -200,6 +202,7 @@ def check_shares(layers: tuple[Layer, ...], spans: tuple[Span, ...], axis: str) 
     """
     edges = (*(span.first for span in spans), spans[-1].first + spans[-1].own)
     unit = context_of(layers).alignment_px
+    layers = layers if axis == "rows" else across(layers)
     least, where = unit, ""
     for index, (layer, one) in enumerate(
         zip(layers, axis_shares(layers, edges[-1], edges), strict=True)
@@ -285,8 +288,8 @@ def prefix_halo_px(layers: tuple[Layer, ...], stop: int) -> int:
     useless = unjoined(layers, stop)
     prefix = tuple(layer for index, layer in enumerate(layers[:stop]) if index not in useless)
     first, last = map_grids(prefix)[-1].cells(0, unit)
-    interval = reached(prefix, first, last)
-    if interval is None:  # an average that was enlarged: no tile looks at its own pixels for it
+    intervals = [one for line in (prefix, across(prefix)) if (one := reached(line, first, last))]
+    if not intervals:  # an average that was enlarged: no tile looks at its own pixels for it
         return 0
-    context = max(-interval[0], interval[1] - (unit - 1), 0)
+    context = max(0, *(max(-low, high - (unit - 1)) for low, high in intervals))
     return -(-context // unit) * unit

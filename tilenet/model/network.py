@@ -27,7 +27,7 @@ from tilenet.geometry.layers import (
     Upsample,
     in_place,
 )
-from tilenet.model.cellwise import cellwise_layer
+from tilenet.model.cellwise import CellwiseModule, cellwise_layer
 from tilenet.model.dropout import KeyedDropout, MaskKey
 from tilenet.model.modules import (
     BatchNorm,
@@ -160,14 +160,14 @@ def build_layer(
 
 
 def _conv(layer: Conv) -> nn.Module:
-    made = PaddedConv if layer.extra else nn.Conv2d
+    made, cols = PaddedConv if layer.extra else nn.Conv2d, layer.along_cols
     module = made(
         layer.in_channels,
         layer.out_channels,
-        layer.kernel,
+        (layer.kernel, cols.kernel),
         layer.stride,
-        layer.padding,
-        layer.dilation,
+        (layer.padding, cols.padding),
+        (layer.dilation, cols.dilation),
         layer.groups,
         layer.bias,
     )
@@ -195,11 +195,16 @@ def _norm(layer: Norm) -> nn.Module:
 
 
 def _draw_weights(module: nn.Module, seed: int) -> None:
-    """Kaiming's normal weights for leaky rectifiers, zero biases.
+    """Kaiming's normal weights for leaky rectifiers, zero biases; around 1 in cellwise layers.
 
     Without normalisation torch's default would halve the signal in every layer. Drawn in float32
     on the CPU whatever the precision, so that the weights depend on the seed only.
     """
+    for part in module.modules():
+        if isinstance(part, CellwiseModule):
+            generator = torch.Generator().manual_seed(seed % 2**63)
+            for values in (*part.parameters(), *part.buffers()):
+                values.data = 0.5 + torch.rand(values.shape, generator=generator)
     if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
         weight = module.weight
         channels = module.in_channels // module.groups

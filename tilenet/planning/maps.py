@@ -16,7 +16,7 @@ from typing import Literal
 from tilenet.errors import TilenetError
 from tilenet.geometry.bands import read_ratio
 from tilenet.geometry.halo import context_of, fewest_cells, map_shapes, summed_cells
-from tilenet.geometry.layers import Conv, Layer, Norm, TransposedConv
+from tilenet.geometry.layers import Cellwise, Conv, Layer, Norm, TransposedConv
 from tilenet.geometry.ownership import check_shares, prefix_halo_px
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut
 from tilenet.planning.memory.partition import inference_bytes
@@ -291,7 +291,7 @@ def _operations(layers: tuple[Layer, ...], tiling: Tiling, swept: float | None) 
     shapes = map_shapes(layers, *size)
     total = 0
     for layer, before, after in zip(layers, shapes, shapes[1:], strict=False):
-        if isinstance(layer, Conv | TransposedConv):
+        if isinstance(layer, Cellwise | Conv | TransposedConv):
             cells = before if isinstance(layer, TransposedConv) else after
             total += layer.num_parameters * cells.rows * cells.cols
     return total * len(tiling.tiles) if swept is None else total

@@ -139,7 +139,7 @@ def spatial_layer(layer: Layer, index: int, module: nn.Module, around: Halos) ->
         TilenetError: How the layer could be cut is not known.
     """
     match layer:
-        case Conv(kernel=1, stride=1, padding=0):
+        case Conv(kernel=1, stride=1, padding=0, cols=()):
             return module
         case Conv():
             return SpatialConv(module, index, around, layer)
@@ -198,8 +198,9 @@ class SpatialConv(_Spatial):
             return convolve(x, self.weight, self.bias, shape, journey)
         padding, journey = _padded_columns(layer, journey)
         extended = _extended(x, journey, 0.0)
+        dilation = layer.dilation, layer.along_cols.dilation
         return F.conv2d(
-            extended, self.weight, self.bias, layer.stride, padding, layer.dilation, layer.groups
+            extended, self.weight, self.bias, layer.stride, padding, dilation, layer.groups
         )
 
 
@@ -284,6 +285,7 @@ def _padded_columns(layer: Conv | Pool, journey: Journey) -> tuple[tuple[int, in
 
     Columns on both sides of a rank that has all of them need no copy.
     """
+    layer = layer.along_cols if isinstance(layer, Conv) else layer
     halo, padding = journey.halo, layer.padding
     top, bottom, left, right = halo.border
     cols = (halo.need.width + 2 * padding - layer.reach - 1) // layer.stride + 1

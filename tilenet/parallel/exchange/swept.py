@@ -28,6 +28,7 @@ from tilenet.geometry.layers import (
     Stash,
     TransposedConv,
     Upsample,
+    across,
 )
 from tilenet.geometry.ownership import AxisShares, axis_shares, halo_of
 from tilenet.geometry.sweep import LayerRows, Rows, Strip, last_readers, sweep
@@ -122,7 +123,7 @@ class Sweep:
         self._image = map_shapes(layers, *size)
         self.starts = [_first_cells(grid, part) for grid in self.grids]
         if columns is None:
-            alone = axis_shares(layers, part.width, (0, part.width))
+            alone = axis_shares(across(layers), part.width, (0, part.width))
             self._columns = Columns(alone, 0, Line(None))
         else:
             self._columns = columns

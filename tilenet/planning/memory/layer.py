@@ -113,7 +113,7 @@ class Case:
         dtype: Dtype of its input.
         kept: Shape and dtype of each kept map that it takes.
         precision: Precision of the run.
-        halo: Cells around its input that come from neighbours.
+        halo: Cells above and on the left of its input that come from neighbours.
         wants_gradient: Whether its input does; images do not.
         in_place: Whether an activation may write over its input.
         viewed: Whether the input is a view (of instance norm's result): autograd pays for writing
@@ -125,7 +125,7 @@ class Case:
     dtype: torch.dtype
     kept: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     precision: str
-    halo: int
+    halo: tuple[int, int]
     wants_gradient: bool
     in_place: bool = False
     viewed: bool = False
@@ -134,13 +134,14 @@ class Case:
 class _WithHalo(nn.Module):
     """A layer on its input with a halo; where the layer does not use the halo up, it is cut off."""
 
-    def __init__(self, layer: Layer, module: nn.Module, halo: int) -> None:
+    def __init__(self, layer: Layer, module: nn.Module, halo: tuple[int, int]) -> None:
         super().__init__()
         self.module, self.halo = module, halo
-        self.cut = layer.factor * halo if isinstance(layer, Upsample) else 0
+        self.cut = layer.factor * halo[0] if isinstance(layer, Upsample) else 0
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.module(F.pad(x, (self.halo,) * 4))
+        rows, cols = self.halo
+        y: Tensor = self.module(F.pad(x, (cols, cols, rows, rows)))
         if self.cut:
             y = y[:, :, self.cut : -self.cut, self.cut : -self.cut].contiguous()
         return y
@@ -182,11 +183,13 @@ def measure(case: Case) -> tuple[LayerBytes, torch.dtype, bool]:
     """The layer's cost, the dtype of its output, and whether that is a view."""
     with FakeTensorMode(), torch.enable_grad():
         layer = case.layer
-        if case.halo and isinstance(layer, Conv | Pool):
+        if any(case.halo) and isinstance(layer, Conv | Pool):
             layer = replace(layer, padding=0, extra=0)
+            if isinstance(layer, Conv) and layer.cols:
+                layer = replace(layer, cols=(*layer.cols[:2], 0))
         images = tuple(range(case.shape[0]))
         module = build_layer(layer, 0, MaskKey(images=images), in_place=case.in_place)
-        if case.halo:
+        if any(case.halo):
             module = _WithHalo(layer, module, case.halo)
         cast_parameters(module, parameter_dtype(case.precision))
         for parameter in module.parameters():
@@ -322,7 +325,9 @@ def layer_bytes(
         if isinstance(layer, Stash):
             channels = 0 if layer.sizes else before.channels
             stashed[layer.name] = ((batch, channels, *shape[2:]), dtype)
-        halo = _halo(layer, batch * before.rows * before.cols) if halo_mode == "exchange" else 0
+        halo = 0, 0
+        if halo_mode == "exchange":
+            halo = _halo(layer, batch * before.rows * before.cols)
         case = Case(
             _nameless(layer), shape, dtype, kept, precision, halo, wants_gradient=index > 0,
             in_place=in_place(layers, index),
@@ -394,10 +399,13 @@ def check_weight_bytes(layers: tuple[Layer, ...]) -> None:
         )
 
 
-def _halo(layer: Layer, cells: int) -> int:
+def _halo(layer: Layer, cells: int) -> tuple[int, int]:
     """Cells around its input, of a number of cells, that a layer works on a copy with."""
     if isinstance(layer, Conv):
-        return layer.reach // 2 if takes_copy(layer, cells) else 0
+        copied = takes_copy(layer, cells)
+        return (layer.reach // 2, layer.along_cols.reach // 2) if copied else (0, 0)
     if isinstance(layer, Pool):
-        return max(layer.padding, layer.kernel - layer.stride, 0)
-    return int(isinstance(layer, Upsample) and layer.mode == "bilinear")
+        around = max(layer.padding, layer.kernel - layer.stride, 0)
+    else:
+        around = int(isinstance(layer, Upsample) and layer.mode == "bilinear")
+    return around, around
