@@ -25,6 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
 
 from bench.exactness.libraries import BANDS, SIZE_PX, Listed, networks_of_libraries
@@ -239,7 +240,7 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, list[list[str]]]:
         "Networks by library": totals,
         "Networks that are not taken, under the first reason": [
             ["reason", "number", "networks"],
-            *([reason, str(len(names)), ", ".join(names)] for reason, names in most),
+            *([reason, str(len(names)), "; ".join(names)] for reason, names in most),
         ],
     }
 
@@ -259,7 +260,8 @@ def bench(quick: bool, networks: tuple[str, ...] = ()) -> Found:
             rows += alone(adopt_each, own, limit_s=3 * LIMIT_S * len(own))
     for row in rows if networks else ():
         print(f"{row['outcome']}: {row['library']}/{row['name']} {row['reason']}")
-    figures = {"networks": rows, "absent": absent, "tables": tables(rows)}
+    versions = {name: version(name) for name in sorted(installed()) if name != "written"}
+    figures = {"networks": rows, "absent": absent, "of": versions, "tables": tables(rows)}
     return figures, [] if networks else claims(rows)
 
 

@@ -124,5 +124,5 @@ def test_the_page_groups_what_is_not_taken_by_reason(
     page = render.rendered()
     assert "\n## Networks by library\n\n| library | networks |" in page
     assert "\n| timm | 5 | 1 | 3 | 1 | 4 | 25% |\n| all | 5 | 1 | 3 | 1 | 4 | 25% |\n" in page
-    assert "\n| refused: split: unknown \\| at all | 2 | timm/b, timm/e |\n" in page
+    assert "\n| refused: split: unknown \\| at all | 2 | timm/b; timm/e |\n" in page
     assert "| timm/c (attention) |\n" in page
