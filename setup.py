@@ -40,7 +40,8 @@ setup(
         "mpich": ["mpich>=4.1"],
         "openmpi": ["openmpi>=5.0"],
         "tensorboard": ["tensorboard>=2.9"],  # tensorboard: true
-        "bench": [  # other people's networks, for the benches networks and modules
+        "bench": [  # other people's networks, for the benches networks, modules and taken
+            "monai>=1.4",
             "segmentation-models-pytorch>=0.5",
             "timm>=1.0",
             "torchvision>=0.18",

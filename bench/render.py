@@ -68,7 +68,8 @@ def write() -> None:
 
 
 def rendered() -> str:
-    """Its text: a row for each bench, and below it its claims."""
+    """Its text: a row for each bench, below it its claims; then tables that benches make."""
+    tables: dict[str, list[list[str]]] = {}
     rows = [["claim", "value", "goal", "holds"], ["---"] * 4]
     for name, path in programs().items():
         asks = f"**[{name}]({path.relative_to(BENCH)})**: {question(name)}"
@@ -84,7 +85,17 @@ def rendered() -> str:
                 [f"{asks}{on} {result['machine']}", "", f"[JSON](results/{stem}.json)", held]
             )
             rows += [_row(claim) for claim in result["claims"]]
-    return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+            tables |= result["figures"].get("tables", {})
+    return HEAD + _table(rows) + "".join(_section(*one) for one in tables.items())
+
+
+def _section(title: str, rows: list[list[str]]) -> str:
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return f"\n## {title}\n\n" + _table([cells[0], ["---"] * len(cells[0]), *cells[1:]])
+
+
+def _table(rows: list[list[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _row(claim: dict[str, Any]) -> list[str]:
