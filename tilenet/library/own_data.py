@@ -13,10 +13,9 @@ from tilenet.library.train import read_once
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
-from tilenet.parallel.ranks.meeting import check_alike
 from tilenet.parallel.ranks.together import together
 from tilenet.training.architecture import Architecture
-from tilenet.training.config.read import read_keys, with_listed_images
+from tilenet.training.config.read import read_keys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.images.open import RunImages, agree_on_files, open_images
 from tilenet.training.images.survey import run_survey
@@ -78,8 +77,8 @@ def open_data(
     """
     with agreed(comm):
         check_names(keys, KEYS, "steps")
-    check_alike(comm, repr(sorted(keys.items(), key=str)))
-    run = read_once(lambda: _run(local, keys), comm)
+    alike = repr(sorted(keys.items(), key=str))
+    run, _ = read_once(lambda: (_run(local, keys), None), comm, alike)
     watchdog = stack.enter_context(Watchdog(run.hang_seconds, f"rank {comm.rank} of {comm.size}"))
     with together(comm) as turns:
         opened = open_images(run, stack, watchdog, turns.part_done)
@@ -123,7 +122,7 @@ def _run(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:
     }
     if keys.get("steps") is None and keys.get("epochs") is None:
         given["epochs"] = 1
-    run, _ = with_listed_images(read_keys(given | dict(keys)))
+    run = read_keys(given | dict(keys))
     if len(run.class_names) != local.adopted.classes:
         raise TilenetError(
             f"a network gives one channel per class (network: {local.adopted.classes}, classes: "
