@@ -21,6 +21,7 @@ from tilenet.training.images.open import RunImages, agree_on_files, open_images
 from tilenet.training.images.survey import run_survey
 from tilenet.training.images.workload import RunData
 from tilenet.training.network import RunNetwork
+from tilenet.training.proof.run import proved_network
 from tilenet.training.setup import RunPlan, plan_run
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ KEYS = (
     "images", "labels", "classes", "crop_px", "batch_size", "steps", "epochs", "bands", "nodata",
     "resolution", "bbox", "window", "vectors", "ignore_index", "oversample", "augment", "seed",
     "tiles", "mesh", "partitions", "balance", "checkpointing", "device", "read_ahead", "output",
-    "hang_seconds",
+    "prove", "hang_seconds",
 )  # fmt: skip
 
 
@@ -104,10 +105,9 @@ def open_data(
                 "network takes averages or statistics over them); use halo_mode='exchange' or one "
                 "tile per rank, or tilenet.train"
             )
-    watchdog.arm("the network over the ranks", SLOW)
+    watchdog.arm("the proof and the network over the ranks", SLOW)
     local.network.mask_key.seed = run.seed
-    kinds = "sgd", data.work.loads(), run.seed, run.exchange_from
-    network = RunNetwork(plan, devices, "off", run.swapping, *kinds, comm, filled=local.network)
+    network = proved_network(run, plan, None, data, devices, comm, filled=local.network)
     watchdog.rest()
     return OwnData(run, plan, data, network, watchdog)
 

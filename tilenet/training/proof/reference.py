@@ -51,9 +51,15 @@ class Answer:
 
 
 def answer_of_module(
-    module: nn.Module, adopted: Adopted, batch_norm: str | None, problem: Problem
+    module: nn.Module | None, adopted: Adopted, batch_norm: str | None, problem: Problem
 ) -> tuple[Answer | None, str]:
-    """The answer in float64 of the module, which is used up, or why there is none."""
+    """The answer in float64 of the module, which is used up, or why there is none.
+
+    Args:
+        module: None: the list of layers, which adoption proved equal to it.
+    """
+    if module is None:
+        return _answer_of_list(adopted, problem, torch.float64, torch.device("cpu")), ""
     try:
         training = {part.training for part in module.modules()}
         norms = [
@@ -83,8 +89,7 @@ def rounding_of(
     adopted: Adopted, problem: Problem, answer: Answer, device: torch.device
 ) -> tuple[float, float]:
     """How far the whole image on one device in float32 is from float64, as `Difference.apart`."""
-    network = without_dropout(adopted.network(torch.float32).to(device).train())
-    found = _answer(network, problem, adopted.names.values(), adopted.names)
+    found = _answer_of_list(adopted, problem, torch.float32, device)
     gradients = [
         largest(found.gradients[name], wanted)
         for name, wanted in answer.gradients.items()
@@ -93,6 +98,13 @@ def rounding_of(
     scale = scale_of(answer.gradients.values())
     logits = largest(found.logits, answer.logits) / scale_of([answer.logits])
     return logits, max(gradients, default=0.0) / scale
+
+
+def _answer_of_list(
+    adopted: Adopted, problem: Problem, dtype: torch.dtype, device: torch.device
+) -> Answer:
+    network = without_dropout(adopted.network(dtype).to(device).train())
+    return _answer(network, problem, adopted.names.values(), adopted.names)
 
 
 def scale_of(tensors: Any) -> float:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tilenet.errors import TilenetError
+from tilenet.model.network import Network
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.proof import (
     Difference,
@@ -59,12 +60,15 @@ def proved_network(
     devices: RunDevices,
     comm: "MPI.Intracomm",
     stop: StopRequests | None = None,
+    filled: Network | None = None,
 ) -> RunNetwork:
     """The network of a run, whose ranks were compared with the module before. Collective.
 
     Args:
-        module: On rank 0 the user's network itself, which is used up; elsewhere None.
+        module: On rank 0 the user's network itself, which is used up; None there: its list of
+            layers is what the ranks are compared with. Elsewhere None.
         data: Images or crops of the run.
+        filled: As of `RunNetwork`.
 
     Raises:
         AgreedError: The ranks do not give the module's numbers, or see `RunNetwork`.
@@ -86,7 +90,7 @@ def proved_network(
         with suppress(Exception):  # a user's module may have its own ideas of moving
             module.to("meta")  # frees its memory
     kinds = run.optimizer.kind, data.work.loads(), run.seed, run.exchange_from
-    return RunNetwork(plan, devices, run.swap, run.swapping, *kinds, comm, stop)
+    return RunNetwork(plan, devices, run.swap, run.swapping, *kinds, comm, stop, filled)
 
 
 def _problem(plan: RunPlan, size: tuple[int, int], run_pixels: float) -> Problem:
@@ -144,7 +148,7 @@ def _prove(
     answer, rounding = None, (inf, inf)
     reason: str = ""
     with together(comm, stop):  # ranks that wait leave the cores to rank 0
-        if module is not None and plan.adopted is not None:
+        if comm.rank == 0 and plan.adopted is not None:
             norms = run.network.batch_norm
             answer, reason = answer_of_module(module, plan.adopted, norms, problem)
             if answer is not None and precision == "float32":
