@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mpi4py import MPI
-from scenes import Net, write_scene
+from scenes import Net
 from torch import nn
 
 import tilenet
@@ -18,17 +18,6 @@ from tilenet.geometry.tiles import halo_rule
 from tilenet.parallel.exchange import conv, halo
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.training import setup
-
-
-@pytest.fixture
-def scene(shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    comm = MPI.COMM_WORLD
-    if comm.rank == 0:
-        write_scene(shared_path)
-    comm.Barrier()
-    monkeypatch.chdir(shared_path)
-    return shared_path
-
 
 SEEN: dict[str, Any] = {"images": "i.tif", "labels": "l.tif", "steps": 3, "seed": 4}
 
