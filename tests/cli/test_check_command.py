@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from zoo import ZOO
 from tilenet.__main__ import main as tilenet
 from tilenet.adoption.adopt import adopt
 from tilenet.cli.check import main
+from tilenet.geometry.tiles import halo_rule
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.planning import small_image
+from tilenet.training.proof import alone
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +34,11 @@ def answer(capsys: Capture, *arguments: str) -> dict[str, Any]:
     assert printed.err == ""
     assert printed.out.count("\n") == 1
     found: dict[str, Any] = json.loads(printed.out)
+    over = found.pop("over")  # tiles, to the last digit of rounding
+    assert over or "--no-prove" in arguments
+    for differences in over.values():
+        assert differences["logits"] < 1e-12
+        assert differences["gradients"] < 1e-12
     return found
 
 
@@ -57,6 +67,21 @@ class Flipping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flip(3)
+
+
+class Wide(nn.Module):
+    """Looks 402 px around each pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        far = {"padding": 200, "dilation": 200}
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 6, 5, padding=2), nn.Conv2d(6, 6, 3, **far), nn.Conv2d(6, 2, 3, **far)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
 
 
 def turning() -> nn.Module:
@@ -174,9 +199,75 @@ def test_people_are_told_the_same_numbers(capsys: Capture) -> None:
     kinds = next(line for line in lines if line.startswith("layers: "))
     counts = [one.split() for one in kinds.removeprefix("layers: ").split(", ")]
     assert {kind: int(number) for number, kind in counts} == found["kinds"]
-    assert "whole image, which no halo covers" in lines[-1]
+    assert "whole image, which no halo covers" in lines[-2]
     assert main(["zoo:Residual"]) == 0
-    assert "whole image" not in capsys.readouterr().out
+    assert "no halo covers" not in capsys.readouterr().out
+
+
+# --- over tiles
+
+
+def short_halo(*arguments: Any) -> Any:
+    rule = halo_rule(*arguments)
+    return replace(rule, halo_px=rule.halo_px - rule.alignment_px)
+
+
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a pass back over an image that tests a wide halo takes long."""
+    monkeypatch.setattr(small_image, "SPEED", 5e7)
+
+
+def test_people_are_told_how_far_tiles_are(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["zoo:Gated"]) == 0
+    number = r"\de[+-]\d\d"
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(rf"over 3 × 2 tiles +exact: logits {number}, gradients {number}", line)
+    slow(monkeypatch)
+    assert main([f"{HERE}:Wide"]) == 0
+    *_, both, tile = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        rf"over 2 × 2 tiles +exact: logits {number}, gradients {number}; 65 × 65 px are too few to "
+        "test the halo",
+        both,
+    )
+    assert re.fullmatch(rf"over a tile of 807 × 1 +exact: logits {number}", tile)
+    monkeypatch.setattr(small_image, "SPEED", 1.0)
+    assert main([f"{HERE}:Wide"]) == 0
+    *_, both, tile = capsys.readouterr().out.splitlines()
+    assert both.startswith("over 2 × 2 tiles       not compared: the smallest image for 2 × 2")
+    assert tile.startswith("over a tile of 807 × 1 not compared: ")
+    assert main([f"{HERE}:Wide", "--no-prove"]) == 0
+    assert "over" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["zoo:Residual", "zoo:Gated", f"{HERE}:Wide"])
+def test_a_short_halo_is_refused(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    slow(monkeypatch)
+    monkeypatch.setattr(alone, "halo_rule", short_halo)
+    assert main([name]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    tiles = "a tile of 807 × 1" if "Wide" in name else "3 × 2 tiles"
+    assert f"({tiles}: logits of a small random image differ by " in printed.err
+    assert main([name, "--no-prove"]) == 0
+
+
+def test_wrong_gradients_of_tiles_are_refused(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bent(pipe: Pipe, *arguments: Any) -> list[Tensor]:
+        outputs = piped(pipe, *arguments)
+        outputs[0].register_hook(lambda gradient: gradient * (1 + 1e-6))
+        return outputs
+
+    piped = Pipe.__call__
+    monkeypatch.setattr(Pipe, "__call__", bent)
+    assert main(["zoo:Residual"]) == 1
+    assert "(3 × 2 tiles: gradients of a small random image (" in capsys.readouterr().err
 
 
 # --- what cannot

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import rasterio
 import torch
-from scenes import KEYS, Net, write_scene
+from mpi4py import MPI
+from scenes import KEYS, Net
 from torch import nn
 
 import tilenet
@@ -22,27 +23,24 @@ def net() -> Net:
     return Net()
 
 
-@pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """i.tif and l.tif in the working directory."""
-    write_scene(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_a_run_is_that_of_the_command(scene: Path) -> None:
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+def test_a_run_is_that_of_the_command(scene: Path, mode: str) -> None:
+    first = MPI.COMM_WORLD.rank == 0
     steps: list[Any] = []
     scores: list[Any] = []
-    ours = {"network": {"poolings": 2, "base": 8}}
+    ours = {"network": {"poolings": 2, "base": 8}, "halo_mode": mode}
     run = tilenet.train(
         output=scene / "a", on_step=steps.append, on_validation=scores.append, **KEYS, **ours
     )
-    Path("run.yaml").write_text(json.dumps({**KEYS, **ours, "output": "b"}))
+    if first:  # which alone reads it
+        Path("run.yaml").write_text(json.dumps({**KEYS, **ours, "output": "b"}))
     assert main(["train", "-c", "run.yaml"]) == 0
     other = tilenet.Run("b")
     assert run.finished
-    assert [row["loss"] for row in steps] == list(run.history["loss"])
-    assert [row["mean_iou"] for row in scores] == list(run.validation["mean_iou"])
+    assert [row["loss"] for row in steps] == list(run.history["loss"] if first else [])
+    assert [row["mean_iou"] for row in scores] == list(run.validation["mean_iou"] if first else [])
+    assert list(run.validation["mean_iou"]) == list(other.validation["mean_iou"])
     assert list(run.history["loss"]) == list(other.history["loss"])
     mine, theirs = run.weights(), other.weights()
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)

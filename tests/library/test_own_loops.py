@@ -1,6 +1,7 @@
 """A loop of one's own makes the run of `tilenet.train`, bit for bit, and refuses what would not."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mpi4py import MPI
-from scenes import Net, write_scene
+from scenes import Net
 from torch import nn
 
 import tilenet
-
-
-@pytest.fixture
-def scene(shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    comm = MPI.COMM_WORLD
-    if comm.rank == 0:
-        write_scene(shared_path)
-    comm.Barrier()
-    monkeypatch.chdir(shared_path)
-    return shared_path
-
+from tilenet.geometry.tiles import halo_rule
+from tilenet.parallel.exchange import conv, halo
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.training import setup
 
 SEEN: dict[str, Any] = {"images": "i.tif", "labels": "l.tif", "steps": 3, "seed": 4}
 
@@ -96,6 +90,68 @@ def test_a_loop_goes_on_from_what_it_saved(scene: Path) -> None:
     assert np.array_equal(maps, job.predict("i.tif", output="logits"), equal_nan=True)
     assert first + loop(local, optimizer, job.steps(**{**SEEN, "steps": 4})) == whole
     assert np.array_equal(maps, tilenet.predict("kept", "i.tif", output="logits"), equal_nan=True)
+
+
+def short_halo(*arguments: Any) -> Any:
+    rule = halo_rule(*arguments)
+    return replace(rule, halo_px=rule.halo_px - rule.alignment_px)
+
+
+def bent(pipe: Pipe, *arguments: Any) -> list[torch.Tensor]:
+    """What the pipe gives, of gradients that are off by some 1e-6."""
+    outputs = PIPED(pipe, *arguments)
+    for output in outputs:
+        output.register_hook(lambda gradient: gradient * (1 + 1e-6))
+    return outputs
+
+
+PIPED = Pipe.__call__
+EXCHANGED = [
+    (place, "add_gradients", lambda _, pending, halo: pending.wait()) for place in (halo, conv)
+]
+BROKEN: dict[str, tuple[str, Any, list[tuple[Any, str, Any]]]] = {
+    "a short halo": ("logits", "overlap", [(setup, "halo_rule", short_halo)]),
+    "gradients of a tile": ("gradients", "overlap", [(Pipe, "__call__", bent)]),
+    "gradients of a halo": ("gradients", "exchange", EXCHANGED),
+}
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_broken_is_refused_at_the_start(
+    scene: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Of a module, and of what `tilenet.adopt` made of one; steps that prove nothing go on."""
+    number, mode, broken = BROKEN[what]
+    if mode == "exchange" and MPI.COMM_WORLD.size == 1:
+        pytest.skip("one rank exchanges nothing")
+    for place, attribute, instead in broken:
+        monkeypatch.setattr(place, attribute, instead)
+    tiles = {} if mode == "exchange" else {"tiles": {"rows": 4, "columns": 2}}
+    for net in (Net(), tilenet.adopt(Net(), 2)):
+        job = tilenet.Job()
+        job.split(net, halo_mode=mode)
+        with pytest.raises(tilenet.TilenetError, match=f"{number} of a small .* prove: false"):
+            next(job.steps(**SEEN, **tiles))
+        assert next(job.steps(**SEEN, **tiles, prove=False)).number == 0
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+def test_a_loop_says_how_far_it_is(
+    scene: Path, capfd: pytest.CaptureFixture[str], mode: Any
+) -> None:
+    comm = MPI.COMM_WORLD
+    job = tilenet.Job()
+    job.split(Net(), halo_mode=mode)
+    next(job.steps(**SEEN))
+    lines = [line for line in capfd.readouterr().err.splitlines() if "proved" in line]
+    assert len(lines) == (comm.rank == 0)
+    for line in lines:
+        assert line.startswith(f"proved on 1 × {comm.size} ranks, {mode}: logits ")
+        assert all(float(part.split()[-1]) < 1e-12 for part in line.split(": ")[1].split(", "))
+    next(job.steps(**SEEN, prove=False))
+    assert "proved" not in capfd.readouterr().err
 
 
 @pytest.mark.ranks(1, 2)

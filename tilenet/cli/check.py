@@ -12,12 +12,16 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.adoption.source import check_name, fill_in, made
 from tilenet.cli.options import Arguments
 from tilenet.errors import TilenetError, UsageError
+from tilenet.parallel.ranks.comm import world
 from tilenet.storage.checkpoints import save_checkpoint
 from tilenet.storage.network_json import NetworkRecord, check_class_names
+from tilenet.training.proof.alone import TilesProof, prove_over_tiles
 
 __all__ = ["main"]
 
@@ -37,6 +41,7 @@ def main(arguments: list[str]) -> int:
         if given.weights is not None:
             print(f"tilenet: {fill_in(module, Path(given.weights))}", file=sys.stderr)
         adopted = adopt(module, given.bands, given.batch_norm)
+        proofs = _proofs(module, adopted, given.batch_norm) if given.prove else []
         if given.save is not None:
             _save(adopted, given)
     except UsageError as error:
@@ -46,8 +51,26 @@ def main(arguments: list[str]) -> int:
         print(f"tilenet: {error}", file=sys.stderr)
         return 1
     facts = _facts(adopted)
-    print(json.dumps(facts) if given.json else _table(facts))
+    if given.json:
+        over = {one.tiles: {each.what: each.apart for each in one.differences} for one in proofs}
+        print(json.dumps(facts | {"over": over}))
+    else:
+        print("\n".join([_table(facts), *map(_line, proofs)]))
     return 0
+
+
+def _proofs(module: nn.Module, adopted: Adopted, batch_norm: str) -> list[TilesProof]:
+    """How far tiles are from the whole image, in this process."""
+    world()  # starts MPI, without which the code over tiles does not run
+    from mpi4py import MPI
+
+    return prove_over_tiles(module, adopted, batch_norm, MPI.COMM_SELF)
+
+
+def _line(proof: TilesProof) -> str:
+    found = ", ".join(f"{one.what} {one.apart:.0e}" for one in proof.differences)
+    said = "; ".join(filter(None, [found, proof.note]))
+    return f"over {proof.tiles:<17} {'exact' if found else 'not compared'}: {said}"
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -170,5 +193,11 @@ def _parser() -> Arguments:
         parser.add_argument(
             f"--{name}", nargs="+", type=float, help=f"{what} which the network gets pixels"
         )
+    parser.add_argument(
+        "--no-prove",
+        dest="prove",
+        action="store_false",
+        help="do not compare tiles of a small random image with the whole one",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

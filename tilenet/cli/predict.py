@@ -49,7 +49,9 @@ def _parser() -> Arguments:
         prog="tilenet predict",
         description="Make a georeferenced map of a raster, over all MPI ranks.",
     )
-    parser.add_argument("checkpoint", help="folder of a training run, or of one checkpoint")
+    parser.add_argument(
+        "network", metavar="checkpoint", help="folder of a training run, or of one checkpoint"
+    )
     parser.add_argument(
         "image",
         help="raster with the bands that the network reads; files that plus signs join are "

@@ -6,9 +6,8 @@ from tilenet.cli.data_options import with_values
 from tilenet.errors import AgreedError, UsageError
 from tilenet.library.train import read_once
 from tilenet.library.whole_run import train
-from tilenet.parallel.health.progress import say
 from tilenet.parallel.ranks.comm import run_as_rank, world
-from tilenet.training.config.read import read_run_file, with_listed_images
+from tilenet.training.config.read import read_run_file
 from tilenet.training.config.run_file import RunFile
 
 __all__ = ["main"]
@@ -24,15 +23,12 @@ def _train(arguments: list[str]) -> int:
         read_run_file(with_values(arguments))  # prints and exits
     comm = world()
 
-    def read() -> tuple[RunFile, bool, bool]:
+    def read() -> tuple[RunFile, tuple[bool, bool]]:
         run, given = read_run_file(with_values(arguments))
-        run, notes = with_listed_images(run)
-        for note in notes:
-            say(note)
-        return run, bool(given.resume), bool(given.overwrite)
+        return run, (bool(given.resume), bool(given.overwrite))
 
     try:
-        run, resume, overwrite = read_once(read, comm)
+        run, (resume, overwrite) = read_once(read, comm)
     except AgreedError as error:
         if not isinstance(error.__cause__, UsageError):
             raise

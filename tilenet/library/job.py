@@ -105,6 +105,9 @@ class Job:
     def steps(self, images: Any, labels: Any = None, **keys: Any) -> Iterator[OwnStep]:
         """The steps that are left of a run, one after another.
 
+        Before the first one the ranks compare a small image with the whole network, as a run does,
+        which `prove=False` leaves out.
+
         Args:
             images: As in the run file: a raster, a list, a pattern, a CSV.
             labels: Rasters or polygons.
@@ -116,7 +119,8 @@ class Job:
             Steps; each must be applied.
 
         Raises:
-            AgreedError: On all ranks, for what any rank found wrong.
+            AgreedError: On all ranks, for what any rank found wrong, or where ranks do not give
+                the network's numbers.
         """
         local = self._split("steps")
         self._meeting.at("steps")

@@ -13,15 +13,15 @@ from tilenet.library.train import read_once
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
-from tilenet.parallel.ranks.meeting import check_alike
 from tilenet.parallel.ranks.together import together
 from tilenet.training.architecture import Architecture
-from tilenet.training.config.read import read_keys, with_listed_images
+from tilenet.training.config.read import read_keys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.images.open import RunImages, agree_on_files, open_images
 from tilenet.training.images.survey import run_survey
 from tilenet.training.images.workload import RunData
 from tilenet.training.network import RunNetwork
+from tilenet.training.proof.run import proved_network
 from tilenet.training.setup import RunPlan, plan_run
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ KEYS = (
     "images", "labels", "classes", "crop_px", "batch_size", "steps", "epochs", "bands", "nodata",
     "resolution", "bbox", "window", "vectors", "ignore_index", "oversample", "augment", "seed",
     "tiles", "mesh", "partitions", "balance", "checkpointing", "device", "read_ahead", "output",
-    "hang_seconds",
+    "prove", "hang_seconds",
 )  # fmt: skip
 
 
@@ -78,8 +78,8 @@ def open_data(
     """
     with agreed(comm):
         check_names(keys, KEYS, "steps")
-    check_alike(comm, repr(sorted(keys.items(), key=str)))
-    run = read_once(lambda: _run(local, keys), comm)
+    alike = repr(sorted(keys.items(), key=str))
+    run, _ = read_once(lambda: (_run(local, keys), None), comm, alike)
     watchdog = stack.enter_context(Watchdog(run.hang_seconds, f"rank {comm.rank} of {comm.size}"))
     with together(comm) as turns:
         opened = open_images(run, stack, watchdog, turns.part_done)
@@ -105,10 +105,9 @@ def open_data(
                 "network takes averages or statistics over them); use halo_mode='exchange' or one "
                 "tile per rank, or tilenet.train"
             )
-    watchdog.arm("the network over the ranks", SLOW)
+    watchdog.arm("the proof and the network over the ranks", SLOW)
     local.network.mask_key.seed = run.seed
-    kinds = "sgd", data.work.loads(), run.seed, run.exchange_from
-    network = RunNetwork(plan, devices, "off", run.swapping, *kinds, comm, filled=local.network)
+    network = proved_network(run, plan, None, data, devices, comm, filled=local.network)
     watchdog.rest()
     return OwnData(run, plan, data, network, watchdog)
 
@@ -123,7 +122,7 @@ def _run(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:
     }
     if keys.get("steps") is None and keys.get("epochs") is None:
         given["epochs"] = 1
-    run, _ = with_listed_images(read_keys(given | dict(keys)))
+    run = read_keys(given | dict(keys))
     if len(run.class_names) != local.adopted.classes:
         raise TilenetError(
             f"a network gives one channel per class (network: {local.adopted.classes}, classes: "

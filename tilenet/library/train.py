@@ -66,15 +66,12 @@ def train(
     module = net if isinstance(net, nn.Module) else None
     given = {name: value for name, value in keys.items() if value is not None}
 
-    def read() -> RunFile:
-        run, notes = with_listed_images(read_keys(given | {"network": network_keys(net, keys)}))
-        for note in notes:
-            say(note)
-        return run
+    def read() -> tuple[RunFile, None]:
+        return read_keys(given | {"network": network_keys(net, keys)}), None
 
-    run = read_once(read, comm)
     flags = f"resume: {resume}, overwrite: {overwrite}"
-    check_alike(comm, repr(sorted(given.items(), key=str)), type(net).__name__, flags)
+    alike = repr(sorted(given.items(), key=str)), type(net).__name__, flags
+    run, _ = read_once(read, comm, *alike)
     said = {"on_step": on_step, "on_validation": on_validation}
     callbacks = Callbacks(**{name: hears for name, hears in said.items() if hears is not None})
     code = train_as_said(
@@ -83,22 +80,33 @@ def train(
     return Run(run.output, finished=code == 0)
 
 
-def read_once(read: Callable[[], T], comm: "MPI.Intracomm") -> T:
-    """What rank 0 reads, on all ranks. Collective.
+def read_once(
+    read: Callable[[], tuple[RunFile, T]], comm: "MPI.Intracomm", *alike: str
+) -> tuple[RunFile, T]:
+    """The run that rank 0 reads, its images listed, and more, on all ranks. Collective.
 
     A file that differs between nodes, or is missing on one, would have ranks do different things.
 
+    Args:
+        alike: What all ranks ask for.
+
     Raises:
-        AgreedError: It cannot be read; the cause is a UsageError where it was not understood.
+        AgreedError: It cannot be read; the cause is a UsageError where it was not understood. Or
+            ranks ask for different things.
     """
-    found: T | TilenetError | UsageError | None = None
+    found: tuple[RunFile, T] | TilenetError | UsageError | None = None
     if comm.rank == 0:
         try:
-            found = read()
+            run, more = read()
+            run, notes = with_listed_images(run)
+            for note in notes:
+                say(note)
+            found = run, more
         except (TilenetError, UsageError) as error:
             found = error
     found = comm.bcast(found)
     if isinstance(found, TilenetError | UsageError):
         raise AgreedError(str(found)) from found
+    check_alike(comm, *alike)
     assert found is not None
     return found

@@ -42,7 +42,7 @@ class Prediction:
     """What to map and how.
 
     Attributes:
-        checkpoint: Folder of a checkpoint, or of a training run; or a network that none holds.
+        network: Folder of a checkpoint, or of a training run; or a network that none holds.
         image: Any raster with the bands that the network reads, or files joined by plus signs.
         out: Path of the map; None: rank 0 keeps its values.
         output: Class numbers, or one band per class of logits or probabilities; of a regression
@@ -65,7 +65,7 @@ class Prediction:
         hang_seconds: End the job when a round of tiles takes longer; 0: never.
     """
 
-    checkpoint: str | GivenNetwork
+    network: str | GivenNetwork
     image: str
     out: str | None
     output: Output | None = None
@@ -91,7 +91,7 @@ class Prediction:
         Raises:
             TilenetError: With the first of them.
         """
-        if self.resume and (self.out is None or isinstance(self.checkpoint, GivenNetwork)):
+        if self.resume and (self.out is None or isinstance(self.network, GivenNetwork)):
             raise TilenetError(
                 "a map that may be interrupted is a file, of a network that a checkpoint holds "
                 "(resume: True); leave resume out, or save the network first"
@@ -221,10 +221,10 @@ def _output(asked: Output | None, record: NetworkRecord, folder: Path) -> Output
 
 def _opened(wanted: Prediction, *, check: bool) -> tuple[Path, NetworkRecord, Network]:
     """Where the network is from, its record, and itself with its weights."""
-    if isinstance(wanted.checkpoint, GivenNetwork):
-        given = wanted.checkpoint
+    if isinstance(wanted.network, GivenNetwork):
+        given = wanted.network
         return Path(given.name), given.record, given.network
-    folder = (checked_checkpoint if check else find_checkpoint)(Path(wanted.checkpoint))
+    folder = (checked_checkpoint if check else find_checkpoint)(Path(wanted.network))
     record = NetworkRecord.from_json(load_json(folder / "network.json"))
     weights = load_tensors(folder / "weights.safetensors")
     check_weight_count(record.layers, weights, str(folder))

@@ -18,7 +18,15 @@ from tilenet.parallel.health.progress import EXCHANGING, say
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Difference", "largest", "no_trace", "proof_precision", "say_or_refuse", "say_why_not"]
+__all__ = [
+    "Difference",
+    "check_rounding",
+    "largest",
+    "no_trace",
+    "proof_precision",
+    "say_or_refuse",
+    "say_why_not",
+]
 
 # Relative to the largest value. Some hundred layers leave 1e-15 to 1e-13; norms of few cells blow
 # that up by 1/√ε, 300 times, and gradients pass them twice. A halo that is short by a pixel, or a
@@ -81,18 +89,15 @@ def no_trace(devices: Sequence[torch.device]) -> Generator[None, None, None]:
         torch.cuda.empty_cache()
 
 
-def say_or_refuse(
-    differences: Sequence[Difference], how: str, note: str, off: str, comm: "MPI.Comm"
-) -> None:
-    """Have rank 0 say the differences. Collective; all ranks give the same.
+def check_rounding(differences: Sequence[Difference], how: str, off: str) -> None:
+    """Refuse differences that are more than rounding; all ranks give the same.
 
     Args:
         how: Ranks, mode and partitions, for people.
-        note: What is said behind the differences.
         off: What turns the proof off.
 
     Raises:
-        AgreedError: One is more than rounding.
+        AgreedError: One is.
     """
     for one in differences:
         if not one.apart <= one.limit:
@@ -102,6 +107,20 @@ def say_or_refuse(
                 f"largest, rounding is at most {one.limit:.0e}); report it, please, and until then "
                 f"use one rank and one tile, or {off} for a result that depends on them"
             )
+
+
+def say_or_refuse(
+    differences: Sequence[Difference], how: str, note: str, off: str, comm: "MPI.Comm"
+) -> None:
+    """Have rank 0 say the differences. Collective; as of `check_rounding`.
+
+    Args:
+        note: What is said behind the differences.
+
+    Raises:
+        AgreedError: One is more than rounding.
+    """
+    check_rounding(differences, how, off)
     if comm.rank == 0:
         found = ", ".join(f"{one.what} {one.apart:.0e}" for one in differences)
         rounding = ", ".join(

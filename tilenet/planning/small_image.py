@@ -4,7 +4,7 @@ What counts is the time of rank 0, which computes its tiles and then the whole i
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
@@ -14,8 +14,15 @@ from tilenet.geometry.layers import Conv, Layer, TransposedConv
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Span, Tiling, check_norms, cut
 from tilenet.geometry.windows import Window
+from tilenet.planning.compatibility import whole_image
 
-__all__ = ["ImageQuestion", "choose_small_image", "proof_grid", "untested_halo"]
+__all__ = [
+    "ImageQuestion",
+    "choose_number_too",
+    "choose_small_image",
+    "proof_grid",
+    "untested_halo",
+]
 
 SECONDS = 2.0  # of a core
 SHARE = 0.02  # of the run, where that is more
@@ -42,6 +49,7 @@ class ImageQuestion:
         replicas: Replicas whose images rank 0 computes.
         backward: Whether gradients are compared.
         run_pixels: Pixels that each rank computes in the run.
+        patience_s: Seconds of a core that it may take; more where that is little of the run.
     """
 
     layers: tuple[Layer, ...]
@@ -53,6 +61,7 @@ class ImageQuestion:
     replicas: int = 1
     backward: bool = False
     run_pixels: float = 0
+    patience_s: float = SECONDS
 
     def seconds(self, tiling: Tiling) -> float:
         """Seconds that rank 0 takes."""
@@ -65,7 +74,7 @@ class ImageQuestion:
         """Seconds that it may take."""
         pixels = prod(tiling.extended)
         once = _work(self.layers, *tiling.extended) / pixels * (3 if self.backward else 1) / SPEED
-        return max(SECONDS, SHARE * self.run_pixels * once)
+        return max(self.patience_s, SHARE * self.run_pixels * once)
 
 
 def proof_grid(run: tuple[int, int], ranks: tuple[int, int]) -> tuple[int, int]:
@@ -91,8 +100,23 @@ def choose_small_image(asked: ImageQuestion) -> Tiling:
     raise TilenetError(
         f"the smallest image for {asked.grid[0]} × {asked.grid[1]} tiles "
         f"({rows} × {cols} px) takes about {asked.seconds(tilings[-1]):.0f} s, more than "
-        f"{SECONDS:g} s and {SHARE:.0%} of the run"
+        f"{asked.patience_s:g} s and {SHARE:.0%} of the run"
     )
+
+
+def choose_number_too(asked: ImageQuestion) -> tuple[ImageQuestion, Tiling]:
+    """As `choose_small_image`, of two images where norms over all of them take no single one.
+
+    Raises:
+        TilenetError: See `choose_small_image`.
+    """
+    try:
+        return asked, choose_small_image(asked)
+    except TilenetError:
+        if whole_image(asked.layers) != "batch norm":
+            raise
+        asked = replace(asked, images=2)  # of one average a norm has no spread
+        return asked, choose_small_image(asked)
 
 
 def untested_halo(tiling: Tiling) -> str:

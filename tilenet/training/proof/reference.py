@@ -1,6 +1,6 @@
 """What a user's network gives on small whole images: logits and gradients, with nothing dropped."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,21 @@ from torch import Tensor, nn
 from tilenet.adoption.adopt import Adopted
 from tilenet.adoption.as_defined import AsDefined
 from tilenet.errors import one_line
+from tilenet.geometry.layers import Layer
 from tilenet.geometry.tiles import Tiling
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network
 from tilenet.parallel.proof import largest
 
-__all__ = ["Answer", "Problem", "answer_of_module", "rounding_of", "scale_of", "without_dropout"]
+__all__ = [
+    "Answer",
+    "Problem",
+    "answer_of_module",
+    "random_problem",
+    "rounding_of",
+    "scale_of",
+    "without_dropout",
+]
 
 
 @dataclass(frozen=True)
@@ -28,18 +37,38 @@ class Problem:
         weights: Weights (N, classes, H, W) of the outputs; the loss is their sum.
         each: Images of a replica, of its own where the network takes statistics of a step.
         replicas: Replicas that have images of their own.
+        chosen: Numbers of the tiles that are computed, forward; None: all, forward and backward.
     """
 
     tiling: Tiling
     images: Tensor
     weights: Tensor
     each: int
-    replicas: int
+    replicas: int = 1
+    chosen: Sequence[int] | None = None
 
     def of(self, replica: int) -> list[int]:
         """Numbers of a replica's images."""
         first = replica % self.replicas * self.each
         return list(range(first, first + self.each))
+
+
+def random_problem(
+    tiling: Tiling,
+    layers: tuple[Layer, ...],
+    each: int,
+    replicas: int = 1,
+    chosen: Sequence[int] | None = None,
+) -> Problem:
+    """A problem of random images and weights, the same wherever it is asked for."""
+    generator = torch.Generator().manual_seed(0)
+    images, weights = (
+        torch.randn(
+            (each * replicas, channels, *tiling.extended), generator=generator, dtype=torch.float64
+        )
+        for channels in (layers[0].in_channels, layers[-1].out_channels)
+    )
+    return Problem(tiling, images, weights, each, replicas, chosen)
 
 
 @dataclass(frozen=True)
@@ -51,9 +80,15 @@ class Answer:
 
 
 def answer_of_module(
-    module: nn.Module, adopted: Adopted, batch_norm: str | None, problem: Problem
+    module: nn.Module | None, adopted: Adopted, batch_norm: str | None, problem: Problem
 ) -> tuple[Answer | None, str]:
-    """The answer in float64 of the module, which is used up, or why there is none."""
+    """The answer in float64 of the module, which is used up, or why there is none.
+
+    Args:
+        module: None: the list of layers, which adoption proved equal to it.
+    """
+    if module is None:
+        return _answer_of_list(adopted, problem, torch.float64, torch.device("cpu")), ""
     try:
         training = {part.training for part in module.modules()}
         norms = [
@@ -83,8 +118,7 @@ def rounding_of(
     adopted: Adopted, problem: Problem, answer: Answer, device: torch.device
 ) -> tuple[float, float]:
     """How far the whole image on one device in float32 is from float64, as `Difference.apart`."""
-    network = without_dropout(adopted.network(torch.float32).to(device).train())
-    found = _answer(network, problem, adopted.names.values(), adopted.names)
+    found = _answer_of_list(adopted, problem, torch.float32, device)
     gradients = [
         largest(found.gradients[name], wanted)
         for name, wanted in answer.gradients.items()
@@ -93,6 +127,13 @@ def rounding_of(
     scale = scale_of(answer.gradients.values())
     logits = largest(found.logits, answer.logits) / scale_of([answer.logits])
     return logits, max(gradients, default=0.0) / scale
+
+
+def _answer_of_list(
+    adopted: Adopted, problem: Problem, dtype: torch.dtype, device: torch.device
+) -> Answer:
+    network = without_dropout(adopted.network(dtype).to(device).train())
+    return _answer(network, problem, adopted.names.values(), adopted.names)
 
 
 def scale_of(tensors: Any) -> float:
@@ -120,11 +161,12 @@ def _answer(
     """
     like = next(network.parameters())
     network.zero_grad()
-    with AsDefined(drops=False):
+    with AsDefined(drops=False), torch.set_grad_enabled(problem.chosen is None):
         out = network(problem.images.to(like, copy=True))
         while not isinstance(out, Tensor):
             out = next(iter(out.values())) if isinstance(out, dict) else out[0]
-        (out * problem.weights.to(out)).sum().backward()  # type: ignore[no-untyped-call]
+        if out.requires_grad:
+            (out * problem.weights.to(out)).sum().backward()  # type: ignore[no-untyped-call]
     wanted, gradients = set(trained), {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         name = name if names is None else names[name]

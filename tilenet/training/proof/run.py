@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tilenet.errors import TilenetError
+from tilenet.model.network import Network
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.proof import (
     Difference,
@@ -28,10 +29,11 @@ from tilenet.planning.compatibility import whole_image
 from tilenet.planning.mesh import most_tiles
 from tilenet.planning.small_image import (
     ImageQuestion,
-    choose_small_image,
+    choose_number_too,
     proof_grid,
     untested_halo,
 )
+from tilenet.training.config.keys import SwappingKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.images.workload import RunData
 from tilenet.training.network import RunNetwork
@@ -39,6 +41,7 @@ from tilenet.training.proof.reference import (
     Answer,
     Problem,
     answer_of_module,
+    random_problem,
     rounding_of,
     scale_of,
 )
@@ -48,7 +51,7 @@ from tilenet.training.setup import RunPlan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["proved_network"]
+__all__ = ["compare", "proved_network"]
 
 
 def proved_network(
@@ -59,12 +62,15 @@ def proved_network(
     devices: RunDevices,
     comm: "MPI.Intracomm",
     stop: StopRequests | None = None,
+    filled: Network | None = None,
 ) -> RunNetwork:
     """The network of a run, whose ranks were compared with the module before. Collective.
 
     Args:
-        module: On rank 0 the user's network itself, which is used up; elsewhere None.
+        module: On rank 0 the user's network itself, which is used up; None there: its list of
+            layers is what the ranks are compared with. Elsewhere None.
         data: Images or crops of the run.
+        filled: As of `RunNetwork`.
 
     Raises:
         AgreedError: The ranks do not give the module's numbers, or see `RunNetwork`.
@@ -86,7 +92,7 @@ def proved_network(
         with suppress(Exception):  # a user's module may have its own ideas of moving
             module.to("meta")  # frees its memory
     kinds = run.optimizer.kind, data.work.loads(), run.seed, run.exchange_from
-    return RunNetwork(plan, devices, run.swap, run.swapping, *kinds, comm, stop)
+    return RunNetwork(plan, devices, run.swap, run.swapping, *kinds, comm, stop, filled)
 
 
 def _problem(plan: RunPlan, size: tuple[int, int], run_pixels: float) -> Problem:
@@ -111,20 +117,8 @@ def _problem(plan: RunPlan, size: tuple[int, int], run_pixels: float) -> Problem
         backward=True,
         run_pixels=run_pixels,
     )
-    try:
-        tiling = choose_small_image(asked)
-    except TilenetError:
-        if not together:
-            raise
-        asked = replace(asked, images=2)  # of one average a norm has no spread
-        tiling = choose_small_image(asked)
-    generator = torch.Generator().manual_seed(0)
-    number, dtype = asked.images * asked.replicas, torch.float64
-    images, weights = (
-        torch.randn((number, channels, *tiling.extended), generator=generator, dtype=dtype)
-        for channels in (layers[0].in_channels, layers[-1].out_channels)
-    )
-    return Problem(tiling, images, weights, asked.images, asked.replicas)
+    asked, tiling = choose_number_too(asked)
+    return random_problem(tiling, layers, asked.images, asked.replicas)
 
 
 def _prove(
@@ -137,6 +131,34 @@ def _prove(
     stop: StopRequests | None,
 ) -> str:
     """Compute, compare and say it; returns why it cannot be done."""
+    norms, halos_from = run.network.batch_norm, run.exchange_from
+    differences, reason = compare(plan, problem, module, norms, devices, halos_from, comm, stop)
+    if differences:
+        note = untested_halo(problem.tiling)
+        say_or_refuse(differences, _how(plan), note, "prove: false", comm)
+    return reason
+
+
+def compare(
+    plan: RunPlan,
+    problem: Problem,
+    module: nn.Module | None,
+    batch_norm: str | None,
+    devices: RunDevices,
+    halos_from: str,
+    comm: "MPI.Intracomm",
+    stop: StopRequests | None = None,
+) -> tuple[list[Difference], str]:
+    """How far the ranks are from the module on the whole image; or why it is not known. Collective.
+
+    Args:
+        module: As of `proved_network`.
+        batch_norm: As the module was adopted.
+        halos_from: As of `RunNetwork`.
+
+    Raises:
+        StopAgreed: A rank was asked to stop.
+    """
     precision = proof_precision(devices.partitions, comm)
     # The lowest strips there are, for a small image would be one strip or two.
     record, strip_rows = replace(plan.record, precision=precision), plan.rule.alignment_px
@@ -144,27 +166,25 @@ def _prove(
     answer, rounding = None, (inf, inf)
     reason: str = ""
     with together(comm, stop):  # ranks that wait leave the cores to rank 0
-        if module is not None and plan.adopted is not None:
-            norms = run.network.batch_norm
-            answer, reason = answer_of_module(module, plan.adopted, norms, problem)
+        if comm.rank == 0 and plan.adopted is not None:
+            answer, reason = answer_of_module(module, plan.adopted, batch_norm, problem)
             if answer is not None and precision == "float32":
                 rounding = rounding_of(plan.adopted, problem, answer, devices.partitions[0])
     reason, rounding = comm.bcast((reason, rounding))
     if reason:
-        return reason
+        return [], reason
     logits = share_tensors({} if answer is None else {"logits": answer.logits}, comm)["logits"]
-    kinds = run.optimizer.kind, (), run.seed, run.exchange_from
-    network = RunNetwork(own, devices, "off", run.swapping, *kinds, comm, stop)
-    apart = run_tiles(own, problem, network, logits, comm)
-    sums = _gradients(own, problem, network, answer, comm)
-    network.close()
+    # It swaps nothing, and its weights are the module's.
+    network = RunNetwork(own, devices, "off", SwappingKeys(), "sgd", (), 0, halos_from, comm, stop)
     of_device = rounding if precision == "float32" else (None, None)
-    differences = [
-        Difference("logits", apart, of_device[0]),
-        Difference("gradients", sums[0], of_device[1], sums[1]),
-    ]
-    say_or_refuse(differences, _how(plan), untested_halo(problem.tiling), "prove: false", comm)
-    return ""
+    with torch.set_grad_enabled(problem.chosen is None):
+        apart = run_tiles(own, problem, network, logits, comm)
+    differences = [Difference("logits", apart, of_device[0])]
+    if problem.chosen is None:
+        sums = _gradients(own, problem, network, answer, comm)
+        differences.append(Difference("gradients", sums[0], of_device[1], sums[1]))
+    network.close()
+    return differences, ""
 
 
 def _how(plan: RunPlan) -> str:

@@ -32,7 +32,7 @@ def run_tiles(
     from mpi4py import MPI
 
     place, tiling = plan.mesh.place(comm.rank), problem.tiling
-    numbers = tiles_of(place, plan.mesh, tiling.grid)
+    numbers = problem.chosen or tiles_of(place, plan.mesh, tiling.grid)
     work = [(image, number) for image in problem.of(place.replica) for number in numbers]
     batches = stacks(plan.record.layers, work, [image for image, _ in work])
     without_dropout(network.network.train())
@@ -63,7 +63,7 @@ def run_tiles(
                 tile = tiling.tiles[number]
                 own = owned(output[row : row + 1], tile, plan.rule.offset_px)
                 loss = loss + measured(image, own, tile.own)
-        if isinstance(loss, Tensor):
+        if isinstance(loss, Tensor) and loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
     most: float = comm.allreduce(apart / scale_of([logits]), op=MPI.MAX)
     return most
