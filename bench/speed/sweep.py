@@ -32,7 +32,8 @@ from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.maps import MapPlan, MapQuestion, choose_map
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.planning.memory.swept import swept_bytes, trained_bytes, training_edges
+from tilenet.planning.memory.swept_maps import swept_bytes
+from tilenet.planning.memory.swept_training import trained_bytes, training_edges
 
 WAYS = ("plain", "sweep", "tiles")
 OURS = {"small U-Net": (4, 16), "large U-Net": (4, 64)}  # poolings and channels
