@@ -1,6 +1,7 @@
 """Sweeps next to tiles and to plain PyTorch on the whole image: seconds, work and memory.
 
-Random images in memory, float32, one thread, no file. The ways take turns, each in a process of its
+Random images in memory, float32, one thread, no file. MONAI's windows are as large as our tiles
+read, with overlaps of a quarter and Gaussian weights. The ways take turns, each in a process of its
 own: CPU seconds (the fastest of several), operations (torch's counter), bytes of tensors that live
 at one time, and the peak of the process beyond what it had before. A step of training is forward,
 cross-entropy and backward, with norms frozen.
@@ -32,7 +33,8 @@ from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.maps import MapPlan, MapQuestion, choose_map
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.planning.memory.swept import swept_bytes, trained_bytes, training_edges
+from tilenet.planning.memory.swept_maps import swept_bytes
+from tilenet.planning.memory.swept_training import trained_bytes, training_edges
 
 WAYS = ("plain", "sweep", "tiles")
 OURS = {"small U-Net": (4, 16), "large U-Net": (4, 64)}  # poolings and channels
@@ -105,6 +107,15 @@ def mapping(name: str, way: str, side: int) -> dict[str, Any]:
         if way == "plain":
             with torch.inference_mode():
                 return float(network(pixels.clone()).double().sum())
+        if way == "monai":
+            from monai.inferers import sliding_window_inference
+
+            window = max(span.read for span in plan.tiling.rows)
+            with torch.inference_mode():
+                whole = sliding_window_inference(
+                    pixels.clone(), window, 1, network, mode="gaussian"
+                )
+            return float(whole.double().sum())
         mapper, sink = InMemory(layers, plan.tiling, pixels), Summing()
         balance, quiet = (len(layers),), Watchdog(0)
         job = MapJob(plan, mapper, network, balance, (CPU,), "float32", quiet, brief=True)
@@ -176,9 +187,9 @@ def taken(run: Callable[[], float], predicted: int) -> dict[str, Any]:
 def compared(work: Callable[..., Any], name: str, side: int, times: int) -> dict[str, Any]:
     """All ways in turns, the fastest run of each."""
     found: dict[str, Any] = {}
-    averaged = work is training and name in AVERAGED
+    ways = (*WAYS, "monai") if work is mapping else WAYS[: 2 if name in AVERAGED else None]
     for _ in range(times):
-        for way in WAYS[: 2 if averaged else None]:
+        for way in ways:
             one = alone(work, name, way, side)
             print(f"{work.__name__}, {name}, {side}², {way}: {one}", file=sys.stderr, flush=True)
             if way not in found or one["cpu_seconds"] < found[way]["cpu_seconds"]:

@@ -13,7 +13,7 @@ from tilenet.geometry.halo import context_of, epsilon_px
 from tilenet.geometry.tiles import Cut, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.maps import MapQuestion, choose_map
-from tilenet.planning.memory.swept import swept_bytes
+from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.plan import read_plan
 
 Capture = pytest.CaptureFixture[str]

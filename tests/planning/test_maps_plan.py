@@ -12,7 +12,7 @@ from tilenet.geometry.tiles import Cut, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.maps import MapQuestion, _tile_px, choose_map
 from tilenet.planning.memory.partition import inference_bytes
-from tilenet.planning.memory.swept import swept_bytes
+from tilenet.planning.memory.swept_maps import swept_bytes
 
 OPTIONS = UNetOptions(poolings=5, base=64, bands=4, classes=1, norm="instance")
 LAYERS = unet_layers(OPTIONS)

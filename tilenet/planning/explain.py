@@ -11,7 +11,7 @@ from tilenet.geometry.unet import unet_layers
 from tilenet.planning.advise import why_nothing_fits
 from tilenet.planning.compatibility import obstacle, whole_image
 from tilenet.planning.maps import MapQuestion, choose_map
-from tilenet.planning.memory.swept import swept_bytes
+from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.plan import Plan
 from tilenet.planning.search import Search
 from tilenet.planning.time.roofline import ITEM_BYTES

@@ -20,7 +20,7 @@ from tilenet.geometry.layers import Cellwise, Conv, Layer, Norm, TransposedConv
 from tilenet.geometry.ownership import check_shares, prefix_halo_px
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut
 from tilenet.planning.memory.partition import inference_bytes
-from tilenet.planning.memory.swept import swept_bytes
+from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.mesh import choose_mesh
 
 __all__ = ["MapPlan", "MapQuestion", "choose_map", "plan_passes"]

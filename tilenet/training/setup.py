@@ -18,7 +18,7 @@ from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.compatibility import batch_obstacle, needs_all_tiles, obstacle, whole_image
 from tilenet.planning.memory.layer import check_map_sizes, check_weight_bytes
-from tilenet.planning.memory.swept import training_edges
+from tilenet.planning.memory.swept_training import training_edges
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.plan import read_plan
 from tilenet.storage.network_json import NetworkRecord

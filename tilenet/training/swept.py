@@ -10,7 +10,7 @@ from tilenet.model.network import Network
 from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.planning.memory.swept import training_edges
+from tilenet.planning.memory.swept_training import training_edges
 from tilenet.training.setup import RunPlan
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from tilenet.parallel.exchange.swept import Sweep
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.partition import block_bytes, inference_bytes, partition_bytes
-from tilenet.planning.memory.swept import swept_bytes
+from tilenet.planning.memory.swept_maps import swept_bytes
 
 SMALL = UNetOptions(poolings=2, base=4, bands=3, classes=5)
 SHAPES = list(product((1, 3), ("same", "valid"), ("nearest", "bilinear", "transposed")))

@@ -253,8 +253,11 @@ class Sweep:
         if self.grids[number].whole:
             return self._whole[number]
         start, stop = rows
+        # A piece as it is, not a view of all of it: in backward, writing over a view takes copies.
         found = [
-            piece[:, :, max(start - first, 0) : stop - first]
+            piece
+            if start <= first and first + piece.shape[2] <= stop
+            else piece[:, :, max(start - first, 0) : stop - first]
             for first, piece in self._pieces[number]
             if first < stop and start < first + piece.shape[2]
         ]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tilenet.geometry.sweep import Rows, Strip
 from tilenet.parallel.exchange.swept import State, Sweep
@@ -83,33 +84,57 @@ class _Swept(torch.autograd.Function):
         if not ctx.states:
             ctx.states = _states(sweep, image, ctx.plans)
         sums = [torch.zeros_like(one) for one in inputs]
-        later: list[Tensor | None] = []  # gradients of the state after the strip
-        while ctx.plans:
-            plan, state = ctx.plans.pop(), ctx.states.pop()
-            with torch.enable_grad():
-                sweep.state, leaves = _as_leaves(state)
-                measured = ctx.measure(sweep.pass_strip(_rows(image, plan), plan), plan.output)
-                after = _of_layers(sweep.state)
-            wanted = [*zip(after, later, strict=True)]
-            if measured is not None:
-                wanted.append((measured, gradient))
-            ends = [(end, one) for end, one in wanted if one is not None and end.requires_grad]
-            if not ends:
-                later = [None for _ in leaves]
-                continue
-            found = torch.autograd.grad(
-                [end for end, _ in ends],
-                [*leaves, *inputs],
-                [one for _, one in ends],
-                allow_unused=True,
-            )
-            later = list(found[: len(leaves)])
-            for total, one in zip(sums, found[len(leaves) :], strict=True):
-                if one is not None:
-                    total += one
-            # Else the activations of this strip live on while the next one's are computed.
-            del measured, after, wanted, ends, found
+        hooks = [one.register_hook(_adds(total)) for one, total in zip(inputs, sums, strict=True)]
+        try:
+            _strips_back(ctx, sweep, image, inputs, gradient)
+        finally:
+            for hook in hooks:
+                hook.remove()
         return None, None, None, None, None, *sums
+
+
+def _strips_back(
+    ctx: Any, sweep: Sweep, image: Tensor, inputs: Sequence[Tensor], gradient: Tensor
+) -> None:
+    """Backward of all strips, the last first; hooks of the inputs take their gradients."""
+    later: list[Tensor | None] = []  # gradients of the state after the strip
+    while ctx.plans:
+        plan = ctx.plans.pop()
+        sweep.state, leaves = _as_leaves(ctx.states.pop())
+        with torch.enable_grad():
+            measured = ctx.measure(sweep.pass_strip(_rows(image, plan), plan), plan.output)
+        ends = _ends([*_of_layers(sweep.state), measured], [*later, gradient])
+        # Backward needs none of these, but what layers keep for it.
+        del measured, later
+        sweep.state = []
+        later = [None for _ in leaves]
+        if ends:
+            edges, their = zip(*ends, strict=True)
+            del ends
+            found = torch.autograd.grad(edges, [*leaves, *inputs], their, allow_unused=True)
+            later = list(found[: len(leaves)])
+            del edges, their, found
+
+
+def _adds(total: Tensor) -> Callable[[Tensor], Tensor]:
+    """Adds a gradient to a total as soon as it comes; what waits in its place takes no memory."""
+
+    def add(gradient: Tensor) -> Tensor:
+        total.add_(gradient)
+        return gradient.new_zeros(()).expand_as(gradient)
+
+    return add
+
+
+def _ends(
+    tensors: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
+) -> list[tuple[GradientEdge, Tensor]]:
+    """Where backward begins, without the tensors that lie there, and with which gradients."""
+    return [
+        (get_gradient_edge(end), one)
+        for end, one in zip(tensors, gradients, strict=True)
+        if end is not None and one is not None and end.requires_grad
+    ]
 
 
 def _states(sweep: Sweep, image: Tensor, plans: Sequence[Strip]) -> list[State]:
@@ -131,7 +156,14 @@ def _as_leaves(state: State) -> tuple[State, list[Tensor]]:
     fresh = [
         [(first, piece.detach().requires_grad_()) for first, piece in pieces] for pieces in maps
     ]
+    for piece in _of_layers([image, *fresh]):
+        piece.register_hook(_alone)  # type: ignore[no-untyped-call]
     return [image, *fresh], _of_layers([image, *fresh])
+
+
+def _alone(gradient: Tensor) -> Tensor:
+    """A gradient that keeps nothing else in memory, such as that of all rows it came with."""
+    return gradient.clone() if gradient.untyped_storage().nbytes() > gradient.nbytes else gradient
 
 
 def _of_layers(state: State) -> list[Tensor]:

@@ -1,6 +1,4 @@
-"""What a sweep holds: rows that are kept, and what a layer takes and gives; in training the states
-before all strips and the activations of one.
-"""
+"""What a sweep of a map holds: rows that are kept, and what a layer takes and gives."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -9,10 +7,9 @@ from tilenet.geometry.halo import map_grids, map_shapes
 from tilenet.geometry.layers import Layer, Stash
 from tilenet.geometry.sweep import LayerRows, last_readers, row_readers, strip_edges, sweep
 
-__all__ = ["swept_bytes", "trained_bytes", "training_edges"]
+__all__ = ["Piece", "swept_bytes"]
 
 FULL_STRIPS = 4  # that complete as many rows as come in, until nothing new is to be seen
-FEWEST_ROWS = 64  # of a strip in training
 
 
 @lru_cache(maxsize=256)  # many images are of one width
@@ -47,60 +44,8 @@ def swept_bytes(
     return most * item_bytes
 
 
-@lru_cache(maxsize=256)
-def trained_bytes(
-    layers: tuple[Layer, ...], height: int, width: int, strip_rows: int, item_bytes: int
-) -> int:
-    """Most bytes of feature maps that live while a part of an image is swept forward and backward.
-
-    Counted are the states before all strips; what one strip's layers take and give, with the
-    gradients of the layer at hand; gradients of weights, twice.
-
-    Args:
-        height: Rows of the part.
-        width: Its columns.
-        strip_rows: Rows of a strip.
-    """
-    held, kept, most = _Held(layers, height, width, compact=True), set[int](), 0
-    weights = sum(layer.num_parameters for layer in layers)
-    for strip in sweep(layers, strip_edges(height, strip_rows)):
-        held.add(0, *strip.image)
-        before = len(held.sizes)
-        copies = widest = 0
-        for number, rows in enumerate(strip.layers):
-            copies += held.taken(number, rows)
-            held.give(number, rows)
-            widest = max(widest, held.looked_at(number, rows) + held.given_by(number, rows))
-            for map_ in held.done_with[number]:
-                held.let_go(map_, strip.held[map_][0])
-        held.maps[-1].clear()
-        made = sum(held.sizes[one] for one in range(before, len(held.sizes)))
-        most = max(most, copies + made + widest)
-        kept |= {piece.storage for pieces in held.maps for piece in pieces}
-    states = sum(held.sizes[one] for one in kept)
-    return (states + most + 2 * weights) * item_bytes
-
-
-def training_edges(
-    layers: tuple[Layer, ...], unit: int, height: int, width: int, item_bytes: int
-) -> tuple[int, ...]:
-    """Edges of the strips with which training takes the least memory.
-
-    Args:
-        unit: The network's alignment.
-        height: Rows of the part.
-        width: Its columns.
-    """
-    sizes, rows = list[int](), -(-FEWEST_ROWS // unit) * unit
-    while not sizes or rows < height:
-        sizes.append(rows)
-        rows *= 2
-    best = min(sizes, key=lambda one: trained_bytes(layers, height, width, one, item_bytes))
-    return strip_edges(height, best)
-
-
 @dataclass
-class _Piece:
+class Piece:
     """Rows of a map; pieces of one storage lie in the same memory."""
 
     first: int
@@ -122,8 +67,8 @@ class _Held:
         self.shapes = map_shapes(self.layers, self.height, self.width)
         self.whole = [grid.whole for grid in map_grids(self.layers)]
         self.reads = row_readers(self.layers)
-        self.maps: list[list[_Piece]] = [[] for _ in self.shapes]
-        self.given: list[_Piece] = []
+        self.maps: list[list[Piece]] = [[] for _ in self.shapes]
+        self.given: list[Piece] = []
         self.done_with = last_readers(self.layers)
 
     def _new(self, number: int, rows: int) -> int:
@@ -134,28 +79,16 @@ class _Held:
     def add(self, number: int, first: int, stop: int) -> None:
         """A piece of a map comes."""
         if first < stop:
-            self.maps[number].append(_Piece(first, stop - first, self._new(number, stop - first)))
+            self.maps[number].append(Piece(first, stop - first, self._new(number, stop - first)))
 
     def give(self, number: int, rows: LayerRows) -> None:
         """A layer gives its rows; a stash those that it was given."""
         (first, stop), layer = rows.out, self.layers[number]
         inside = [one for one in self.maps[number] if one.first <= first < one.first + one.rows]
         if isinstance(layer, Stash) and inside and stop <= inside[0].first + inside[0].rows:
-            self.maps[number + 1].append(_Piece(first, stop - first, inside[0].storage))
+            self.maps[number + 1].append(Piece(first, stop - first, inside[0].storage))
         elif not self.whole[number + 1]:
             self.add(number + 1, first, stop)
-
-    def looked_at(self, number: int, rows: LayerRows) -> int:
-        """Cells of the maps that a layer reads."""
-        return sum(
-            (rows.need[1] - rows.need[0]) * self.shapes[map_].cols * self.shapes[map_].channels
-            for map_ in self.reads[number]
-        )
-
-    def given_by(self, number: int, rows: LayerRows) -> int:
-        """Cells that a layer computes."""
-        after = self.shapes[number + 1]
-        return (rows.out[1] - rows.out[0]) * after.cols * after.channels
 
     def taken(self, number: int, rows: LayerRows) -> int:
         """Cells of what is put together of several pieces for a layer."""
@@ -172,10 +105,10 @@ class _Held:
         pieces = self.maps[number]
         while pieces and pieces[0].first + pieces[0].rows <= first:
             del pieces[0]
-        least = 0 if self.compact or not pieces else pieces[0].rows // 2
+        least = pieces[0].rows // 2 if pieces else 0
         if pieces and first - pieces[0].first > least:
             rest = pieces[0].first + pieces[0].rows - first
-            pieces[0] = _Piece(first, rest, self._new(number, rest))
+            pieces[0] = Piece(first, rest, self._new(number, rest))
 
     @property
     def cells(self) -> int:

@@ -1,0 +1,62 @@
+"""Bytes of a training step by strips: what is predicted is what lives, tensor by tensor."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from zoo import network
+
+from tilenet.adoption.adopt import adopt
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.sweep import strip_edges
+from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.geometry.windows import Window
+from tilenet.model.network import Network, build_network
+from tilenet.model.skips import Origin
+from tilenet.parallel.exchange.swept_training import SweptPipe
+from tilenet.planning.memory.live import LiveBytes
+from tilenet.planning.memory.swept_training import trained_bytes
+
+SIZE = 480, 96
+OURS = {
+    "nearest": UNetOptions(3, base=8, bands=3, classes=4, norm="batch"),
+    "bilinear": UNetOptions(2, base=6, bands=3, classes=4, upsampling="bilinear"),
+    "transposed": UNetOptions(3, base=8, bands=3, classes=4, upsampling="transposed"),
+}
+# By their averages of the whole image the latter two are swept in parts.
+ADOPTED = "residual", "channels", "between", "gated", "pyramid"
+
+
+def built(name: str) -> tuple[tuple[Layer, ...], Network]:
+    if name in OURS:
+        layers = unet_layers(OURS[name])
+        net = build_network(layers)
+    else:
+        adopted = adopt(network(name, drops=False), 3)
+        layers, net = adopted.layers, adopted.network()
+    net.train()
+    for part in net:
+        if isinstance(part, torch.nn.BatchNorm2d):
+            part.eval()
+    return layers, net
+
+
+@pytest.mark.parametrize("strip_rows", [32, 64, 160])
+@pytest.mark.parametrize("name", [*OURS, *ADOPTED])
+def test_bytes_of_a_step(name: str, strip_rows: int) -> None:
+    layers, net = built(name)
+    image, labels = torch.randn(1, 3, *SIZE), torch.randint(0, 2, (1, *SIZE))
+    edges, rule = strip_edges(SIZE[0], strip_rows), HaloRule(0, context_of(layers).alignment_px)
+    pipe = SweptPipe(net, layers, torch.device("cpu"), "float32", lambda rows, cols: edges)
+
+    def loss(logits: Tensor, own: Window) -> Tensor:
+        rows = slice(own.row, own.row + own.height)
+        return F.cross_entropy(logits, labels[:, rows], reduction="sum")
+
+    with LiveBytes() as live:
+        origin = Origin((0,), cut(*SIZE, Cut(grid=(1, 1)), rule), (0,))
+        pipe(image, origin, loss).backward()  # type: ignore[no-untyped-call]
+    predicted = trained_bytes(layers, *SIZE, strip_rows, 4)
+    assert abs(predicted / live.peak - 1) <= 0.05

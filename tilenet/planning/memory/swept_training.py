@@ -1,0 +1,385 @@
+"""What a sweep holds in training: states before all strips, and of one strip what its layers keep
+for backward and the gradients that come back through them.
+
+Each strip's backward is walked through as autograd goes: a layer's gradients come, what the layer
+has kept goes, and the rows of a map that several layers look at add up what comes back of them.
+What a layer keeps and takes for itself is measured once, on fake tensors (`layer.py`).
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import chain
+
+from tilenet.geometry.halo import MapShape, context_of, map_grids, map_shapes, summed_cells
+from tilenet.geometry.layers import Conv, GlobalPool, Join, Layer, Pool, Stash, Upsample
+from tilenet.geometry.sweep import (
+    LayerRows,
+    Rows,
+    Strip,
+    last_readers,
+    row_readers,
+    strip_edges,
+    sweep,
+)
+from tilenet.planning.memory.layer import LayerBytes, layer_bytes
+from tilenet.planning.memory.swept_maps import Piece
+
+__all__ = ["trained_bytes", "training_edges"]
+
+FEWEST_ROWS = 64  # of a strip
+PRECISIONS = {2: "float16", 4: "float32", 8: "float64"}
+
+
+@lru_cache(maxsize=256)
+def trained_bytes(
+    layers: tuple[Layer, ...], height: int, width: int, strip_rows: int, item_bytes: int
+) -> int:
+    """Most bytes of tensors that live while a part of an image is swept forward and backward.
+
+    Counted are states, gradients of weights and of states, and what a strip's layers keep, with a
+    loss that keeps as much as the logits are, and twice that in its backward, as cross-entropy
+    does; neither the image nor weights. Averages of the whole image are swept after the rest.
+
+    Args:
+        height: Rows of the part.
+        width: Its columns.
+        strip_rows: Rows of a strip.
+    """
+    unit = context_of(layers).alignment_px
+    costs = layer_bytes(layers, -(-FEWEST_ROWS // unit) * unit, width, PRECISIONS[item_bytes])
+    weights = sum(cost.parameters for cost in costs)
+    edges = strip_edges(height, strip_rows)
+    most = _Backward(layers, height, width, item_bytes, costs).peak(edges, keeps_logits=True)
+    for number in summed_cells(layers):
+        if number and isinstance(layers[number], GlobalPool):
+            before = _Backward(layers[:number], height, width, item_bytes, costs[:number])
+            most = max(most, weights + before.peak(edges, keeps_logits=False))
+    return most
+
+
+def training_edges(
+    layers: tuple[Layer, ...], unit: int, height: int, width: int, item_bytes: int
+) -> tuple[int, ...]:
+    """Edges of the strips with which training takes the least memory.
+
+    Args:
+        unit: The network's alignment.
+        height: Rows of the part.
+        width: Its columns.
+    """
+    sizes, rows = list[int](), -(-FEWEST_ROWS // unit) * unit
+    while not sizes or rows < height:
+        sizes.append(rows)
+        rows *= 2
+    best = min(sizes, key=lambda one: trained_bytes(layers, height, width, one, item_bytes))
+    return strip_edges(height, best)
+
+
+@dataclass(eq=False)
+class _Rows(Piece):
+    """Rows of a map whose gradients come."""
+
+    map_: int = 0
+    is_leaf: bool = False
+    readers: int = 0
+    gradient: int | None = None
+
+
+@dataclass
+class _Read:
+    """What is looked at of a map: pieces, which of them as a whole; bytes of these rows."""
+
+    pieces: list[tuple[_Rows, bool]]
+    size: int
+    border: int = 0  # bytes with the map's border around them, where that takes a copy
+
+
+@dataclass
+class _Node:
+    """A layer's part of a strip's graph.
+
+    Attributes:
+        number: The layer's; None: rows that are kept are copied.
+        out: What it gives.
+        saved: Storages that live until its backward.
+        share: Of the cells that were measured.
+    """
+
+    number: int | None
+    out: _Rows
+    reads: list[_Read]
+    saved: list[int] = field(default_factory=list)
+    share: float = 0.0
+
+
+class _Backward:
+    """Storages that live in a sweep forward and backward, in bytes."""
+
+    def __init__(
+        self,
+        layers: tuple[Layer, ...],
+        height: int,
+        width: int,
+        item_bytes: int,
+        costs: tuple[LayerBytes, ...],
+    ) -> None:
+        self.layers, self.costs, self.item_bytes = layers, costs, item_bytes
+        self.shapes = map_shapes(layers, height, width)
+        self.whole = [grid.whole for grid in map_grids(layers)]
+        self.reads, self.done_with = row_readers(layers), last_readers(layers)
+        self.maps: list[list[_Rows]] = [[] for _ in self.shapes]
+        self.sizes: list[int] = []  # of storages that were ever made
+        self.uses: Counter[int] = Counter()
+        self.now = self.most = 0
+        self.tape: list[_Node] | None = None  # None: nothing is kept for backward
+
+    def peak(self, edges: tuple[int, ...], *, keeps_logits: bool) -> int:
+        """Most bytes of a sweep.
+
+        Args:
+            keeps_logits: Whether what is measured keeps as much as the last map is.
+        """
+        strips, states = list(sweep(self.layers, edges)), []
+        for strip in strips:
+            states.append([list(pieces) for pieces in self.maps])
+            for piece in chain(*self.maps):
+                self._hold(piece.storage)
+            self._pass(strip)
+            self._clear(self.maps[-1])
+        self._clear(*self.maps)
+        self.now += sum(cost.parameters for cost in self.costs)
+        later: list[int | None] = []
+        for strip, state in zip(reversed(strips), reversed(states), strict=True):
+            later = self._pass_back(strip, state, later, keeps_logits)
+        return self.most
+
+    def _size(self, number: int, rows: int) -> int:
+        shape = self.shapes[number]
+        return rows * shape.cols * shape.channels * self.item_bytes
+
+    def _make(self, size: int) -> int:
+        self.sizes.append(size)
+        self._hold(len(self.sizes) - 1)
+        return len(self.sizes) - 1
+
+    def _hold(self, storage: int) -> None:
+        if not self.uses[storage]:
+            self.now += self.sizes[storage]
+            self._touch(0)
+        self.uses[storage] += 1
+
+    def _drop(self, *storages: int) -> None:
+        for one in storages:
+            self.uses[one] -= 1
+            if not self.uses[one]:
+                self.now -= self.sizes[one]
+
+    def _touch(self, more: int) -> None:
+        """For a moment there is more than now."""
+        self.most = max(self.most, self.now + more)
+
+    def _clear(self, *maps: list[_Rows]) -> None:
+        for pieces in maps:
+            self._drop(*(piece.storage for piece in pieces))
+            pieces.clear()
+
+    def _pass(self, strip: Strip) -> None:
+        """As `Sweep.pass_strip`."""
+        first, stop = strip.image
+        if first < stop:  # a view of the image
+            self.maps[0].append(_Rows(first, stop - first, self._make(0)))
+        for number, rows in enumerate(strip.layers):
+            if not self.whole[number + 1] and rows.out[0] < rows.out[1]:
+                self._compute(number, rows)
+            for map_ in self.done_with[number]:
+                self._let_go(map_, strip.held[map_][0])
+
+    def _let_go(self, number: int, first: int) -> None:
+        pieces = self.maps[number]
+        while pieces and pieces[0].first + pieces[0].rows <= first:
+            self._drop(pieces.pop(0).storage)
+        if pieces and first > pieces[0].first:
+            old, rows = pieces[0], pieces[0].first + pieces[0].rows - first
+            size = self._size(number, rows)
+            pieces[0] = _Rows(first, rows, self._make(size), number)
+            self._drop(old.storage)
+            self._note(_Node(None, pieces[0], [_Read([(old, False)], size)]))
+
+    def _note(self, node: _Node) -> None:
+        if self.tape is not None:
+            self.tape.append(node)
+            for piece, _ in chain(*(read.pieces for read in node.reads)):
+                piece.readers += 1
+
+    def _compute(self, number: int, rows: LayerRows) -> None:
+        layer, cost = self.layers[number], self.costs[number]
+        reads = [self._read(number, map_, rows) for map_ in self.reads[number]]
+        inputs = [self._put_together(read) for read in reads]
+        size = self._size(number + 1, rows.out[1] - rows.out[0])
+        if inputs and (cost.in_place or (isinstance(layer, Join) and layer.how == "take")):
+            self._hold(storage := inputs[0])
+        else:
+            self._touch(_forward_bytes(layer, cost, size))
+            storage = self._make(size)
+        out = _Rows(rows.out[0], rows.out[1] - rows.out[0], storage, number + 1)
+        self.maps[number + 1].append(out)
+        if self.tape is not None:
+            node = _Node(number, out, reads, share=size / cost.output)
+            node.saved = [*inputs * cost.keeps_input, *[storage] * cost.keeps_output]
+            for one in node.saved:
+                self._hold(one)
+            if not isinstance(layer, Join):  # whose inputs are all that it keeps
+                node.saved.append(self._make(int(cost.saved * node.share)))
+            self._note(node)
+        self._drop(*inputs)
+
+    def _read(self, number: int, map_: int, rows: LayerRows) -> _Read:
+        layer, shape = self.layers[number], self.shapes[map_]
+        low, high = max(rows.need[0], 0), min(rows.need[1], shape.rows)
+        found = [
+            (piece, low <= piece.first and piece.first + piece.rows <= high)
+            for piece in self.maps[map_]
+            if piece.first < high and low < piece.first + piece.rows
+        ]
+        read = _Read(found, self._size(map_, high - low))
+        if isinstance(layer, Conv | Pool):
+            cols = _copied_cols(layer, shape, self.shapes[number + 1].cols, rows.need)
+            read.border = self._size(map_, rows.need[1] - rows.need[0]) * cols // shape.cols
+        return read
+
+    def _put_together(self, read: _Read) -> int:
+        """The storage of an input; it is held."""
+        storage = read.pieces[0][0].storage
+        if len(read.pieces) > 1:
+            storage = self._make(read.size)
+        else:
+            self._hold(storage)
+        if read.border:
+            whole = self._make(read.border)
+            self._drop(storage)
+            return whole
+        return storage
+
+    def _pass_back(
+        self, strip: Strip, state: list[list[_Rows]], later: list[int | None], keeps_logits: bool
+    ) -> list[int | None]:
+        """A strip forward and backward; the gradients of its state."""
+        self.maps = [
+            [replace(piece, is_leaf=piece.map_ > 0, readers=0, gradient=None) for piece in pieces]
+            for pieces in state
+        ]
+        leaves = list(chain(*self.maps[1:]))
+        for piece in chain(*self.maps):
+            self._hold(piece.storage)
+        self.tape = []
+        self._pass(strip)
+        logits, size = self.maps[-1].pop() if self.maps[-1] else None, 0
+        if logits is not None:
+            size = self._size(logits.map_, logits.rows)
+            kept = self._make(size * keeps_logits)
+            self._drop(logits.storage)
+        for piece, one in zip(chain(*self.maps[1:]), later, strict=True):
+            if one is not None:
+                self._hold(one)
+                self._add(piece, one)
+        self._clear(*self.maps)
+        if logits is not None:
+            between = self._make(size)
+            self._add(logits, self._make(size))
+            self._drop(between, kept)
+        for node in reversed(self.tape):
+            self._go_back(node)
+        self.tape = None
+        self._drop(*(one for one in later if one is not None))
+        self._drop(*(piece.storage for piece in chain(*state)))
+        return [piece.gradient for piece in leaves]
+
+    def _add(self, piece: _Rows, gradient: int) -> None:
+        """A gradient comes to a piece, which holds it; the sum of two is a third."""
+        before, piece.gradient = piece.gradient, gradient
+        if before is not None:
+            piece.gradient = self._make(self._size(piece.map_, piece.rows))
+            self._drop(before, gradient)
+
+    def _go_back(self, node: _Node) -> None:
+        gradient, node.out.gradient = node.out.gradient, None
+        if gradient is None:
+            self._drop(*node.saved)
+        else:
+            self._touch(self._backward_bytes(node, gradient))
+            coming = [self._coming(node, read, gradient) for read in node.reads]
+            self._drop(gradient, *node.saved)
+            for read, one in zip(node.reads, coming, strict=True):
+                self._hand_on(read, one)
+        for piece, _ in chain(*(read.pieces for read in node.reads)):
+            piece.readers -= 1
+            size = self._size(piece.map_, piece.rows)
+            one = piece.gradient
+            if piece.is_leaf and not piece.readers and one is not None and self.sizes[one] > size:
+                piece.gradient = self._make(size)  # alone
+                self._drop(one)
+
+    def _backward_bytes(self, node: _Node, gradient: int) -> int:
+        """What a layer's backward takes, its inputs' gradients among it."""
+        if node.number is None:
+            return 0
+        layer, cost = self.layers[node.number], self.costs[node.number]
+        if isinstance(layer, Upsample) and layer.corners:
+            return 3 * self._size(node.out.map_, node.out.rows)  # of each direction's difference
+        first = node.saved[0] if node.saved else 0
+        others_hold = cost.keeps_input and self.uses[first] > node.saved.count(first)
+        taken = cost.backward[others_hold + 2 * (self.uses[gradient] > 1)]
+        return int((taken - cost.parameters) * node.share) + cost.parameters
+
+    def _coming(self, node: _Node, read: _Read, gradient: int) -> int | None:
+        """The gradient of what is looked at; None: of the image."""
+        layer = None if node.number is None else self.layers[node.number]
+        if read.pieces[0][0].map_ == 0:
+            return None
+        if (
+            layer is None
+            or isinstance(layer, Stash)
+            or (isinstance(layer, Join) and layer.how != "multiply")
+        ):
+            self._hold(gradient)
+            return gradient
+        return self._make(read.border or read.size)
+
+    def _hand_on(self, read: _Read, gradient: int | None) -> None:
+        """A gradient goes to the pieces looked at, to a part of one by a map of zeros."""
+        if gradient is None:
+            return
+        if read.border:
+            inside = self._make(read.size)
+            self._drop(gradient)
+            gradient = inside
+        for piece, is_whole in read.pieces:
+            if is_whole:
+                self._hold(gradient)
+                self._add(piece, gradient)
+            else:
+                self._add(piece, self._make(self._size(piece.map_, piece.rows)))
+        self._drop(gradient)
+
+
+def _forward_bytes(layer: Layer, cost: LayerBytes, size: int) -> int:
+    """What a layer's forward takes, its output of `size` bytes among it."""
+    if isinstance(layer, Upsample) and layer.corners:
+        # As `resampled`: the lower and the upper cells, their difference, its share and the sum.
+        return 4 * size + size // layer.factor
+    return int(cost.forward * size / cost.output)
+
+
+def _copied_cols(layer: Conv | Pool, shape: MapShape, out: int, need: Rows) -> int:
+    """Columns of the copy that a layer works on where its operator does not pad; 0: none."""
+    if isinstance(layer, Conv) and layer.kernel == layer.stride == 1 and not layer.padding:
+        return 0
+    low, high = layer.needs(0, out - 1)
+    left, right = max(-low, 0), max(high + 1 - shape.cols, 0)
+    seen = min(high + 1, shape.cols) - max(low, 0)
+    padded = (seen + 2 * layer.padding - layer.reach - 1) // layer.stride + 1
+    if left == layer.padding >= right and padded == out:
+        left = right = 0
+    inside = need[0] >= 0 and need[1] <= shape.rows and seen == shape.cols
+    return 0 if inside and not (left or right) else left + seen + right
