@@ -462,6 +462,11 @@ CHANNELS: dict[str, Callable[[Any, Tensor], Tensor]] = {
         * m.along(x.mean((2, 3), keepdim=True).squeeze(-1).mT).mT[..., None].sigmoid().expand_as(x)
     ),
     "radix": _radix,
+    "lengths": lambda m, x: (
+        x * (g := x.norm(p=2, dim=(2, 3), keepdim=True)) / (g.mean(1, True) + 1)
+    ),
+    "a sum": lambda m, x: x * (m.conv(x).abs() * 0.01).sum((2, 3), keepdim=True).tanh(),
+    "more channels": lambda m, x: x + F.pad(m.two(x[:, 1:3]), [0, 0, 0, 0, 1, 1]),
     "where": lambda m, x: torch.where(x > m.scale, x, m.conv(x)),
     "bounded": lambda m, x: x.clamp(-0.5, 0.7) - 0.1 * m.conv(x).abs().sqrt(),
 }
@@ -503,6 +508,28 @@ def _rectangular(draw: Draw) -> nn.Module:
     return nn.Conv2d(WIDE, WIDE, (3, 5), padding=(1, 2))
 
 
+@rule(KEEP, "edges")
+def _edges(draw: Draw) -> nn.Module:
+    """Paddings made of the map, and averages of its cells alone."""
+    form = draw.of("form", "reflect", "replicate", "counted", "small and large")
+    match form:
+        case "counted":
+            kernel = draw.of("k", 3, 5)
+            return nn.AvgPool2d(kernel, 1, kernel // 2, count_include_pad=False)
+        case "small and large":
+            by, mode = draw.of("by", 2, 4), draw.of("mode", "nearest", "bilinear")
+            by = 2 if mode == "bilinear" else by
+            return Part(
+                lambda m, x: F.interpolate(F.interpolate(x, scale_factor=1 / by, mode=mode),
+                                           scale_factor=by)
+            )  # fmt: skip
+    kernel, dilation = draw.of("k", 3, 5), draw.of("d", 1, 2)
+    pad, kind = dilation * (kernel // 2), "replicate" if form == "replicate" else "reflect"
+    if draw.of("by", "itself", "before") == "before":
+        return nn.Sequential(nn.ReplicationPad2d(1), conv(3))
+    return conv(kernel, padding=pad, dilation=dilation, padding_mode=kind)
+
+
 @rule(UP, "transposed 2/2")
 def _transposed_two(draw: Draw) -> nn.Module:
     return nn.ConvTranspose2d(WIDE, WIDE, 2, 2, groups=draw.of("groups", 1, 2))
@@ -521,7 +548,7 @@ def _transposed_three(draw: Draw) -> nn.Module:
 @rule(UP, "enlarged")
 def _enlarged(draw: Draw) -> nn.Module:
     mode = draw.of("mode", "nearest", "bilinear", "corners")
-    by = draw.of("by", "factor", "size", rare=("pixels",))
+    by = draw.of("by", "factor", "size", "pixels")
     if by == "pixels":
         return nn.Sequential(conv(1, WIDE, 4 * WIDE), nn.PixelShuffle(2))
 

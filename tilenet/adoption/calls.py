@@ -33,15 +33,17 @@ def operator(*names: str) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class Padded:
-    """A map with zeros around it, which only a convolution may follow.
+    """A map with cells padded around it, which only a convolution may follow.
 
     Attributes:
         cells: The map.
         zeros: Those on the left and above, and those on the right and below.
+        edge: Whether they are zeros, or made of the map's cells (see `geometry.layers.Conv`).
     """
 
     cells: Cells
     zeros: tuple[int, int]
+    edge: Literal["zeros", "replicate", "reflect"] = "zeros"
 
 
 @dataclass(frozen=True)

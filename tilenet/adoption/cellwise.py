@@ -230,6 +230,13 @@ def _pieces(call: Call, x: Cells, given: Given) -> Any:
     return _sized(x.dims, call.sizes)
 
 
+@rule("pad")
+def _more_channels(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
+    pads = given.value("pad")
+    _alone(call, x, [-1 - place // 2 for place, n in enumerate(pads) if n])
+    return _sized(x.dims, call.sizes)
+
+
 @rule("cat", "stack")
 def _together(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
     tensors = list(tensors_in(given.arguments["tensors"]))

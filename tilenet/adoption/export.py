@@ -28,7 +28,7 @@ __all__ = ["graph_of"]
 
 IN_PLACE = "_"
 # Operators with a function of their own, whose unusual arguments are ones of cells.
-ALSO_CELLWISE = frozenset({"add", "div", "mean", "sub", "sum"})
+ALSO_CELLWISE = frozenset({"add", "div", "linalg_vector_norm", "mean", "norm", "sub", "sum"})
 ANY = "_"  # a parameter of a function that takes any other argument
 
 

@@ -28,6 +28,8 @@ from tilenet.geometry.layers import (
 
 __all__ = ["OPERATORS"]
 
+TINY = 1e-36  # the square of a number that is as good as 0
+
 
 @operator("conv2d")
 def _conv(
@@ -40,7 +42,7 @@ def _conv(
     dilation: Any,
     groups: int,
 ) -> Cells:
-    before, behind = x.zeros if isinstance(x, Padded) else (0, 0)
+    before, behind, edge = (*x.zeros, x.edge) if isinstance(x, Padded) else (0, 0, "zeros")
     value = call.map_of(x.cells if isinstance(x, Padded) else x)
     weight = call.weight(weight)
     kernels, dilations = weight.shape[2:], call.pair(dilation)
@@ -57,11 +59,13 @@ def _conv(
         raise call.refused(
             "a map loses other cells above than on the left", values=f" {kernels} pads {pads}"
         )
+    if edge != "zeros" and (any(pads) or 2 * before > min(reaches)):
+        raise call.refused("more cells than a kernel reaches over are padded", values=f" {edge}")
     rows, cols = zip(kernels, dilations, (one + before for one in pads), strict=True)
     kernel, dilation, pad = rows
     layer = Conv(
         value.channels, weight.shape[0], kernel, call.square(stride), dilation, pad,
-        bias is not None, groups, behind - before, () if rows == cols else cols,
+        bias is not None, groups, behind - before, () if rows == cols else cols, edge,
     )  # fmt: skip
     return call.made(layer, value, weights={"weight": weight, "bias": bias})
 
@@ -98,14 +102,18 @@ def _pad(call: Call, x: Any, pad: list[int], mode: str, value: float | None) -> 
     if not any(pad):
         return x
     left, right, top, bottom, *more = [*pad, 0, 0, 0, 0][: max(4, len(pad))]
-    if any(more):
-        raise call.refused("channels or samples are padded", values=f" {pad}")
-    if mode != "constant" or value or (left, right) != (top, bottom) or min(pad) < 0:
+    if mode == "constant" and not any(pad[:4]):
+        return NotImplemented  # channels
+    edges: Any = {"constant": "zeros", "replicate": "replicate", "reflect": "reflect"}
+    edge = edges.get(mode)
+    unequal = (left, right) != (top, bottom) or (edge != "zeros" and left != right)
+    twice = isinstance(x, Padded) and (edge != "zeros" or x.edge != "zeros")
+    if edge is None or any(more) or value or unequal or twice or min(pad) < 0:
         raise call.refused(
-            "a map is padded other than with zeros alike on rows and columns",
+            "a map is padded other than alike on rows and columns, with zeros or its edge",
             values=f" {pad} {mode}",
         )
-    return Padded(cells, (before + left, behind + right))
+    return Padded(cells, (before + left, behind + right), edge)
 
 
 @operator("batch_norm")
@@ -225,12 +233,13 @@ def _avg_pool(
     if value.size == tuple(kernel_size) and not any(padding):  # all of it, whatever its size
         return call.made(GlobalPool(value.channels, value.channels, 1), value)
     width, both = call.square(kernel_size), call.square(padding)
-    if both and not count_include_pad:
-        raise call.refused("an average does not count zeros around the map")
     step = call.square(stride) if stride else width
-    if ceil_mode and (both or any((cells - width) % step for cells in value.size)):
+    if ceil_mode and any((cells + 2 * both - width) % step for cells in value.size):
         raise call.refused("an average is taken of windows that reach over the map's edge")
-    layer = Pool(value.channels, value.channels, width, step, both, "average")
+    counts = count_include_pad or not both
+    layer = Pool(
+        value.channels, value.channels, width, step, both, "average", counts_padding=counts
+    )
     return call.made(layer, value)
 
 
@@ -244,21 +253,42 @@ def _adaptive_pool(call: Call, x: Any, output_size: Any) -> Cells:
 
 @operator("mean")
 def _mean(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False) -> Any:
-    """Over all rows and columns, in whatever dimensions they are."""
-    cells = call.cells(x)
-    places = {place % len(cells.dims) for place in dim or []}
+    return _over_cells(call, call.cells(x), dim or [], keep=keepdim)
+
+
+def _over_cells(call: Call, cells: Cells, dim: list[int], *, keep: bool, sums: bool = False) -> Any:
+    """A mean or a sum over all rows and columns, in whatever dimensions they are."""
+    places = {place % len(cells.dims) for place in dim}
     letters = sorted(one for n in places for one in cells.dims[n] if isinstance(one, str))
     if not letters:
         return NotImplemented
     if letters != ["H", "W"] or any(isinstance(one, int) for n in places for one in cells.dims[n]):
-        raise call.refused("a mean is taken over other dimensions than rows and columns")
+        raise call.refused(
+            f"a {call.operator} is taken over other dimensions than rows and columns"
+        )
     value = call.map_of(to_map(cells))
-    layer = GlobalPool(value.channels, value.channels, 1)
-    average = Value(value.channels, (1, 1), True, layer, (value,))
+    layer = GlobalPool(value.channels, value.channels, 1, sums)
+    pooled = Value(value.channels, (1, 1), True, layer, (value,))
     dims = [
-        () if n in places else one for n, one in enumerate(cells.dims) if keepdim or n not in places
+        () if n in places else one for n, one in enumerate(cells.dims) if keep or n not in places
     ]
-    return from_map(cells_of(call.entered(average)), dims)
+    return from_map(cells_of(call.entered(pooled)), dims)
+
+
+@operator("linalg_vector_norm", "norm")
+def _length(
+    call: Call, x: Any, ord: Any = 2, p: Any = 2, dim: Any = None, keepdim: bool = False
+) -> Any:
+    """The root of a sum of squares over all cells."""
+    cells = call.cells(x)
+    dim = [dim] if isinstance(dim, int) else list(dim or [])
+    if (ord, p) != (2, 2) or not any(cells.over_cells(place) for place in dim):
+        return NotImplemented
+    squares = replace(cells, source=None, operator="mul.Tensor", arguments=(cells, cells))
+    total = _over_cells(call, squares, dim, keep=keepdim, sums=True)
+    # Of zeros alone the root has no gradient; torch takes 0.
+    above = replace(total, source=None, operator="clamp.default", arguments=(total, TINY))
+    return replace(total, source=None, operator="sqrt.default", arguments=(above,))
 
 
 @operator("upsample_nearest2d", "upsample_bilinear2d")
@@ -274,6 +304,8 @@ def _upsample(
     size = call.sizes[2], call.sizes[3]
     if value.whole:
         return _expanded(call, value, mode, corners=align_corners)
+    if size[0] < value.size[0] and not align_corners:
+        return _reduced(call, value, mode)
     factors = {size[0] / value.size[0], size[1] / value.size[1], *(scale_factors or [])}
     factor = next(iter(factors))
     if len(factors) > 1 or factor != int(factor):
@@ -291,6 +323,25 @@ def _expanded(call: Call, value: Value, mode: Any, *, corners: bool = False) -> 
     like = _like(call, value, (call.sizes[2], call.sizes[3]))
     expand = Expand(value.channels, value.channels, "", mode, corners)
     return cells_of(call.entered(replace(call.layer(expand, value), like=like)))
+
+
+def _reduced(call: Call, value: Value, mode: str) -> Cells:
+    """A map made smaller: every nth cell, or the mean of the two by two in the middle of each."""
+    steps = {old / new for old, new in zip(value.size, call.sizes[2:], strict=True)}
+    step = next(iter(steps))
+    if len(steps) > 1 or step != int(step) or (mode == "bilinear" and step != 2):
+        raise call.refused(
+            "maps are made smaller by whole numbers only, and bilinearly by 2",
+            values=f" {value.size} to {call.sizes[2:]}",
+        )
+    kernel = 1 if mode == "nearest" else 2
+    return call.made(Pool(value.channels, value.channels, kernel, int(step), mode="average"), value)
+
+
+@operator("pixel_shuffle")
+def _shuffled(call: Call, x: Any, upscale_factor: int) -> Cells:
+    value = call.map_of(x)
+    return call.made(Upsample(value.channels, call.sizes[1], upscale_factor, "shuffle"), value)
 
 
 @operator("expand", "expand_as")
@@ -345,10 +396,10 @@ def _cat(call: Call, tensors: list[Any], dim: int) -> Any:
 
 
 @operator("sum")
-def _sum(call: Call, x: Any, dim: list[int] | None = None) -> Any:
-    """Of maps that were stacked in a dimension of their own."""
-    if not isinstance(x, Cells) or x.operator != "stack.default":
-        return NotImplemented
+def _sum(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False) -> Any:
+    """Over all cells, or of maps that were stacked in a dimension of their own."""
+    if not isinstance(x, Cells) or x.operator != "stack.default" or keepdim:
+        return _over_cells(call, call.cells(x), dim or [], keep=keepdim, sums=True)
     (_, *maps), *place = x.arguments
     return _joined(call, "add", maps) if list(dim or []) == (place or [0]) else NotImplemented
 

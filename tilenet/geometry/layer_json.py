@@ -197,6 +197,10 @@ def _fits(layer: Layer, kept: dict[str, int]) -> bool:
             padded = isinstance(layer, Conv) or layer.output_padding < layer.stride
             grouped = not (layer.in_channels % layer.groups or layer.out_channels % layer.groups)
             return padded and grouped and layer.num_parameters < 2**50
+        case GlobalPool():
+            return same and (layer.bins == 1 or not layer.sums)
+        case Upsample(mode="shuffle"):
+            return layer.in_channels == layer.out_channels * layer.factor**2
         case Pool():
             return same and 2 * layer.padding <= layer.kernel
         case Norm():

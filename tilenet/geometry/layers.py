@@ -140,6 +140,7 @@ class Conv(_Windowed):
         groups: Groups of channels that are convolved apart.
         extra: Further zeros below and on the right.
         cols: Kernel, dilation and padding along columns, where they differ from those along rows.
+        edge: What is padded: zeros, cells at the edge of the map, or those inside of it in turn.
     """
 
     kernel: int = 3
@@ -150,6 +151,7 @@ class Conv(_Windowed):
     groups: int = 1
     extra: int = 0
     cols: tuple[int, ...] = ()
+    edge: Literal["zeros", "replicate", "reflect"] = "zeros"
 
     kind: ClassVar[str] = "conv"
 
@@ -222,6 +224,7 @@ class Pool(_Windowed):
     Attributes:
         padding: Cells on each side that are no maximum, or count as zeros.
         extra: Further ones below and on the right, as torch's `ceil_mode` has them.
+        counts_padding: Whether an average counts padded cells; else it is one of the map's cells.
     """
 
     kernel: int = 2
@@ -229,6 +232,7 @@ class Pool(_Windowed):
     padding: int = 0
     mode: Literal["max", "average"] = "max"
     extra: int = 0
+    counts_padding: bool = True
 
     kind: ClassVar[str] = "pool"
 
@@ -246,7 +250,7 @@ class Pool(_Windowed):
 
 @dataclass(frozen=True)
 class Upsample(Layer):
-    """Nearest or bilinear enlargement.
+    """Nearest or bilinear enlargement, or `shuffle`: channels side by side, in factor² cells.
 
     Attributes:
         corners: Whether the outermost cells' middles stay the outermost (`align_corners=True`),
@@ -254,7 +258,7 @@ class Upsample(Layer):
     """
 
     factor: int = 2
-    mode: Literal["nearest", "bilinear"] = "nearest"
+    mode: Literal["nearest", "bilinear", "shuffle"] = "nearest"
     corners: bool = False
 
     kind: ClassVar[str] = "upsample"
@@ -263,7 +267,7 @@ class Upsample(Layer):
         return cells * self.factor
 
     def needs(self, first: int, last: int) -> tuple[int, int]:
-        if self.mode == "nearest":
+        if self.mode != "bilinear":
             return first // self.factor, last // self.factor
         # Output cell o takes from (o + 1/2)/f − 1/2: the cell below that and, unless it falls
         # exactly on a cell, the one above. With `corners` that is moved by less than half a cell.
@@ -429,9 +433,14 @@ class Cellwise(Joining):
 
 @dataclass(frozen=True)
 class GlobalPool(Layer):
-    """Averages over the whole image, a whole map of `bins` × `bins` cells (adaptive pooling)."""
+    """Averages over the whole image, a whole map of `bins` × `bins` cells (adaptive pooling).
+
+    Attributes:
+        sums: Whether it is the sum over all cells instead, of one bin.
+    """
 
     bins: int = 1
+    sums: bool = False
 
     kind: ClassVar[str] = "global_pool"
 

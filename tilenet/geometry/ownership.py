@@ -184,7 +184,10 @@ def takes_copy(layer: Conv, cells: int) -> bool:
         cells: Cells of all samples of the input.
     """
     weights = layer.out_channels // layer.groups * layer.kernel**2
-    return not (layer.keeps_size and layer.is_square) or cells < FEWEST_CELLS * weights
+    return (
+        not (layer.keeps_size and layer.is_square and layer.edge == "zeros")
+        or cells < FEWEST_CELLS * weights
+    )
 
 
 def _needs(layer: Layer, first: int, stop: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ BY_NAME = frozenset({
     "amax", "amin", "argmax", "argmin", "bmm", "cat", "chunk", "conv1d", "cumsum", "detach", "flip",
     "full_like", "glu", "hardswish", "index_select", "layer_norm", "linalg_vector_norm", "linear",
     "log_sigmoid", "log_softmax", "logsumexp", "matmul", "max", "mean", "min", "mm", "norm",
-    "ones_like", "permute", "prelu", "prod", "repeat", "repeat_interleave",
+    "ones_like", "pad", "permute", "prelu", "prod", "repeat", "repeat_interleave",
     "reshape", "rms_norm", "roll", "select",
     "slice", "softmax", "split", "split_with_sizes", "stack", "std", "sum", "unbind", "var",
     "zeros_like",

@@ -21,6 +21,7 @@ __all__ = [
     "BatchNorm",
     "BlockMaxPool",
     "FrozenBatchNorm",
+    "GlobalSum",
     "PaddedConv",
     "PaddedPool",
     "activation",
@@ -134,6 +135,13 @@ class PaddedConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(F.pad(x, (0, self.extra, 0, self.extra)))
+
+
+class GlobalSum(nn.AdaptiveAvgPool2d):
+    """The sum over all cells, (B, C, H, W) to (B, C, 1, 1)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (x.shape[2] * x.shape[3])
 
 
 class PaddedPool(nn.Module):

@@ -33,6 +33,7 @@ from tilenet.model.modules import (
     BatchNorm,
     BlockMaxPool,
     FrozenBatchNorm,
+    GlobalSum,
     PaddedConv,
     PaddedPool,
     activation,
@@ -138,6 +139,8 @@ def build_layer(
         case Pool():
             return _pool(layer)
         case Upsample():
+            if layer.mode == "shuffle":
+                return nn.PixelShuffle(layer.factor)
             corners = layer.corners if layer.mode == "bilinear" else None
             return nn.Upsample(scale_factor=layer.factor, mode=layer.mode, align_corners=corners)
         case Norm():
@@ -149,7 +152,7 @@ def build_layer(
         case Activation():
             return activation(layer, in_place=in_place)
         case GlobalPool():
-            return nn.AdaptiveAvgPool2d(layer.bins)
+            return GlobalSum(1) if layer.sums else nn.AdaptiveAvgPool2d(layer.bins)
         case Stash():
             return stash_layer(layer)
         case Join():
@@ -170,6 +173,7 @@ def _conv(layer: Conv) -> nn.Module:
         (layer.dilation, cols.dilation),
         layer.groups,
         layer.bias,
+        layer.edge,
     )
     if isinstance(module, PaddedConv):
         module.extra = layer.extra
@@ -179,8 +183,11 @@ def _conv(layer: Conv) -> nn.Module:
 def _pool(layer: Pool) -> nn.Module:
     if layer.in_blocks:
         return BlockMaxPool()
-    made = nn.MaxPool2d if layer.mode == "max" else nn.AvgPool2d
-    pool = made(layer.kernel, layer.stride, layer.padding)
+    pool: nn.MaxPool2d | nn.AvgPool2d = nn.MaxPool2d(layer.kernel, layer.stride, layer.padding)
+    if layer.mode == "average":
+        pool = nn.AvgPool2d(
+            layer.kernel, layer.stride, layer.padding, count_include_pad=layer.counts_padding
+        )
     return PaddedPool(pool, layer.extra) if layer.extra else pool
 
 

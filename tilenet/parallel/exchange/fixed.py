@@ -80,7 +80,7 @@ class OfPool:
 
     def find(self, x: Tensor, where: AveragedOver) -> Values:
         """What a tile's own cells add to the averages."""
-        return bin_sums(x, self.layer.bins, where)[0].flatten().cpu().numpy()
+        return bin_sums(x, self.layer, where)[0].flatten().cpu().numpy()
 
     def merged(self, one: Values, other: Values) -> Values:
         """The sum."""

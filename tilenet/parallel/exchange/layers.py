@@ -147,7 +147,9 @@ def spatial_layer(layer: Layer, index: int, module: nn.Module, around: Halos) ->
             return SpatialPool(module, index, around, layer)
         case Upsample(mode="bilinear", corners=False):
             return EnlargedByCells(module, index, around, layer)
-        case Upsample(mode="nearest") if around.grids[index].origin % around.grids[index].stride:
+        case Upsample(mode="nearest" | "shuffle") if (
+            around.grids[index].origin % around.grids[index].stride
+        ):
             # Ranks do not own just what their own cells are enlarged to.
             return EnlargedByCells(module, index, around, layer)
         case TransposedConv():
@@ -196,8 +198,11 @@ class SpatialConv(_Spatial):
         if same and not takes_copy(layer, x.shape[0] * x.shape[2] * x.shape[3]):
             shape = Shape(layer.kernel, layer.dilation, layer.groups)
             return convolve(x, self.weight, self.bias, shape, journey)
-        padding, journey = _padded_columns(layer, journey)
-        extended = _extended(x, journey, 0.0)
+        if layer.edge != "zeros":
+            padding, extended = (0, 0), _with_edge(x, journey, layer.edge)
+        else:
+            padding, journey = _padded_columns(layer, journey)
+            extended = _extended(x, journey, 0.0)
         dilation = layer.dilation, layer.along_cols.dilation
         return F.conv2d(
             extended, self.weight, self.bias, layer.stride, padding, dilation, layer.groups
@@ -212,14 +217,20 @@ class SpatialPool(_Spatial):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        padding, journey = _padded_columns(self.layer, self.around.journey(self.index))
+        whole = self.around.journey(self.index)
+        padding, journey = _padded_columns(self.layer, whole)
         kernel, stride = self.layer.kernel, self.layer.stride
         if self.layer.mode == "max":
             extended = _extended(x, journey, float("-inf"))
             if self.layer.in_blocks:
                 return block_max(extended)
             return F.max_pool2d(extended, kernel, stride, padding)
-        return F.avg_pool2d(_extended(x, journey, 0.0), kernel, stride, padding)
+        y = F.avg_pool2d(_extended(x, journey, 0.0), kernel, stride, padding)
+        if self.layer.counts_padding or not any(whole.halo.border):
+            return y
+        need, (top, bottom, left, right) = whole.halo.need, whole.halo.border
+        there = F.pad(x.new_ones(1, 1, need.height, need.width), (left, right, top, bottom))
+        return y / F.avg_pool2d(there, kernel, stride)
 
 
 class EnlargedByCells(_Spatial):
@@ -278,6 +289,13 @@ def _extended(x: Tensor, journey: Journey, fill: float) -> Tensor:
     if halo.need == halo.own and not any(halo.border) and not halo.gives:
         return x
     return extend(x, journey, fill)
+
+
+def _with_edge(x: Tensor, journey: Journey, edge: str) -> Tensor:
+    """The same with cells of the map beyond its edges."""
+    top, bottom, left, right = journey.halo.border
+    inside = _extended(x, without_border(journey), 0.0)
+    return F.pad(inside, (left, right, top, bottom), mode=edge)
 
 
 def _padded_columns(layer: Conv | Pool, journey: Journey) -> tuple[tuple[int, int], Journey]:

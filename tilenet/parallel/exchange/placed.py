@@ -38,7 +38,7 @@ def placed_layer(
             return None
         case GlobalPool():
             where = partial(_averaged, around, index)
-            return WholeImagePool(layer.bins, where, around.image_comm(index))
+            return WholeImagePool(layer, where, around.image_comm(index))
         case Upsample(mode="bilinear", corners=True):
             return CornersUpsample(layer, index, around, place)
         case Dropout(drops="cells"):

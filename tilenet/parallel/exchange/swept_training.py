@@ -80,7 +80,7 @@ class SweptPipe:
         for number in summed_cells(self.layers):
             layer = self.layers[number]
             if isinstance(layer, GlobalPool):
-                averages[number] = part.average(number, layer.bins, averages)
+                averages[number] = part.average(number, layer, averages)
 
         def of_own(logits: Tensor, rows: Rows) -> Tensor | None:
             read = part.tile.read
@@ -142,11 +142,11 @@ class _Part:
         given = tuple(averages.values())
         return swept_sum(self.image, make, measure, given, parameters, keeps_states=keeps_states)
 
-    def average(self, number: int, bins: int, averages: dict[int, Tensor]) -> Tensor:
+    def average(self, number: int, layer: GlobalPool, averages: dict[int, Tensor]) -> Tensor:
         """What a layer averages of the whole image, (C, bins, bins) in float64. Collective."""
         shape = map_shapes(self.pipe.layers, *self.size)[number]
         left = self.columns.own[number][0] if self.columns else 0
-        of_rows = partial(_bins, bins, left, (shape.rows, shape.cols))
+        of_rows = partial(_bins, layer, left, (shape.rows, shape.cols))
         if number == 0:
             total = of_rows(self.image, (0, self.image.shape[2]))
             assert total is not None
@@ -155,10 +155,12 @@ class _Part:
         return global_sum(total, self.columns.line.comm if self.columns else None)
 
 
-def _bins(bins: int, left: int, whole: tuple[int, int], x: Tensor, rows: Rows) -> Tensor | None:
+def _bins(
+    layer: GlobalPool, left: int, whole: tuple[int, int], x: Tensor, rows: Rows
+) -> Tensor | None:
     """What rows of a map (1, C, H, W) add to its averages, (C, bins, bins)."""
     here = Window(0, 0, x.shape[2], x.shape[3])
     if not here.height:
         return None
     where = AveragedOver(Cells((here,), (0,)), ((rows[0], left),), whole)
-    return bin_sums(x, bins, where)[0]
+    return bin_sums(x, layer, where)[0]

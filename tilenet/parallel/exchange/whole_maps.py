@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from tilenet.geometry.layers import GlobalPool
 from tilenet.geometry.windows import Window
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.norm import Cells
@@ -49,11 +50,13 @@ class AveragedOver:
     ) -> None:
         self.cells, self.firsts, self.size = cells, firsts, size
 
-    def shares(self, sample: int, bins: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def shares(self, sample: int, layer: GlobalPool, device: torch.device) -> tuple[Tensor, Tensor]:
         """`bin_shares` of a sample's own rows (bins, H), and of its columns (bins, W)."""
         own, (row, col) = self.cells.own[sample], self.firsts[sample]
-        rows = bin_shares(row, own.height, self.size[0], bins)
-        cols = bin_shares(col, own.width, self.size[1], bins)
+        rows = bin_shares(row, own.height, self.size[0], layer.bins)
+        cols = bin_shares(col, own.width, self.size[1], layer.bins)
+        if layer.sums:
+            rows, cols = torch.ones_like(rows), torch.ones_like(cols)
         return rows.to(device), cols.to(device)
 
 
@@ -61,33 +64,33 @@ class WholeImagePool(nn.Module):
     """Adaptive averages over all ranks, (B, C, H, W) to (B, C, bins, bins). Collective.
 
     Args:
-        bins: Cells of the whole map along each axis.
+        layer: What is averaged, or summed.
         where: Cells of the micro-batch that the thread computes.
         comm: The ranks that hold the same images, of one partition alone. None: no others.
     """
 
     def __init__(
-        self, bins: int, where: Callable[[], AveragedOver], comm: "MPI.Intracomm | None"
+        self, layer: GlobalPool, where: Callable[[], AveragedOver], comm: "MPI.Intracomm | None"
     ) -> None:
         super().__init__()
-        self.bins, self.where, self.comm = bins, where, comm
+        self.layer, self.where, self.comm = layer, where, comm
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Average.apply(x, self.bins, self.where(), self.comm)  # type: ignore[no-untyped-call]
+        y: Tensor = _Average.apply(x, self.layer, self.where(), self.comm)  # type: ignore[no-untyped-call]
         return y
 
     def extra_repr(self) -> str:
-        return f"{self.bins}"
+        return f"{self.layer.bins}"
 
 
 class _Average(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bins: int, where: AveragedOver, comm: "MPI.Intracomm | None"
+        ctx: Any, x: Tensor, layer: GlobalPool, where: AveragedOver, comm: "MPI.Intracomm | None"
     ) -> Tensor:
-        ctx.shape, ctx.bins, ctx.where, ctx.comm = x.shape, bins, where, comm
+        ctx.shape, ctx.layer, ctx.where, ctx.comm = x.shape, layer, where, comm
         images = _images(where, x.device)
-        folded = _folded(bin_sums(x, bins, where), where, images)
+        folded = _folded(bin_sums(x, layer, where), where, images)
         return add_over(comm, folded).index_select(0, images).to(x.dtype)
 
     @staticmethod
@@ -99,18 +102,18 @@ class _Average(torch.autograd.Function):
         to_x = grads[0].new_zeros(ctx.shape)
         with _as_written(to_x):
             for sample, own in enumerate(where.cells.own):
-                rows, cols = where.shares(sample, ctx.bins, to_x.device)
+                rows, cols = where.shares(sample, ctx.layer, to_x.device)
                 lines = (rows.T @ total[sample]).to(_wide(to_x))
                 _own(to_x, sample, own).copy_(lines @ cols.to(lines.dtype))
         return to_x, None, None, None
 
 
-def bin_sums(x: Tensor, bins: int, where: AveragedOver) -> Tensor:
+def bin_sums(x: Tensor, layer: GlobalPool, where: AveragedOver) -> Tensor:
     """What own cells add to the averages of a map (B, C, H, W): (B, C, bins, bins), float64."""
     sums = []
     with _as_written(x):
         for sample, own in enumerate(where.cells.own):
-            rows, cols = where.shares(sample, bins, x.device)
+            rows, cols = where.shares(sample, layer, x.device)
             # Rows of cells in the map's own precision, at least float32; their sums in float64.
             lines = _own(x, sample, own).to(_wide(x)) @ cols.T.to(_wide(x))
             sums.append(rows @ lines.double())

@@ -373,8 +373,10 @@ def _forward_bytes(layer: Layer, cost: LayerBytes, size: int) -> int:
 
 def _copied_cols(layer: Conv | Pool, shape: MapShape, out: int, need: Rows) -> int:
     """Columns of the copy that a layer works on where its operator does not pad; 0: none."""
-    if isinstance(layer, Conv) and layer.kernel == layer.stride == 1 and not layer.padding:
-        return 0
+    if isinstance(layer, Conv):
+        layer, is_square = layer.along_cols, layer.is_square
+        if is_square and layer.kernel == layer.stride == 1 and not layer.padding:
+            return 0
     low, high = layer.needs(0, out - 1)
     left, right = max(-low, 0), max(high + 1 - shape.cols, 0)
     seen = min(high + 1, shape.cols) - max(low, 0)
