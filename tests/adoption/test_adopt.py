@@ -186,6 +186,34 @@ def test_a_refusal_names_the_submodule() -> None:
         adopt(module, 3)
 
 
+class Several(nn.Module):
+    """What cannot be a layer in two parts and in forward, and what leads nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Softmax(dim=2), nn.Conv2d(4, 4, 1))
+        self.deep = nn.Sequential(nn.ReLU(), nn.Softmax(dim=3), nn.Conv2d(4, 2, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x.cumsum(2)
+        return self.deep(x.flip(3)) + x.roll(1, 2)[:, :2]
+
+
+def test_all_that_is_refused_is_said_at_once() -> None:
+    with pytest.raises(TilenetError) as caught:
+        adopt(Several(), 3)
+    sentence = str(caught.value)
+    line = Several.forward.__code__.co_firstlineno + 3
+    assert re.search(
+        r"cells are taken together \(stem\.1: softmax .*; deep\.1: .*; 1 more\)", sentence
+    )
+    assert f"flip along dimensions [3], test_adopt.py:{line}" in sentence
+    assert "cumsum" not in sentence
+    assert sentence.endswith("use a network without these")
+    assert "\n" not in sentence
+
+
 def test_weights_that_two_layers_share_are_refused() -> None:
     conv = nn.Conv2d(4, 4, 3, padding=1)
     module = nn.Sequential(nn.Conv2d(3, 4, 1), conv, nn.ReLU(), conv)

@@ -228,7 +228,7 @@ CASES = {
     "a scaled kernel": around(
         lambda m, x: F.conv2d(x, 2.0 * m.k), "weight is computed", k=weight(2, 4, 1, 1)
     ),
-    "padded channels": around(lambda m, x: F.pad(x, (0, 0, 0, 0, 1, 1)), "channels or samples"),
+    "padded channels": around(lambda m, x: F.pad(x, (0, 0, 0, 0, 1, 1))),
     "no padded channels": around(
         lambda m, x: m.one(F.pad(x, (1, 1, 1, 1, 0, 0))), one=nn.Conv2d(4, 2, 3)
     ),

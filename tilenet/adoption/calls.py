@@ -1,6 +1,6 @@
 """An operator's call in a graph: what it is given, and the sentence that refuses it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal
@@ -12,9 +12,12 @@ from tilenet.adoption.values import Value
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Expand, GlobalPool, Layer
 
-__all__ = ["OPERATORS", "Call", "Given", "Noise", "Padded", "operator"]
+__all__ = [
+    "OPERATORS", "Call", "Given", "Noise", "Padded", "Refusal", "operator", "refusal_of",
+]  # fmt: skip
 
 MOST_LETTERS = 160  # of values in a sentence
+MOST_REASONS, MOST_PLACES = 3, 3
 OPERATORS: dict[str, Callable[..., Any]] = {}  # what makes layers of an operator's calls
 
 
@@ -63,12 +66,47 @@ class Noise:
     source: object = field(default_factory=object)
 
 
+class Refusal(TilenetError):
+    """An operator that cannot be a layer.
+
+    Attributes:
+        why: The reason.
+        where: Path of the submodule, the operator, and the line of the user's source.
+    """
+
+    def __init__(self, why: str, where: str) -> None:
+        self.why, self.where = why, where
+        super().__init__(refusal_of([self]))
+
+
+def refusal_of(refusals: "Sequence[Refusal]") -> str:
+    """One sentence on all of them, in their order."""
+    places: dict[str, list[str]] = {}
+    for one in refusals:
+        places.setdefault(one.why, []).append(one.where)
+    said = [
+        f"{why} ({'; '.join([*where[:MOST_PLACES], *_left(len(where) - MOST_PLACES)])})"
+        for why, where in list(places.items())[:MOST_REASONS]
+    ]
+    said += _left(sum(map(len, list(places.values())[MOST_REASONS:])))
+    without = "these" if len(refusals) > 1 else "it"
+    return (
+        f"each layer's neighbourhood must be known, and {', '.join(said)}; use a network without "
+        f"{without}"
+    )
+
+
+def _left(number: int) -> list[str]:
+    return [f"{number} more"] if number > 0 else []
+
+
 @dataclass(frozen=True)
 class Call:
     """An operator's call in the graph.
 
     Attributes:
-        where: Path of the submodule that calls it, and the line of its source.
+        where: Path of the submodule that calls it.
+        line: File and line of the user's source that calls it; empty: not known.
         operator: The operator's name, without what says that it writes over its argument.
         target: Its full name with the overload, such as `mul.Tensor`.
         shape: Shape of the result; of several results a list of theirs.
@@ -78,6 +116,7 @@ class Call:
     """
 
     where: str
+    line: str
     operator: str
     target: str
     shape: tuple[int, ...] | list[tuple[int, ...]]
@@ -91,13 +130,11 @@ class Call:
         assert isinstance(self.shape, tuple)
         return self.shape
 
-    def refused(self, why: str, *, values: str = "") -> TilenetError:
-        """The sentence for what cannot be a layer."""
+    def refused(self, why: str, *, values: str = "") -> "Refusal":
+        """What cannot be a layer."""
         place = self.where or "the module itself"
-        return TilenetError(
-            f"each layer's neighbourhood must be known, and {why} ({place}: {self.operator}"
-            f"{values[:MOST_LETTERS]}); use a network without it"
-        )
+        line = f", {self.line}" if self.line else ""
+        return Refusal(why, f"{place}: {self.operator}{values[:MOST_LETTERS]}{line}")
 
     def cells(self, x: Any) -> Cells:
         """An argument that is a map in any dimensions."""

@@ -5,6 +5,8 @@ after another: each map is a `Value`, whose layer `operators.py` tells.
 """
 
 import logging
+import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -17,16 +19,25 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from tilenet.adoption.calls import WITHOUT_EFFECT, Call, Given, Noise, Padded
+from tilenet.adoption.calls import (
+    WITHOUT_EFFECT,
+    Call,
+    Given,
+    Noise,
+    Padded,
+    Refusal,
+    refusal_of,
+)
 from tilenet.adoption.cells import IMAGES, Cells, Weight, cells_of, map_of
 from tilenet.adoption.cellwise import cellwise
 from tilenet.adoption.operators import OPERATORS
-from tilenet.adoption.values import Value
+from tilenet.adoption.values import Value, maps_before
 from tilenet.errors import TilenetError
 
 __all__ = ["graph_of"]
 
 IN_PLACE = "_"
+TORCH = os.path.dirname(torch.__file__)
 # Operators with a function of their own, whose unusual arguments are ones of cells.
 ALSO_CELLWISE = frozenset({"add", "div", "linalg_vector_norm", "mean", "norm", "sub", "sum"})
 ANY = "_"  # a parameter of a function that takes any other argument
@@ -86,6 +97,8 @@ class _Interpreter:
         self.results: list[Any] = []
         self.maps: list[Value] = []
         self.spent: list[object] = []  # random numbers that drop samples of a map
+        # What stands for the result of an operator that is refused, so that all are found.
+        self.refused: list[tuple[Value, Refusal]] = []
 
     def run(self) -> Value:
         for node in self.program.graph.nodes:
@@ -121,6 +134,7 @@ class _Interpreter:
         shapes = [tuple(one.shape) for one in tensors]
         return Call(
             _path(node),
+            _line(node),
             plain,
             f"{plain}.{overload}",
             shapes if several else next(iter(shapes), ()),
@@ -143,6 +157,8 @@ class _Interpreter:
             self._note(node, None)
             return
         result = self._result(node, call)
+        if isinstance(result, Refusal) and len(call.shape) == 4 and call.floats:
+            result = self._stand_in(node, call, result)
         result = [self._entered(one) for one in result] if isinstance(result, list) else (
             self._entered(result)
         )  # fmt: skip
@@ -152,6 +168,20 @@ class _Interpreter:
             self.results[self.names[node]] = result
         else:
             self._note(node, result)
+
+    def _stand_in(self, node: fx.Node, call: Call, refusal: Refusal) -> Any:
+        """A map in place of a refused one; what was refused before goes on being it."""
+        arguments = _flat([self._argument(one) for one in _bound(node)[1].values()])
+        if isinstance(call.shape, list) or any(one is refusal for one in arguments):
+            return refusal
+        maps = tuple(one.source for one in arguments if isinstance(one, Cells))
+        value = Value(
+            call.sizes[1],
+            (call.sizes[2], call.sizes[3]),
+            inputs=tuple(one for one in maps if isinstance(one, Value)),
+        )
+        self.refused.append((value, refusal))
+        return cells_of(value)
 
     def _entered(self, result: Any) -> Any:
         """Cells that are a map again are computed once, by one layer."""
@@ -220,9 +250,16 @@ class _Interpreter:
     def _output(self, node: fx.Node) -> Value:
         result = self._argument(node.args[0])
         result = result[0] if isinstance(result, list) and result else result
+        if isinstance(result, Refusal):
+            raise TilenetError(refusal_of([*(refusal for _, refusal in self.refused), result]))
         if isinstance(result, TilenetError):
             raise result
-        if not isinstance(result, Cells) or not result.is_map or not result.size:
+        is_map = isinstance(result, Cells) and result.is_map
+        needed = {id(one) for one in maps_before(map_of(result))} if is_map else set()
+        refusals = [one for value, one in self.refused if not is_map or id(value) in needed]
+        if refusals:
+            raise TilenetError(refusal_of(refusals))
+        if not is_map or not result.size:
             raise TilenetError(
                 "a module must give a map (B, classes, H, W) first; wrap it in one that does"
             )
@@ -242,6 +279,13 @@ def _path(node: fx.Node) -> str:
     """Path of the submodule that calls an operator."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     return str(stack[-1][0]) if stack else ""
+
+
+def _line(node: fx.Node) -> str:
+    """File and line of the user's source that calls an operator."""
+    calls = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [(file, line) for file, line in calls if not file.startswith(TORCH)]
+    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
 class _Tensors:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from tilenet.geometry.layers import Cellwise, Expand, Join, Layer, Stash
 
-__all__ = ["Linear", "Value", "linearise"]
+__all__ = ["Linear", "Value", "linearise", "maps_before"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class _Use:
 
 def linearise(output: Value) -> Linear:
     """The layers that compute a map, in an order of its graph."""
-    order = _order(output)
+    order = maps_before(output)
     uses: dict[int, list[tuple[str, bool]]] = defaultdict(list)  # of each map's id: names, sizes
     steps: list[tuple[Value, list[Layer]]] = []
     at_hand = order[0]
@@ -108,8 +108,8 @@ def _listed(
     return Linear(tuple(layers), names)
 
 
-def _order(output: Value) -> list[Value]:
-    """The maps that are needed, each behind those that it is computed of; the input first."""
+def maps_before(output: Value) -> list[Value]:
+    """The map and all that it needs, each behind what it is computed of; the input first."""
     found: dict[int, Value] = {}
     waiting = [(output, False)]
     while waiting:
