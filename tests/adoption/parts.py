@@ -523,10 +523,10 @@ def _edges(draw: Draw) -> nn.Module:
                 lambda m, x: F.interpolate(F.interpolate(x, scale_factor=1 / by, mode=mode),
                                            scale_factor=by)
             )  # fmt: skip
-    kernel, dilation = draw.of("k", 3, 5), draw.of("d", 1, 2)
+    kernel, dilation = draw.of("kernel", (3, 1), (3, 2), (5, 1))
     pad, kind = dilation * (kernel // 2), "replicate" if form == "replicate" else "reflect"
     if draw.of("by", "itself", "before") == "before":
-        return nn.Sequential(nn.ReplicationPad2d(1), conv(3))
+        return nn.Sequential(nn.ReplicationPad2d(1), conv(3, padding=0))
     return conv(kernel, padding=pad, dilation=dilation, padding_mode=kind)
 
 

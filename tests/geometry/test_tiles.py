@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of, input_interval, output_size
-from tilenet.geometry.tiles import Cut, HaloRule, Span, Tile, cut, halo_rule, owned
+from tilenet.geometry.layers import Conv, Pool
+from tilenet.geometry.tiles import (
+    Cut,
+    HaloRule,
+    Span,
+    Tile,
+    check_cells,
+    cut,
+    halo_rule,
+    owned,
+)
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.geometry.windows import Window, reflected
 
@@ -243,3 +253,14 @@ def test_owned_cuts_the_pixels_that_a_tile_owns(
     output = np.stack([rows + read.row, cols + read.col])
     expected = np.stack(np.mgrid[20:25, 30:37])
     assert np.array_equal(owned(output, tile, offset), expected)
+
+
+@pytest.mark.parametrize(("rows", "legal"), [(5, True), (4, False)])
+def test_reflection_needs_more_cells_than_it_pads(rows: int, legal: bool) -> None:
+    layers = Pool(3, 3), Conv(3, 4, 3, padding=1, cols=(9, 1, 4), edge="reflect")
+    tile = Window(0, 0, 2 * rows, 20)
+    if legal:
+        check_cells(layers, tile)
+    else:
+        with pytest.raises(TilenetError, match="8 × 20 px leave 4 × 10 cells, needed: 5"):
+            check_cells(layers, tile)

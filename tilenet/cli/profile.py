@@ -11,7 +11,7 @@ import torch
 from tilenet.cli.options import Arguments, add_network, network_of, pair
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.tiles import check_norms
+from tilenet.geometry.tiles import check_cells
 from tilenet.geometry.unet import unet_layers
 from tilenet.geometry.windows import Window
 from tilenet.model.choices import parameter_dtype
@@ -59,7 +59,7 @@ def profile(given: Namespace) -> Profile:
             f"{width} px, stride: {unit} px); nearest: {max(unit, round(height / unit) * unit)} × "
             f"{max(unit, round(width / unit) * unit)}"
         )
-    check_norms(layers, Window(0, 0, height, width))
+    check_cells(layers, Window(0, 0, height, width))
     if given.repeats < 1:
         raise TilenetError(f"repeats must be at least 1 (repeats: {given.repeats}); 5 is usual")
     (device,) = choose_devices(given.device, NodePlace(0, 1))

@@ -17,8 +17,8 @@ from itertools import accumulate, pairwise
 from typing import Any, TypeVar, overload
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import Context, fewest_cells, output_size
-from tilenet.geometry.layers import Layer
+from tilenet.geometry.halo import Context, fewest_cells, map_shapes, output_size
+from tilenet.geometry.layers import Conv, Layer
 from tilenet.geometry.windows import Window
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "Span",
     "Tile",
     "Tiling",
-    "check_norms",
+    "check_cells",
     "cut",
     "halo_rule",
     "own_pieces",
@@ -283,8 +283,8 @@ def _legal_size(rule: HaloRule, wanted: int, smallest: int) -> int:
     )
 
 
-def check_norms(layers: tuple[Layer, ...], read: Window, images: int | None = 1) -> None:
-    """Refuse tiles that leave a normalisation a single cell, of which there is no spread.
+def check_cells(layers: tuple[Layer, ...], read: Window, images: int | None = 1) -> None:
+    """Refuse tiles that leave a normalisation a single cell, or an edge nothing to turn over.
 
     Args:
         images: As in `fewest_cells`.
@@ -298,6 +298,15 @@ def check_norms(layers: tuple[Layer, ...], read: Window, images: int | None = 1)
             f"{read.width} px leave one cell to a norm); make tiles larger, use norm: none, or for "
             "batch norm a larger batch_size"
         )
+    for layer, shape in zip(layers, map_shapes(layers, read.height, read.width), strict=False):
+        if isinstance(layer, Conv) and layer.edge == "reflect":
+            least = max(layer.padding, layer.along_cols.padding) + 1
+            if min(shape.rows, shape.cols) < least:
+                raise TilenetError(
+                    f"a map that is padded by reflection has more cells than are padded (tile: "
+                    f"{read.height} × {read.width} px leave {shape.rows} × {shape.cols} cells, "
+                    f"needed: {least}); make tiles larger"
+                )
 
 
 def owned(array: T, tile: Tile, offset_px: int = 0) -> T:

@@ -18,7 +18,7 @@ from tilenet.geometry.bands import read_ratio
 from tilenet.geometry.halo import context_of, fewest_cells, map_shapes, summed_cells
 from tilenet.geometry.layers import Cellwise, Conv, Layer, Norm, TransposedConv
 from tilenet.geometry.ownership import check_shares, prefix_halo_px
-from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut
+from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_cells, cut
 from tilenet.planning.memory.partition import inference_bytes
 from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.mesh import choose_mesh
@@ -208,7 +208,7 @@ def _check_image(asked: MapQuestion, whole: Tiling) -> None:
 
 
 def _tile_by_tile(asked: MapQuestion, tiling: Tiling) -> MapPlan:
-    check_norms(asked.layers, tiling.tiles[0].read, images=None)
+    check_cells(asked.layers, tiling.tiles[0].read, images=None)
     return MapPlan("tiles", tiling)
 
 

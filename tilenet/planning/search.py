@@ -9,7 +9,7 @@ from math import inf
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import output_size
-from tilenet.geometry.tiles import Cut, check_norms, cut
+from tilenet.geometry.tiles import Cut, check_cells, cut
 from tilenet.geometry.windows import Window
 from tilenet.model.choices import Checkpointing
 from tilenet.planning.balance import check_balance, least_bytes, least_time
@@ -201,7 +201,7 @@ class Search:
                 f"a tile must leave every pooling something (tile: {height} × {width} px); take "
                 "larger tiles, or fewer poolings"
             )
-        check_norms(layers, Window(0, 0, height, width))
+        check_cells(layers, Window(0, 0, height, width))
         return grid
 
     def _computes(self, grid: Pixels) -> bool:

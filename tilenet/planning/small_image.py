@@ -12,7 +12,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Conv, Layer, TransposedConv
 from tilenet.geometry.ownership import check_shares
-from tilenet.geometry.tiles import Cut, HaloRule, Span, Tiling, check_norms, cut
+from tilenet.geometry.tiles import Cut, HaloRule, Span, Tiling, check_cells, cut
 from tilenet.geometry.windows import Window
 from tilenet.planning.compatibility import whole_image
 
@@ -182,7 +182,7 @@ def _with_norms(asked: ImageQuestion, least: tuple[int, int]) -> Tiling | None:
     for height, width in zip(*sizes, strict=False):
         tiling = cut(height, width, Cut(grid=asked.grid), asked.rule)
         whole = Window(0, 0, *tiling.extended)
-        if _legal(partial(check_norms, asked.layers, whole, images)):
+        if _legal(partial(check_cells, asked.layers, whole, images)):
             return tiling
     return None
 

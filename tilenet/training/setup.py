@@ -12,7 +12,7 @@ from tilenet.data.crops import cell_side
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import norm_context, output_size
 from tilenet.geometry.ownership import check_shares
-from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_norms, cut, halo_rule
+from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_cells, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions
 from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.planning.balance import check_balance, likely_balance
@@ -394,7 +394,7 @@ def _check_tiles(plan: RunPlan, size: tuple[int, int], images: int, *, grid_aske
         check_shares(layers, tiling.cols, "columns")
     # What a norm takes its statistics of
     of = (height, width) if whole_image(layers) is None else tiling.extended
-    check_norms(layers, replace(tiling.tiles[0].read, height=of[0], width=of[1]), images)
+    check_cells(layers, replace(tiling.tiles[0].read, height=of[0], width=of[1]), images)
     if plan.swept:
         height = training_edges(layers, plan.rule.alignment_px, height, width, 4)[1]
     check_map_sizes(layers, height, width)
