@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from tilenet.adoption.calls import OPERATORS, Call, Noise, Padded, operator
-from tilenet.adoption.cells import BATCH, IMAGES, Cells, Weight, cells_of
+from tilenet.adoption.cells import Cells, Weight, cells_of
 from tilenet.adoption.cellwise import from_map, to_map
+from tilenet.adoption.dropping import drop_path
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import (
     Activation,
     Cellwise,
     Conv,
-    Dropout,
     Expand,
     GlobalPool,
     Join,
@@ -431,7 +431,7 @@ def _multiply(call: Call, x: Any, other: Any) -> Any:
     if isinstance(x, Noise):
         x, other = other, x
     if isinstance(other, Noise):
-        return _drop_path(call, x, other)
+        return drop_path(call, x, other)
     return _joined(call, "multiply", [x, other])
 
 
@@ -442,63 +442,6 @@ def _divide(call: Call, x: Any, other: Any) -> Any:
     if x.stage != "mask" or x.scaled or x.keep != other:
         raise call.refused("drop path does not divide what it keeps by the probability")
     return replace(x, scaled=True)
-
-
-def _drop_path(call: Call, x: Any, noise: Noise) -> Cells:
-    cells = call.cells(x)
-    value = call.map_of(to_map(cells))
-    if noise.stage != "mask" or not 0 < noise.keep <= 1:
-        raise call.refused("random numbers are used for something else than drop path")
-    if not noise.scaled and noise.keep != 1:
-        # x was divided by the probability before.
-        divided = (("div.Tensor", ("value", 0), noise.keep),)
-        if not isinstance(value.layer, Cellwise) or value.layer.steps != divided:
-            raise call.refused("drop path does not divide what it keeps by the probability")
-        value = value.inputs[0]
-    return _dropped(call, value, cells, 1 - noise.keep, "samples")
-
-
-def _dropped(call: Call, value: Value, cells: Cells, share: float, drops: Any) -> Cells:
-    layer = Dropout(value.channels, value.channels, share, drops)
-    dropped = replace(value, layer=layer, inputs=(value,), weights={}, like=None)
-    return from_map(cells_of(call.entered(dropped)), cells.dims)
-
-
-@operator("rand", "empty", "new_empty")
-def _noise(call: Call, x: Any, size: Any = None, dtype: Any = None) -> Any:
-    if len(call.sizes) == 4 and call.sizes[1] == 0:  # a map without channels, for a cat
-        return Cells(((BATCH,), (0,), ("H",), ("W",)), (call.sizes[2], call.sizes[3]))
-    if call.sizes == (IMAGES, *[1] * (len(call.sizes) - 1)):
-        return Noise("uniform" if call.operator == "rand" else "empty")
-    raise call.refused("random numbers are used for something else than drop path")
-
-
-@operator("bernoulli")
-def _bernoulli(call: Call, x: Any, p: float) -> Noise:
-    if not isinstance(x, Noise):
-        raise call.refused("random numbers are used for something else than drop path")
-    return replace(x, stage="mask", keep=float(p), scaled=False)
-
-
-@operator("floor")
-def _floor(call: Call, x: Any) -> Any:
-    if not isinstance(x, Noise):
-        return NotImplemented
-    if x.stage != "shifted":
-        raise call.refused("random numbers are used for something else than drop path")
-    return replace(x, stage="mask")
-
-
-@operator("dropout", "feature_dropout")
-def _dropout(call: Call, x: Any, p: float, train: bool) -> Any:
-    cells = call.cells(x)
-    if not train or not p:
-        return cells
-    if p == 1:
-        raise call.refused("everything is dropped")
-    if call.operator == "dropout":
-        return _dropped(call, call.map_of(to_map(cells)), cells, float(p), "cells")
-    return _dropped(call, call.map_of(cells), cells, float(p), "channels")
 
 
 @operator("detach")

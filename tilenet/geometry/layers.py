@@ -40,7 +40,6 @@ __all__ = [
     "Upsample",
     "across",
     "by_place",
-    "in_place",
     "walk",
 ]
 
@@ -317,7 +316,7 @@ class Dropout(Layer):
 
 @dataclass(frozen=True)
 class Activation(Layer):
-    """A rectifier, which may write over its input (`in_place`).
+    """A rectifier, which may write over its input.
 
     Attributes:
         slope: That of the leaky rectifier below 0.
@@ -485,20 +484,3 @@ def by_place(layer: Layer) -> bool:
         case Expand() | Dropout(drops="cells") | Upsample(mode="bilinear", corners=True):
             return True
     return False
-
-
-def in_place(layers: tuple[Layer, ...], index: int) -> bool:
-    """Whether a layer writes its output over its input.
-
-    A rectifier does, whose backward needs its output only, where nobody else has the input: not the
-    layer before for its own backward, and no stash.
-    """
-    layer, before = layers[index], layers[index - 1] if index else None
-    if not isinstance(layer, Activation):
-        return False
-    while isinstance(before, Dropout):  # in evaluation it gives its input itself
-        index -= 1
-        before = layers[index - 1] if index else None
-    if isinstance(before, Join):
-        return before.how in ("concatenate", "add")
-    return isinstance(before, Conv | TransposedConv | Norm)

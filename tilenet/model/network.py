@@ -25,10 +25,10 @@ from tilenet.geometry.layers import (
     Stash,
     TransposedConv,
     Upsample,
-    in_place,
 )
 from tilenet.model.cellwise import CellwiseModule, cellwise_layer
 from tilenet.model.dropout import KeyedDropout, MaskKey
+from tilenet.model.in_place import in_place
 from tilenet.model.modules import (
     BatchNorm,
     BlockMaxPool,

@@ -19,10 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchgpipe import phony
 
 from tilenet.geometry.halo import map_shapes
-from tilenet.geometry.layers import Layer, in_place
+from tilenet.geometry.layers import Layer
 from tilenet.model.choices import Checkpointing, parameter_dtype
 from tilenet.model.dropout import MaskKey
 from tilenet.model.gpipe import Copy, SkipTrackerThroughPotals
+from tilenet.model.in_place import in_place
 from tilenet.model.network import Network, build_layer, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe

@@ -35,12 +35,12 @@ from tilenet.geometry.layers import (
     Pool,
     Stash,
     Upsample,
-    in_place,
 )
 from tilenet.geometry.ownership import takes_copy
 from tilenet.model.choices import AUTOCAST, HaloMode, parameter_dtype
 from tilenet.model.dropout import MaskKey
 from tilenet.model.gpipe import use_own_skips
+from tilenet.model.in_place import in_place
 from tilenet.model.network import build_layer
 from tilenet.model.skips import stash_layer
 from tilenet.planning.memory.live import LiveBytes
