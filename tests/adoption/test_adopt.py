@@ -214,6 +214,15 @@ def test_all_that_is_refused_is_said_at_once() -> None:
     assert "\n" not in sentence
 
 
+def test_what_follows_on_a_refused_operator_is_not_refused() -> None:
+    drop = Made(lambda x: F.dropout2d(x.permute(0, 2, 3, 1), 0.5).permute(0, 3, 1, 2))
+    with pytest.raises(TilenetError) as caught:
+        adopt(nn.Sequential(drop, nn.Conv2d(4, 3, 3, padding=1), Made(lambda x: x.cumsum(3))), 3)
+    assert "feature_dropout" in str(caught.value)
+    assert "cumsum" in str(caught.value)
+    assert "conv2d" not in str(caught.value)
+
+
 def test_weights_that_two_layers_share_are_refused() -> None:
     conv = nn.Conv2d(4, 4, 3, padding=1)
     module = nn.Sequential(nn.Conv2d(3, 4, 1), conv, nn.ReLU(), conv)

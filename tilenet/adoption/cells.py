@@ -15,7 +15,7 @@ from tilenet.geometry.layers import Cellwise, Step
 
 __all__ = [
     "BATCH", "COLS", "IMAGES", "ROWS", "Atom", "Cells", "Dim", "Weight", "cells_of", "map_of",
-    "merged", "regroup", "sizes_of", "tensors_in",
+    "maps_in", "merged", "regroup", "sizes_of", "tensors_in",
 ]  # fmt: skip
 
 Atom = int | str  # channels, or one of the letters
@@ -191,6 +191,11 @@ def map_of(cells: Cells) -> Value:
     whole = all(one.whole for one in values)
     named = {f"w{n}": weight.name for n, weight in enumerate(weights.values())}
     return Value(layer.out_channels, cells.size or (1, 1), whole, layer, values, named)
+
+
+def maps_in(cells: Cells) -> list[Value]:
+    """The maps that a tensor is made of."""
+    return [one.source for one in _in_order(cells) if isinstance(one.source, Value)]
 
 
 def _key(cells: Cells) -> int | str:

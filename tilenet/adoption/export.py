@@ -28,8 +28,8 @@ from tilenet.adoption.calls import (
     Refusal,
     refusal_of,
 )
-from tilenet.adoption.cells import IMAGES, Cells, Weight, cells_of, map_of
-from tilenet.adoption.cellwise import cellwise
+from tilenet.adoption.cells import IMAGES, Cells, Weight, cells_of, map_of, maps_in
+from tilenet.adoption.cellwise import cellwise, from_map, to_map
 from tilenet.adoption.operators import OPERATORS
 from tilenet.adoption.values import Value, maps_before
 from tilenet.errors import TilenetError
@@ -157,7 +157,7 @@ class _Interpreter:
             self._note(node, None)
             return
         result = self._result(node, call)
-        if isinstance(result, Refusal) and len(call.shape) == 4 and call.floats:
+        if isinstance(result, Refusal) and isinstance(call.shape, tuple) and call.floats:
             result = self._stand_in(node, call, result)
         result = [self._entered(one) for one in result] if isinstance(result, list) else (
             self._entered(result)
@@ -172,16 +172,18 @@ class _Interpreter:
     def _stand_in(self, node: fx.Node, call: Call, refusal: Refusal) -> Any:
         """A map in place of a refused one; what was refused before goes on being it."""
         arguments = _flat([self._argument(one) for one in _bound(node)[1].values()])
-        if isinstance(call.shape, list) or any(one is refusal for one in arguments):
+        cells = [one for one in arguments if isinstance(one, Cells) and one.size]
+        like = next((one for one in cells if one.shape == call.shape), None)
+        if any(one is refusal for one in arguments) or (like is None and len(call.sizes) != 4):
             return refusal
-        maps = tuple(one.source for one in arguments if isinstance(one, Cells))
         value = Value(
-            call.sizes[1],
-            (call.sizes[2], call.sizes[3]),
-            inputs=tuple(one for one in maps if isinstance(one, Value)),
+            call.sizes[1] if like is None else to_map(like).shape[1],
+            (call.sizes[2], call.sizes[3]) if like is None else like.size or (1, 1),
+            like is not None and like.whole,
+            inputs=tuple(value for one in cells for value in maps_in(one)),
         )
         self.refused.append((value, refusal))
-        return cells_of(value)
+        return cells_of(value) if like is None else from_map(cells_of(value), like.dims)
 
     def _entered(self, result: Any) -> Any:
         """Cells that are a map again are computed once, by one layer."""
