@@ -55,6 +55,14 @@ def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
         if norm != "none":
             note += f", but the statistics of norms ({norm}) are of held-out pixels as well"
         say(note)
+        far_px = context.context_any_pixel_px
+        reached = held.num_reached(far_px) if held.block_px <= 2 * far_px else 0
+        if reached:
+            say(
+                f"validation: {reached} of {held.num_chosen} held-out blocks have no pixel whose "
+                f"network looks at held-out pixels only ({far_px} px around it); choose "
+                f"validation.block_px above {2 * far_px}, or name validation.images"
+            )
     if plan.crop_px is not None and plan.cell_px != context.alignment_px:
         say(
             f"crops start on multiples of {plan.cell_px} px instead of {context.alignment_px} px, "
