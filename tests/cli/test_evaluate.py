@@ -12,6 +12,7 @@ import rasterio
 import shapely
 from affine import Affine
 
+import tilenet
 from tilenet.cli.evaluate import main
 from tilenet.errors import TilenetError
 from tilenet.mapping import evaluate
@@ -214,7 +215,7 @@ def test_labels_on_another_grid_are_resampled_and_that_is_said(
     write_raster: Write, capsys: Capture
 ) -> None:
     mapped, truth = a_pair()
-    moved = GRID @ Affine.translation(-3, -2)
+    moved = GRID @ Affine.translation(-3.2, -2.1)
     paths = [
         write_raster("map.tif", mapped, nodata=200),
         write_raster("labels.tif", np.pad(truth, ((2, 5), (3, 1))), transform=moved),
@@ -227,6 +228,81 @@ def test_labels_on_another_grid_are_resampled_and_that_is_said(
     }
     assert "labels.tif lie on another grid" in printed.err
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("factor", [1, 3])
+def test_a_map_of_a_part_is_scored_on_what_it_covers(
+    write_raster: Write, capsys: Capture, factor: int
+) -> None:
+    """Labels reach beyond it on all sides, on its grid or on one `factor` times finer."""
+    mapped, truth = a_pair()
+    fine = np.pad(truth, ((2, 5), (3, 1))).repeat(factor, 0).repeat(factor, 1)
+    if factor > 1:
+        corner = fine[::factor, ::factor]
+        corner[corner != IGNORE] = 1  # one of nine: the others are more
+    grid = GRID @ Affine.translation(-3, -2) @ Affine.scale(1 / factor)
+    labels = write_raster("labels.tif", fine, transform=grid)
+    path = write_raster("map.tif", mapped, nodata=200)
+    assert main([path, labels, "--json"]) == 0
+    printed = capsys.readouterr()
+    wanted = by_hand(mapped, truth)
+    close = {name: pytest.approx(wanted[name], rel=1e-14) for name in ("mean_iou", "mean_f1")}
+    assert json.loads(printed.out) == wanted | {"classes": []} | close
+    rows, cols = SIZE[0] * factor, SIZE[1] * factor
+    assert printed.err == (
+        f"tilenet: the map covers {rows} × {cols} of the {rows + 7 * factor} × "
+        f"{cols + 4 * factor} px of {labels}, and is scored on these\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("moved", "crs"),
+    [((0, 0), "EPSG:32630"), ((-3, -2), "EPSG:32630"), ((0.4, 0.3), "EPSG:32630"), ((0, 0), None)],
+)
+def test_a_window_of_a_map_is_scored(
+    write_raster: Write, capsys: Capture, moved: tuple[float, float], crs: str | None
+) -> None:
+    mapped, truth = a_pair()
+    more = ((2, 1), (3, 4)) if moved == (-3, -2) else ((0, 0), (0, 0))
+    grid = GRID @ Affine.translation(*moved)
+    paths = [
+        write_raster("map.tif", mapped, nodata=200, crs=crs),
+        write_raster("labels.tif", np.pad(truth, more), transform=grid, crs=crs),
+    ]
+    assert main([*paths, "--window", "5,7,20,30", "--json"]) == 0
+    printed = capsys.readouterr()
+    part = np.s_[5:25, 7:37]
+    seen = truth[part]
+    if moved == (0.4, 0.3):
+        assert "lie on another grid" in printed.err
+    else:
+        assert printed.err == ""
+    wanted = by_hand(mapped[part], seen)
+    assert json.loads(printed.out)["confusion"] == wanted["confusion"]
+    found = tilenet.evaluate(*paths, window=(5, 7, 20, 30))
+    assert isinstance(found, tilenet.Scores)
+    assert found.confusion == wanted["confusion"]
+    for window, said in (("-1,0,5,5", "lies inside the image"), ("0,0,5", "four whole numbers")):
+        assert main([*paths, "--window", window]) == 1
+        assert said in capsys.readouterr().err
+    assert main([*paths, "--window", "0,0,5,x"]) == 2
+
+
+@pytest.mark.parametrize("window", [None, (4, 2, 11, 9)])
+def test_numbers_of_a_part(
+    write_raster: Write, capsys: Capture, window: tuple[int, ...] | None
+) -> None:
+    rng = np.random.default_rng(6)
+    mapped, truth = rng.normal(size=(2, *SIZE)).astype("float32")
+    moved = GRID @ Affine.translation(-3, -2)
+    labels = write_raster("labels.tif", np.pad(truth, ((2, 5), (3, 1))), transform=moved)
+    found = tilenet.evaluate(write_raster("map.tif", mapped), labels, window=window)
+    assert isinstance(found, tilenet.NumberScores)
+    row, col, height, width = window or (0, 0, *SIZE)
+    errors = (mapped.astype(float) - truth)[row : row + height, col : col + width]
+    assert found.num_pixels == errors.size
+    assert found.rmse == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-12)
+    assert ("the map covers 37 × 53 of the 44 × 57 px" in capsys.readouterr().err) != bool(window)
 
 
 def test_labels_may_be_polygons(write_raster: Write, write_vector: Write, capsys: Capture) -> None:

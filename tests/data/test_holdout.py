@@ -110,6 +110,30 @@ def test_a_margin_that_leaves_nothing_is_refused(monkeypatch: pytest.MonkeyPatch
         held.check_rest(210)
 
 
+@pytest.mark.parametrize(("margin", "count"), [(0, 0), (3, 2), (7, 2), (8, 14), (12, 17), (40, 46)])
+@pytest.mark.parametrize("piece_px", [5, 1024])
+def test_blocks_that_a_margin_reaches_across(
+    margin: int, count: int, piece_px: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a loop over pixels; blocks side by side, and at edges, look farther."""
+    monkeypatch.setattr(module, "PIECE_PX", piece_px)
+    held = choose_held_out(everywhere(), SIZES, 16, 0.6, 5)
+    reached = 0
+    for image, size in enumerate(SIZES):
+        free = ~held.mask(image, Window(0, 0, *size))
+        for block in held.windows(image):
+            places = product(range(block.height), range(block.width))
+            around = (
+                free[
+                    max(0, block.row + row - margin) : block.row + row + margin + 1,
+                    max(0, block.col + col - margin) : block.col + col + margin + 1,
+                ]
+                for row, col in places
+            )
+            reached += all(part.any() for part in around)
+    assert held.num_reached(margin) == reached == count
+
+
 @pytest.mark.parametrize("with_labels", [0, 1])
 def test_one_block_with_labels_cannot_be_shared_out(with_labels: int) -> None:
     labelled = np.arange(78) < with_labels

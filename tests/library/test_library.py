@@ -48,6 +48,36 @@ def test_a_run_is_that_of_the_command(scene: Path, mode: str) -> None:
     assert "steps: 3, loss: " in repr(run)
 
 
+class Normed(Net):
+    """With a norm behind its head."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.head = nn.Sequential(self.head, norm)
+
+
+@pytest.mark.ranks(1, 2)
+def test_norms_that_do_nothing_are_said(scene: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trained = Normed(nn.BatchNorm2d(3))
+    trained(torch.randn(2, 2, 16, 16, generator=torch.Generator().manual_seed(1)))
+    plain, init = Normed(nn.BatchNorm2d(3)), {"init": scene / "first"}
+    first = MPI.COMM_WORLD.rank == 0
+    cases: list[tuple[str, nn.Module, dict[str, Any], bool]] = [
+        ("first", plain, {}, True),
+        ("first", plain, {"steps": 2, "resume": True}, False),
+        ("init", plain, init, False),
+        ("step", plain, {"network": {"batch_norm": "step"}}, False),
+        ("trained", trained, {}, False),
+        ("group", Normed(nn.GroupNorm(1, 3)), {}, False),
+        ("none", Net(), {}, False),
+    ]
+    for name, module, keys, said in cases:
+        tilenet.train(module, output=scene / name, **{**KEYS, "steps": 1, **keys})
+        text = capfd.readouterr().err
+        note = "running statistics of all batch norms (1) are as made, with mean 0 and variance 1"
+        assert (note in text) == (said and first), name
+
+
 def test_a_module_is_trained_as_it_is_given_and_stays_so(scene: Path, net: Net) -> None:
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     run = tilenet.train(net, output="run", **{**KEYS, "steps": 1, "optimizer": {"name": "sgd"}})

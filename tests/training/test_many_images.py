@@ -46,6 +46,10 @@ def test_a_list_is_read_once_and_a_block_of_its_images_held_out(
     assert said.count("2 images to train on, 1 for validation, 1 for test; those for test") == 1
     assert said.count("2 of 24 blocks of 33 px are held out; training leaves out labels w") == 1
     assert said.count("the statistics of norms (image) are of held-out pixels as well") == 1
+    assert "held-out blocks have no pixel" not in said
+    assert main([*arguments, "--overwrite", "--validation.block_px", "24"]) == 0
+    said = "".join(comm.allgather(capfd.readouterr().err))
+    assert said.count("held-out blocks have no pixel whose network looks at held-out pixels o") == 1
     if comm.rank == 0:
         path.write_text("image,label\nimage0.tif,\n")
     comm.Barrier()

@@ -15,7 +15,8 @@ from typing import Any
 from torch import nn
 
 from tilenet.adoption.adopt import Adopted, adopt
-from tilenet.adoption.source import check_name, fill_in, made
+from tilenet.adoption.source import check_name, made
+from tilenet.adoption.weights import fill_in
 from tilenet.cli.options import Arguments
 from tilenet.errors import TilenetError, UsageError
 from tilenet.parallel.ranks.comm import world
@@ -183,7 +184,7 @@ def _parser() -> Arguments:
         help="keep running statistics, or take those of a step's images (default: frozen)",
     )
     parser.add_argument(
-        "--weights", metavar="FILE", help="weights of it or of a part (.safetensors, .pth)"
+        "--weights", metavar="FILE", help="weights of it or of a part (.safetensors, .pth, .ckpt)"
     )
     parser.add_argument(
         "--save", metavar="FOLDER", help="write a checkpoint, for predict, evaluate and init"

@@ -11,7 +11,17 @@ from typing import TypeVar
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import UsageError
 
-__all__ = ["add_labels", "band_names", "nodata_value", "numbers", "vectors_of", "with_values"]
+__all__ = [
+    "WINDOW",
+    "add_labels",
+    "band_names",
+    "nodata_value",
+    "numbers",
+    "vectors_of",
+    "with_values",
+]
+
+WINDOW = "ROW,COL,HEIGHT,WIDTH"
 
 Number = TypeVar("Number", int, float)
 

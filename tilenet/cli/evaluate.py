@@ -3,7 +3,7 @@
 import json
 import sys
 
-from tilenet.cli.data_options import add_labels, vectors_of
+from tilenet.cli.data_options import WINDOW, add_labels, numbers, vectors_of, with_values
 from tilenet.cli.options import Arguments
 from tilenet.errors import TilenetError, UsageError
 from tilenet.library.evaluate import evaluate
@@ -22,6 +22,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("labels", help="label raster, or a file of polygons")
     add_labels(parser)
     parser.add_argument(
+        "--window",
+        type=numbers(int, WINDOW),
+        metavar=WINDOW,
+        help="score these pixels of the map, counted from 0 (default: all)",
+    )
+    parser.add_argument(
         "--hang-seconds",
         type=float,
         default=1800.0,
@@ -30,11 +36,11 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     try:
-        given = parser.parse_args(arguments)
+        given = parser.parse_args(with_values(arguments))
         vectors = vectors_of(given)
         with Watchdog(given.hang_seconds, "tilenet evaluate") as dog:
-            keys = {"ignore_index": given.ignore_index, "vectors": vectors, "watchdog": dog}
-            found = evaluate(given.map, given.labels, **keys)
+            keys = {"ignore_index": given.ignore_index, "vectors": vectors, "window": given.window}
+            found = evaluate(given.map, given.labels, **keys, watchdog=dog)
     except UsageError as error:
         print(f"tilenet evaluate: {error}", file=sys.stderr)
         return 2

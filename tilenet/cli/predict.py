@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from tilenet.cli.data_options import band_names, nodata_value, numbers, with_values
+from tilenet.cli.data_options import WINDOW, band_names, nodata_value, numbers, with_values
 from tilenet.cli.options import Arguments
 from tilenet.errors import UsageError
 from tilenet.mapping.predict import Prediction, predict
@@ -13,7 +13,7 @@ from tilenet.planning.plan import read_plan
 
 __all__ = ["main"]
 
-BBOX, WINDOW = "XMIN,YMIN,XMAX,YMAX", "ROW,COL,HEIGHT,WIDTH"
+BBOX = "XMIN,YMIN,XMAX,YMAX"
 
 
 def main(arguments: list[str]) -> int:

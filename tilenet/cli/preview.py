@@ -14,7 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.cli.data_options import add_labels, band_names, nodata_value, numbers, vectors_of
+from tilenet.cli.data_options import (
+    WINDOW,
+    add_labels,
+    band_names,
+    nodata_value,
+    numbers,
+    vectors_of,
+)
 from tilenet.cli.options import Arguments
 from tilenet.data.labels.facts import proposed_classes
 from tilenet.data.labels.open import open_labels
@@ -129,7 +136,6 @@ def _no_class(text: str, names: list[str], path: str) -> TilenetError:
 MOST_PX = 16384  # of a picture's side: 1 GiB of memory
 MOST_CLASS = 65535
 OPACITY = 0.4
-WINDOW = "ROW,COL,HEIGHT,WIDTH"
 
 
 def main(arguments: list[str]) -> int:

@@ -8,7 +8,7 @@ Find the blocks of images that hold labels, each rank its share, before some are
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
@@ -112,6 +112,18 @@ class HeldOut:
             f"others are left (validation.block_px: {self.block_px}, context: {margin_px} px, "
             f"blocks held out: {self.num_chosen} of {self.num_blocks}); choose larger blocks, a "
             "smaller validation.share, or name validation.images instead"
+        )
+
+    def num_reached(self, margin_px: int) -> int:
+        """Held-out blocks without a pixel that is more than `margin_px` from all that are not."""
+        rest = replace(self, chosen=tuple(~blocks for blocks in self.chosen))
+        return sum(
+            min(block.height, block.width) <= 2 * margin_px
+            and all(
+                rest.mask(image, piece, margin_px).all() for piece in pieces_of(block, PIECE_PX)
+            )
+            for image in range(len(self.sizes))
+            for block in self.windows(image)
         )
 
     def _block(self, image: int, row: int, col: int) -> Window:

@@ -128,6 +128,7 @@ def evaluate(
     *,
     ignore_index: int = 255,
     vectors: Mapping[str, Any] | VectorKeys | None = None,
+    window: tuple[int, ...] | None = None,
     watchdog: Watchdog = NEVER,
 ) -> Scores | NumberScores:
     """Compare a map of classes or numbers with labels. Not collective: call it on one rank.
@@ -138,15 +139,16 @@ def evaluate(
     Args:
         map_: Made by `tilenet.predict`.
         labels: A raster on any grid and in any CRS, or polygons; of numbers a raster on the map's
-            grid.
+            grid. They may reach beyond the map, which is scored on what it covers.
         ignore_index: Label that does not count.
         vectors: What polygons mean: `field`, `classes`, `layer`, `crs`, `all_touched`, as in run
             files.
+        window: Row, column, height and width of the part of the map that is scored; None: all.
         watchdog: Armed for each block of pixels.
 
     Raises:
-        TilenetError: A file cannot be read, the files lie apart, or nothing is labelled where the
-            map has data.
+        TilenetError: A file cannot be read, the files lie apart, the window is not of the map, or
+            nothing is labelled where the map has data.
     """
     keys = vectors if isinstance(vectors, VectorKeys) else None
     if isinstance(vectors, Mapping):
@@ -159,9 +161,9 @@ def evaluate(
                 f"labels of a map of numbers are numbers, which have no classes ({path}: one band "
                 "of floats); leave ignore_index and what polygons mean out"
             )
-        errors = number_scores(*number_errors(path, truth, watchdog))
+        errors = number_scores(*number_errors(path, truth, watchdog, window))
         return NumberScores(**errors, unit=unit_of(path))
-    found = scores(confusion_matrix(path, truth, ignore_index, keys, watchdog))
+    found = scores(confusion_matrix(path, truth, ignore_index, keys, watchdog, window))
     return Scores(**found, classes=class_names(path))
 
 

@@ -104,7 +104,8 @@ def _train(
         chosen_by = run.validation, len(names), run.seed, context_px
         opened = hold_out(opened, *chosen_by, comm, watchdog, stop)
         if comm.rank == 0:
-            announce_images(opened, plan)
+            as_made = run.init is None and not folder.has_checkpoint
+            announce_images(opened, plan, as_made=as_made)
         made = architecture.module
         loop = _prepare(run, plan, made, opened, folder, callbacks, watchdog, stop, comm)
         finished = loop.run()

@@ -7,11 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.data.labels.open import open_labels, resampling_note
+from tilenet.data.labels.raster import Labels
+from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.values import Values
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError, one_line
-from tilenet.geometry.windows import Window
+from tilenet.geometry.windows import Part, Window
 from tilenet.parallel.health.watchdog import NEVER, SLOW, Watchdog
 from tilenet.scores import count_pairs, number_sums
 from tilenet.storage.network_json import names_in_map
@@ -50,23 +52,29 @@ def unit_of(map_path: str) -> str | None:
 
 
 def number_errors(
-    map_path: str, labels_path: str, watchdog: Watchdog = NEVER
+    map_path: str,
+    labels_path: str,
+    watchdog: Watchdog = NEVER,
+    window: tuple[int, ...] | None = None,
 ) -> tuple[list[tuple[float, ...]], int]:
     """`number_sums` of each block of a map of numbers; labelled pixels without data in the map.
 
     Args:
         watchdog: Armed for each block.
+        window: Row, column, height and width of the part of the map that is scored; None: all.
 
     Raises:
-        TilenetError: A file cannot be read, the files lie apart, or nothing is labelled where the
-            map has data.
+        TilenetError: A file cannot be read, the files lie apart, the window is not of the map, or
+            nothing is labelled where the map has data.
     """
     pieces: list[tuple[float, ...]] = []
     unmapped = 0
     watchdog.arm("opening the map and the labels", SLOW)
-    with Raster(map_path) as mapped, Values(labels_path, mapped) as labels:
-        for window in _blocks(mapped, watchdog):
-            pixels, truth = mapped.read(window), labels.targets(window)
+    part = None if window is None else Part(window=window)
+    with Raster(map_path, part=part) as mapped, Values(labels_path, mapped) as labels:
+        _say_of(labels, mapped)
+        for block in _blocks(mapped, watchdog):
+            pixels, truth = mapped.read(block), labels.targets(block)
             labelled = labels.counted(truth)
             counted = labelled & pixels.valid
             unmapped += int((labelled & ~pixels.valid).sum())
@@ -86,6 +94,7 @@ def confusion_matrix(
     ignore_index: int,
     vectors: VectorKeys | None = None,
     watchdog: Watchdog = NEVER,
+    window: tuple[int, ...] | None = None,
 ) -> NDArray[np.int64]:
     """Count pixels by label (rows) and class in the map (columns).
 
@@ -95,12 +104,13 @@ def confusion_matrix(
 
     Args:
         watchdog: Armed for each block.
+        window: Row, column, height and width of the part of the map that is scored; None: all.
 
     Raises:
-        TilenetError: A file cannot be read, the files lie apart, or nothing is labelled where the
-            map has data.
+        TilenetError: A file cannot be read, the files lie apart, the window is not of the map, or
+            nothing is labelled where the map has data.
     """
-    pairs = _count(map_path, labels_path, ignore_index, vectors, watchdog)
+    pairs = _count(map_path, labels_path, ignore_index, vectors, watchdog, window)
     if not pairs:
         raise TilenetError(
             f"at least one pixel must be labelled ({labels_path}: all are {ignore_index} or "
@@ -135,29 +145,44 @@ def _count(
     ignore_index: int,
     vectors: VectorKeys | None,
     watchdog: Watchdog,
+    window: tuple[int, ...] | None,
 ) -> dict[tuple[int, int], int]:
     """Labelled pixels by label and class in the map, −1 for none."""
     watchdog.arm("opening the map and the labels", SLOW)
+    part = None if window is None else Part(window=window)
     with (
-        Raster(map_path) as mapped,
+        Raster(map_path, part=part) as mapped,
         open_labels(labels_path, mapped, ignore_index, vectors) as labels,
     ):
-        if note := resampling_note([labels]):
-            print(one_line(f"tilenet: {note}"), file=sys.stderr)
+        _say_of(labels, mapped)
         if len(mapped.bands) != 1 or not np.issubdtype(mapped.dtype, np.integer):
             raise TilenetError(
                 f"a class map has one band of whole numbers ({map_path}: {len(mapped.bands)} of "
                 f"{mapped.dtype}); make it with tilenet predict --output classes"
             )
         pairs: dict[tuple[int, int], int] = {}
-        for window in _blocks(mapped, watchdog):
-            pixels = mapped.read(window)
+        for block in _blocks(mapped, watchdog):
+            pixels = mapped.read(block)
             found = np.where(pixels.valid, pixels.values[0].astype(np.int64), -1)
-            truth = labels.read(window)
+            truth = labels.read(block)
             counted = truth != ignore_index
             for pair, count in count_pairs(truth[counted], found[counted]).items():
                 pairs[pair] = pairs.get(pair, 0) + count
     return pairs
+
+
+def _say_of(labels: LabelSource, mapped: Raster) -> None:
+    """Say how label rasters lie on the map, where they are not just on its pixels."""
+    notes = [resampling_note([labels])]
+    if isinstance(labels, Labels) and mapped.part is None:
+        (height, width), (rows, cols) = labels.raster.size_in_file, labels.raster.file_size
+        if (height, width) != (rows, cols):
+            notes.append(
+                f"the map covers {height} × {width} of the {rows} × {cols} px of {labels.path}, "
+                "and is scored on these"
+            )
+    for note in filter(None, notes):
+        print(one_line(f"tilenet: {note}"), file=sys.stderr)
 
 
 def _blocks(mapped: Raster, watchdog: Watchdog) -> Iterator[Window]:

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+from tilenet.adoption.adopt import Adopted
 from tilenet.data.crops import MOST_CELL_BYTES
 from tilenet.data.labels.open import resampling_note
 from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.schedule import Sample
 from tilenet.geometry.halo import norm_context
+from tilenet.geometry.layers import Norm
 from tilenet.parallel.health.progress import say
 from tilenet.planning.mesh import tiles_of
 from tilenet.training.images.open import RunImages
@@ -16,8 +18,12 @@ from tilenet.training.swept import AnyPipe
 __all__ = ["announce", "announce_images"]
 
 
-def announce_images(opened: RunImages, plan: RunPlan) -> None:
-    """Say which bands and labels are resampled, what is held out, and where crops may lie."""
+def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
+    """Say which bands and labels are resampled, what is held out, and where crops may lie.
+
+    Args:
+        as_made: Whether a module begins as it is, not with the weights of a checkpoint.
+    """
     if plan.adopted is not None:
         context = plan.record.context()
         say(
@@ -26,6 +32,13 @@ def announce_images(opened: RunImages, plan: RunPlan) -> None:
         )
     if plan.note:
         say(plan.note)
+    idle = num_idle_norms(plan.adopted) if as_made and plan.adopted is not None else 0
+    if idle:
+        say(
+            f"the running statistics of all batch norms ({idle}) are as made, with mean 0 and "
+            "variance 1, and frozen, so they do not normalise; set network.batch_norm: step, or "
+            "give trained weights (network.weights)"
+        )
     views = [view for image in opened.all_images for view in image.stack.resampled]
     for sentence in resampling_notes(views):
         say(sentence)
@@ -42,12 +55,32 @@ def announce_images(opened: RunImages, plan: RunPlan) -> None:
         if norm != "none":
             note += f", but the statistics of norms ({norm}) are of held-out pixels as well"
         say(note)
+        far_px = context.context_any_pixel_px
+        reached = held.num_reached(far_px) if held.block_px <= 2 * far_px else 0
+        if reached:
+            say(
+                f"validation: {reached} of {held.num_chosen} held-out blocks have no pixel whose "
+                f"network looks at held-out pixels only ({far_px} px around it); choose "
+                f"validation.block_px above {2 * far_px}, or name validation.images"
+            )
     if plan.crop_px is not None and plan.cell_px != context.alignment_px:
         say(
             f"crops start on multiples of {plan.cell_px} px instead of {context.alignment_px} px, "
             "since where labels are in images so large is kept in at most "
             f"{MOST_CELL_BYTES >> 20} MiB"
         )
+
+
+def num_idle_norms(adopted: Adopted) -> int:
+    """Number of batch norms if all are frozen with running statistics as made, else 0."""
+    norms = [layer for layer in adopted.layers if isinstance(layer, Norm) and layer.norm == "batch"]
+    state = [(name, adopted.state[own]) for name, own in adopted.names.items()]
+    as_made = all(
+        bool((tensor == name.endswith("running_var")).all())
+        for name, tensor in state
+        if name.endswith(("running_mean", "running_var"))
+    )
+    return len(norms) if as_made and all(norm.scope == "frozen" for norm in norms) else 0
 
 
 def announce(

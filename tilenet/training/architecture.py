@@ -7,7 +7,8 @@ from pathlib import Path
 from torch import nn
 
 from tilenet.adoption.adopt import Adopted, adopt
-from tilenet.adoption.source import fill_in, made
+from tilenet.adoption.source import made
+from tilenet.adoption.weights import fill_in
 from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.layers import Layer

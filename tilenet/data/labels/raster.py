@@ -22,7 +22,7 @@ from tilenet.data.rasters.resample import block_mode
 from tilenet.data.rasters.stack import same_grid
 from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import strips_of, within
-from tilenet.geometry.windows import Window
+from tilenet.geometry.windows import Window, overlap
 
 __all__ = ["Labels", "NearestPixels"]
 
@@ -84,6 +84,7 @@ class NearestPixels:
         self._warped.close()
 
 
+FAR_PX = 1 << 31  # no raster has as many rows or columns
 STRIP_PX = 1 << 22  # of the file that are joined to coarser ones at once
 
 
@@ -109,15 +110,15 @@ class Labels(LabelSource):
         self._nearest: NearestPixels | None = None
         try:
             self._check_pixels()
-            factor = 1 if image is None else self._factor_to(image)
-            if factor is None and image is not None:
+            place = (1, self._raster.whole) if image is None else self._place_of(image)
+            if place is None and image is not None:
                 self._nearest = NearestPixels(self._raster, image)
         except TilenetError:
             self._raster.close()
             raise
-        if factor is not None and image is not None and image.part is not None:
-            self._raster.cut(self._raster.fine(image.part, factor))
-        self.factor = factor or 1  # the most frequent class of each block
+        self.factor = place[0] if place else 1  # the most frequent class of each block
+        if place is not None and place[1] != self._raster.whole:
+            self._raster.cut(place[1])
         self.height, self.width = self._raster.size if image is None else image.size
 
     @property
@@ -171,25 +172,23 @@ class Labels(LabelSource):
                 "numbers with task: regression"
             )
 
-    def _factor_to(self, image: Raster) -> int | None:
-        """How many label pixels stand along a side of an image pixel; None: another grid.
+    def _place_of(self, image: Raster) -> tuple[int, Window] | None:
+        """How many label pixels stand along a side of an image pixel, and those under the image.
 
-        1, unless the image is read at a coarser resolution than its own, or is a map made so.
+        1, unless the image is read at a coarser resolution than its own, or is a map made so. None:
+        they lie on another grid, or not under all of the image.
         """
         labels = self._raster
         _check_ground(labels, image)
-        size, transform = image.cut_from
         ratio = round(_pixel(image.transform) / _pixel(labels.transform))
-        across = round(labels.width / size[1])  # where no transform tells
-        fitting = [
-            factor
-            for factor in dict.fromkeys((1, image.factor, max(1, ratio), max(1, across)))
-            if tuple(-(-cells // factor) for cells in labels.size) == size
-        ]
+        factors = tuple(dict.fromkeys((1, image.factor, max(1, ratio))))
         # A file without CRS (PNG, JPEG, plain TIFF) is taken to lie on the other's grid.
         if labels.crs is None or image.crs is None:
-            if fitting:
-                return fitting[0]
+            size = image.cut_from[0]
+            across = round(labels.width / size[1])
+            for factor in (*factors, max(1, across)):
+                if tuple(-(-cells // factor) for cells in labels.size) == size:
+                    return factor, labels.fine(image.part or Window(0, 0, *size), factor)
             crs = f"give both files their CRS with {SET_CRS}"
             raise TilenetError(
                 "labels without a CRS, or of an image without, must have the image's size "
@@ -199,10 +198,18 @@ class Labels(LabelSource):
             )
         if labels.crs != image.crs:
             return None
-        on_grid = (
-            factor for factor in fitting if same_grid(labels.coarser(factor), transform, *size)
-        )
-        return next(on_grid, None)
+        for factor in factors:
+            grid = labels.coarser(factor)
+            corner = ~grid @ (image.transform.c, image.transform.f)
+            if not all(abs(place) < FAR_PX for place in corner):
+                continue
+            col, row = map(round, corner)
+            window = Window(row, col, *image.size)
+            if overlap(window, Window(0, 0, *(-(-n // factor) for n in labels.size))) == window:
+                moved = grid @ Affine.translation(col, row)
+                if same_grid(moved, image.transform, *image.size):
+                    return factor, labels.fine(window, factor)
+        return None
 
 
 def _check_ground(labels: Raster, image: Raster) -> None:

@@ -77,7 +77,8 @@ class NetworkKeys:
     """what `module` is called with"""
     weights: str | None = None
     """weights of the module or of a part of it, such as its encoder: a `.safetensors` file, or one
-    of `torch.save` that holds tensors only"""
+    of `torch.save` or Lightning that runs no code; names
+    [may begin otherwise](networks.md#in-a-run)"""
     mean: list[float] | None = None
     """with `std`: those that the module's weights were trained with, per band, in units of pixels.
     Default: those of the training images, as for all networks."""
