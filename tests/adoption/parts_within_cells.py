@@ -51,6 +51,9 @@ CHANNELS: dict[str, Callable[[Any, Tensor], Tensor]] = {
         x * (g := x.norm(p=2, dim=(2, 3), keepdim=True)) / (g.mean(1, True) + 1)
     ),
     "a sum": lambda m, x: x * (m.conv(x).abs() * 0.01).sum((2, 3), keepdim=True).tanh(),
+    "largest of all": lambda m, x: (
+        x * m.line(F.adaptive_max_pool2d(m.conv(x), 1) + x.amax((2, 3), keepdim=True)).sigmoid()
+    ),
     "more channels": lambda m, x: x + F.pad(m.two(x[:, 1:3]), [0, 0, 0, 0, 1, 1]),
     "where": lambda m, x: torch.where(x > m.scale, x, m.conv(x)),
     "bounded": lambda m, x: x.clamp(-0.5, 0.7) - 0.1 * m.conv(x).abs().sqrt(),

@@ -155,7 +155,7 @@ def branching(x: Tensor) -> Tensor:
         (lambda x: torch.cat([x, x], 2), r"cells are taken together .*: cat along dimensions"),
         (lambda x: x.mean(2, keepdim=True), r"a mean is taken over other dimensions"),
         (lambda x: x.mean((1, 2, 3), keepdim=True), r"a mean is taken over other dimensions"),
-        (lambda x: x.amax(0, keepdim=True) + x, r"cells are taken together .*: amax along"),
+        (lambda x: x.amax(0, keepdim=True) + x, r"a maximum is taken over other .*: amax"),
         (lambda x: F.pad(x, [1, 1, 1, 1]).relu(), r"zeros are padded for another operator"),
         (lambda x: x.mean((2, 3)), r"must give a map \(B, classes, H, W\) first"),
         (lambda x: x.view(-1, 4, x.shape[3], x.shape[2]), r"cells change their places"),

@@ -39,7 +39,9 @@ __all__ = ["graph_of"]
 IN_PLACE = "_"
 TORCH = os.path.dirname(torch.__file__)
 # Operators with a function of their own, whose unusual arguments are ones of cells.
-ALSO_CELLWISE = frozenset({"add", "div", "linalg_vector_norm", "mean", "norm", "sub", "sum"})
+ALSO_CELLWISE = frozenset(
+    {"add", "div", "amax", "linalg_vector_norm", "mean", "norm", "sub", "sum"}
+)
 ANY = "_"  # a parameter of a function that takes any other argument
 
 

@@ -207,8 +207,10 @@ def _instance_norm(
 @operator("max_pool2d")
 def _max_pool(
     call: Call, x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool
-) -> Cells:
+) -> Any:
     value = call.map_of(x)
+    if value.size == tuple(kernel_size) and not any(call.pair(padding)):  # whatever its size
+        return _over_cells(call, call.cells(x), [2, 3], keep=True, takes="maximum")
     width, both = call.square(kernel_size), call.square(padding)
     step = call.square(stride) if stride else width
     extra = 0
@@ -256,23 +258,37 @@ def _mean(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = Fals
     return _over_cells(call, call.cells(x), dim or [], keep=keepdim)
 
 
-def _over_cells(call: Call, cells: Cells, dim: list[int], *, keep: bool, sums: bool = False) -> Any:
+def _over_cells(
+    call: Call, cells: Cells, dim: list[int], *, keep: bool, takes: Any = "mean"
+) -> Any:
     """A mean or a sum over all rows and columns, in whatever dimensions they are."""
     places = {place % len(cells.dims) for place in dim}
     letters = sorted(one for n in places for one in cells.dims[n] if isinstance(one, str))
     if not letters:
         return NotImplemented
     if letters != ["H", "W"] or any(isinstance(one, int) for n in places for one in cells.dims[n]):
-        raise call.refused(
-            f"a {call.operator} is taken over other dimensions than rows and columns"
-        )
+        raise call.refused(f"a {takes} is taken over other dimensions than rows and columns")
     value = call.map_of(to_map(cells))
-    layer = GlobalPool(value.channels, value.channels, 1, sums)
+    layer = GlobalPool(value.channels, value.channels, 1, takes)
     pooled = Value(value.channels, (1, 1), True, layer, (value,))
     dims = [
         () if n in places else one for n, one in enumerate(cells.dims) if keep or n not in places
     ]
     return from_map(cells_of(call.entered(pooled)), dims)
+
+
+@operator("amax")
+def _largest(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False) -> Any:
+    return _over_cells(call, call.cells(x), dim or [], keep=keepdim, takes="maximum")
+
+
+@operator("adaptive_max_pool2d")
+def _adaptive_maximum(call: Call, x: Any, output_size: list[int]) -> list[Any]:
+    """The largest value, and where it is."""
+    if set(output_size) != {1}:
+        raise call.refused("maxima are taken of parts of the image", values=f" {output_size}")
+    largest = _over_cells(call, call.cells(x), [2, 3], keep=True, takes="maximum")
+    return [largest, call.refused("the place of a maximum is taken")]
 
 
 @operator("linalg_vector_norm", "norm")
@@ -285,7 +301,7 @@ def _length(
     if (ord, p) != (2, 2) or not any(cells.over_cells(place) for place in dim):
         return NotImplemented
     squares = replace(cells, source=None, operator="mul.Tensor", arguments=(cells, cells))
-    total = _over_cells(call, squares, dim, keep=keepdim, sums=True)
+    total = _over_cells(call, squares, dim, keep=keepdim, takes="sum")
     # Of zeros alone the root has no gradient; torch takes 0.
     above = replace(total, source=None, operator="clamp.default", arguments=(total, TINY))
     return replace(total, source=None, operator="sqrt.default", arguments=(above,))
@@ -399,7 +415,7 @@ def _cat(call: Call, tensors: list[Any], dim: int) -> Any:
 def _sum(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False) -> Any:
     """Over all cells, or of maps that were stacked in a dimension of their own."""
     if not isinstance(x, Cells) or x.operator != "stack.default" or keepdim:
-        return _over_cells(call, call.cells(x), dim or [], keep=keepdim, sums=True)
+        return _over_cells(call, call.cells(x), dim or [], keep=keepdim, takes="sum")
     (_, *maps), *place = x.arguments
     return _joined(call, "add", maps) if list(dim or []) == (place or [0]) else NotImplemented
 

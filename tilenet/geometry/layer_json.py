@@ -198,7 +198,7 @@ def _fits(layer: Layer, kept: dict[str, int]) -> bool:
             grouped = not (layer.in_channels % layer.groups or layer.out_channels % layer.groups)
             return padded and grouped and layer.num_parameters < 2**50
         case GlobalPool():
-            return same and (layer.bins == 1 or not layer.sums)
+            return same and (layer.bins == 1 or layer.takes == "mean")
         case Upsample(mode="shuffle"):
             return layer.in_channels == layer.out_channels * layer.factor**2
         case Pool():

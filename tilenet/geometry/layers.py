@@ -435,11 +435,11 @@ class GlobalPool(Layer):
     """Averages over the whole image, a whole map of `bins` × `bins` cells (adaptive pooling).
 
     Attributes:
-        sums: Whether it is the sum over all cells instead, of one bin.
+        takes: The mean; or, of one bin, the sum or the largest value.
     """
 
     bins: int = 1
-    sums: bool = False
+    takes: Literal["mean", "sum", "maximum"] = "mean"
 
     kind: ClassVar[str] = "global_pool"
 

@@ -152,7 +152,9 @@ def build_layer(
         case Activation():
             return activation(layer, in_place=in_place)
         case GlobalPool():
-            return GlobalSum(1) if layer.sums else nn.AdaptiveAvgPool2d(layer.bins)
+            if layer.takes == "maximum":
+                return nn.AdaptiveMaxPool2d(1)
+            return GlobalSum(1) if layer.takes == "sum" else nn.AdaptiveAvgPool2d(layer.bins)
         case Stash():
             return stash_layer(layer)
         case Join():

@@ -20,12 +20,16 @@ T = TypeVar("T")
 def whole_image(layers: tuple[Layer, ...]) -> str | None:
     """What the network takes of whole images, or of a step's images; None: nothing.
 
-    `batch norm`, which takes most, before `instance norm`, `group norm` and `global average`.
+    `batch norm`, which takes most, before `instance norm`, `group norm`, `global maximum` and
+    `global average`.
     """
     norms = [layer.norm for layer in layers if isinstance(layer, Norm) and layer.scope == "image"]
     if norms:
         return f"{'batch' if 'batch' in norms else norms[0]} norm"
-    return "global average" if any(isinstance(one, GlobalPool) for one in layers) else None
+    pools = [layer.takes for layer in layers if isinstance(layer, GlobalPool)]
+    if "maximum" in pools:
+        return "global maximum"
+    return "global average" if pools else None
 
 
 def needs_all_tiles(layers: tuple[Layer, ...], halo_mode: HaloMode) -> bool:
@@ -67,7 +71,7 @@ def obstacle(
             "with network.norm_scope: tile or network.norm: none"
         )
     if whole and (grid[0] < rows or grid[1] < columns):
-        local = ", or network.norm_scope: tile (approximate)" * (whole != "global average")
+        local = ", or network.norm_scope: tile (approximate)" * whole.endswith("norm")
         return (
             f"{whole} over the whole image sums over all ranks of the image, so each needs a "
             f"tile of it ({shown}); use at most {grid[0]} × {grid[1]} ranks per image (mesh.rows, "

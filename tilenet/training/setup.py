@@ -242,7 +242,7 @@ def _check_swept(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> None:
     whole = whole_image(record.layers)
     if whole not in (None, "global average") or norm_context(record.layers) == "tile":
         raise TilenetError(
-            "a sweep in training takes averages of an image, but no norms of it "
+            "a sweep in training takes averages of an image, but no norms and maxima "
             f"(halo_mode: sweep, over whole images or tiles: {whole or 'norms'}); use "
             "network.norm: none, network.batch_norm: frozen for a module, or halo_mode: exchange"
         )

@@ -48,7 +48,7 @@ class Statistic(Protocol):
 def statistic_of(layer: Layer) -> Statistic:
     """What a norm or a global pool takes."""
     if isinstance(layer, GlobalPool):
-        return OfPool(layer)
+        return OfMaximum(layer) if layer.takes == "maximum" else OfPool(layer)
     assert isinstance(layer, Norm)
     return OfNorm(layer)
 
@@ -89,6 +89,26 @@ class OfPool:
     def fixed(self, plain: nn.Module, values: Values) -> nn.Module:
         """The whole map itself."""
         return FixedPool(torch.from_numpy(values).view(-1, self.layer.bins, self.layer.bins))
+
+
+class OfMaximum:
+    """The largest value of each channel, behind a 1: a row of zeros is no cell's."""
+
+    def __init__(self, layer: GlobalPool) -> None:
+        self.num_values = 1 + layer.out_channels
+
+    def find(self, x: Tensor, where: AveragedOver) -> Values:
+        """That of a tile's own cells."""
+        own = part_of(x, where.cells.own[0], 0, 0)[0].double()
+        return np.array((1.0, *own.amax((1, 2)).tolist()))
+
+    def merged(self, one: Values, other: Values) -> Values:
+        """The larger ones."""
+        return np.maximum(one, other)
+
+    def fixed(self, plain: nn.Module, values: Values) -> nn.Module:
+        """The whole map itself."""
+        return FixedPool(torch.from_numpy(values[1:]).view(-1, 1, 1))
 
 
 class FixedPool(nn.Module):

@@ -21,6 +21,7 @@ from tilenet.parallel.exchange.halo import extend
 from tilenet.parallel.exchange.layers import Surroundings, here, without_border
 from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.exchange.whole_maps import AveragedOver, WholeImagePool
+from tilenet.parallel.exchange.whole_maximum import WholeImageMaximum
 
 __all__ = ["cells_at", "placed_layer"]
 
@@ -37,8 +38,10 @@ def placed_layer(
         case _ if grids[index].whole:  # all ranks have all of it
             return None
         case GlobalPool():
-            where = partial(_averaged, around, index)
-            return WholeImagePool(layer, where, around.image_comm(index))
+            where, comm = partial(_averaged, around, index), around.image_comm(index)
+            if layer.takes == "maximum":
+                return WholeImageMaximum(where, comm)
+            return WholeImagePool(layer, where, comm)
         case Upsample(mode="bilinear", corners=True):
             return CornersUpsample(layer, index, around, place)
         case Dropout(drops="cells"):

@@ -47,6 +47,7 @@ __all__ = ["Columns", "State", "Sweep"]
 
 State = list[list[tuple[int, Tensor]]]
 
+WHOLE_IMAGE = nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d
 WINDOWED = Conv | Pool | TransposedConv | Upsample
 
 
@@ -148,7 +149,7 @@ class Sweep:
         self._dtype, self._compact = AUTOCAST.get(precision), compact
 
     def _swept(self, layer: Layer, number: int, module: nn.Module) -> nn.Module:
-        whole = isinstance(module, nn.InstanceNorm2d | nn.GroupNorm | nn.AdaptiveAvgPool2d)
+        whole = isinstance(module, nn.InstanceNorm2d | nn.GroupNorm | WHOLE_IMAGE)
         if (whole or (isinstance(module, BatchNorm) and module.training)) and not (
             self.grids[number].whole
         ):

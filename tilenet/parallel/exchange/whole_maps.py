@@ -55,7 +55,7 @@ class AveragedOver:
         own, (row, col) = self.cells.own[sample], self.firsts[sample]
         rows = bin_shares(row, own.height, self.size[0], layer.bins)
         cols = bin_shares(col, own.width, self.size[1], layer.bins)
-        if layer.sums:
+        if layer.takes == "sum":
             rows, cols = torch.ones_like(rows), torch.ones_like(cols)
         return rows.to(device), cols.to(device)
 

@@ -19,7 +19,7 @@ from tilenet.parallel.health.progress import EXCHANGING
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["RunningStatistics", "add_over", "global_sum"]
+__all__ = ["RunningStatistics", "add_over", "global_sum", "largest_over"]
 
 
 def global_sum(x: Tensor, comm: "MPI.Intracomm | None") -> Tensor:
@@ -55,6 +55,19 @@ def add_over(comm: "MPI.Intracomm | None", values: Tensor) -> Tensor:
     with EXCHANGING:
         comm.Allreduce(host.numpy(), total.numpy())
     return total.to(values.device)
+
+
+def largest_over(comm: "MPI.Intracomm | None", values: Tensor) -> Tensor:
+    """The largest of float64 values over ranks. Collective; None: there are no others."""
+    if comm is None or comm.size == 1:
+        return values
+    from mpi4py import MPI
+
+    host = values.detach().cpu().contiguous()
+    largest = torch.empty_like(host)
+    with EXCHANGING:
+        comm.Allreduce(host.numpy(), largest.numpy(), op=MPI.MAX)
+    return largest.to(values.device)
 
 
 MOMENTUM = 0.1

@@ -1,0 +1,92 @@
+"""The largest value of the whole image, of tiles of it.
+
+Each rank looks at its own cells, and the largest over the ranks of the image is that of all. Of
+equal cells the first of the whole map gets the gradient, row by row, as torch has it.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tilenet.parallel.exchange.halo import part_of
+from tilenet.parallel.exchange.whole_maps import AveragedOver
+from tilenet.parallel.sums.values import add_over, largest_over
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["WholeImageMaximum"]
+
+
+class WholeImageMaximum(nn.Module):
+    """Maxima over all ranks, (B, C, H, W) to (B, C, 1, 1). Collective.
+
+    Args:
+        where: Cells of the micro-batch that the thread computes.
+        comm: The ranks that hold the same images, of one partition alone. None: no others.
+    """
+
+    def __init__(self, where: Callable[[], AveragedOver], comm: "MPI.Intracomm | None") -> None:
+        super().__init__()
+        self.where, self.comm = where, comm
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _Maximum.apply(x, self.where(), self.comm)  # type: ignore[no-untyped-call]
+        return y
+
+
+class _Maximum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, where: AveragedOver, comm: "MPI.Intracomm | None") -> Tensor:
+        images = torch.tensor(where.cells.images, device=x.device)
+        values, places = _own_largest(x, where)
+        largest = largest_over(comm, _largest_of_images(values, images))
+        # Of places the smallest, among those of the largest value.
+        places[values != largest[images]] = -torch.inf
+        ctx.chosen = largest_over(comm, _largest_of_images(places, images))[images] == places
+        ctx.shape, ctx.places, ctx.where, ctx.comm, ctx.images = (
+            x.shape,
+            places,
+            where,
+            comm,
+            images,
+        )
+        return largest[images][..., None, None].to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = grads
+        folded = gradient.new_zeros((int(ctx.images.max()) + 1, ctx.shape[1]), dtype=torch.float64)
+        folded.index_add_(0, ctx.images, gradient[..., 0, 0].double())
+        total = add_over(ctx.comm, folded)[ctx.images].to(gradient.dtype)
+        to_x = gradient.new_zeros(ctx.shape)
+        where: AveragedOver = ctx.where
+        for sample, (own, (row, col)) in enumerate(zip(where.cells.own, where.firsts, strict=True)):
+            channels = ctx.chosen[sample].nonzero()[:, 0]
+            number = (-ctx.places[sample, channels]).long()
+            rows, cols = number // where.size[1] - row, number % where.size[1] - col
+            part = part_of(to_x[sample : sample + 1], own, 0, 0)[0]
+            part[channels, rows, cols] = total[sample, channels]
+        return to_x, None, None
+
+
+def _own_largest(x: Tensor, where: AveragedOver) -> tuple[Tensor, Tensor]:
+    """Of each sample's own cells the largest, (B, C), and minus its place in the whole map."""
+    values = torch.full(x.shape[:2], -torch.inf, dtype=torch.float64, device=x.device)
+    places = values.clone()
+    for sample, (own, (row, col)) in enumerate(zip(where.cells.own, where.firsts, strict=True)):
+        cells = part_of(x[sample : sample + 1], own, 0, 0)[0]
+        if cells.numel():
+            found = cells.flatten(1).max(1)
+            rows, cols = found.indices // own.width + row, found.indices % own.width + col
+            values[sample] = found.values.double()
+            places[sample] = -(rows * where.size[1] + cols).double()
+    return values, places
+
+
+def _largest_of_images(values: Tensor, images: Tensor) -> Tensor:
+    """Of samples (B, C) the largest of each image."""
+    empty = values.new_full((int(images.max()) + 1, values.shape[1]), -torch.inf)
+    return empty.index_reduce(0, images, values, "amax")
