@@ -380,17 +380,6 @@ def _fixed(draw: Draw) -> nn.Module:
     return made
 
 
-@rule(RARE, "shared part")
-def _shared(draw: Draw) -> nn.Module:
-    form = draw.of("form", "twice", "alias", "siblings")
-    one = conv(3)
-    if form == "twice":
-        return Part(lambda m, x: m.one(F.relu(m.one(x))), one=one)
-    if form == "alias":
-        return Part(lambda m, x: m.two[0](x), one=one, two=nn.Sequential(one))
-    return Part(lambda m, x: m.one(x) + m.one(torch.tanh(x)), one=one)
-
-
 class Buffered(nn.Module):
     """A buffer that scales the map, and may change in forward."""
 
@@ -425,6 +414,27 @@ def _branch(draw: Draw) -> nn.Module:
         return x * 2 if x.shape[axis] % modulus else m.conv(x)
 
     return Part(branch, conv=conv(1))
+
+
+SHARED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "twice": lambda m, x: m.one(F.relu(m.one(x))),
+    "alias": lambda m, x: m.again[0](m.one(x)),
+    "siblings": lambda m, x: m.one(x) + m.one(torch.tanh(x)),
+    "bent lines": lambda m, x: m.bent(m.one(m.bent(x))),
+    "there and back": lambda m, x: F.conv_transpose2d(m.one(x), m.one.weight, padding=1),
+    "norm": lambda m, x: m.norm(m.one(F.silu(m.norm(x)))),
+    "groups": lambda m, x: m.groups(m.one(m.groups(x))) * m.groups.weight[:, None, None],
+    "low and high": lambda m, x: m.one(x) * m.one(F.adaptive_avg_pool2d(x, 1)).sigmoid(),
+}
+
+
+@rule(KEEP, "shared part")
+def _shared(draw: Draw) -> nn.Module:
+    one, groups = conv(3), nn.GroupNorm(2, WIDE)
+    groups.bias = groups.weight
+    form = SHARED[draw.of("form", *SHARED)]
+    again, bent = nn.Sequential(one), nn.PReLU(WIDE, 0.3)
+    return Part(form, one=one, again=again, bent=bent, norm=nn.BatchNorm2d(WIDE), groups=groups)
 
 
 @rule(KEEP, "rectangular")

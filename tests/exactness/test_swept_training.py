@@ -35,7 +35,7 @@ from tilenet.training.config.keys import MeshKeys, TileKeys
 from tilenet.training.setup import plan_run
 
 STRIPS = (1, 7, 32, 61, 500)
-SWEPT = "residual", "shifted", "between", "gated", "pyramid"
+SWEPT = "residual", "shifted", "between", "gated", "pyramid", "shared"
 
 
 @pytest.fixture(params=[8, 40])
