@@ -276,7 +276,7 @@ class Shared(nn.Module):
         y = after - before
         for norm in self.norms:
             y = self.act(norm(self.again(y + after))) * self.scale
-        y = self.norm(y)
+        y = self.norm(y + before)
         low = self.down(y)
         gate = self.down(low).mean((2, 3), keepdim=True).sigmoid()
         small = F.interpolate(self.head(low * gate), scale_factor=2, mode="bilinear")

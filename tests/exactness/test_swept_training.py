@@ -193,7 +193,7 @@ def test_states_wait_for_backward_only_where_they_are_asked_for(keeps: bool) -> 
 @pytest.mark.parametrize(
     ("name", "tiles"),
     [
-        *((name, TileKeys()) for name in ("residual", "between", "gated", "pyramid")),
+        *((name, TileKeys()) for name in ("residual", "between", "gated", "pyramid", "shared")),
         *((name, TileKeys(rows=2, columns=2)) for name in ("residual", "between")),
     ],
 )

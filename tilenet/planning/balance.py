@@ -107,14 +107,15 @@ def likely_balance(
     seconds = block_seconds(roofline(layers, *size_px, "float32", machine("local")))
     barred = [cut for first, last in together.values() for cut in range(first + 1, last + 1)]
     seconds[barred, :] = seconds[:, barred] = np.inf
+    if num_partitions > len(layers):
+        check_balance([1] * num_partitions, len(layers))  # says so
     balances = least_time(seconds, num_partitions, few=1)
     if not balances:
-        check_balance([1] * num_partitions, len(layers))  # says so
         most = len(layers) - len(set(barred))
         raise TilenetError(
-            f"layers that share a weight stay in one partition (layers: {len(layers)}, places to "
-            f"cut between them: {most - 1}, partitions: {num_partitions}, {_longest(together)}); "
-            f"ask for at most {most}"
+            f"layers that share a weight stay in one partition (layers: {len(layers)}, between "
+            f"which they may be cut: {most - 1} places, partitions: {num_partitions}, "
+            f"{_longest(together)}); ask for at most {most} partitions"
         )
     return balances[0]
 
