@@ -18,8 +18,7 @@ from tilenet.library.own_data import OwnData, open_data
 from tilenet.library.own_step import OwnStep, StepMeans
 from tilenet.library.predict import predict_given
 from tilenet.mapping.prediction import GivenNetwork
-from tilenet.model.choices import HaloMode, parameter_dtype
-from tilenet.model.network import network_to_fill
+from tilenet.model.choices import HaloMode
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed, end_where_uncaught, world
 from tilenet.parallel.ranks.meeting import Meeting
@@ -172,10 +171,8 @@ class Job:
         """
         local, record = self._split("predict"), self._known("predict")
         self._meeting.at("predict")
-        dtype = parameter_dtype(local.adopted.precision)
-        network = network_to_fill(local.adopted.layers, dtype)
-        network.load_state_dict(local.network.state_dict())  # a map fixes norms, and moves it
-        return predict_given(GivenNetwork("the job's network", record, network), image, out, ways)
+        given = GivenNetwork("the job's network", record, local.copied())
+        return predict_given(given, image, out, ways)
 
     def save(
         self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None

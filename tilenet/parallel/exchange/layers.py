@@ -174,7 +174,7 @@ class _Spatial(nn.Module):
         super().__init__()
         # Not a child: its parameters are registered here, under the names that they had.
         self.__dict__["plain"] = module
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+        for name, parameter in module.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
         if "bias" not in self._parameters:
             self.register_parameter("bias", None)
