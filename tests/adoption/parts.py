@@ -416,27 +416,6 @@ def _branch(draw: Draw) -> nn.Module:
     return Part(branch, conv=conv(1))
 
 
-SHARED: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "twice": lambda m, x: m.one(F.relu(m.one(x))),
-    "alias": lambda m, x: m.again[0](m.one(x)),
-    "siblings": lambda m, x: m.one(x) + m.one(torch.tanh(x)),
-    "bent lines": lambda m, x: m.bent(m.one(m.bent(x))),
-    "there and back": lambda m, x: F.conv_transpose2d(m.one(x), m.one.weight, padding=1),
-    "norm": lambda m, x: m.norm(m.one(F.silu(m.norm(x)))),
-    "groups": lambda m, x: m.groups(m.one(m.groups(x))) * m.groups.weight[:, None, None],
-    "low and high": lambda m, x: m.one(x) * m.one(F.adaptive_avg_pool2d(x, 1)).sigmoid(),
-}
-
-
-@rule(KEEP, "shared part")
-def _shared(draw: Draw) -> nn.Module:
-    one, groups = conv(3), nn.GroupNorm(2, WIDE)
-    groups.bias = groups.weight
-    form = SHARED[draw.of("form", *SHARED)]
-    again, bent = nn.Sequential(one), nn.PReLU(WIDE, 0.3)
-    return Part(form, one=one, again=again, bent=bent, norm=nn.BatchNorm2d(WIDE), groups=groups)
-
-
 @rule(KEEP, "rectangular")
 def _rectangular(draw: Draw) -> nn.Module:
     form = draw.of("form", "pair", "one", "dilated", "same", "grouped")
