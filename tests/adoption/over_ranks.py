@@ -37,6 +37,7 @@ from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.swept_training import SweptPipe
+from tilenet.planning.balance import likely_balance
 from tilenet.planning.compatibility import whole_image
 
 __all__ = ["adopt_once", "compare_over_ranks"]
@@ -49,6 +50,12 @@ class AdoptedCase(Case):
     """A case whose weights are the module's, without dropout."""
 
     adopted: Adopted | None = None
+
+    @property
+    def balance(self) -> list[int]:
+        assert self.adopted is not None
+        together = self.adopted.together
+        return [*likely_balance(self.layers, self.size, self.partitions, together)]
 
     def network(self) -> Network:
         assert self.adopted is not None

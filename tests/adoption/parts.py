@@ -380,17 +380,6 @@ def _fixed(draw: Draw) -> nn.Module:
     return made
 
 
-@rule(RARE, "shared part")
-def _shared(draw: Draw) -> nn.Module:
-    form = draw.of("form", "twice", "alias", "siblings")
-    one = conv(3)
-    if form == "twice":
-        return Part(lambda m, x: m.one(F.relu(m.one(x))), one=one)
-    if form == "alias":
-        return Part(lambda m, x: m.two[0](x), one=one, two=nn.Sequential(one))
-    return Part(lambda m, x: m.one(x) + m.one(torch.tanh(x)), one=one)
-
-
 class Buffered(nn.Module):
     """A buffer that scales the map, and may change in forward."""
 

@@ -228,13 +228,9 @@ def without_drops(network: Network) -> Network:
 
 
 def by_module(adopted: Adopted, found: Iterator[tuple[str, Tensor | None]]) -> dict[str, Tensor]:
-    """Tensors of a list's network by the module's names; of shared weights their sum."""
-    named: dict[str, Tensor] = {}
-    for own, tensor in found:
-        name = adopted.names.get(own)
-        if name is not None and tensor is not None:
-            named[name] = named[name] + tensor if name in named else tensor
-    return named
+    """Tensors of a list's network by the module's names; a shared weight is there once."""
+    named = ((adopted.names.get(own), tensor) for own, tensor in found)
+    return {name: tensor for name, tensor in named if name is not None and tensor is not None}
 
 
 def run_tiles(

@@ -4,6 +4,7 @@ import copy
 import re
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 import torch
@@ -223,11 +224,35 @@ def test_what_follows_on_a_refused_operator_is_not_refused() -> None:
     assert "conv2d" not in str(caught.value)
 
 
-def test_weights_that_two_layers_share_are_refused() -> None:
-    conv = nn.Conv2d(4, 4, 3, padding=1)
-    module = nn.Sequential(nn.Conv2d(3, 4, 1), conv, nn.ReLU(), conv)
-    with pytest.raises(TilenetError, match=r"each weight belongs to one layer \(1\.weight"):
-        adopt(module, 3)
+@pytest.mark.parametrize("batch_norm", ["frozen", "step"])
+def test_weights_that_layers_share_are_one_parameter(batch_norm: Any) -> None:
+    module = network("shared")
+    adopted = adopt(module, 3, batch_norm)
+    trained = {id(p): adopted.names[n] for n, p in adopted.network().named_parameters()}
+    assert sorted(trained.values()) == sorted(n for n, _ in module.named_parameters())
+    assert adopted.num_parameters == sum(p.numel() for p in module.parameters())
+    assert len(adopted.network().trained) == len(list(module.parameters()))
+    changed = {n: t + 1 for n, t in adopted.network().state_dict().items()}
+    module.load_state_dict(adopted.module_state(changed))
+    assert torch.equal(module.other.weight, network("shared").head.weight + 1)
+
+
+def test_fixed_weights_that_layers_share_may_be_parted() -> None:
+    adopted = adopt(
+        network("shared", fixed=["encoder", "act", "again", "norms", "norm", "down"]), 3
+    )
+    assert adopted.together.keys() == {"scale", "head.weight", "head.bias"}
+    assert len(adopted.network().trained) == len(adopted.together) + 1
+
+
+def test_statistics_of_a_step_that_two_maps_share_are_refused() -> None:
+    norm = nn.BatchNorm2d(4)
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), norm, nn.Conv2d(4, 4, 1), norm)
+    with pytest.raises(TilenetError, match=r"those of one map \(1\.running_mean of Sequential"):
+        adopt(module, 3, "step")
+    assert adopt(module, 3).together == {"1.weight": (1, 3), "1.bias": (1, 3)}
+    norm.eval()
+    adopt(module, 3, "step")
 
 
 @pytest.mark.parametrize("fixed", ["parameter", "buffer"])

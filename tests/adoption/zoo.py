@@ -257,6 +257,32 @@ class Grouped(nn.Module):
         return out
 
 
+class Shared(nn.Module):
+    """One encoder of two images' bands, a convolution that recurs, bent lines, tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(2, 6, 5, 2, 2), nn.PReLU(6, 0.3))
+        self.again, self.act = nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.PReLU(init=0.2)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(6) for _ in range(2))
+        self.scale, self.norm = nn.Parameter(torch.rand(6, 1, 1)), nn.BatchNorm2d(6)
+        self.norm.bias = self.norm.weight
+        self.down = nn.Conv2d(6, 6, 2, 2)
+        self.head, self.other = nn.Conv2d(6, 3, 3, padding=1), nn.Conv2d(6, 3, 3, padding=1)
+        self.other.weight = self.head.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        before, after = (self.encoder(one) for one in (x[:, :2], x[:, 1:]))
+        y = after - before
+        for norm in self.norms:
+            y = self.act(norm(self.again(y + after))) * self.scale
+        y = self.norm(y + before)
+        low = self.down(y)
+        gate = self.down(low).mean((2, 3), keepdim=True).sigmoid()
+        small = F.interpolate(self.head(low * gate), scale_factor=2, mode="bilinear")
+        return F.interpolate(self.other(y) + self.head(y.tanh()) + small, scale_factor=2)
+
+
 ZOO: dict[str, Callable[[], nn.Module]] = {
     "residual": Residual,
     "gated": Gated,
@@ -268,6 +294,7 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
     "shifted": Shifted,
     "between": Between,
     "grouped": Grouped,
+    "shared": Shared,
 }
 
 

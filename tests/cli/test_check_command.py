@@ -107,9 +107,9 @@ def softmax_over_rows() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(nn.ReLU(), nn.Softmax(dim=2)))
 
 
-def shared_weights() -> nn.Module:
-    conv = nn.Conv2d(4, 4, 3, padding=1)
-    return nn.Sequential(nn.Conv2d(3, 4, 1), conv, nn.ReLU(), conv)
+def shared_norm() -> nn.Module:
+    norm = nn.BatchNorm2d(4)
+    return nn.Sequential(nn.Conv2d(3, 4, 1), norm, nn.ReLU(), norm)
 
 
 # --- what can be cut
@@ -135,7 +135,7 @@ def test_numbers_of_the_zoo(capsys: Capture, name: str, batch_norm: str) -> None
     assert found["kinds"] == Counter(layer.kind for layer in adopted.layers)
     whole = any(isinstance(part, nn.BatchNorm2d) for part in module.modules())
     assert found["looks_at_whole_image"] == (
-        name in ("gated", "pyramid", "dense", "odd", "looking", "grouped")
+        name in ("gated", "pyramid", "dense", "odd", "looking", "grouped", "shared")
         or (batch_norm == "step" and whole)
     )
 
@@ -280,7 +280,7 @@ def test_wrong_gradients_of_tiles_are_refused(
         (1, ["turning"], r"cells are taken together \(1\.1: flip along"),
         (1, ["turning", "--json"], r"cells are taken together \(1\.1: flip along"),
         (1, ["half"], r"one cell per input pixel"),
-        (1, ["shared_weights"], r"each weight belongs to one layer \((1|3)\.weight"),
+        (1, ["shared_norm", "--batch-norm", "step"], r"statistics of a step are those of one map"),
         (1, ["rude"], r":rude: KeyError: .*weights of\\+nlast year"),
         (1, ["Missing"], r":Missing: AttributeError: .*Missing"),
         (1, ["Nested.Missing"], r":Nested\.Missing: AttributeError: .*Missing"),

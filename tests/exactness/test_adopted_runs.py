@@ -26,8 +26,8 @@ pytestmark = pytest.mark.ranks(2, 3, 4)
 
 SIZE = 109, 151
 # Pixels that the networks' strides divide.
-UNITS = {"residual": 8, "gated": 2, "pyramid": 2, "looking": 1, "between": 2}
-CLASSES = {"residual": 4, "gated": 3, "pyramid": 3, "looking": 3, "between": 3}
+UNITS = {"residual": 8, "gated": 2, "pyramid": 2, "looking": 1, "between": 2, "shared": 8}
+CLASSES = dict.fromkeys(UNITS, 3) | {"residual": 4}
 
 
 def keys_of(name: str, batch_norm: str = "frozen", fixed: Sequence[str] = ()) -> NetworkKeys:
@@ -174,7 +174,7 @@ def test_maps_of_small_tiles_of_sums_of_sums(
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("name", ["residual", "gated", "pyramid"])
+@pytest.mark.parametrize("name", ["residual", "gated", "pyramid", "shared"])
 @pytest.mark.parametrize("swap", ["off", "all", "auto"])
 def test_in_a_pipeline(comm: MPI.Intracomm, shared_path: Path, name: str, swap: Any) -> None:
     (scene,) = scenes_of(shared_path, [SIZE], comm)

@@ -35,7 +35,7 @@ from tilenet.training.config.keys import MeshKeys, TileKeys
 from tilenet.training.setup import plan_run
 
 STRIPS = (1, 7, 32, 61, 500)
-SWEPT = "residual", "shifted", "between", "gated", "pyramid"
+SWEPT = "residual", "shifted", "between", "gated", "pyramid", "shared"
 
 
 @pytest.fixture(params=[8, 40])
@@ -193,7 +193,7 @@ def test_states_wait_for_backward_only_where_they_are_asked_for(keeps: bool) -> 
 @pytest.mark.parametrize(
     ("name", "tiles"),
     [
-        *((name, TileKeys()) for name in ("residual", "between", "gated", "pyramid")),
+        *((name, TileKeys()) for name in ("residual", "between", "gated", "pyramid", "shared")),
         *((name, TileKeys(rows=2, columns=2)) for name in ("residual", "between")),
     ],
 )

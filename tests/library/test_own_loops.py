@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,19 @@ def net_of(rank: int) -> Net:
     """Each rank's own: that of rank 0 counts."""
     torch.manual_seed(7 + rank)
     return Net().double()
+
+
+class Again(Net):
+    """With a convolution that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Conv2d(6, 6, 3, padding=1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = self.again(torch.relu(self.again(torch.relu(self.stem(image)))))
+        found: torch.Tensor = F.interpolate(self.head(x), image.shape[-2:], mode="nearest")
+        return found
 
 
 def sums(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,13 +81,28 @@ def test_a_loop_is_a_run(scene: Path, mode: Any, more: dict[str, Any]) -> None:
     assert (job.predict("i.tif") == tilenet.predict(run, "i.tif")).all()
 
 
+def test_a_map_holds_a_weight_that_layers_share_for_each(
+    scene: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may lie on other devices there."""
+    monkeypatch.setattr(
+        import_module("tilenet.library.predict"), "_predicted", lambda source, *_: source("i.tif")
+    )
+    given, local = tilenet.predict(Again(), "i.tif"), tilenet.Job().split(Again())
+    assert [len(list(one.parameters())) for one in (given.network, local.copied(), local)] == [
+        8, 8, 6,
+    ]  # fmt: skip
+
+
 @pytest.mark.ranks(1, 2)
-def test_a_loop_goes_on_from_what_it_saved(scene: Path) -> None:
+@pytest.mark.parametrize("net", [Net, Again])
+def test_a_loop_goes_on_from_what_it_saved(scene: Path, net: type[Net]) -> None:
     comm = MPI.COMM_WORLD
 
     def begun() -> tuple[tilenet.Job, Any, Any]:
         job = tilenet.Job()
-        local = job.split(net_of(comm.rank))
+        torch.manual_seed(7 + comm.rank)
+        local = job.split(net().double())
         return job, local, torch.optim.SGD(local.parameters(), 0.05, momentum=0.9)
 
     job, local, optimizer = begun()

@@ -69,7 +69,7 @@ def adopted(comm: MPI.Intracomm, folder: Path, scene: Scene, module: nn.Module) 
         epsilon_px=0,
     )
     if comm.rank == 0:
-        weights = {name: t.contiguous() for name, t in plain.state_dict().items()}
+        weights = {name: t.contiguous().clone() for name, t in plain.state_dict().items()}
         save_file(weights, folder / "weights.safetensors")
         (folder / "network.json").write_text(json.dumps(record.to_json()))
         save_file({}, folder / "state.safetensors")

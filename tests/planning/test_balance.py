@@ -1,7 +1,7 @@
 """Balances are optimal: against every balance there is, on small random cases."""
 
 import time
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -147,6 +147,36 @@ def test_a_balance_that_does_not_split_the_network_is_refused(
 ) -> None:
     with pytest.raises(TilenetError, match=said):
         check_balance(balance, 9, num_partitions)
+
+
+@pytest.mark.parametrize(("balance", "said"), [([4, 5], "3 to 4"), ([6, 3], "5 to 8")])
+def test_a_balance_that_parts_layers_that_share_a_weight_is_refused(
+    balance: list[int], said: str
+) -> None:
+    together = {"a": (3, 4), "b": (5, 8), "c": (2, 2)}
+    with pytest.raises(TilenetError, match=rf"share a weight stay .* layers {said}\)"):
+        check_balance(balance, 9, 2, together)
+    for right in ([3, 2, 4], [2, 1, 2, 4], [5, 4]):
+        check_balance(right, 9, None, together)
+
+
+@pytest.mark.parametrize("num_partitions", [2, 3, 4])
+def test_the_likely_balance_parts_no_layers_that_share_a_weight(num_partitions: int) -> None:
+    layers = unet_layers(UNetOptions(poolings=1, convolutions=1, base=4))
+    last = len(layers) - 1
+    together = {"a": (2, 5), "b": (4, last - 2)}
+    seconds = block_seconds(roofline(layers, 64, 96, "float32", machine("local")))
+    balance = likely_balance(layers, (64, 96), num_partitions, together)
+    cuts = {1, 2, last - 1, last}
+    legal = [
+        one
+        for one in every_balance(len(layers), num_partitions)
+        if cuts.issuperset([*accumulate(one)][:-1])
+    ]
+    assert bottleneck(seconds, balance) == min(bottleneck(seconds, one) for one in legal)
+    check_balance(balance, len(layers), num_partitions, together)
+    with pytest.raises(TilenetError, match=r"4 places, partitions: 6, b: .* at most 5 partitions"):
+        likely_balance(layers, (64, 96), 6, together)
 
 
 @pytest.mark.parametrize("num_partitions", [1, 2, 3, 5])

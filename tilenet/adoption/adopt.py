@@ -16,7 +16,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import Context, context_of
 from tilenet.geometry.layers import GlobalPool, Join, Layer, Norm, walk
-from tilenet.model.network import Network, load_weights, network_to_fill
+from tilenet.model.network import Network, load_weights, network_to_fill, tie_weights
 
 __all__ = ["Adopted", "adopt"]
 
@@ -73,6 +73,26 @@ class Adopted:
         )
 
     @property
+    def shared(self) -> dict[str, tuple[str, ...]]:
+        """Trained weights that the list holds several times: its own names, by the module's."""
+        own: dict[str, tuple[str, ...]] = {}
+        for name, of_module in self.names.items():
+            own[of_module] = (*own.get(of_module, ()), name)
+        trained = own.keys() - self.fixed
+        return {name: of for name, of in own.items() if len(of) > 1 and name in trained}
+
+    @property
+    def together(self) -> dict[str, tuple[int, int]]:
+        """The first and the last layer of those that share a trained weight, by its name."""
+        layers = {n: [int(one.split(".")[0]) for one in own] for n, own in self.shared.items()}
+        return {name: (min(of), max(of)) for name, of in layers.items()}
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained values, each counted once."""
+        return sum(self.state[name].numel() for name in {*self.names.values()} - self.fixed)
+
+    @property
     def precision(self) -> Literal["float32", "float64"]:
         """`float64` where the module holds such weights, else `float32`."""
         double = any(tensor.dtype == torch.float64 for tensor in self.state.values())
@@ -85,10 +105,14 @@ class Adopted:
         return network
 
     def fill(self, network: Network) -> None:
-        """Give the list's network the module's weights; fixed ones require no gradient."""
+        """Give the list's network the module's weights, to be trained.
+
+        Fixed ones require no gradient; trained ones that layers share are one parameter.
+        """
         load_weights(network, self.state, self.name, self.names)
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(self.names[name] not in self.fixed)
+        tie_weights(network, self.shared.values())
 
     def module_state(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A network's `state_dict()` under the module's own names, for its `load_state_dict`.
@@ -99,7 +123,7 @@ class Adopted:
             self.names[name]: tensor.view(self.state[self.names[name]].shape)
             for name, tensor in weights.items()
         }
-        twins = {name: trained[own] for name, own in self.twins.items() if own in trained}
+        twins = {name: trained[own].clone() for name, own in self.twins.items() if own in trained}
         return {**self.state, **trained, **twins}
 
 
@@ -209,20 +233,23 @@ def _twins(module: nn.Module) -> dict[str, str]:
 
 
 def _check_weights(adopted: Adopted) -> None:
-    """Refuse weights that several layers use, that the state does not hold, or that are sparse."""
+    """Refuse weights that no state holds, or that are sparse, and statistics of several maps."""
     for name, tensor in adopted.state.items():
         if tensor.layout != torch.strided:
             raise TilenetError(
                 f"a network's weights and buffers are dense ({name} of {adopted.name} is "
                 f"{tensor.layout}); use to_dense()"
             )
-    names = list(adopted.names.values())
-    for name in names:
-        if names.count(name) > 1:
-            raise TilenetError(
-                f"each weight belongs to one layer ({name} is used several times); use a network "
-                "without shared weights"
-            )
+    blended: set[str] = set()
+    for own, name in adopted.names.items():
+        layer = adopted.layers[int(own.split(".")[0])]
+        if isinstance(layer, Norm) and layer.scope == "image" and own.endswith(".running_mean"):
+            if name in blended:
+                raise TilenetError(
+                    f"statistics of a step are those of one map ({name} of {adopted.name} is "
+                    "blended with several); use batch_norm: frozen, or a norm for each"
+                )
+            blended.add(name)
         if name not in adopted.state:
             raise TilenetError(
                 f"a network's weights are in its state_dict() ({name} of {adopted.name} is not); "

@@ -141,9 +141,9 @@ def _run(
         results |= {
             f"{GRADIENT} of {names[name]}": _gradient(parameter)
             for name, parameter in network.named_parameters(remove_duplicate=False)
-            if name in names
+            if name in names and parameter.requires_grad
         }
-    buffers = network.named_buffers(remove_duplicate=False)
+    buffers = network.named_buffers()
     return results | {f"buffer {names.get(name, name)}": one.clone() for name, one in buffers}
 
 

@@ -132,7 +132,7 @@ def _facts(adopted: Adopted) -> dict[str, Any]:
         "bands": adopted.bands,
         "classes": adopted.classes,
         "num_layers": len(adopted.layers),
-        "num_parameters": sum(layer.num_parameters for layer in adopted.layers),
+        "num_parameters": adopted.num_parameters,
         "kinds": dict(Counter(layer.kind for layer in adopted.layers).most_common()),
         "alignment_px": context.alignment_px,
         "context_aligned_px": context.context_aligned_px,

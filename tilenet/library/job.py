@@ -1,6 +1,5 @@
 """`tilenet.Job`: own loops over tiles and ranks, with the numbers of the whole image."""
 
-import copy
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -172,8 +171,8 @@ class Job:
         """
         local, record = self._split("predict"), self._known("predict")
         self._meeting.at("predict")
-        network = copy.deepcopy(local.network).cpu().eval()  # a map fixes norms, and moves it
-        return predict_given(GivenNetwork("the job's network", record, network), image, out, ways)
+        given = GivenNetwork("the job's network", record, local.copied())
+        return predict_given(given, image, out, ways)
 
     def save(
         self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from tilenet.adoption.adopt import Adopted
 from tilenet.errors import TilenetError
 from tilenet.model.choices import HaloMode, parameter_dtype
+from tilenet.model.network import Network, network_to_fill
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.sums.gradients import GradientSum
@@ -50,6 +51,12 @@ class LocalNetwork(nn.Module):
             )
         found: Tensor = self._pipe([image], [self._origin])[0]
         return found
+
+    def copied(self) -> Network:
+        """A copy on the CPU for maps, which fix norms and move layers, also those that share."""
+        network = network_to_fill(self.adopted.layers, parameter_dtype(self.adopted.precision))
+        network.load_state_dict(self.network.state_dict())
+        return network
 
     def module_state(self) -> dict[str, Tensor]:
         """The weights under the module's own names, for its `load_state_dict`."""

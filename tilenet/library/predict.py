@@ -22,6 +22,7 @@ from tilenet.library.run import Run
 from tilenet.mapping.predict import predict as predict_as_said
 from tilenet.mapping.prediction import GivenNetwork, Prediction
 from tilenet.model.choices import parameter_dtype
+from tilenet.model.network import load_weights, network_to_fill
 from tilenet.parallel.ranks.comm import agreed, end_where_uncaught, world
 from tilenet.parallel.ranks.meeting import check_alike
 from tilenet.parallel.ranks.share import share_tensors
@@ -230,7 +231,9 @@ def _given(
             epsilon_px=0,
             names=adopted.names,
         )
-        network = adopted.network(parameter_dtype(adopted.precision))
+        network = network_to_fill(adopted.layers, parameter_dtype(adopted.precision))
+        # Not the one to be trained: where layers share a weight, devices of a map have it each.
+        load_weights(network, adopted.state, adopted.name, adopted.names)
         return GivenNetwork(adopted.name, record, network)
 
 

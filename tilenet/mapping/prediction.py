@@ -227,7 +227,7 @@ def _opened(wanted: Prediction, *, check: bool) -> tuple[Path, NetworkRecord, Ne
     folder = (checked_checkpoint if check else find_checkpoint)(Path(wanted.network))
     record = NetworkRecord.from_json(load_json(folder / "network.json"))
     weights = load_tensors(folder / "weights.safetensors")
-    check_weight_count(record.layers, weights, str(folder))
+    check_weight_count(record.layers, weights, str(folder), record.names)
     network = network_to_fill(record.layers, parameter_dtype(wanted.precision or record.precision))
     load_weights(network, weights, str(folder), record.names)
     return folder, record, network

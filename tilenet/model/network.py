@@ -5,7 +5,7 @@ walk and checkpoints all count the same layers. It never hears of ranks.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ __all__ = [
     "load_weights",
     "network_to_fill",
     "network_to_score",
+    "tie_weights",
 ]
 
 
@@ -109,6 +110,15 @@ def network_to_score(layers: tuple[Layer, ...], network: Network) -> Network:
 def network_to_fill(layers: tuple[Layer, ...], dtype: torch.dtype = torch.float32) -> Network:
     """The network on the CPU, whose weights are whatever lay in memory, to be loaded."""
     return _without_memory(layers).to(dtype).to_empty(device="cpu")
+
+
+def tie_weights(network: Network, shared: Iterable[Sequence[str]]) -> None:
+    """Let all parameters of each group of names be the first of them, which is trained as one."""
+    for first, *others in shared:
+        parameter = network.get_parameter(first)
+        for other in others:
+            path, _, name = other.rpartition(".")
+            network.get_submodule(path).register_parameter(name, parameter)
 
 
 def _without_memory(layers: tuple[Layer, ...]) -> Network:
@@ -228,14 +238,26 @@ def _draw_weights(module: nn.Module, seed: int) -> None:
                 module.bias.zero_()
 
 
-def check_weight_count(layers: tuple[Layer, ...], found: Mapping[str, Tensor], source: str) -> None:
+def check_weight_count(
+    layers: tuple[Layer, ...],
+    found: Mapping[str, Tensor],
+    source: str,
+    names: Mapping[str, str] | None = None,
+) -> None:
     """Refuse layers that need more weights than there are, before anything is allocated for them.
+
+    Args:
+        names: As for `load_weights`; layers may share a weight.
 
     Raises:
         TilenetError: With both numbers.
     """
     needed = sum(layer.num_parameters for layer in layers)
-    held = sum(tensor.numel() for tensor in found.values())
+    taken = [*found]
+    if names is not None:  # those of names that the network has not are none of its weights
+        own = _without_memory(layers).state_dict()
+        taken = [name for one, name in names.items() if one in own and name in found]
+    held = sum(found[name].numel() for name in taken)
     if needed > held:
         raise TilenetError(
             f"weights must fit the network ({source}: {held:,} values, network.json: {needed:,}); "

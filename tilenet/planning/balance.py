@@ -6,8 +6,8 @@ cross its edges, boundaries, micro-batches in flight) and need not be a sum over
 """
 
 import heapq
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,8 @@ __all__ = ["block_seconds", "check_balance", "least_bytes", "least_time", "likel
 Balance = tuple[int, ...]
 Cuts = tuple[int, ...]  # 0, where each partition ends, the last at the number of layers
 Matrix = NDArray[np.float64]
+Together = Mapping[str, tuple[int, int]]  # first and last layer that share a weight, by its name
+NOTHING: Together = {}
 
 
 def block_seconds(
@@ -86,24 +88,54 @@ def least_bytes(
 
 
 def likely_balance(
-    layers: tuple[Layer, ...], size_px: tuple[int, int], num_partitions: int
+    layers: tuple[Layer, ...],
+    size_px: tuple[int, int],
+    num_partitions: int,
+    together: Together = NOTHING,
 ) -> Balance:
     """The fastest balance by the roofline of this machine, where nobody named one.
 
     It need not be the best: a balance never changes the result. `tilenet plan` knows the machine
     and its memory.
+
+    Args:
+        together: Layers that stay in one partition, as for `check_balance`.
+
+    Raises:
+        TilenetError: There are not as many places to cut at.
     """
-    times = roofline(layers, *size_px, "float32", machine("local"))
-    balances = least_time(block_seconds(times), num_partitions, few=1)
-    if not balances:
+    seconds = block_seconds(roofline(layers, *size_px, "float32", machine("local")))
+    barred = [cut for first, last in together.values() for cut in range(first + 1, last + 1)]
+    seconds[barred, :] = seconds[:, barred] = np.inf
+    if num_partitions > len(layers):
         check_balance([1] * num_partitions, len(layers))  # says so
+    balances = least_time(seconds, num_partitions, few=1)
+    if not balances:
+        most = len(layers) - len(set(barred))
+        raise TilenetError(
+            f"layers that share a weight stay in one partition (layers: {len(layers)}, between "
+            f"which they may be cut: {most - 1} places, partitions: {num_partitions}, "
+            f"{_longest(together)}); ask for at most {most} partitions"
+        )
     return balances[0]
 
 
+def _longest(together: Together) -> str:
+    """The weight whose layers are farthest apart."""
+    name, (first, last) = max(together.items(), key=lambda one: one[1][1] - one[1][0])
+    return f"{name}: layers {first} to {last}"
+
+
 def check_balance(
-    balance: Sequence[int], num_layers: int, num_partitions: int | None = None
+    balance: Sequence[int],
+    num_layers: int,
+    num_partitions: int | None = None,
+    together: Together = NOTHING,
 ) -> None:
     """Refuse a balance that does not split the network.
+
+    Args:
+        together: First and last layer of those that share a weight, by its name.
 
     Raises:
         TilenetError: With the rule, the values and the remedy.
@@ -129,6 +161,12 @@ def check_balance(
             f"{sum(balance)}, layers: {num_layers}); correct it by {num_layers - sum(balance):+d} "
             "or leave it out"
         )
+    for name, (first, last) in together.items():
+        if any(first < cut <= last for cut in accumulate(balance)):
+            raise TilenetError(
+                f"layers that share a weight stay in one partition (balance: {shown}, {name}: "
+                f"layers {first} to {last}); cut before or behind them, or leave the balance out"
+            )
 
 
 def _allowed(matrix: ArrayLike) -> Matrix:

@@ -155,8 +155,12 @@ def plan_run(
 def _balance(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> tuple[int, ...]:
     """Layers per partition: those that were asked for, or the fastest for the largest tile."""
     layers, read = plan.record.layers, plan.tiling(*size).tiles[0].read
-    balance = run.balance or likely_balance(layers, (read.height, read.width), run.num_partitions)
-    check_balance(balance, len(layers), run.num_partitions)
+    size, together = (
+        (read.height, read.width),
+        {} if plan.adopted is None else plan.adopted.together,
+    )
+    balance = run.balance or likely_balance(layers, size, run.num_partitions, together)
+    check_balance(balance, len(layers), run.num_partitions, together)
     return tuple(balance)
 
 
