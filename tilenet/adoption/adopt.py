@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from tilenet.adoption.export import graph_of
 from tilenet.adoption.prove import Subject, prove
-from tilenet.adoption.prove_cells import prove_cells
-from tilenet.adoption.values import linearise
+from tilenet.adoption.prove_cells import prove_cells, without_idle_weights
+from tilenet.adoption.values import linearise, name_of
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import Context, context_of
-from tilenet.geometry.layers import GlobalPool, Join, Layer, Norm, walk
+from tilenet.geometry.layers import Cellwise, GlobalPool, Join, Layer, Norm, walk
 from tilenet.model.network import Network, load_weights, network_to_fill, tie_weights
 
 __all__ = ["Adopted", "adopt"]
@@ -152,6 +152,14 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
     with torch.inference_mode(mode=False), torch.enable_grad():
         mine = _copied(module)
         layers, names = _recorded(mine, bands, batch_norm)
+        layers = without_idle_weights(layers, names)
+        idle = {
+            names[name_of(number, layer, weight)]
+            for number, layer in enumerate(layers)
+            if isinstance(layer, Cellwise)
+            for weight, _, learns in layer.weights
+            if not learns
+        }
         state = {n: t.detach() for n, t in module.state_dict().items() if isinstance(t, Tensor)}
         trained, twins = _trained(module), _twins(module)
         found = Adopted(
@@ -161,7 +169,7 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
             bands,
             layers[-1].out_channels,
             _on_cpu(state),
-            frozenset(names.values()) - trained,
+            (frozenset(names.values()) - trained) | idle,
             twins,
         )
         _check_weights(found)

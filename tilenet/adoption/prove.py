@@ -114,7 +114,9 @@ def prove(subject: Subject) -> None:
         as_defined = AsDefined(frozen=subject.frozen)
         with _MasksKeepAll(), as_defined:  # type: ignore[no-untyped-call]
             wanted = _run(module, image, {name: name for name in subject.names.values()}, case)
-        found = before | _run(own, image, subject.names, case)
+        # A weight that the list does not train must have no gradient in the module.
+        found = {what: torch.zeros_like(one) for what, one in wanted.items() if GRADIENT in what}
+        found |= before | _run(own, image, subject.names, case)
         largest = max((_most(one) for what, one in wanted.items() if GRADIENT in what), default=0.0)
         unneeded = _not_needed(module, subject.names)
         for what in (one for one in wanted if one not in unneeded):

@@ -1,15 +1,18 @@
-"""Cellwise layers look at no other cell: the same in any order of cells, and of one alone."""
+"""What running cellwise layers shows: that they look at no other cell, and which weights learn."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from tilenet.adoption.values import name_of
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Cellwise, Layer
 from tilenet.model.cellwise import CellwiseModule
 
-__all__ = ["prove_cells"]
+__all__ = ["prove_cells", "without_idle_weights"]
 
 ROUNDING = 1e-9  # of float64
 SIZE = 3, 5
@@ -26,7 +29,49 @@ def prove_cells(layers: tuple[Layer, ...]) -> None:
             _prove(layer)
 
 
-def _prove(layer: Cellwise) -> None:
+def without_idle_weights(layers: tuple[Layer, ...], names: Mapping[str, str]) -> tuple[Layer, ...]:
+    """The layers, where weights that no gradient reaches are not trained, as torch leaves them.
+
+    Such are compared only, or used without their gradient.
+
+    Args:
+        names: For each weight of the layers its name in the module; one that also learns in
+            another layer is trained in both.
+    """
+    own = {
+        (number, weight): name_of(number, layer, weight)
+        for number, layer in enumerate(layers)
+        if isinstance(layer, Cellwise)
+        for weight in _idle(replace(layer, kept=()))
+    }
+    learns = {names[one] for one in names.keys() - set(own.values())}
+    idle = {place for place, name in own.items() if names[name] not in learns}
+    return tuple(
+        replace(
+            layer,
+            weights=tuple(
+                (name, shape, trained and (number, name) not in idle)
+                for name, shape, trained in layer.weights
+            ),
+        )
+        if isinstance(layer, Cellwise)
+        else layer
+        for number, layer in enumerate(layers)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _idle(layer: Cellwise) -> tuple[str, ...]:
+    """Names of weights that no gradient reaches."""
+    module, maps = _random(layer)
+    y = _computed(module, maps, torch.arange(SIZE[0] * SIZE[1]), SIZE)
+    if y.requires_grad:
+        y.sum().backward()  # type: ignore[no-untyped-call]
+    return tuple(name for name, one in module.named_parameters() if one.grad is None)
+
+
+def _random(layer: Cellwise) -> tuple[CellwiseModule, list[Tensor]]:
+    """The layer with random weights, and maps (B, C, cells)."""
     generator = torch.Generator().manual_seed(0)
     module = CellwiseModule(layer).double()
     for weight in (*module.parameters(), *module.buffers()):
@@ -38,7 +83,12 @@ def _prove(layer: Cellwise) -> None:
                     generator=generator, dtype=torch.float64)
         for number, wide in enumerate(channels)
     ]  # fmt: skip
-    order = torch.randperm(SIZE[0] * SIZE[1], generator=generator)
+    return module, maps
+
+
+def _prove(layer: Cellwise) -> None:
+    module, maps = _random(layer)
+    order = torch.randperm(SIZE[0] * SIZE[1], generator=torch.Generator().manual_seed(1))
     every = torch.arange(len(order))
     with torch.no_grad():
         whole = _computed(module, maps, every, SIZE)

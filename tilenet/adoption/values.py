@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from tilenet.geometry.layers import Cellwise, Expand, Join, Layer, Stash
 
-__all__ = ["Linear", "Value", "linearise", "maps_before"]
+__all__ = ["Linear", "Value", "linearise", "maps_before", "name_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +100,21 @@ def _listed(
     names: dict[str, str] = {}
     for value, made in [(image, []), *steps]:
         layers += made
-        # Where a layer takes kept maps, torchgpipe's wrapper has it as a part.
-        part = "module." if layers and isinstance(layers[-1], Cellwise) and layers[-1].kept else ""
-        names |= {f"{len(layers) - 1}.{part}{own}": name for own, name in value.weights.items()}
+        names |= {
+            name_of(len(layers) - 1, layers[-1], own): name for own, name in value.weights.items()
+        }
         width = value.channels
         layers += [Stash(width, width, name, sizes) for name, sizes in uses[id(value)]]
     return Linear(tuple(layers), names)
+
+
+def name_of(number: int, layer: Layer, weight: str) -> str:
+    """Name of a layer's weight in the network.
+
+    Where a cellwise layer takes kept maps, torchgpipe's wrapper has it as a part.
+    """
+    part = "module." if isinstance(layer, Cellwise) and layer.kept else ""
+    return f"{number}.{part}{weight}"
 
 
 def maps_before(output: Value) -> list[Value]:
