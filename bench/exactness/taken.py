@@ -190,11 +190,11 @@ def outcome_of(listed: Listed) -> tuple[str, str]:
 def short_reason(sentence: str) -> str:
     """A sentence without its general rule and its remedy.
 
-    "each layer's neighbourhood must be known, and WHY (PLACE: OPERATOR VALUES); REMEDY" becomes
-    "OPERATOR: WHY".
+    "each layer's neighbourhood must be known, and WHY (PLACE: OPERATOR VALUES, LINE); REMEDY"
+    becomes "OPERATOR: WHY", the first of several.
     """
     own = re.fullmatch(
-        r"each layer's neighbourhood must be known, and (.*) \(([^:]*): (\S+?)( .*)?\); .*",
+        r"each layer's neighbourhood must be known, and (.*?) \(([^:]*): ([^\s,;)]+).*",
         sentence,
         re.DOTALL,
     )

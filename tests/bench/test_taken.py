@@ -60,7 +60,7 @@ def test_a_network_that_is_written_out_runs_at_its_images_size(name: str) -> Non
 def test_each_outcome_is_told_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = "bench.exactness.written_heads"
     assert taken.outcome_of(listed(f"{heads}:STDC")) == ("taken", "")
-    outcome, reason = taken.outcome_of(listed("torch.nn:Softmin", dim=1))
+    outcome, reason = taken.outcome_of(listed("torch.nn:Softmin", dim=2))
     assert outcome == "refused"
     assert "; " not in reason
     outcome, reason = taken.outcome_of(listed("torch.nn:Linear", in_features=3, out_features=2))

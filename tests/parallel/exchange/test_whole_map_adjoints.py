@@ -38,6 +38,10 @@ MODES: tuple[HaloMode, ...] = ("exchange", "overlap")
 BINS = (1, 2, 3, 6)
 
 
+def pool_of(bins: int) -> GlobalPool:
+    return GlobalPool(1, 1, bins)
+
+
 def uneven_tiling(grid: tuple[int, int], mode: HaloMode, seed: int, unit: int) -> Tiling:
     """Tiles of an image of uneven sides, none of which but by chance is as large as another."""
     axes, sizes = [], []
@@ -194,11 +198,11 @@ def test_tiles_of_one_image_in_one_micro_batch_are_averaged_together(bins: int) 
         part_of(x[sample, None], own[-1], 0, 0).copy_(part_of(images[image], window, 0, 0))
     firsts = tuple((window.row, window.col) for _, window in places)
     where = AveragedOver(Cells(tuple(own), (0, 1, 0)), firsts, (9, 14))
-    found = WholeImagePool(bins, lambda: where, None)(x)
+    found = WholeImagePool(pool_of(bins), lambda: where, None)(x)
     wanted = nn.functional.adaptive_avg_pool2d(torch.cat([images[i] for i, _ in places]), bins)
     assert float((found - wanted).abs().max()) <= 1e-14
     comm = MPI.COMM_SELF
-    assert_adjoint(comm, WholeImagePool(bins, lambda: where, None), x, 5)
+    assert_adjoint(comm, WholeImagePool(pool_of(bins), lambda: where, None), x, 5)
 
 
 @pytest.mark.ranks(1)
@@ -351,9 +355,9 @@ def test_autocast_rounds_an_average_once_and_not_its_sums(bins: int, dtype: torc
         return AveragedOver(cells, ((row, 0),), (rows, cols))
 
     with torch.autocast("cpu", dtype):
-        top = bin_sums(x[:, :, :edge], bins, over(0, edge))
-        sums = top + bin_sums(x[:, :, edge:], bins, over(edge, rows - edge))
-        pool = WholeImagePool(bins, lambda: over(0, rows), None)
+        top = bin_sums(x[:, :, :edge], pool_of(bins), over(0, edge))
+        sums = top + bin_sums(x[:, :, edge:], pool_of(bins), over(edge, rows - edge))
+        pool = WholeImagePool(pool_of(bins), lambda: over(0, rows), None)
         found = pool(x.requires_grad_())
         (to_x,) = torch.autograd.grad(found.sum(), x)
     torch.testing.assert_close(sums, wanted.detach(), rtol=1e-6, atol=0)
