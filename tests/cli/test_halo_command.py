@@ -7,9 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from zoo import ZOO
 
+from tilenet.adoption.adopt import adopt
+from tilenet.cli.check import main as check
 from tilenet.cli.halo import main
 from tilenet.geometry.halo import context_of
+from tilenet.geometry.tiles import Cut, cut, halo_rule
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 
 Capture = pytest.CaptureFixture[str]
@@ -113,6 +117,49 @@ def test_a_preset_may_be_varied(capsys: Capture, preset: str) -> None:
     assert found["norm_context"] == "none"
 
 
+# --- somebody's network
+
+
+@pytest.mark.parametrize("step", [False, True])
+@pytest.mark.parametrize("name", ["Residual", "Gated", "Pyramid"])
+def test_a_module_has_the_numbers_of_check(capsys: Capture, name: str, step: bool) -> None:
+    more = ["--batch-norm", "step"] if step else []
+    found = answer(capsys, "--network", f"zoo:{name}", *more)
+    assert check([f"zoo:{name}", "--no-prove", "--json", *more]) == 0
+    checked = json.loads(capsys.readouterr().out)
+    del checked["over"]
+    assert found == checked
+    assert found["network"] == name
+    adopted = adopt(ZOO[name.lower()](), 3, "step" if step else "frozen")
+    assert found["looks_at_whole_image"] == adopted.looks_at_all
+
+
+def test_options_and_bands_reach_the_module(capsys: Capture) -> None:
+    network = ["--network", "torch.nn:Conv2d", "--bands", "2", "--options"]
+    found = answer(
+        capsys, *network, "in_channels=2", "out_channels=5", "kernel_size=7", "padding=3"
+    )
+    assert (found["bands"], found["classes"], found["halo_px"]) == (2, 5, 3)
+    assert found["num_parameters"] == 2 * 5 * 49 + 5
+
+
+def test_tiles_of_a_module(capsys: Capture) -> None:
+    tiles = ["--image", "301x150", "--grid", "3x2"]
+    found = answer(capsys, "--network", "zoo:Residual", *tiles)
+    layers = adopt(ZOO["residual"](), 3).layers
+    tiling = cut(301, 150, Cut(grid=(3, 2)), halo_rule("exact", context_of(layers), layers, 0))
+    assert found["grid"] == [3, 2]
+    assert found["tile_own_px"][1] == max(s.own for s in (*tiling.rows, *tiling.cols))
+    assert found["tile_read_px"] == [tiling.rows[0].read, tiling.cols[0].read]
+    assert found["work_ratio"] == tiling.work_ratio
+    assert "epsilon_px" not in found
+    assert main(["--network", "zoo:Gated", *tiles]) == 0
+    said = capsys.readouterr().out
+    assert "the whole image, which no halo covers" in said
+    assert main(["--network", "zoo:Residual", *tiles, "--halo", "0"]) == 0
+    assert "approximate" in capsys.readouterr().out
+
+
 NETWORK = ["--poolings", "2"]
 TILED = [*NETWORK, "--image", "100"]
 
@@ -132,7 +179,18 @@ TILED = [*NETWORK, "--image", "100"]
         (1, [*NETWORK, "--halo", "23"], "nearest: 20 or 24"),
         (1, [*NETWORK, "--halo", "wide"], "halo is exact, epsilon or a number"),
         (1, [*NETWORK, "--padding", "valid", "--halo", "20"], "use halo: exact"),
-        (2, [], ""),
+        (1, ["--network", "zoo:Residual", "--halo", "epsilon"], "the network is a module"),
+        (1, ["--network", "zoo:Residual", *TILED[2:], "--tile", "1"], "nearest legal tile: 8"),
+        (1, ["--network", "zoo:Missing"], "zoo:Missing: AttributeError"),
+        (2, ["--network", "zoo.Residual"], "package:function or package:Class"),
+        (2, ["--network", "zoo:Residual", "--options", "wide"], "name=value"),
+        (2, ["--network", "zoo:Residual", *NETWORK], "--poolings describes a U-Net"),
+        (2, ["--network", "zoo:Residual", "--norm-scope", "tile"], "--norm-scope describes"),
+        (2, ["--network", "zoo:Residual", "--no-bias"], "--bias describes a U-Net"),
+        (2, [*NETWORK, "--options", "a=1"], "--options goes with --network"),
+        (2, [*NETWORK, "--batch-norm", "step"], "--batch-norm goes with --network"),
+        (2, [*NETWORK, "--weights", "w.pth"], "--weights goes with --network"),
+        (2, [], "or by --network"),
         (2, ["--levels", "5", "--poolings", "4"], ""),
         (2, ["--preset", "small", "--levels", "5"], ""),
         (2, ["--preset", "small", "--convs", "3"], ""),

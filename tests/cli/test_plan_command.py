@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 from dry_run import dry_run
+from zoo import ZOO
 
+from tilenet.adoption.adopt import adopt
 from tilenet.cli.plan import main
 from tilenet.geometry.halo import context_of, epsilon_px
 from tilenet.geometry.tiles import Cut, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.maps import MapQuestion, choose_map
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.plan import read_plan
 
@@ -286,3 +290,45 @@ def test_what_is_impossible_is_said_in_a_sentence(
     capsys: Capture, code: int, arguments: list[str], said: str
 ) -> None:
     assert said in refusal(capsys, code, *arguments)
+
+
+# --- somebody's network
+
+OWN = ["--network", "zoo:Residual", "--image", "150x110", "--machine", "summit"]
+
+
+def test_a_plan_of_a_module(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    said = printed(capsys, *OWN, "--grid", "4x3", "--partitions", "1", "-o", str(path))
+    layers = adopt(ZOO["residual"](), 3).layers
+    rule = halo_rule("exact", context_of(layers), layers, 0)
+    tiling = cut(150, 110, Cut(grid=(4, 3)), rule)
+    read = tiling.rows[0].read, tiling.cols[0].read
+    assert "150 × 110 × 3 px on 1 × 6 NVIDIA V100" in said
+    assert f"read {read[0]} × {read[1]} px, halo {rule.halo_px} px, overlap" in said
+    (part,) = partition_bytes(layer_bytes(layers, *read), (len(layers),), 1, "never")
+    answer = json.loads(path.read_text())["answer"]
+    assert answer["device_bytes"] == part.total
+    again = printed(capsys, "--again", str(path), "--nodes", "2", "--json")
+    assert json.loads(again)["answer"]["device_bytes"] == part.total
+    assert json.loads(again)["run"]["tiles"] == {"rows": 4, "columns": 3}
+    swept = printed(capsys, *OWN, "--sweep", "grid")
+    assert "ε" not in swept
+    assert re.search(r"^ +4 × 4 +\d+ +[\d.]+ +[\d.]+ +[\d.]+ ms", swept, re.MULTILINE)
+
+
+def test_batch_norm_and_bands_reach_the_module(capsys: Capture) -> None:
+    said = printed(capsys, *OWN, "--batch-norm", "step", "--partitions", "1", "--grid", "6x6")
+    assert "batch norm over the whole image takes the 6 tiles of an image on a rank" in said
+    assert "norm-scope" not in said
+    assert "another number of bands" in refusal(capsys, 1, *OWN, "--bands", "2")
+
+
+def test_what_is_of_unets_alone_is_refused(capsys: Capture) -> None:
+    assert "--base describes a U-Net" in refusal(capsys, 2, *OWN, "--base", "8")
+    assert "--options goes with --network" in refusal(capsys, 2, *TINY, "--options", "a=1")
+    assert "or by --network" in refusal(capsys, 2, *OWN[2:])
+    assert "the network is a module" in refusal(capsys, 1, *OWN, "--halo", "epsilon")
+    said = refusal(capsys, 1, *OWN, "--plot", "memory.png")
+    assert "the bytes of levels are those of a U-Net (network: Residual" in said
+    assert "only --nodes, -o and --json" in refusal(capsys, 2, *OWN, "--again", "plan.json")

@@ -168,6 +168,21 @@ def test_a_plan_is_that_of_the_command(scene: Path, capsys: pytest.CaptureFixtur
     assert json.loads(Path("plan.json").read_text())["run"] == found.best.run_keys()
 
 
+def test_a_plan_of_a_module_by_all_its_names(
+    net: Net, scene: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"machine": "summit", "nodes": 2, "batch_size": 3}
+    found = tilenet.plan(net, images="i.tif", **asked)
+    name = f"{Net.__module__}:{Net.__qualname__}"
+    for same in (tilenet.adopt(net, 2), name, {"module": name, "batch_norm": "frozen"}):
+        assert str(tilenet.plan(same, images="i.tif", **asked)) == str(found)
+    more = "--bands 2 --image 203x317 --machine summit --nodes 2 --batch-size 3"
+    assert main(["plan", "--network", name, *more.split()]) == 0
+    assert capsys.readouterr().out == f"{found}\n"
+    found.save("plan.json")
+    assert json.loads(Path("plan.json").read_text())["asked"]["options"]["name"] == "Net"
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -181,8 +196,12 @@ def test_a_plan_is_that_of_the_command(scene: Path, capsys: pytest.CaptureFixtur
         (lambda net: tilenet.predict("run", np.ones((2, 9, 9)), std=[1, 1]), "leave them out"),
         (lambda net: tilenet.predict("nowhere", np.ones((2, 9, 9))), "nowhere is neither"),
         (lambda net: tilenet.evaluate("a", "b", vectors={"fields": "x"}), "nearest .* is field"),
-        (lambda net: tilenet.plan(net, image=(9, 9)), "plans are of tilenet's own U-Nets"),
-        (lambda net: tilenet.plan("torch.nn:ReLU", image=(9, 9)), "own U-Nets .net: torch.nn:ReLU"),
+        (lambda net: tilenet.plan(net, image=(9, 9), classes=9), "its own classes .classes: 9"),
+        (
+            lambda net: tilenet.plan(tilenet.adopt(net, 2), bands=3, image=(9, 9)),
+            "own bands .bands: 3",
+        ),
+        (lambda net: tilenet.plan("torch.nn:ReLU", image=(9, 9)), "first convolution.*give bands"),
         (lambda net: tilenet.plan("unet-small", image=(9, 9), node=1), "nearest .* is nodes"),
         (lambda net: tilenet.plan("unet-small"), "give image or images"),
         (lambda net: tilenet.halo(nn.ReLU()), "give bands"),

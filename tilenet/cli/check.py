@@ -7,17 +7,15 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections import Counter
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from tilenet.adoption.adopt import Adopted, adopt
-from tilenet.adoption.source import check_name, made
-from tilenet.adoption.weights import fill_in
-from tilenet.cli.options import Arguments
+from tilenet.adoption.adopt import Adopted
+from tilenet.cli.options import Arguments, add_making
+from tilenet.cli.own_network import WHOLE_IMAGE, adopt_named, facts_of
 from tilenet.errors import TilenetError, UsageError
 from tilenet.parallel.ranks.comm import world
 from tilenet.storage.checkpoints import save_checkpoint
@@ -33,16 +31,8 @@ def main(arguments: list[str]) -> int:
     """Run the command; returns its exit code."""
     try:
         given = _parser().parse_args(arguments)
-        options = dict(_option(one) for one in given.options)
-        try:
-            check_name(given.network)
-        except TilenetError as error:
-            raise UsageError(str(error)) from error
-        module = made(given.network, options)
-        if given.weights is not None:
-            print(f"tilenet: {fill_in(module, Path(given.weights))}", file=sys.stderr)
-        adopted = adopt(module, given.bands, given.batch_norm)
-        proofs = _proofs(module, adopted, given.batch_norm) if given.prove else []
+        module, adopted = adopt_named(given)
+        proofs = _proofs(module, adopted, given.batch_norm or "frozen") if given.prove else []
         if given.save is not None:
             _save(adopted, given)
     except UsageError as error:
@@ -51,7 +41,7 @@ def main(arguments: list[str]) -> int:
     except TilenetError as error:
         print(f"tilenet: {error}", file=sys.stderr)
         return 1
-    facts = _facts(adopted)
+    facts = facts_of(adopted)
     if given.json:
         over = {one.tiles: {each.what: each.apart for each in one.differences} for one in proofs}
         print(json.dumps(facts | {"over": over}))
@@ -72,16 +62,6 @@ def _line(proof: TilesProof) -> str:
     found = ", ".join(f"{one.what} {one.apart:.0e}" for one in proof.differences)
     said = "; ".join(filter(None, [found, proof.note]))
     return f"over {proof.tiles:<17} {'exact' if found else 'not compared'}: {said}"
-
-
-def _option(text: str) -> tuple[str, Any]:
-    name, sign, value = text.partition("=")
-    if not sign:
-        raise UsageError(f"an option is name=value (--options: {text})")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 def _save(adopted: Adopted, given: Namespace) -> None:
@@ -125,23 +105,6 @@ def _save(adopted: Adopted, given: Namespace) -> None:
     save_checkpoint(folder, 0, weights, record.to_json(), {}, {"step": 0})
 
 
-def _facts(adopted: Adopted) -> dict[str, Any]:
-    context = adopted.context
-    return {
-        "network": adopted.name,
-        "bands": adopted.bands,
-        "classes": adopted.classes,
-        "num_layers": len(adopted.layers),
-        "num_parameters": adopted.num_parameters,
-        "kinds": dict(Counter(layer.kind for layer in adopted.layers).most_common()),
-        "alignment_px": context.alignment_px,
-        "context_aligned_px": context.context_aligned_px,
-        "context_any_pixel_px": context.context_any_pixel_px,
-        "halo_px": context.halo_px,
-        "looks_at_whole_image": adopted.looks_at_all,
-    }
-
-
 MEANINGS = {
     "bands": "channels of the image",
     "classes": "channels of the map",
@@ -160,10 +123,7 @@ def _table(facts: dict[str, Any]) -> str:
     kinds = ", ".join(f"{number} {kind}" for kind, number in facts["kinds"].items())
     lines.append(f"layers: {kinds}")
     if facts["looks_at_whole_image"]:
-        lines.append(
-            "It takes averages or statistics of the whole image, which no halo covers: they are "
-            "summed over ranks."
-        )
+        lines.append(WHOLE_IMAGE)
     return "\n".join(lines)
 
 
@@ -173,19 +133,8 @@ def _parser() -> Arguments:
         description="Say whether a network can be cut into tiles, and how wide a halo these need.",
     )
     parser.add_argument("network", metavar="PACKAGE:NAME", help="a function or class that makes it")
-    parser.add_argument(
-        "--options", nargs="*", default=[], metavar="NAME=VALUE", help="what it is called with"
-    )
-    parser.add_argument("--bands", type=int, default=3, help="channels of the image (default: 3)")
-    parser.add_argument(
-        "--batch-norm",
-        choices=("frozen", "step"),
-        default="frozen",
-        help="keep running statistics, or take those of a step's images (default: frozen)",
-    )
-    parser.add_argument(
-        "--weights", metavar="FILE", help="weights of it or of a part (.safetensors, .pth, .ckpt)"
-    )
+    parser.add_argument("--bands", type=int, help="channels of the image (default: 3)")
+    add_making(parser)
     parser.add_argument(
         "--save", metavar="FOLDER", help="write a checkpoint, for predict, evaluate and init"
     )

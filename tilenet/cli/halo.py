@@ -1,13 +1,23 @@
-"""`tilenet halo`: the halo calculator. Numbers only: neither torch nor MPI is loaded."""
+"""`tilenet halo`: the halo calculator. Of U-Nets it loads neither torch nor MPI."""
 
 import json
 import sys
+from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
-from tilenet.cli.options import Arguments, add_network, add_tiles, image_of, network_of
+from tilenet.cli.options import (
+    Arguments,
+    add_network,
+    add_own_network,
+    add_tiles,
+    check_own_network,
+    image_of,
+    network_of,
+)
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import context_of, epsilon_px, norm_context
+from tilenet.geometry.layers import Layer
 from tilenet.geometry.tiles import Cut, Tiling, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions, unet_layers
 
@@ -34,7 +44,7 @@ def calculate(
     asked: Cut | None = None,
     halo: int | str = "exact",
 ) -> Answer:
-    """Halo, context and tiles of a network.
+    """Halo, context and tiles of a U-Net.
 
     Args:
         paper_levels: What the paper's formula calls levels.
@@ -48,7 +58,6 @@ def calculate(
     context = context_of(layers)
     epsilon = epsilon_px(paper_levels, options.convolutions, options.kernel)
     formula = epsilon_px(options.poolings + 1, options.convolutions, options.kernel)
-    rule = halo_rule(halo, context, layers, epsilon)
     values: dict[str, Any] = {
         "poolings": options.poolings,
         "convolutions": options.convolutions,
@@ -65,10 +74,30 @@ def calculate(
         "num_parameters": sum(layer.num_parameters for layer in layers),
         "norm_context": norm_context(layers),
     }
-    notes = _notes(options, values)
+    return with_tiles(values, _notes(options, values), layers, epsilon, image, asked, halo)
+
+
+def with_tiles(
+    values: dict[str, Any],
+    notes: list[str],
+    layers: tuple[Layer, ...],
+    epsilon: int,
+    image: tuple[int, int] | None,
+    asked: Cut | None,
+    halo: int | str,
+) -> Answer:
+    """The answer with an image's tiles in it, where there is one.
+
+    Args:
+        epsilon: The paper's halo; 0: the network is no U-Net.
+
+    Raises:
+        TilenetError: The halo or the tiles break a rule.
+    """
+    rule = halo_rule(halo, context_of(layers), layers, epsilon)
     if image is not None:
         tiling = cut(*image, asked or Cut(), rule)
-        values.update(_tiles(tiling))
+        values = values | _tiles(tiling)
         if not rule.exact:
             notes.append(f"With {rule.halo_px} px tiles depend on where they are cut: approximate.")
         if tiling.work_ratio > 4:
@@ -122,6 +151,8 @@ def _tiles(tiling: Tiling) -> dict[str, Any]:
 
 
 MEANINGS = {
+    "bands": "channels of the image",
+    "classes": "channels of the map",
     "epsilon_px": "the paper's halo ε = (3·2^(L−2) − 1)·d·n_c",
     "context_formula_px": "the same formula with L = poolings + 1",
     "context_aligned_px": "what an aligned tile needs to be exact",
@@ -160,9 +191,13 @@ def main(arguments: list[str]) -> int:
     """Run the command; returns its exit code."""
     try:
         given = _parser().parse_args(arguments)
-        options, levels = network_of(given)
+        own = check_own_network(given)
         image, asked = image_of(given)
-        answer = calculate(options, levels, image, asked, given.halo)
+        if own:
+            answer = _calculate_own(given, image, asked)
+        else:
+            options, levels = network_of(given)
+            answer = calculate(options, levels, image, asked, given.halo)
     except UsageError as error:
         print(f"tilenet halo: {error}", file=sys.stderr)
         return 2
@@ -173,12 +208,27 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _calculate_own(given: Namespace, image: tuple[int, int] | None, asked: Cut | None) -> Answer:
+    """Halo, context and tiles of somebody's network.
+
+    Raises:
+        TilenetError: It cannot be made or cut into tiles, or a rule is broken.
+    """
+    # Not above: of U-Nets this command answers before torch is loaded.
+    from tilenet.cli.own_network import WHOLE_IMAGE, adopt_named, facts_of
+
+    _, adopted = adopt_named(given)
+    notes = [WHOLE_IMAGE] if adopted.looks_at_all else []
+    return with_tiles(facts_of(adopted), notes, adopted.layers, 0, image, asked, given.halo)
+
+
 def _parser() -> Arguments:
     parser = Arguments(
         prog="tilenet halo",
         description="Say how wide a halo tiles need, so that cutting an image changes nothing.",
     )
     add_network(parser)
+    add_own_network(parser)
     add_tiles(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

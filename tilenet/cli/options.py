@@ -11,7 +11,23 @@ from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.tiles import Cut
 from tilenet.geometry.unet import PAPER_LEVELS, PRESETS, UNetOptions
 
-__all__ = ["Arguments", "add_network", "add_tiles", "image_of", "network_of", "pair"]
+__all__ = [
+    "Arguments",
+    "add_making",
+    "add_network",
+    "add_own_network",
+    "add_tiles",
+    "check_own_network",
+    "image_of",
+    "network_of",
+    "pair",
+]
+
+OF_MODULES = ("options", "batch_norm", "weights")
+OF_UNETS = (
+    *("preset", "levels", "poolings", "convs", "kernel", "padding", "upsampling", "norm"),
+    *("norm_scope", "groups", "dropout", "bias", "base", "classes"),
+)
 
 
 class Arguments(argparse.ArgumentParser):
@@ -39,8 +55,46 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     network.add_argument("--dropout", type=float, help="probability of dropping a channel (0)")
     network.add_argument("--bias", action=argparse.BooleanOptionalAction, default=None)
     network.add_argument("--base", type=int, help="channels of the first level (64)")
-    network.add_argument("--bands", type=int, help="input channels (4)")
+    network.add_argument("--bands", type=int, help="input channels (4; of --network 3)")
     network.add_argument("--classes", type=int, help="output channels (1)")
+
+
+def add_own_network(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name somebody's network instead; see `check_own_network`."""
+    own = parser.add_argument_group("your own network")
+    own.add_argument("--network", metavar="PACKAGE:NAME", help="a function or class that makes it")
+    add_making(own)
+
+
+def add_making(parser: argparse._ActionsContainer) -> None:
+    """Add the options that say how a module is made and adopted."""
+    parser.add_argument("--options", nargs="*", metavar="NAME=VALUE", help="what it is called with")
+    parser.add_argument(
+        "--batch-norm",
+        choices=("frozen", "step"),
+        help="keep running statistics, or take those of a step's images (default: frozen)",
+    )
+    parser.add_argument(
+        "--weights", metavar="FILE", help="weights of it or of a part (.safetensors, .pth, .ckpt)"
+    )
+
+
+def check_own_network(given: argparse.Namespace) -> bool:
+    """Whether somebody's network is named.
+
+    Raises:
+        UsageError: Options of U-Nets are given with it, or its options without it.
+    """
+    own = given.network is not None
+    for name in OF_UNETS if own else OF_MODULES:
+        if getattr(given, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option} describes a U-Net; leave it out, or --network"
+                if own
+                else f"{option} goes with --network; name the module, or leave it out"
+            )
+    return own
 
 
 def add_tiles(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +121,8 @@ def network_of(given: argparse.Namespace) -> tuple[UNetOptions, int]:
     """
     ways = [given.preset, given.levels, given.poolings]
     if sum(way is not None for way in ways) != 1:
-        raise UsageError("a network is given by one of --preset, --levels or --poolings")
+        own = ", or by --network" if hasattr(given, "network") else ""
+        raise UsageError(f"a network is given by one of --preset, --levels or --poolings{own}")
     if given.preset:
         start, levels = PRESETS[given.preset], PAPER_LEVELS[given.preset]
         if given.convs is not None:

@@ -8,14 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tilenet.cli.options import Arguments, add_network, add_tiles, image_of, network_of
+from tilenet.cli.options import (
+    Arguments,
+    add_network,
+    add_own_network,
+    add_tiles,
+    check_own_network,
+    image_of,
+    network_of,
+)
+from tilenet.cli.own_network import adopt_named
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import epsilon_px
+from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.advise import question_again, sweep
 from tilenet.planning.explain import GIB, answer, explain, in_px, in_seconds
 from tilenet.planning.machines import known_machines, machine
 from tilenet.planning.memory.paper import level_bytes
-from tilenet.planning.plan import Plan, Question, write_plan
+from tilenet.planning.plan import OwnNetwork, Plan, Question, write_plan
 from tilenet.planning.search import Search
 from tilenet.planning.time.profile import read_profile
 from tilenet.planning.time.roofline import ITEM_BYTES
@@ -52,14 +62,16 @@ def main(arguments: list[str]) -> int:
 
 
 def _sweep_table(rows: list[dict[str, Any]]) -> str:
-    lines = ["  grid  read px      E  1 + 4qε/N    GiB     step"]
+    ours = "formula_ratio" in rows[0]
+    lines = [f"  grid  read px      E  {'1 + 4qε/N    ' * ours}GiB     step"]
     fitting = [row["step_s"] for row in rows if row["fits"]]
     for row in rows:
         size = f"{row['device_bytes'] / GIB:.2f}" if "device_bytes" in row else "-"
         took = in_seconds(row["step_s"]) if row["fits"] else "does not fit"
         best = "  ← fastest" if row["fits"] and row["step_s"] == min(fitting) else ""
         grid = f"{row['grid']:>3} × {row['grid']:<2} {row['tile_read_px']:>6}"
-        ratios = f"{row['work_ratio']:>5.2f}  {row['formula_ratio']:>9.2f}"
+        ratios = f"{row['work_ratio']:>5.2f}"
+        ratios += f"  {row['formula_ratio']:>9.2f}" if ours else ""
         lines.append(f"{grid}  {ratios}  {size:>5}  {took:>7}{best}")
     return "\n".join(lines)
 
@@ -67,6 +79,11 @@ def _sweep_table(rows: list[dict[str, Any]]) -> str:
 def _plot(search: Search, plan: Plan, path: Path) -> None:
     """`memory.png` and its like draw the levels' bytes, every other name the timeline."""
     if "memory" in path.name:
+        if isinstance(plan.question.options, OwnNetwork):
+            raise TilenetError(
+                f"the bytes of levels are those of a U-Net (network: {plan.question.options.name}, "
+                f"plot: {path}); leave memory out of the name, and the timeline is drawn"
+            )
         item_bytes = ITEM_BYTES[plan.question.precision]
         levels = level_bytes(plan.question.options, max(plan.tile_read_px), item_bytes)
         title = f"Feature maps of a {in_px(plan.tile_read_px)} tile"
@@ -81,10 +98,11 @@ def _question(given: Namespace, arguments: Sequence[str]) -> Question:
     if given.again is not None:
         _check_alone(arguments)
         return question_again(Path(given.again), given.nodes)
-    options, levels = network_of(given)
+    own = check_own_network(given)
     image, tiles = image_of(given)
     if image is None:
         raise UsageError("a plan needs --image")
+    options, epsilon = _own(given) if own else _unet(given)
     facts = machine(given.machine)
     changes: dict[str, Any] = {}
     if given.devices_per_node is not None:
@@ -94,7 +112,7 @@ def _question(given: Namespace, arguments: Sequence[str]) -> Question:
     facts = replace(facts, **changes) if changes else facts
     return Question(
         options=options,
-        epsilon_px=epsilon_px(levels, options.convolutions, options.kernel),
+        epsilon_px=epsilon,
         image=image,
         machine=facts,
         nodes=given.nodes,
@@ -117,6 +135,18 @@ def _question(given: Namespace, arguments: Sequence[str]) -> Question:
         reserve=given.reserve,
         profile=read_profile(Path(given.profile)) if given.profile else None,
     )
+
+
+def _unet(given: Namespace) -> tuple[UNetOptions, int]:
+    """A U-Net of ours, and the paper's halo for it."""
+    options, levels = network_of(given)
+    return options, epsilon_px(levels, options.convolutions, options.kernel)
+
+
+def _own(given: Namespace) -> tuple[OwnNetwork, int]:
+    """Somebody's network, for which the paper has no halo."""
+    _, adopted = adopt_named(given)
+    return OwnNetwork(adopted.name, adopted.layers, adopted.together), 0
 
 
 def _check_alone(arguments: Sequence[str]) -> None:
@@ -147,6 +177,7 @@ def _parser() -> Arguments:
         description="Choose tiles, ranks, partitions and micro-batches; predict bytes and seconds.",
     )
     add_network(parser)
+    add_own_network(parser)
     add_tiles(parser)
     where = parser.add_argument_group("machine")
     where.add_argument("--machine", default="local", metavar="|".join(known_machines()))

@@ -154,8 +154,9 @@ def sweep(question: Question) -> list[dict[str, Any]]:
             "grid": count,
             "tile_read_px": max(tiling.rows[0].read, tiling.cols[0].read),
             "work_ratio": tiling.work_ratio,
-            "formula_ratio": 1 + 4 * count * question.epsilon_px / max(question.image),
         }
+        if question.epsilon_px:
+            row["formula_ratio"] = 1 + 4 * count * question.epsilon_px / max(question.image)
         rows.append(row | _cost(search))
     return rows
 

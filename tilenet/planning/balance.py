@@ -18,7 +18,16 @@ from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.machines import machine
 from tilenet.planning.time.roofline import roofline
 
-__all__ = ["block_seconds", "check_balance", "least_bytes", "least_time", "likely_balance"]
+__all__ = [
+    "block_seconds",
+    "check_balance",
+    "check_partitions",
+    "least_bytes",
+    "least_time",
+    "likely_balance",
+    "most_partitions",
+    "without_cuts",
+]
 
 Balance = tuple[int, ...]
 Cuts = tuple[int, ...]  # 0, where each partition ends, the last at the number of layers
@@ -105,19 +114,45 @@ def likely_balance(
         TilenetError: There are not as many places to cut at.
     """
     seconds = block_seconds(roofline(layers, *size_px, "float32", machine("local")))
-    barred = [cut for first, last in together.values() for cut in range(first + 1, last + 1)]
-    seconds[barred, :] = seconds[:, barred] = np.inf
-    if num_partitions > len(layers):
-        check_balance([1] * num_partitions, len(layers))  # says so
-    balances = least_time(seconds, num_partitions, few=1)
-    if not balances:
-        most = len(layers) - len(set(barred))
+    check_partitions(num_partitions, len(layers), together)
+    return least_time(without_cuts(seconds, together), num_partitions, few=1)[0]
+
+
+def without_cuts(blocks: Matrix, together: Together) -> Matrix:
+    """Costs of blocks, infinite where layers that share a weight would be parted."""
+    barred = _barred(together)
+    blocks[barred, :] = blocks[:, barred] = np.inf
+    return blocks
+
+
+def most_partitions(num_layers: int, together: Together = NOTHING) -> int:
+    """How many partitions there can be."""
+    return num_layers - len(_barred(together))
+
+
+def check_partitions(num_partitions: int, num_layers: int, together: Together = NOTHING) -> None:
+    """Refuse more partitions than there are places to cut at.
+
+    Args:
+        together: Layers that stay in one partition, as for `check_balance`.
+
+    Raises:
+        TilenetError: With the most that there can be.
+    """
+    if num_partitions > num_layers:
+        check_balance([1] * num_partitions, num_layers)  # says so
+    most = most_partitions(num_layers, together)
+    if num_partitions > most:
         raise TilenetError(
-            f"layers that share a weight stay in one partition (layers: {len(layers)}, between "
+            f"layers that share a weight stay in one partition (layers: {num_layers}, between "
             f"which they may be cut: {most - 1} places, partitions: {num_partitions}, "
             f"{_longest(together)}); ask for at most {most} partitions"
         )
-    return balances[0]
+
+
+def _barred(together: Together) -> list[int]:
+    """Layers in front of which no partition may begin."""
+    return sorted({cut for a, b in together.values() for cut in range(a + 1, b + 1)})
 
 
 def _longest(together: Together) -> str:

@@ -45,7 +45,8 @@ class Bounds:
     def __init__(self, estimator: Estimator, tiles: Sequence[Pixels]) -> None:
         self.estimator = estimator
         self.question = estimator.question
-        self.unit_px = context_of(estimator.layers).alignment_px
+        self.context = context_of(estimator.layers)
+        self.unit_px = self.context.alignment_px
         self.small = self._two_small_tiles(tiles)
         self.busy = lru_cache(maxsize=None)(self._busy)
         self.through_s = lru_cache(maxsize=None)(self._through_s)
@@ -159,7 +160,8 @@ class Bounds:
         """Bytes that each block needs for any of the tiles."""
         assert self.small is not None
         size_px = self.small[1] * self.unit_px
-        return self.estimator.blocks((size_px, size_px), 1, "always", 2)
+        costs = self.estimator.costs((size_px, size_px))
+        return block_bytes(costs, 1, "always", self.question.optimizer, 2)
 
     def _two_small_tiles(self, tiles: Sequence[Pixels]) -> tuple[int, int] | None:
         """Sides of two square tiles, in alignment units, no larger than any tile asked for.
@@ -168,8 +170,8 @@ class Bounds:
         maps are no multiple of the pixels: the halos that a rank gets from its neighbours.
         """
         sizes = {tuple(sorted(size)) for size in tiles}
-        options = self.question.options
-        if len(sizes) < 3 or self.question.halo_mode == "exchange" or options.padding == "valid":
+        exchanged = self.question.halo_mode == "exchange"
+        if len(sizes) < 3 or exchanged or self.context.valid:
             return None
         units = min((rows // self.unit_px) * (cols // self.unit_px) for rows, cols in sizes)
         more = isqrt(units)

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from tilenet.data.schedule import mini_batch_sizes
 from tilenet.geometry.halo import context_of, map_shapes
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
-from tilenet.geometry.unet import unet_layers
 from tilenet.model.choices import Checkpointing
 from tilenet.parallel.pipeline.layer_times import LayerTime
-from tilenet.planning.balance import block_seconds
+from tilenet.planning.balance import block_seconds, without_cuts
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.memory.partition import OPTIMIZER_STATES, block_bytes, partition_bytes
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
@@ -106,7 +105,7 @@ class Estimator:
 
     def __init__(self, question: Question) -> None:
         self.question = question
-        self.layers = unet_layers(question.options)
+        self.layers = question.layers
         context = context_of(self.layers)
         self.rule = (
             HaloRule(0, context.alignment_px, exchanged=True)
@@ -189,7 +188,8 @@ class Estimator:
         return layer_bytes(self.layers, *read_px, asked.precision, 1, asked.halo_mode)
 
     def _seconds(self, read_px: Pixels) -> NDArray[np.float64]:
-        return block_seconds(self.times(read_px), self._transfers(read_px))
+        seconds = block_seconds(self.times(read_px), self._transfers(read_px))
+        return without_cuts(seconds, self.question.together)
 
     def _transfers(self, read_px: Pixels) -> list[float]:
         """Seconds to hand a micro-batch's map over in front of each layer, and behind the last.
@@ -209,7 +209,9 @@ class Estimator:
         stored: bool = False,
     ) -> NDArray[np.float64]:
         optimizer = self.question.optimizer
-        return block_bytes(self.costs(read_px), micro_batches, mode, optimizer, partitions, stored)
+        costs = self.costs(read_px)
+        sizes = block_bytes(costs, micro_batches, mode, optimizer, partitions, stored)
+        return without_cuts(sizes, self.question.together)
 
     def _swaps(self, layout: Layout, balance: Balance) -> SwapPlan | None:
         """What a rank swaps; None: nothing makes it fit."""

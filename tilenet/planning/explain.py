@@ -7,7 +7,6 @@ from math import prod
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.tiles import halo_rule
-from tilenet.geometry.unet import unet_layers
 from tilenet.planning.advise import why_nothing_fits
 from tilenet.planning.compatibility import obstacle, whole_image
 from tilenet.planning.maps import MapQuestion, choose_map
@@ -37,7 +36,7 @@ def answer(search: Search) -> list[Plan]:
 
 def _notes(plan: Plan) -> tuple[str, ...]:
     asked = plan.question
-    layers = unet_layers(asked.options)
+    layers = asked.layers
     notes = []
     context = context_of(layers)
     if asked.halo_mode == "exchange":
@@ -48,11 +47,12 @@ def _notes(plan: Plan) -> tuple[str, ...]:
             f"({context.halo_px} px), so the result depends on the tiles."
         )
     together = plan.tiles_per_rank // -(-asked.batch_size // plan.mesh[0])
+    scope = ", or --norm-scope tile (approximate)" * bool(asked.epsilon_px)  # a key of U-Nets
     if whole_image(layers) and together > 1:
         notes.append(
             f"{whole_image(layers)} over the whole image takes the {together} tiles of an "
             "image on a rank in one batch, and the bytes above are for one at a time; use "
-            "--halo-mode exchange, or --norm-scope tile (approximate)."
+            f"--halo-mode exchange{scope}."
         )
     reason = obstacle(layers, plan.layout.grid, plan.mesh, asked.halo_mode)
     if reason:
@@ -126,7 +126,7 @@ def _swap_lines(plan: Plan) -> list[str]:
 
 def _map_lines(plan: Plan) -> list[str]:
     """How `predict` maps the image on these ranks, where it sweeps."""
-    asked, layers = plan.question, unet_layers(plan.question.options)
+    asked, layers = plan.question, plan.question.layers
     if plan.layout.partitions > 1 or asked.halo != "exact":
         return []
     rule = halo_rule("exact", context_of(layers), layers, 0)

@@ -1,13 +1,15 @@
 """What is asked of the planner, and what it answers: everything decided before the job."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.unet import UNetOptions
+from tilenet.geometry.layer_json import check_layers, layer_from_json, layer_to_json
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.planning.machines import Machine
 from tilenet.planning.swap.plan import SwapPlan
@@ -17,6 +19,7 @@ from tilenet.storage.checksums import parsed_json
 
 __all__ = [
     "Layout",
+    "OwnNetwork",
     "PartitionPlan",
     "Plan",
     "Question",
@@ -29,12 +32,54 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
+class OwnNetwork:
+    """Somebody's network.
+
+    Attributes:
+        name: For people.
+        layers: In the order in which they run.
+        together: First and last layer of those that share a weight, by its name.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    together: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def bands(self) -> int:
+        """Channels of the image."""
+        return self.layers[0].in_channels
+
+    def to_json(self) -> dict[str, Any]:
+        """As a plain dictionary, the way a plan holds it."""
+        layers = [layer_to_json(layer) for layer in self.layers]
+        return {"name": self.name, "layers": layers, "together": dict(self.together)}
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> "OwnNetwork":
+        """What `to_json` wrote.
+
+        Raises:
+            TilenetError: The layers are no network.
+            KeyError, TypeError, ValueError: The entry is something else.
+        """
+        layers = tuple(map(layer_from_json, entry["layers"]))
+        if not layers:
+            raise ValueError("a network has layers")
+        check_layers(layers, layers[0].in_channels, layers[-1].out_channels)
+        together = {str(name): (int(a), int(b)) for name, (a, b) in entry["together"].items()}
+        if any(not 0 <= a <= b < len(layers) for a, b in together.values()):
+            raise ValueError("together names layers that there are not")
+        return cls(str(entry["name"]), layers, together)
+
+
+@dataclass(frozen=True)
 class Question:
     """What is to be planned; what is None is chosen.
 
     Attributes:
-        options: The network.
-        epsilon_px: The paper's halo for it.
+        options: The network: a U-Net's, or somebody's list of layers.
+        epsilon_px: The paper's halo for it; 0: it is no U-Net.
         image: Height and width of the largest image, pixels.
         machine: Its nodes' facts.
         nodes: Number of nodes.
@@ -56,7 +101,7 @@ class Question:
         profile: Measured times of the layers; None: the roofline's.
     """
 
-    options: UNetOptions
+    options: UNetOptions | OwnNetwork
     epsilon_px: int
     image: tuple[int, int]
     machine: Machine
@@ -77,6 +122,17 @@ class Question:
     swap: Literal["off", "auto", "all"] = "off"
     reserve: float = 0.1
     profile: Profile | None = None
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The network's."""
+        options = self.options
+        return options.layers if isinstance(options, OwnNetwork) else unet_layers(options)
+
+    @property
+    def together(self) -> Mapping[str, tuple[int, int]]:
+        """First and last layer of those that stay in one partition."""
+        return self.options.together if isinstance(self.options, OwnNetwork) else {}
 
     @property
     def limit_bytes(self) -> int:
@@ -213,6 +269,8 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """What `plan.json` holds."""
         asked = asdict(replace(self.question, profile=None))
+        if isinstance(self.question.options, OwnNetwork):
+            asked["options"] = self.question.options.to_json()
         answer = asdict(replace(self, question=replace(self.question, profile=None)))
         del answer["question"]
         return {"tilenet_plan": VERSION, "run": self.run_keys(), "asked": asked, "answer": answer}
@@ -233,12 +291,12 @@ class PlannedRun:
 
     Attributes:
         keys: For the run file.
-        options: The network that was planned for.
+        options: The network that was planned for: a U-Net's, or somebody's.
         image: Height and width that were planned for.
     """
 
     keys: dict[str, Any]
-    options: UNetOptions
+    options: UNetOptions | OwnNetwork
     image: tuple[int, int]
 
 
@@ -264,9 +322,11 @@ def read_plan(path: Path) -> PlannedRun:
     if not isinstance(keys, dict) or not isinstance(asked, dict):
         raise _wrong(path, "run and asked must be objects")
     try:
-        options = UNetOptions(**asked["options"])
+        network = asked["options"]
+        own = "layers" in network
+        options = OwnNetwork.from_json(network) if own else UNetOptions(**network)
         image = _pair(asked["image"])
-    except (KeyError, TypeError, ValueError, TilenetError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, TilenetError) as error:
         raise _wrong(path, f"asked has no network and image: {error}") from error
     balance, partitions = keys.get("balance"), keys.get("partitions")
     if not (

@@ -12,7 +12,13 @@ from tilenet.geometry.halo import output_size
 from tilenet.geometry.tiles import Cut, check_cells, cut
 from tilenet.geometry.windows import Window
 from tilenet.model.choices import Checkpointing
-from tilenet.planning.balance import check_balance, least_bytes, least_time
+from tilenet.planning.balance import (
+    check_balance,
+    check_partitions,
+    least_bytes,
+    least_time,
+    most_partitions,
+)
 from tilenet.planning.bounds import Bounds
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.layer import LARGEST_MAP, largest_map
@@ -117,7 +123,7 @@ class Search:
         for partitions in [asked.partitions] if asked.partitions else range(1, devices + 1):
             if asked.partitions is None and devices % partitions:
                 continue  # devices would stand idle
-            if partitions > len(self.estimator.layers):
+            if partitions > most_partitions(len(self.estimator.layers), asked.together):
                 continue
             for grid in self._grids(partitions):
                 tiles = self._tiles(grid, partitions)
@@ -322,9 +328,8 @@ def _check(asked: Question, num_layers: int) -> None:
             f"{asked.image[1]} px)"
         )
     if asked.balance is not None:
-        check_balance(asked.balance, num_layers, asked.partitions)
-    if (asked.partitions or 1) > num_layers:
-        check_balance([1] * (asked.partitions or 1), num_layers)
+        check_balance(asked.balance, num_layers, asked.partitions, asked.together)
+    check_partitions(asked.partitions or 1, num_layers, asked.together)
     devices = asked.machine.devices_per_node
     if (asked.partitions or 1) > devices:
         raise TilenetError(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from tilenet.planning.compatibility import batch_obstacle, needs_all_tiles, obst
 from tilenet.planning.memory.layer import check_map_sizes, check_weight_bytes
 from tilenet.planning.memory.swept_training import training_edges
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
-from tilenet.planning.plan import read_plan
+from tilenet.planning.plan import OwnNetwork, read_plan
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.architecture import Architecture
 from tilenet.training.config.run_file import RunFile
@@ -110,8 +111,8 @@ def plan_run(
     bands, classes = len(shapes[0][0]), len(run.class_names)
     found = architecture or Architecture.of(run.network, bands, classes, run.seed)
     sizes = _sizes([size for _, size in shapes], run.crop_px, rotations=run.augment.rotations)
-    if run.plan is not None and found.options is not None:
-        _check_plan(run.plan, found.options, sizes, rotations=run.augment.rotations)
+    if run.plan is not None:
+        _check_plan(run.plan, found, sizes, rotations=run.augment.rotations)
     record = _record(run, found, shapes[0][0])
     num_samples = run.batch_size if run.crop_px else min(run.batch_size, len(shapes))
     rows, columns = run.mesh.rows, run.mesh.columns
@@ -295,17 +296,17 @@ def _sizes(
 
 
 def _check_plan(
-    path: str, options: UNetOptions, sizes: Sequence[tuple[int, int]], *, rotations: bool
+    path: str, found: Architecture, sizes: Sequence[tuple[int, int]], *, rotations: bool
 ) -> None:
     """Refuse a plan of another network, or of smaller images (or crops)."""
     planned = read_plan(Path(path))
-    for name in (field.name for field in fields(options)):
-        wanted, found = getattr(planned.options, name), getattr(options, name)
-        if wanted != found:
-            raise TilenetError(
-                f"a plan must be of the network that is trained ({name} in {path}: {wanted}, in "
-                f"the run: {found}); plan this network, or change the run"
-            )
+    unlike = _unlike(planned.options, found)
+    if unlike:
+        what, theirs, ours = unlike
+        raise TilenetError(
+            f"a plan must be of the network that is trained ({what} in {path}: {theirs}, in the "
+            f"run: {ours}); plan this network, or change the run"
+        )
     for size in sizes:
         if size[0] > planned.image[0] or size[1] > planned.image[1]:
             raise TilenetError(
@@ -315,6 +316,25 @@ def _check_plan(
                 + ", and as it lies after a quarter turn"
                 * rotations
             )
+
+
+def _unlike(planned: UNetOptions | OwnNetwork, found: Architecture) -> tuple[str, Any, Any] | None:
+    """In what the network that was planned differs from the run's, and what each has there."""
+    options = found.options
+    if isinstance(planned, UNetOptions) and options is not None:
+        pairs = [
+            (f.name, getattr(planned, f.name), getattr(options, f.name)) for f in fields(options)
+        ]
+    elif isinstance(planned, OwnNetwork) and options is None:
+        pairs = [("layers", len(planned.layers), len(found.layers))]
+        pairs += [
+            (f"layer {number}", theirs, ours)
+            for number, (theirs, ours) in enumerate(zip(planned.layers, found.layers, strict=False))
+        ]
+    else:
+        kinds = "a module", "a U-Net of tilenet's own"
+        pairs = [("network", *(kinds if options is not None else reversed(kinds)))]
+    return next((pair for pair in pairs if pair[1] != pair[2]), None)
 
 
 def _check_whole_loss(loss: str | None, plan: RunPlan, most: int) -> None:

@@ -95,17 +95,12 @@ class NetworkKeys:
             return None
         return tuple(self.mean), tuple(self.std)
 
-    def check(self, plan: str | None) -> None:
-        """Refuse keys of a U-Net or a plan of one with a module, keys of a module without one.
+    def check(self) -> None:
+        """Refuse keys of a U-Net with a module, keys of a module without one.
 
         Raises:
             TilenetError: With the values.
         """
-        if self.module is not None and plan is not None:
-            raise TilenetError(
-                f"a plan is of a U-Net of tilenet's own (plan: {plan}, network.module: "
-                f"{self.module}); leave plan out, and set its keys yourself"
-            )
         numbers = [*(self.mean or ()), *(self.std or ())]
         both = len(self.mean or ()) == len(self.std or ()) and all(map(isfinite, numbers))
         if not both or min(self.std or [1.0]) <= 0:

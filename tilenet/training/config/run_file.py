@@ -330,7 +330,7 @@ def _check(run: RunFile) -> None:
     run.schedule.check(run.optimizer.lr, run.steps)
     check_pairs(run.validation.image_paths, run.validation.label_paths, "validation.")
     run.tiles.check()
-    run.network.check(run.plan)
+    run.network.check()
 
 
 def _check_length(run: RunFile) -> None:

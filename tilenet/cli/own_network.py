@@ -1,0 +1,70 @@
+"""Somebody's network that a command names: made, adopted, and in numbers."""
+
+import json
+import sys
+from argparse import Namespace
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tilenet.adoption.adopt import Adopted, adopt
+from tilenet.adoption.source import check_name, made
+from tilenet.adoption.weights import fill_in
+from tilenet.errors import TilenetError, UsageError
+
+__all__ = ["WHOLE_IMAGE", "adopt_named", "facts_of"]
+
+WHOLE_IMAGE = (
+    "It takes averages or statistics of the whole image, which no halo covers: they are summed "
+    "over ranks."
+)
+BANDS = 3  # of the image, unless the command says more
+
+
+def adopt_named(given: Namespace) -> tuple[nn.Module, Adopted]:
+    """The module that a command names, and its list of layers.
+
+    Raises:
+        UsageError: The name or an option has no such form.
+        TilenetError: It cannot be made or cut into tiles, or the weights are of another one.
+    """
+    options = dict(_option(one) for one in given.options or [])
+    try:
+        check_name(given.network)
+    except TilenetError as error:
+        raise UsageError(str(error)) from error
+    module = made(given.network, options)
+    if given.weights is not None:
+        print(f"tilenet: {fill_in(module, Path(given.weights))}", file=sys.stderr)
+    bands = BANDS if given.bands is None else given.bands
+    return module, adopt(module, bands, given.batch_norm or "frozen")
+
+
+def facts_of(adopted: Adopted) -> dict[str, Any]:
+    """What a network is, and how far it looks."""
+    context = adopted.context
+    return {
+        "network": adopted.name,
+        "bands": adopted.bands,
+        "classes": adopted.classes,
+        "num_layers": len(adopted.layers),
+        "num_parameters": adopted.num_parameters,
+        "kinds": dict(Counter(layer.kind for layer in adopted.layers).most_common()),
+        "alignment_px": context.alignment_px,
+        "context_aligned_px": context.context_aligned_px,
+        "context_any_pixel_px": context.context_any_pixel_px,
+        "halo_px": context.halo_px,
+        "looks_at_whole_image": adopted.looks_at_all,
+    }
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise UsageError(f"an option is name=value (--options: {text})")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
