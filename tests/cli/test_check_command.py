@@ -21,6 +21,10 @@ from tilenet.cli.check import main
 from tilenet.geometry.tiles import halo_rule
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning import small_image
+from tilenet.planning.machines import machine
+from tilenet.planning.mesh import choose_mesh
+from tilenet.planning.plan import OwnNetwork, Question
+from tilenet.planning.search import Search
 from tilenet.training.proof import alone
 
 Capture = pytest.CaptureFixture[str]
@@ -328,3 +332,51 @@ def test_packages_of_the_working_directory_are_found(tmp_path: Path) -> None:
             assert done.stderr.count("\n") == 1
         else:
             assert json.loads(done.stdout)["network"] == "Residual"
+
+
+# --- memory
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_the_memory_of_a_rank_is_that_of_a_plan(capsys: Capture, ranks: int) -> None:
+    asked = ["zoo:Residual", "--no-prove", "--image", "203x317", "--ranks", str(ranks)]
+    found = answer(capsys, *asked)["memory"]
+    assert list(found) == ["overlap", "exchange"]
+    layers = adopt(ZOO["residual"](), 3).layers
+    mesh = choose_mesh(ranks, 1)
+    facts = replace(machine("summit"), devices_per_node=ranks)
+    for mode, held in found.items():
+        tiles = {"grid": (mesh.rows, mesh.columns)} if mode == "overlap" else {}
+        question = Question(
+            OwnNetwork("", layers), 0, (203, 317), facts, halo_mode=mode, partitions=1,
+            micro_batches=1, checkpointing="never", **tiles,
+        )  # fmt: skip
+        (plan,) = Search(question).best(1)
+        assert held["total"] == plan.device_bytes
+        assert held["optimizer"] == 2 * held["gradients"]
+        assert answer(capsys, *asked, "--halo-mode", mode)["memory"] == {mode: held}
+    if ranks > 1:
+        assert found["exchange"]["total"] < found["overlap"]["total"]
+    assert main(asked) == 0
+    lines = capsys.readouterr().out.splitlines()[-2:]
+    for line, mode in zip(lines, found, strict=True):
+        assert re.fullmatch(
+            rf"memory of a rank +{mode}: [\d.e-]+ GiB \(feature maps [\d.e-]+, weights and "
+            r"gradients [\d.e-]+, adamw [\d.e-]+\)",
+            line,
+        )
+
+
+@pytest.mark.parametrize(
+    ("code", "more", "said"),
+    [
+        (2, ["--halo-mode", "exchange"], "give --ranks"),
+        (2, ["--image", "100"], "give --ranks"),
+        (2, ["--ranks", "0"], "at least one rank"),
+        (1, ["--ranks", "4", "--image", "8x8"], "tiles"),
+        (1, ["--ranks", "1", "--image", "90000"], "elements"),
+    ],
+)
+def test_memory_that_cannot_be_said(capsys: Capture, code: int, more: list[str], said: str) -> None:
+    assert main(["zoo:Residual", "--no-prove", *more]) == code
+    assert said in capsys.readouterr().err

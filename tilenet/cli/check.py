@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from argparse import Namespace
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,25 @@ from typing import Any
 from torch import nn
 
 from tilenet.adoption.adopt import Adopted
-from tilenet.cli.options import Arguments, add_making
+from tilenet.cli.options import Arguments, add_making, pair
 from tilenet.cli.own_network import WHOLE_IMAGE, adopt_named, facts_of
 from tilenet.errors import TilenetError, UsageError
+from tilenet.geometry.ownership import check_shares
+from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule
+from tilenet.model.choices import HaloMode
 from tilenet.parallel.ranks.comm import world
+from tilenet.planning.explain import in_gib
+from tilenet.planning.memory.layer import check_map_sizes, layer_bytes
+from tilenet.planning.memory.partition import PartitionBytes, partition_bytes
+from tilenet.planning.mesh import choose_mesh
 from tilenet.storage.checkpoints import save_checkpoint
 from tilenet.storage.network_json import NetworkRecord, check_class_names
 from tilenet.training.proof.alone import TilesProof, prove_over_tiles
 
 __all__ = ["main"]
 
+MODES: tuple[HaloMode, ...] = ("overlap", "exchange")
+IMAGE = 10_000, 10_000  # of which the memory is said, unless the command says more
 IGNORED = 255  # the value of nodata in maps
 
 
@@ -31,10 +41,13 @@ def main(arguments: list[str]) -> int:
     """Run the command; returns its exit code."""
     try:
         given = _parser().parse_args(arguments)
+        if given.ranks is None and (given.halo_mode or given.image):
+            raise UsageError("memory is that of a rank (--halo-mode, --image); give --ranks")
         module, adopted = adopt_named(given)
         proofs = _proofs(module, adopted, given.batch_norm or "frozen") if given.prove else []
         if given.save is not None:
             _save(adopted, given)
+        memory = {} if given.ranks is None else _memory(adopted, given)
     except UsageError as error:
         print(f"tilenet check: {error}", file=sys.stderr)
         return 2
@@ -44,9 +57,10 @@ def main(arguments: list[str]) -> int:
     facts = facts_of(adopted)
     if given.json:
         over = {one.tiles: {each.what: each.apart for each in one.differences} for one in proofs}
-        print(json.dumps(facts | {"over": over}))
+        sizes = {mode: asdict(one) | {"total": one.total} for mode, one in memory.items()}
+        print(json.dumps(facts | {"over": over} | ({"memory": sizes} if memory else {})))
     else:
-        print("\n".join([_table(facts), *map(_line, proofs)]))
+        print("\n".join([_table(facts), *map(_line, proofs), *map(_memory_line, memory.items())]))
     return 0
 
 
@@ -62,6 +76,48 @@ def _line(proof: TilesProof) -> str:
     found = ", ".join(f"{one.what} {one.apart:.0e}" for one in proof.differences)
     said = "; ".join(filter(None, [found, proof.note]))
     return f"over {proof.tiles:<17} {'exact' if found else 'not compared'}: {said}"
+
+
+def _memory(adopted: Adopted, given: Namespace) -> dict[str, PartitionBytes]:
+    """What a rank of a training step holds, by the way in which tiles get their context.
+
+    Each rank has one tile of an image, in float32, under adamw.
+
+    Raises:
+        TilenetError: There are more ranks than tiles, or a map is too large for a device.
+    """
+    layers, context, found = adopted.layers, adopted.context, {}
+    if given.ranks < 1:
+        raise UsageError(f"there is at least one rank (--ranks: {given.ranks})")
+    mesh, (rows, columns) = choose_mesh(given.ranks, 1), given.image or IMAGE
+    for mode in MODES if given.halo_mode is None else [given.halo_mode]:
+        exchanged = mode == "exchange"
+        rule = (
+            HaloRule(0, context.alignment_px, exchanged=True)
+            if exchanged
+            else halo_rule("exact", context, layers, 0)
+        )
+        tiling = cut(rows, columns, Cut(grid=(mesh.rows, mesh.columns)), rule)
+        sides = tiling.rows, tiling.cols
+        if exchanged:
+            for name, spans in zip(("rows", "columns"), sides, strict=True):
+                check_shares(layers, spans, name)
+        height, width = (max(s.own if exchanged else s.read for s in spans) for spans in sides)
+        check_map_sizes(layers, height, width)
+        costs = layer_bytes(layers, height, width, halo_mode=mode)
+        (found[mode],) = partition_bytes(costs, (len(layers),), 1, "never")
+    return found
+
+
+def _memory_line(one: tuple[str, PartitionBytes]) -> str:
+    mode, held = one
+    fixed = held.parameters + held.gradients, held.optimizer
+    weights, optimizer = map(in_gib, fixed)
+    maps = in_gib(held.total - sum(fixed))
+    return (
+        f"memory of a rank       {mode}: {in_gib(held.total)} GiB (feature maps {maps}, weights "
+        f"and gradients {weights}, adamw {optimizer})"
+    )
 
 
 def _save(adopted: Adopted, given: Namespace) -> None:
@@ -148,6 +204,11 @@ def _parser() -> Arguments:
         dest="prove",
         action="store_false",
         help="do not compare tiles of a small random image with the whole one",
+    )
+    parser.add_argument("--ranks", type=int, metavar="N", help="say the memory of one of so many")
+    parser.add_argument("--halo-mode", choices=MODES, help="of tiles or shares (default: of both)")
+    parser.add_argument(
+        "--image", type=pair, metavar="N|ROWSxCOLUMNS", help="pixels that they share (10000x10000)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
