@@ -21,8 +21,8 @@ from tilenet.training.config.keys import NetworkKeys
 )
 def test_keys_that_contradict_each_other(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(TilenetError, match=said):
-        NetworkKeys(**keys).check(None)
-    NetworkKeys(module="zoo:network", mean=[1.0], std=[2.0]).check(None)
+        NetworkKeys(**keys).check()
+    NetworkKeys(module="zoo:network", mean=[1.0], std=[2.0]).check()
 
 
 @pytest.mark.parametrize(
