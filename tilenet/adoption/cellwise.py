@@ -172,7 +172,7 @@ def _same(call: Call, x: Cells, given: Given) -> Cells:
     return x
 
 
-@rule("to", "_to_copy", "type_as", "float")
+@rule("to", "_to_copy", "type_as")
 def _converted(call: Call, x: Cells, given: Given) -> Cells:
     if not call.floats:
         raise call.refused("numbers change their type")

@@ -261,7 +261,7 @@ def _mean(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = Fals
 def _over_cells(
     call: Call, cells: Cells, dim: list[int], *, keep: bool, takes: Any = "mean"
 ) -> Any:
-    """A mean or a sum over all rows and columns, in whatever dimensions they are."""
+    """A mean, a sum or a maximum over all rows and columns, in whatever dimensions they are."""
     places = {place % len(cells.dims) for place in dim}
     letters = sorted(one for n in places for one in cells.dims[n] if isinstance(one, str))
     if not letters:

@@ -5,14 +5,16 @@ from zlib import crc32
 
 import pytest
 import torch
+import torch.nn.functional as F
 from mpi4py import MPI
 from shared_out import Case, assert_same, grids, shared_out, whole
+from torch import Tensor, nn
 from zoo import ZOO, network
 
 from tilenet.adoption.adopt import adopt
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Layer
-from tilenet.parallel.exchange import whole_maps
+from tilenet.parallel.exchange import whole_maps, whole_maximum
 from tilenet.parallel.exchange.placed import CornersUpsample
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
@@ -108,5 +110,40 @@ def test_corners_taken_for_the_windows_are_seen(
 
     one = case(lists["pyramid", "frozen"], comm.size, "overlap")
     monkeypatch.setattr(CornersUpsample, "forward", alone)
+    with pytest.raises(AssertionError):
+        assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
+
+
+class Extremes(nn.Module):
+    """Maxima and lengths of the whole image, of maps that look far; edges made of the map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 5, padding=2, padding_mode="reflect")
+        self.far = nn.Conv2d(4, 4, (1, 9), padding=(0, 4))
+        self.near = nn.Conv2d(4, 4, 3, 2, padding=1, padding_mode="replicate")
+        self.pool = nn.AvgPool2d(3, 1, 1, count_include_pad=False)
+        self.head = nn.Sequential(nn.Conv2d(4, 12, 1), nn.PixelShuffle(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        gate = F.adaptive_max_pool2d(self.far(x), 1) + 0.01 * x.norm(dim=(2, 3), keepdim=True)
+        out: Tensor = self.head(self.pool(self.near(x * gate.tanh())))
+        return out
+
+
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+def test_extremes_of_the_image_and_edges(comm: MPI.Intracomm, mode: str) -> None:
+    torch.manual_seed(6)
+    one = case(adopt(Extremes(), 3).layers, comm.size, mode, mode, images=2)
+    assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
+
+
+@pytest.mark.ranks(2)
+def test_maxima_of_a_rank_alone_are_seen(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = case(adopt(Extremes(), 3).layers, comm.size, "exchange")
+    monkeypatch.setattr(whole_maximum, "largest_over", lambda _, values: values)
     with pytest.raises(AssertionError):
         assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)

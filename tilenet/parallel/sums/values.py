@@ -7,7 +7,7 @@ most and each rank ends with its own. Here a step's tiles weigh alike and all ra
 same, whatever rank computed which tile.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -48,26 +48,26 @@ class _GlobalSum(torch.autograd.Function):
 
 def add_over(comm: "MPI.Intracomm | None", values: Tensor) -> Tensor:
     """The sum of float64 values over ranks. Collective; None: there are no others."""
-    if comm is None or comm.size == 1:
-        return values
-    host = values.detach().cpu().contiguous()
-    total = torch.empty_like(host)
-    with EXCHANGING:
-        comm.Allreduce(host.numpy(), total.numpy())
-    return total.to(values.device)
+    return _reduced(comm, values, "SUM")
 
 
 def largest_over(comm: "MPI.Intracomm | None", values: Tensor) -> Tensor:
     """The largest of float64 values over ranks. Collective; None: there are no others."""
+    return _reduced(comm, values, "MAX")
+
+
+def _reduced(
+    comm: "MPI.Intracomm | None", values: Tensor, operation: Literal["SUM", "MAX"]
+) -> Tensor:
     if comm is None or comm.size == 1:
         return values
     from mpi4py import MPI
 
     host = values.detach().cpu().contiguous()
-    largest = torch.empty_like(host)
+    result = torch.empty_like(host)
     with EXCHANGING:
-        comm.Allreduce(host.numpy(), largest.numpy(), op=MPI.MAX)
-    return largest.to(values.device)
+        comm.Allreduce(host.numpy(), result.numpy(), op=getattr(MPI, operation))
+    return result.to(values.device)
 
 
 MOMENTUM = 0.1
