@@ -22,7 +22,7 @@ def _radix(m: Any, x: Tensor) -> Tensor:
 
 CHANNELS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "chunk": lambda m, x: torch.cat([m.two(x.chunk(2, 1)[0]), x.chunk(2, 1)[1]], 1),
-    "split": lambda m, x: torch.cat(x.split(2, 1)[::-1], 1),
+    "split": lambda m, x: torch.cat(torch.split(x, 2, 1)[::-1], 1),
     "slice": lambda m, x: torch.cat([x[:, 2:], m.two(x[:, :2])], 1),
     "sum": lambda m, x: x * torch.tanh(x.sum(1, keepdim=True)),
     "mean": lambda m, x: x + x.mean(1, keepdim=True),
