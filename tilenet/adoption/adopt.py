@@ -18,7 +18,7 @@ from tilenet.geometry.halo import Context, context_of
 from tilenet.geometry.layers import Cellwise, GlobalPool, Join, Layer, Norm, walk
 from tilenet.model.network import Network, load_weights, network_to_fill, tie_weights
 
-__all__ = ["Adopted", "adopt"]
+__all__ = ["Adopted", "adopt", "copied", "fixed_names", "state_of", "twins"]
 
 # Heights at which a graph is recorded, until one is a multiple of its strides; widths are twice.
 HEIGHTS_PX = (128, 192, 256, 320, 448, 512, 1024)
@@ -150,7 +150,7 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
     if bands < 1:
         raise TilenetError(f"an image has at least one band (bands: {bands})")
     with torch.inference_mode(mode=False), torch.enable_grad():
-        mine = _copied(module)
+        mine = copied(module)
         layers, names = _recorded(mine, bands, batch_norm)
         layers = without_idle_weights(layers, names)
         idle = {
@@ -160,17 +160,16 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
             for weight, _, learns in layer.weights
             if not learns
         }
-        state = {n: t.detach() for n, t in module.state_dict().items() if isinstance(t, Tensor)}
-        trained, twins = _trained(module), _twins(module)
+        trained = _trained(module)
         found = Adopted(
             type(module).__name__,
             layers,
             names,
             bands,
             layers[-1].out_channels,
-            _on_cpu(state),
+            state_of(module),
             (frozenset(names.values()) - trained) | idle,
-            twins,
+            twins(module),
         )
         _check_weights(found)
         try:
@@ -203,7 +202,7 @@ def _subject(module: nn.Module, adopted: Adopted, batch_norm: str) -> Subject:
     )
 
 
-def _copied(module: nn.Module) -> nn.Module:
+def copied(module: nn.Module) -> nn.Module:
     """A copy in float32 on the CPU, whose parts train unless only some of them do."""
     lazy = [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]
     if lazy:
@@ -229,7 +228,7 @@ def _trained(module: nn.Module) -> set[str]:
     return {name for name, one in named if one.requires_grad}
 
 
-def _twins(module: nn.Module) -> dict[str, str]:
+def twins(module: nn.Module) -> dict[str, str]:
     """Names that the state holds besides the first one of the same tensor."""
     first: dict[int, str] = {}
     twins = {}
@@ -265,9 +264,16 @@ def _check_weights(adopted: Adopted) -> None:
             )
 
 
-def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of a module's weights and buffers, on the CPU."""
+    state = {name: one for name, one in module.state_dict().items() if isinstance(one, Tensor)}
     # Cloned: weights of a module may share memory, which files of safetensors do not hold.
-    return {name: tensor.cpu().clone() for name, tensor in state.items()}
+    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+
+
+def fixed_names(module: nn.Module) -> frozenset[str]:
+    """All names of weights and buffers that are not trained."""
+    return frozenset(module.state_dict()) - _trained(module)
 
 
 def _recorded(

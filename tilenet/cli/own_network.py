@@ -14,7 +14,7 @@ from tilenet.adoption.source import check_name, made
 from tilenet.adoption.weights import fill_in
 from tilenet.errors import TilenetError, UsageError
 
-__all__ = ["WHOLE_IMAGE", "adopt_named", "facts_of"]
+__all__ = ["WHOLE_IMAGE", "adopt_named", "facts_of", "module_named"]
 
 WHOLE_IMAGE = (
     "It takes averages or statistics of the whole image, which no halo covers: they are summed "
@@ -30,16 +30,27 @@ def adopt_named(given: Namespace) -> tuple[nn.Module, Adopted]:
         UsageError: The name or an option has no such form.
         TilenetError: It cannot be made or cut into tiles, or the weights are of another one.
     """
-    options = dict(_option(one) for one in given.options or [])
-    try:
-        check_name(given.network)
-    except TilenetError as error:
-        raise UsageError(str(error)) from error
-    module = made(given.network, options)
-    if given.weights is not None:
-        print(f"tilenet: {fill_in(module, Path(given.weights))}", file=sys.stderr)
+    module = module_named(given.network, given.options, given.weights)
     bands = BANDS if given.bands is None else given.bands
     return module, adopt(module, bands, given.batch_norm or "frozen")
+
+
+def module_named(network: str, options: list[str] | None, weights: str | None) -> nn.Module:
+    """The module that a function or class makes, with weights of a file.
+
+    Raises:
+        UsageError: The name or an option has no such form.
+        TilenetError: It cannot be made, or the weights are of another one.
+    """
+    values = dict(_option(one) for one in options or [])
+    try:
+        check_name(network)
+    except TilenetError as error:
+        raise UsageError(str(error)) from error
+    module = made(network, values)
+    if weights is not None:
+        print(f"tilenet: {fill_in(module, Path(weights))}", file=sys.stderr)
+    return module
 
 
 def facts_of(adopted: Adopted) -> dict[str, Any]:

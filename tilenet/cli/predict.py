@@ -3,12 +3,18 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from tilenet.cli.data_options import WINDOW, band_names, nodata_value, numbers, with_values
 from tilenet.cli.options import Arguments
-from tilenet.errors import UsageError
+from tilenet.cli.own_network import module_named
+from tilenet.errors import TilenetError, UsageError
+from tilenet.library.predict import given_network
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.parallel.ranks.comm import agreed, run_as_rank, world
+from tilenet.parallel.ranks.together import together
 from tilenet.planning.plan import read_plan
 
 __all__ = ["main"]
@@ -30,6 +36,8 @@ def _predict(arguments: list[str]) -> int:
             print(f"tilenet predict: {error}", file=sys.stderr)
         return 2
     wants_json, plan = given.pop("json"), given.pop("plan")
+    names = ("code", "options", "weights", "window_px")
+    given |= _network(given, *(given.pop(name) for name in names))
     if plan is not None:
         with agreed(world()):
             keys = read_plan(Path(plan)).keys
@@ -44,13 +52,49 @@ def _predict(arguments: list[str]) -> int:
     return 0
 
 
+def _network(
+    given: dict[str, Any],
+    code: str | None,
+    options: list[str] | None,
+    weights: str | None,
+    window_px: int | None,
+) -> dict[str, Any]:
+    """The network, where it is not a checkpoint alone: `network` or `module` of a prediction.
+
+    Collective where code is named.
+    """
+    network, comm = given["network"], world()
+    named = ":" in network and not Path(network).exists()
+    with agreed(comm):
+        others = [code] if named else [weights, window_px, options if code is None else None]
+        if any(one is not None for one in others):
+            raise TilenetError(
+                f"a module is named alone, with --options, --weights and --window-px, or that of a "
+                f"checkpoint by --network and --options (network: {network}, --network: {code}); "
+                "leave the others out"
+            )
+    if not named and code is None:
+        return {}
+    module: nn.Module | None = None
+    with together(comm):  # ranks that wait leave the cores to rank 0
+        if comm.rank == 0 or window_px is not None or not named:
+            module = module_named(network if named else str(code), options, weights)
+    if not named:
+        return {"module": module}
+    image, bands = given["image"], given["bands"]
+    return {"network": given_network(module, image, None, (None, None), bands, window_px, comm)}
+
+
 def _parser() -> Arguments:
     parser = Arguments(
         prog="tilenet predict",
         description="Make a georeferenced map of a raster, over all MPI ranks.",
     )
     parser.add_argument(
-        "network", metavar="checkpoint", help="folder of a training run, or of one checkpoint"
+        "network",
+        metavar="checkpoint",
+        help="folder of a training run, or of one checkpoint; or package:name of a function or a "
+        "class that makes a module",
     )
     parser.add_argument(
         "image",
@@ -81,6 +125,7 @@ def _parser() -> Arguments:
         metavar=WINDOW,
         help="map these pixels, counted from 0",
     )
+    _add_module(parser)
     _add_ways(parser)
     parser.add_argument(
         "--hang-seconds",
@@ -102,6 +147,28 @@ def _parser() -> Arguments:
         help="print one JSON object: passes, tiles, peak bytes of each rank",
     )
     return parser
+
+
+def _add_module(parser: Arguments) -> None:
+    """A module that is named in place of a checkpoint, or for one of windows."""
+    own = parser.add_argument_group("your own network")
+    own.add_argument(
+        "--network",
+        dest="code",
+        metavar="PACKAGE:NAME",
+        help="what makes the module of a checkpoint of halo_mode: windows, which holds no code",
+    )
+    own.add_argument("--options", nargs="*", metavar="NAME=VALUE", help="what it is called with")
+    own.add_argument(
+        "--weights", metavar="FILE", help="weights of a module that is mapped without a checkpoint"
+    )
+    own.add_argument(
+        "--window-px",
+        type=int,
+        metavar="PX",
+        help="map windows of this side that overlap, blended, by a module that cannot be cut into "
+        "tiles exactly: approximate",
+    )
 
 
 def _add_ways(parser: Arguments) -> None:

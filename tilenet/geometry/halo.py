@@ -34,6 +34,7 @@ from tilenet.geometry.layers import (
     across,
     walk,
 )
+from tilenet.geometry.opaque import opaque_of
 
 __all__ = [
     "Context",
@@ -276,9 +277,14 @@ def _shift(name: str, grid: Grid | None, out: Grid) -> int | None:
 def context_of(layers: tuple[Layer, ...]) -> Context:
     """Walk the layers and say what tiles they need, along rows and along columns the same.
 
+    Of a module as it is, all that is known is that no pixel looks further than a window.
+
     Raises:
         TilenetError: The network's output is not on its input's pixel grid.
     """
+    if (opaque := opaque_of(layers)) is not None:
+        far = opaque.window_px
+        return Context(opaque.unit_px, 0, far, far, opaque.step_px, valid=False)
     one, cols = _along_an_axis(layers), across(layers)
     if cols is layers:
         return one

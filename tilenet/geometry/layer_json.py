@@ -27,6 +27,7 @@ from tilenet.geometry.layers import (
     walk,
 )
 from tilenet.geometry.older_layers import as_cellwise
+from tilenet.geometry.opaque import Opaque
 
 __all__ = ["KINDS", "POP", "check_grids", "check_layers", "layer_from_json", "layer_to_json"]
 
@@ -34,7 +35,7 @@ KINDS: dict[str, type[Layer]] = {
     kind.kind: kind
     for kind in (
         Conv, TransposedConv, Pool, Upsample, Norm, Dropout, Activation, Cellwise, Stash, Join,
-        GlobalPool, Expand,
+        GlobalPool, Expand, Opaque,
     )
 }  # fmt: skip
 
@@ -103,6 +104,11 @@ def check_layers(layers: tuple[Layer, ...], bands: int, classes: int) -> None:
         raise TilenetError(
             f"a network has 1 to {MOST_LAYERS} layers (network.json: {len(layers)}); use another "
             "checkpoint"
+        )
+    if len(layers) > 1 and any(isinstance(layer, Opaque) for layer in layers):
+        raise TilenetError(
+            f"a module as it is has no layers besides it (network.json: {len(layers)}); use "
+            "another checkpoint"
         )
     kept: dict[str, int] = {}
     channels = bands
@@ -197,6 +203,8 @@ def _fits(layer: Layer, kept: dict[str, int]) -> bool:
             padded = isinstance(layer, Conv) or layer.output_padding < layer.stride
             grouped = not (layer.in_channels % layer.groups or layer.out_channels % layer.groups)
             return padded and grouped and layer.num_parameters < 2**50
+        case Opaque():
+            return layer.window_px % 2 == 0
         case GlobalPool():
             return same and (layer.bins == 1 or layer.takes == "mean")
         case Upsample(mode="shuffle"):

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, overload
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context, fewest_cells, map_shapes, output_size
 from tilenet.geometry.layers import Conv, Layer
+from tilenet.geometry.opaque import opaque_of
 from tilenet.geometry.windows import Window
 
 __all__ = [
@@ -97,6 +98,13 @@ def halo_rule(
     Raises:
         TilenetError: The network is unpadded and has no choice, or the pixels break the alignment.
     """
+    if (opaque := opaque_of(layers)) is not None:
+        if asked != "exact":
+            raise TilenetError(
+                f"windows overlap by half, whatever the network (halo: {asked}, window: "
+                f"{opaque.window_px} px); use halo: exact"
+            )
+        return HaloRule(opaque.step_px, opaque.step_px, exact=False)
     unit = context.alignment_px
     if asked == "exact":
         valid_layers = layers if context.valid else ()

@@ -1,5 +1,6 @@
 """`tilenet.predict`: a map of a file or of an array, by a run, a checkpoint or a module."""
 
+import copy
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tilenet.adoption.adopt import Adopted, adopt
+from tilenet.adoption.opaque import take_as_it_is
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.library.names import check_names
@@ -23,6 +25,7 @@ from tilenet.mapping.predict import predict as predict_as_said
 from tilenet.mapping.prediction import GivenNetwork, Prediction
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import load_weights, network_to_fill
+from tilenet.model.opaque import opaque_network
 from tilenet.parallel.ranks.comm import agreed, end_where_uncaught, world
 from tilenet.parallel.ranks.meeting import check_alike
 from tilenet.parallel.ranks.share import share_tensors
@@ -33,7 +36,7 @@ from tilenet.training.share import share_adopted
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Map", "predict", "predict_given"]
+__all__ = ["Map", "given_network", "predict", "predict_given"]
 
 Source = Run | nn.Module | Adopted | str | os.PathLike[str]
 IGNORED = 255  # the value of nodata in maps of classes
@@ -80,6 +83,7 @@ def predict(
     classes: Sequence[str] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    window_px: int | None = None,
     **ways: Any,
 ) -> Any:
     """Map an image of any size. Collective: all ranks of the job call it alike.
@@ -97,9 +101,12 @@ def predict(
         classes: Names of a module's classes; None: their numbers.
         mean: Per band, of a module: it gets pixels less `mean`, divided by `std`. None: 0.
         std: None: 1.
+        window_px: Of a module that cannot be cut exactly, such as a transformer: it maps windows of
+            this side, which overlap by half and are blended. None: the map is exact.
         ways: `output` (`classes`, `logits`, `probabilities`), `tile_px`, `halo`, `precision`,
             `device`, `partitions`, `balance`, `nodata`, `bands`, `scaled`, `bbox`, `window`,
-            `resume`, `overwrite`, `prove`, `hang_seconds`, as of `tilenet predict`.
+            `resume`, `overwrite`, `prove`, `hang_seconds`, as of `tilenet predict`; `module`, of a
+            run with `halo_mode="windows"`, whose weights alone are in its folder.
 
     Returns:
         What was written (`Map`); without `out` the map itself, on each rank: (H, W) of classes,
@@ -110,12 +117,14 @@ def predict(
     """
     comm = world()
     end_where_uncaught()
-    own = {"classes": classes, "mean": mean, "std": std}
+    own = {"classes": classes, "mean": mean, "std": std, "window_px": window_px}
     check_alike(comm, type(net).__name__, repr(own))
     if isinstance(net, nn.Module | Adopted):
 
         def source(path: str) -> str | GivenNetwork:
-            return _given(net, path, classes, (mean, std), ways.get("bands"), comm)
+            return given_network(
+                net, path, classes, (mean, std), ways.get("bands"), window_px, comm
+            )
 
     else:
         with agreed(comm):
@@ -161,7 +170,7 @@ def _check_nothing(own: dict[str, Any]) -> None:
     if any(value is not None for value in own.values()):
         said = ", ".join(f"{name}: {value}" for name, value in own.items())
         raise TilenetError(
-            f"a checkpoint has its own classes, mean and std ({said}); leave them out"
+            f"a checkpoint has its own classes, mean, std and window ({said}); leave them out"
         )
 
 
@@ -186,55 +195,97 @@ def _file_of(image: Any) -> Iterator[str]:
         yield str(file.name)
 
 
-def _given(
-    net: nn.Module | Adopted,
+def given_network(
+    net: nn.Module | Adopted | None,
     path: str,
     names: Sequence[str] | None,
     statistics: tuple[Sequence[float] | None, Sequence[float] | None],
     bands: tuple[int | str, ...] | None,
+    window_px: int | None,
     comm: "MPI.Intracomm",
 ) -> GivenNetwork:
-    """A network and what it takes and gives, as rank 0 has it. Collective."""
+    """A network and what it takes and gives, as rank 0 has it. Collective.
+
+    Args:
+        net: Needed on rank 0; on all ranks where it maps windows.
+        path: The image.
+        names: Of the classes.
+        window_px: As of `predict`.
+
+    Raises:
+        AgreedError: It cannot be cut, or does not fit the image.
+    """
     adopted: Adopted | None = None
     numbers: tuple[int, ...] = ()
-    with together(comm):  # ranks that wait leave the cores to rank 0
+    with agreed(comm):
         if comm.rank == 0:
             with Raster(path, bands) as image:
                 numbers = tuple(image.bands)
+    numbers = comm.bcast(numbers)
+    with together(comm):  # ranks that wait leave the cores to rank 0
+        if window_px is not None:
+            module = _whole(net)
+            adopted = take_as_it_is(module, len(numbers), window_px, type(module).__name__)
+        elif comm.rank == 0:
+            assert net is not None
             adopted = net if isinstance(net, Adopted) else adopt(net, len(numbers))
-    adopted, numbers = share_adopted(adopted, comm), comm.bcast(numbers)
+    adopted = share_adopted(adopted if comm.rank == 0 else None, comm)
     with agreed(comm):
-        count = len(numbers)
-        mean, std = (
-            (default,) * count if given is None else tuple(map(float, given))
-            for given, default in zip(statistics, (0.0, 1.0), strict=True)
-        )
-        classes = tuple(map(str, range(adopted.classes)) if names is None else names)
-        sizes = adopted.bands, len(mean), len(std), len(classes)
-        if sizes != (count, count, count, adopted.classes) or not min(std) > 0:
-            raise TilenetError(
-                f"a network has a mean and a std above 0 for each band, a name for each class "
-                f"(bands of {path}: {count}, of the network: {adopted.bands}, mean: {len(mean)}, "
-                f"std: {list(std)}, classes: {len(classes)} of {adopted.classes}); give as many"
-            )
-        check_class_names(classes, "classes")
-        record = NetworkRecord(
-            adopted.layers,
-            numbers,
-            classes,
-            IGNORED,
-            mean,
-            std,
-            resolution=None,
-            nodata=None,
-            precision=adopted.precision,
-            epsilon_px=0,
-            names=adopted.names,
-        )
-        network = network_to_fill(adopted.layers, parameter_dtype(adopted.precision))
+        record = _record(adopted, path, numbers, names, statistics)
+        dtype = parameter_dtype(adopted.precision)
+        if window_px is not None:
+            network = opaque_network(copy.deepcopy(_whole(net)).cpu(), 0, dtype)
+        else:
+            network = network_to_fill(adopted.layers, dtype)
         # Not the one to be trained: where layers share a weight, devices of a map have it each.
         load_weights(network, adopted.state, adopted.name, adopted.names)
         return GivenNetwork(adopted.name, record, network)
+
+
+def _whole(net: nn.Module | Adopted | None) -> nn.Module:
+    if not isinstance(net, nn.Module):
+        raise TilenetError(
+            f"windows are mapped by a module as it is (window_px is given, net: "
+            f"{type(net).__name__}); give the module"
+        )
+    return net
+
+
+def _record(
+    adopted: Adopted,
+    path: str,
+    numbers: tuple[int, ...],
+    names: Sequence[str] | None,
+    statistics: tuple[Sequence[float] | None, Sequence[float] | None],
+) -> NetworkRecord:
+    """What the network takes and gives."""
+    count = len(numbers)
+    mean, std = (
+        (default,) * count if given is None else tuple(map(float, given))
+        for given, default in zip(statistics, (0.0, 1.0), strict=True)
+    )
+    classes = tuple(map(str, range(adopted.classes)) if names is None else names)
+    sizes = adopted.bands, len(mean), len(std), len(classes)
+    if sizes != (count, count, count, adopted.classes) or not min(std) > 0:
+        raise TilenetError(
+            f"a network has a mean and a std above 0 for each band, a name for each class "
+            f"(bands of {path}: {count}, of the network: {adopted.bands}, mean: {len(mean)}, "
+            f"std: {list(std)}, classes: {len(classes)} of {adopted.classes}); give as many"
+        )
+    check_class_names(classes, "classes")
+    return NetworkRecord(
+        adopted.layers,
+        numbers,
+        classes,
+        IGNORED,
+        mean,
+        std,
+        resolution=None,
+        nodata=None,
+        precision=adopted.precision,
+        epsilon_px=0,
+        names=adopted.names,
+    )
 
 
 def _shared(values: NDArray[Any] | None, comm: "MPI.Intracomm") -> NDArray[Any]:

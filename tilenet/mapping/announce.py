@@ -3,6 +3,7 @@
 from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.layers import Norm
+from tilenet.geometry.opaque import opaque_of
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.prediction import MapSource
 from tilenet.parallel.health.progress import say
@@ -43,7 +44,10 @@ def announce_map(plan: MapPlan, source: MapSource) -> None:
                 f"statistics over the whole image: {len(plan.passes) + 1} passes over {rows} × "
                 f"{cols} {kind}, {plan.work:.1f} times the work of one pass, since {plan.why}"
             )
-    if not rule.exact:
+    layer = opaque_of(record.layers)
+    if layer is not None:
+        say(f"{source.folder}: {layer.note}")
+    elif not rule.exact:
         say(
             f"approximate: the halo ({rule.halo_px} px) is not the exact one "
             f"({record.context().halo_px} px), so the map depends on the tiles"

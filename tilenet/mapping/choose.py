@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tilenet.geometry.opaque import Opaque, opaque_of
 from tilenet.geometry.tiles import HaloRule
+from tilenet.mapping.blended import tiles_of_windows
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.planning.maps import MapPlan, MapQuestion, choose_map
 from tilenet.planning.memory.layer import check_map_sizes
@@ -57,6 +59,7 @@ def decide_map(
     Raises:
         AgreedError: The image cannot be mapped so.
     """
+    layer = opaque_of(record.layers)
     # Ranks that chose for themselves could choose differently.
     budget, most_px = min(comm.allgather(_memory(device)))
     with agreed(comm):
@@ -74,11 +77,19 @@ def decide_map(
             steady=steady,
             sweep_bytes=budget * (1 if device.type == "cuda" else SWEEP_TIMES) if sweeps else 0,
         )
-        plan = choose_map(asked)
+        plan = _of_windows(asked, layer) if layer is not None else choose_map(asked)
         read, strip = plan.tiling.tiles[0].read, plan.tiling.rows[0].own
         height = strip if plan.method == "sweep" else read.height
         check_map_sizes(record.layers, height, read.width)
     return plan
+
+
+def _of_windows(asked: MapQuestion, layer: Opaque) -> MapPlan:
+    """The tiles of windows; smaller ones where no sweep would do, since little is wanted."""
+    few, tile_px = not asked.sweep_bytes, asked.tile_px
+    budget = asked.budget_bytes
+    tiling = tiles_of_windows(layer, asked.size, asked.rule, budget, tile_px=tile_px, few=few)
+    return MapPlan("windows", tiling)
 
 
 def _memory(device: torch.device) -> tuple[int, int]:

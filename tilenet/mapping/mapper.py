@@ -12,8 +12,10 @@ from torch import Tensor
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.bands import Band
 from tilenet.geometry.layers import Layer
+from tilenet.geometry.opaque import opaque_of
 from tilenet.geometry.tiles import Tile, Tiling, owned
 from tilenet.geometry.windows import Window
+from tilenet.mapping.blended import BlendedWindows
 from tilenet.mapping.writer import MapKind
 from tilenet.model.inputs import standardise
 from tilenet.model.network import Network
@@ -61,17 +63,19 @@ class Mapper:
         self.dtype = dtype
         self.tiling = tiling
         self.offset_px = tiling.rule.offset_px
-        count = len(record.classes)
+        count, layer = len(record.classes), opaque_of(record.layers)
+        note = None if layer is None else layer.note
         if output == "classes":
             kind = "uint8" if count <= 255 else "uint16"
             most = np.iinfo(kind).max
             nodata = record.ignore_index if count <= record.ignore_index <= most else int(most)
-            self.kind = MapKind(1, kind, nodata, record.classes)
+            self.kind = MapKind(1, kind, nodata, record.classes, note=note)
         elif scaled:
-            self.kind = MapKind(count, "uint8", 255, record.classes, 1 / LEVELS)
+            self.kind = MapKind(count, "uint8", 255, record.classes, 1 / LEVELS, note=note)
         else:
             kind = "float64" if dtype == torch.float64 else "float32"
-            self.kind = MapKind(count, kind, float("nan"), record.classes, unit=record.unit)
+            nan, unit = float("nan"), record.unit
+            self.kind = MapKind(count, kind, nan, record.classes, unit=unit, note=note)
 
     def input(self, window: Window) -> tuple[Tensor, NDArray[np.bool_]]:
         """What the network sees of a window, (1, C, H, W), and where there is data, (H, W)."""
@@ -79,7 +83,7 @@ class Mapper:
         mean, std = self.record.mean, self.record.std
         return standardise(pixels.values, pixels.valid, mean, std, self.dtype), pixels.valid
 
-    def tiles(self, pipe: Pipe, tiles: Sequence[Tile]) -> list[Computed]:
+    def tiles(self, pipe: Pipe | BlendedWindows, tiles: Sequence[Tile]) -> list[Computed]:
         """The tiles' own pixels."""
         if not tiles:
             return []

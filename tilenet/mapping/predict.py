@@ -74,7 +74,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         say_layout(comm, place, devices)
         if first:
             announce_map(job.plan, source)
-        if wanted.prove and source.record.names is not None:
+        if wanted.prove and source.record.names is not None and job.plan.method != "windows":
             watchdog.arm("the proof of the map", SLOW)
             prove_map(job, comm)
         stopped, values = _make(wanted, job, source, requests, lock, comm)

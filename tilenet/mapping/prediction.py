@@ -1,5 +1,6 @@
 """What `tilenet predict` was asked for, and what it opened for it."""
 
+import copy
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -7,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
+from tilenet.geometry.opaque import Opaque, no_code, opaque_of
 from tilenet.geometry.tiles import HaloRule, Tiling, halo_rule
 from tilenet.geometry.windows import Part, Window
 from tilenet.mapping.journal import file_facts, hash_of
 from tilenet.mapping.mapper import Computed, Output
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, check_weight_count, load_weights, network_to_fill
+from tilenet.model.opaque import opaque_network
 from tilenet.storage.checkpoints import checked_checkpoint, find_checkpoint, load_json, load_tensors
 from tilenet.storage.network_json import NetworkRecord
 
@@ -62,6 +66,8 @@ class Prediction:
         resume: Continue what an interrupted map left, and leave what is done when interrupted.
         overwrite: Whether an existing map may be replaced.
         prove: Whether, with a user's network, a small image is first compared with the whole one.
+        module: The module of a checkpoint that holds its weights alone (`halo_mode: windows`);
+            None: it holds the layers too.
         hang_seconds: End the job when a round of tiles takes longer; 0: never.
     """
 
@@ -83,6 +89,7 @@ class Prediction:
     resume: bool = False
     overwrite: bool = False
     prove: bool = True
+    module: nn.Module | None = None
     hang_seconds: float = 1800.0
 
     def check(self) -> None:
@@ -227,7 +234,22 @@ def _opened(wanted: Prediction, *, check: bool) -> tuple[Path, NetworkRecord, Ne
     folder = (checked_checkpoint if check else find_checkpoint)(Path(wanted.network))
     record = NetworkRecord.from_json(load_json(folder / "network.json"))
     weights = load_tensors(folder / "weights.safetensors")
-    check_weight_count(record.layers, weights, str(folder), record.names)
-    network = network_to_fill(record.layers, parameter_dtype(wanted.precision or record.precision))
+    dtype = parameter_dtype(wanted.precision or record.precision)
+    if (layer := opaque_of(record.layers)) is not None:
+        network = opaque_network(_code_of(layer, wanted.module, folder), 0, dtype)
+    else:
+        check_weight_count(record.layers, weights, str(folder), record.names)
+        network = network_to_fill(record.layers, dtype)
     load_weights(network, weights, str(folder), record.names)
     return folder, record, network
+
+
+def _code_of(layer: Opaque, module: nn.Module | None, folder: Path) -> nn.Module:
+    """The module whose weights a checkpoint holds.
+
+    Raises:
+        TilenetError: Nobody named it: a file of a stranger may not say which code is run.
+    """
+    if module is None:
+        raise no_code(layer, str(folder))
+    return copy.deepcopy(module).cpu()

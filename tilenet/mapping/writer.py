@@ -134,6 +134,7 @@ class MapKind:
             map of one band, which then has a colour table.
         scale: What values count in: GDAL shows them multiplied by it.
         unit: Unit of the numbers; None: they have none.
+        note: On how the map was made, where it is approximate.
     """
 
     bands: int
@@ -142,6 +143,7 @@ class MapKind:
     classes: tuple[str, ...]
     scale: float = 1.0
     unit: str | None = None
+    note: str | None = None
 
     @property
     def of_classes(self) -> bool:
@@ -317,6 +319,8 @@ class MapWriter:
     def _describe(self) -> None:
         dataset, kind = self._dataset, self.kind
         self._ground.carry(dataset, self.window, self._factor)
+        if kind.note is not None:
+            dataset.update_tags(TILENET_NOTE=kind.note)
         if kind.scale != 1:
             dataset.scales = (kind.scale,) * kind.bands
         if not kind.of_classes:

@@ -6,9 +6,9 @@ import torch
 
 __all__ = ["AUTOCAST", "Checkpointing", "HaloMode", "Precision", "parameter_dtype"]
 
-HaloMode = Literal["overlap", "exchange", "sweep"]
+HaloMode = Literal["overlap", "exchange", "sweep", "windows"]
 """How tiles get their context: they read it, or layers exchange halos; swept tiles read it, and go
-over it strip by strip."""
+over it strip by strip; windows have none, and are blended."""
 
 Checkpointing = Literal["always", "except_last", "never"]
 """Which micro-batches keep their input only and are computed again in backward."""

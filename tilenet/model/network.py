@@ -26,6 +26,7 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
+from tilenet.geometry.opaque import Opaque, no_code
 from tilenet.model.cellwise import CellwiseModule, cellwise_layer
 from tilenet.model.dropout import KeyedDropout, MaskKey
 from tilenet.model.in_place import in_place
@@ -171,6 +172,8 @@ def build_layer(
             return join_layer(layer)
         case Expand():
             return expand_layer(layer)
+        case Opaque():
+            raise no_code(layer, "it alone")
     raise AssertionError(f"no module for layer {layer}")
 
 

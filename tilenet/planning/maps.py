@@ -95,7 +95,8 @@ class MapPlan:
     Attributes:
         method: `sweep`: bands of the image, strip after strip; `tiles`: one pass, tile after tile;
             `exchange`: each rank holds its window of the image; `passes`: tile after tile, after
-            one pass for each norm's statistics.
+            one pass for each norm's statistics; `windows`: tile after tile, each of the windows of
+            a module as it is that touch it.
         tiling: Tiling of the pass that maps; of a sweep, rows of tiles are its strips.
         passes: For each layer that needs something of the whole image its number, and the tiles of
             the pass that finds it.
@@ -104,7 +105,7 @@ class MapPlan:
         swept: Pixels that a sweep reads on all ranks, per pixel of the image.
     """
 
-    method: Literal["sweep", "tiles", "exchange", "passes"]
+    method: Literal["sweep", "tiles", "exchange", "passes", "windows"]
     tiling: Tiling
     passes: tuple[tuple[int, Tiling], ...] = ()
     why: str = ""

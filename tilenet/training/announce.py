@@ -9,6 +9,7 @@ from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.schedule import Sample
 from tilenet.geometry.halo import norm_context
 from tilenet.geometry.layers import Norm
+from tilenet.geometry.opaque import opaque_of
 from tilenet.parallel.health.progress import say
 from tilenet.planning.mesh import tiles_of
 from tilenet.training.images.open import RunImages
@@ -26,10 +27,12 @@ def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
     """
     if plan.adopted is not None:
         context = plan.record.context()
-        say(
-            f"{plan.adopted.name} is the same network as its {len(plan.record.layers)} layers; "
-            f"alignment {context.alignment_px} px, halo {context.halo_px} px"
+        layer, name = opaque_of(plan.record.layers), plan.adopted.name
+        same = (
+            f"{name} is the same network as its {len(plan.record.layers)} layers; alignment "
+            f"{context.alignment_px} px, halo {context.halo_px} px"
         )
+        say(same if layer is None else f"{name} is trained as it is, {layer.note}")
     if plan.note:
         say(plan.note)
     idle = num_idle_norms(plan.adopted) if as_made and plan.adopted is not None else 0
@@ -127,7 +130,7 @@ def announce(
             f"and were cut finer, which raises the work ratio from {whole.work_ratio:.2f} to "
             f"{tiling.work_ratio:.2f}; images or crops (batch_size) as micro-batches cost none"
         )
-    if not rule.exact:
+    if not rule.exact and plan.halo_mode != "windows":
         context = plan.record.context()
         say(
             f"approximate: the halo ({rule.halo_px} px) is not the exact one "

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from tilenet.adoption.adopt import Adopted, adopt
+from tilenet.adoption.opaque import take_as_it_is
 from tilenet.adoption.source import made
 from tilenet.adoption.weights import fill_in
 from tilenet.errors import TilenetError, one_line
@@ -46,11 +47,14 @@ class Architecture:
         classes: int,
         seed: int,
         given: nn.Module | None = None,
+        window_px: int | None = None,
     ) -> "Architecture":
         """The network that a run file names.
 
         Args:
             given: The module itself, as a program made it; it stays as it is.
+            window_px: Side of the windows on which the module runs as it is; None: it becomes a
+                list of layers.
 
         Raises:
             TilenetError: It cannot be made, or is for other bands or classes.
@@ -67,7 +71,10 @@ class Architecture:
         module = made(keys.module, keys.options or {}, seed) if given is None else _copy(given)
         if keys.weights is not None:
             note = fill_in(module, Path(keys.weights))
-        adopted = adopt(module, bands, keys.batch_norm or "frozen")
+        if window_px is None:
+            adopted = adopt(module, bands, keys.batch_norm or "frozen")
+        else:
+            adopted = take_as_it_is(module, bands, window_px, keys.module)
         if adopted.classes != classes:
             raise TilenetError(
                 f"a network gives one channel per class (network.module: {keys.module} gives "

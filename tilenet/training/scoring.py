@@ -21,6 +21,7 @@ from torch import Tensor
 from tilenet.data.labels.source import ValidationImage
 from tilenet.data.survey import survey
 from tilenet.errors import AgreedError
+from tilenet.geometry.opaque import opaque_of
 from tilenet.geometry.tiles import halo_rule
 from tilenet.mapping.choose import decide_map
 from tilenet.mapping.count import CountingSink, NumbersSink, ScoringSink
@@ -29,6 +30,7 @@ from tilenet.mapping.mapper import Mapper
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.loss import Loss
 from tilenet.model.network import Network, network_to_score
+from tilenet.model.opaque import lend_opaque
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
@@ -151,12 +153,13 @@ class Validation:
         """
         self.watchdog.arm("the validation", SLOW)
         began = time.perf_counter()
-        plain = network_to_score(self.record.layers, network)
+        opaque = opaque_of(self.record.layers) is not None
+        plain = lend_opaque(network) if opaque else network_to_score(self.record.layers, network)
         given = self.loss.class_weights or (1.0,) * self.loss.num_classes
         weights = torch.tensor(given, dtype=self.dtype, device=self.devices[-1])
         sinks: list[ScoringSink] = []
         for one, plan in zip(self.images, self.plans, strict=True):
-            if plan.method == "tiles":
+            if plan.method in ("tiles", "windows"):
                 continue
             job, sink = self._job(one, plan, plain, weights)
             fixed = job.fix_statistics(self.comm)
@@ -167,7 +170,7 @@ class Validation:
         first_rank = 0
         with agreed(self.comm):  # nothing is sent, so that ranks share many small images too
             for one, plan in zip(self.images, self.plans, strict=True):
-                if plan.method == "tiles":
+                if plan.method in ("tiles", "windows"):
                     job, sink = self._job(one, plan, plain, weights, first_rank)
                     job.map(plain, self.comm, sink)
                     sinks.append(sink)

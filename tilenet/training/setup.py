@@ -12,6 +12,7 @@ from tilenet.adoption.adopt import Adopted
 from tilenet.data.crops import cell_side
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import norm_context, output_size
+from tilenet.geometry.opaque import opaque_of
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_cells, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions
@@ -70,6 +71,8 @@ class RunPlan:
     @property
     def halo_mode(self) -> HaloMode:
         """How tiles get their context."""
+        if opaque_of(self.record.layers) is not None:
+            return "windows"
         if self.swept:
             return "sweep"
         return "exchange" if self.rule.exchanged else "overlap"
@@ -109,13 +112,17 @@ def plan_run(
     """
     _check_bands(run.image_paths, shapes)
     bands, classes = len(shapes[0][0]), len(run.class_names)
-    found = architecture or Architecture.of(run.network, bands, classes, run.seed)
+    kind = run.network, bands, classes, run.seed
+    found = architecture or Architecture.of(*kind, window_px=run.window_px)
     sizes = _sizes([size for _, size in shapes], run.crop_px, rotations=run.augment.rotations)
     if run.plan is not None:
         _check_plan(run.plan, found, sizes, rotations=run.augment.rotations)
     record = _record(run, found, shapes[0][0])
     num_samples = run.batch_size if run.crop_px else min(run.batch_size, len(shapes))
     rows, columns = run.mesh.rows, run.mesh.columns
+    if run.halo_mode == "windows":
+        rows, columns = 1, 1
+        _check_window_sizes(run, shapes)
     if run.halo_mode == "sweep" and rows is None and columns is None:
         rows = 1  # ranks hold columns of an image
     mesh = choose_mesh(num_ranks, num_samples, run.mesh.replicas, rows, columns)
@@ -173,6 +180,16 @@ def _check_bands(paths: Sequence[str], shapes: Sequence[Shape]) -> None:
                 f"all images need the same number of bands ({paths[0]}: {len(bands)}, "
                 f"{path}: {len(others)}); choose some with bands"
             )
+
+
+def _check_window_sizes(run: RunFile, shapes: Sequence[Shape]) -> None:
+    side = run.window_px or 0
+    small = [p for p, (_, s) in zip(run.image_paths, shapes, strict=True) if min(s) < side]
+    if small:
+        raise TilenetError(
+            f"an image is at least as large as a window (halo_mode: windows, crop_px: "
+            f"{run.crop_px}, {small[0]} is smaller); leave it out, or choose smaller crops"
+        )
 
 
 def _record(run: RunFile, found: Architecture, bands: tuple[int, ...]) -> NetworkRecord:
@@ -266,6 +283,9 @@ def _rule(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> HaloRule:
         TilenetError: The halo that was asked for cannot be had, or the network cannot be swept.
     """
     context, halo = record.context(), run.halo
+    if run.halo_mode == "windows":
+        # What a crop at an image's edge lacks of a window is reflected.
+        return HaloRule(0, run.window_px or 0, exact=False)
     if run.halo_mode == "sweep":
         _check_swept(run, record, mesh)
         if mesh.rows == 1 and mesh.columns > 1 and run.tiles.cut is None:
@@ -376,6 +396,11 @@ def _with_tiles_for_micro_batches(
     have = _micro_batches(plan, num_samples, size)
     if have >= wanted:
         return plan
+    if plan.halo_mode == "windows":
+        raise TilenetError(
+            f"windows are not cut (micro_batches: {wanted}, windows of a rank: {have}); set "
+            f"micro_batches: {have}, or a larger batch_size"
+        )
     unit = plan.rule.alignment_px
     most = -(-size[0] // unit), -(-size[1] // unit)
     finer = [

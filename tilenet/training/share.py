@@ -34,11 +34,13 @@ def share_architecture(
     watchdog: Watchdog = NEVER,
     stop: StopRequests | None = None,
     given: nn.Module | None = None,
+    window_px: int | None = None,
 ) -> Architecture:
     """The network that a run file names, the same on all ranks; rank 0 has the module. Collective.
 
     Args:
         given: The module itself, where a program made it; that of rank 0 counts.
+        window_px: As of `Architecture.of`; then all ranks have the module, with rank 0's weights.
 
     Raises:
         AgreedError: It cannot be made, or is for other bands or classes.
@@ -50,9 +52,9 @@ def share_architecture(
     watchdog.arm("the adoption of the module", SLOW)
     made: Architecture | None = None
     with together(comm, stop):  # ranks that wait leave the cores to rank 0
-        if comm.rank == 0:
-            made = Architecture.of(keys, bands, classes, seed, given)
-    adopted = share_adopted(None if made is None else made.adopted, comm)
+        if comm.rank == 0 or window_px is not None:
+            made = Architecture.of(keys, bands, classes, seed, given, window_px)
+    adopted = share_adopted(made.adopted if made is not None and comm.rank == 0 else None, comm)
     note = comm.bcast("" if made is None else made.note)
     module = None if made is None else made.module
     return Architecture(adopted.layers, adopted=adopted, note=note, module=module)

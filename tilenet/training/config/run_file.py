@@ -31,6 +31,7 @@ from tilenet.training.config.keys import (
 )
 from tilenet.training.config.task import check_task
 from tilenet.training.config.validation_keys import ValidationKeys, check_pairs
+from tilenet.training.config.windows import check_windows
 
 __all__ = ["Halo", "RunFile"]
 
@@ -93,7 +94,9 @@ class RunFile:
     """how tiles get what the network looks at around them: `overlap`: they read it and compute it
     too; `exchange`: each layer takes it from the neighbouring ranks, and nothing is computed twice,
     one window of an image per rank; `sweep`: strip by strip, which takes less memory, with columns
-    of an image per rank, or with tiles that overlap ([halo.md](halo.md#sweep))"""
+    of an image per rank, or with tiles that overlap ([halo.md](halo.md#sweep)); `windows`: for a
+    module that no list of layers can say, approximate: crops are all that it sees
+    ([windows.md](windows.md))"""
     exchange_from: Literal["auto", "host", "device"] = "auto"
     """with GPUs, whether `exchange` hands `device` memory to MPI or stages it through the `host`;
     `auto`: device where MPI says that it takes it"""
@@ -229,6 +232,11 @@ class RunFile:
         return self.partitions or (len(self.balance) if self.balance else 1)
 
     @property
+    def window_px(self) -> int | None:
+        """Side of the windows on which a module runs as it is; None: it becomes layers."""
+        return self.crop_px if self.halo_mode == "windows" else None
+
+    @property
     def loss_terms(self) -> tuple[str, ...]:
         """What the loss is the sum of."""
         default = "l2" if self.task == "regression" else "ce"
@@ -331,6 +339,7 @@ def _check(run: RunFile) -> None:
     check_pairs(run.validation.image_paths, run.validation.label_paths, "validation.")
     run.tiles.check()
     run.network.check()
+    check_windows(run)
 
 
 def _check_length(run: RunFile) -> None:

@@ -1,0 +1,231 @@
+"""Modules as they are, on windows: an approximation, but the same one on any ranks and tiles."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+import torch.nn.functional as F
+from attending import network
+from mpi4py import MPI
+from safetensors.torch import load_file
+from test_same_as_whole_image import SEED, STEPS, check_same, run_file, scenes_of
+from torch import nn
+from whole_image import IGNORE, Outcome, Scene, random_scene, standardised
+from whole_recipe import samples_of
+
+import tilenet
+from tilenet.cli.predict import main
+from tilenet.errors import TilenetError
+from tilenet.library.whole_run import train
+from tilenet.mapping.predict import Prediction, predict
+from tilenet.random_keys import key
+from tilenet.training.config.keys import AugmentKeys, MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
+from tilenet.training.config.run_file import RunFile
+from tilenet.training.config.validation_keys import ValidationKeys
+
+WINDOW = 32
+SIZES = [(109, 151), (83, 97)]
+
+
+def a_run(folder: Path, scenes: list[Scene], **change: Any) -> RunFile:
+    keys = NetworkKeys(module="attending:network", options={"window_px": WINDOW})
+    given: dict[str, Any] = {
+        "crop_px": WINDOW,
+        "halo_mode": "windows",
+        "augment": AugmentKeys(flips=True),
+        "optimizer": OptimizerKeys("sgd", 0.2, momentum=0.9),
+        "batch_size": 5,
+        "network": keys,
+    }
+    run = run_file(folder, scenes, keys)
+    return RunFile(**(vars(run) | given | change))
+
+
+def blended(module: nn.Module, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The map (classes, H, W) of an image (bands, H, W): windows that overlap by half."""
+    height, width = image.shape[1:]
+    half = WINDOW // 2
+    image = np.pad(image, ((0, 0), (0, -height % half), (0, -width % half)), mode="reflect")
+    away = np.arange(WINDOW) - (WINDOW - 1) / 2
+    bell = np.exp(-((away / (WINDOW / 8)) ** 2) / 2)
+    weight = bell[:, None] * bell
+    total, weights = np.zeros((3, *image.shape[1:])), np.zeros(image.shape[1:])
+    for row in range(0, image.shape[1] - half, half):
+        for col in range(0, image.shape[2] - half, half):
+            part = np.s_[..., row : row + WINDOW, col : col + WINDOW]
+            total[part] += weight * module(torch.from_numpy(image[part])[None])[0][0].numpy()
+            weights[part] += weight
+    return np.asarray((total / weights)[:, :height, :width])
+
+
+def train_plainly(run: RunFile, scenes: list[Scene]) -> Outcome:
+    """A plain loop over the crops in torch."""
+    module = network(WINDOW).double()
+    optimizer = torch.optim.SGD(module.parameters(), run.optimizer.lr, momentum=0.9)
+    look, losses = samples_of(run, scenes, 32), []
+    for step in range(STEPS):
+        module.train()
+        module.norm.eval()
+        optimizer.zero_grad()
+        total, count = torch.zeros((), dtype=torch.float64), 0
+        for sample in look(step):
+            torch.manual_seed(key(SEED, "opaque", step, sample.number) % 2**63)
+            labels = torch.from_numpy(sample.labels)[None]
+            height, width = sample.labels.shape
+            edges = ((0, 0), (0, WINDOW - height), (0, WINDOW - width))
+            window = np.pad(sample.pixels, edges, mode="reflect")
+            logits = module(torch.from_numpy(window)[None])[0][..., :height, :width]
+            total = total + F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+            count += int((labels != IGNORE).sum())
+        (total / count).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(total.detach()) / count)
+    with torch.no_grad():
+        logits = blended(module.eval(), standardised(scenes[0]))
+    return Outcome(losses, dict(module.state_dict()), logits)
+
+
+def outcome_on_windows(run: RunFile, image: Path, comm: MPI.Intracomm, tile_px: int) -> Outcome:
+    """What a run and a map of it leave. Collective."""
+    assert train(run, overwrite=True, comm=comm) == 0
+    logits = Path(run.output) / "logits.tif"
+    asked = Prediction(run.output, str(image), str(logits), "logits", tile_px, overwrite=True)
+    predict(replace(asked, module=network(WINDOW, seed=9)), comm)
+    with (Path(run.output) / "history.csv").open() as file:
+        losses = [float(row["loss"]) for row in csv.DictReader(file)]
+    weights = load_file(Path(run.output) / "last" / "weights.safetensors")
+    with rasterio.open(logits) as file:
+        assert "approximate: it sees windows of 32 × 32 px" in file.tags()["TILENET_NOTE"]
+        return Outcome(losses, weights, file.read())
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_training_and_maps_are_those_of_a_plain_loop(
+    shared_path: Path, comm: MPI.Intracomm
+) -> None:
+    scenes = scenes_of(shared_path, SIZES, comm)
+    run = a_run(shared_path, scenes)
+    found = outcome_on_windows(run, scenes[0].image, comm, tile_px=48)
+    check_same(comm, found, train_plainly(run, scenes), scenes[0].valid)
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_tiles_do_not_change_a_bit_of_a_map(shared_path: Path, comm: MPI.Intracomm) -> None:
+    (scene,) = scenes_of(shared_path, SIZES[:1], comm)
+    module = network(WINDOW).double()
+    maps = [
+        tilenet.predict(module, scene.image, output="logits", window_px=WINDOW, tile_px=tile_px)
+        for tile_px in (None, 16, 80)
+    ]
+    for other in maps[1:]:
+        np.testing.assert_array_equal(maps[0], other)
+    bounds = (37, 40, 30, 61)
+    part = tilenet.predict(module, scene.image, output="logits", window_px=WINDOW, window=bounds)
+    np.testing.assert_array_equal(maps[0][:, 37:67, 40:101], part)
+    raw = np.where(scene.valid, scene.pixels, 0).astype(np.float64)
+    with torch.no_grad():
+        wanted = blended(module.eval(), raw)
+    apart = np.abs(maps[0] - wanted)[:, scene.valid].max()
+    assert apart <= 1e-12 * np.abs(wanted).max()
+
+
+@pytest.mark.ranks(1, 2)
+def test_scores_of_a_validation_are_those_of_the_map(
+    shared_path: Path, comm: MPI.Intracomm
+) -> None:
+    scenes = scenes_of(shared_path, SIZES, comm)
+    held = ValidationKeys(images=str(scenes[1].image), labels=str(scenes[1].labels), every=1)
+    run = a_run(shared_path, scenes[:1], validation=held)
+    assert train(run, overwrite=True, comm=comm) == 0
+    out = shared_path / "map.tif"
+    asked = Prediction(run.output, str(scenes[1].image), str(out), module=network(WINDOW))
+    predict(asked, comm)
+    scores = tilenet.evaluate(out, scenes[1].labels)
+    last = tilenet.Run(run.output).validation["mean_iou"][-1]
+    assert scores.mean_iou == pytest.approx(last, abs=1e-12)
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_run_on_windows_resumes(shared_path: Path, comm: MPI.Intracomm) -> None:
+    scenes = scenes_of(shared_path, SIZES, comm)
+    whole, parts = (a_run(shared_path / name, scenes) for name in ("whole", "parts"))
+    assert train(whole, comm=comm) == 0
+    assert train(replace(parts, steps=1), comm=comm) == 0
+    assert train(parts, resume=True, comm=comm) == 0
+    ways = [load_file(Path(run.output) / "last" / "weights.safetensors") for run in (whole, parts)]
+    assert ways[0].keys() == ways[1].keys()
+    assert all(torch.equal(ways[0][name], ways[1][name]) for name in ways[0])
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no crops": ({"crop_px": None}, "as large as crops"),
+    "an odd window": ({"crop_px": 33}, "of an even size"),
+    "our own U-Net": ({"network": NetworkKeys(poolings=2)}, "somebody's module"),
+    "tiles": ({"tiles": TileKeys(size_px=64)}, "leave tiles out"),
+    "rows of ranks": ({"mesh": MeshKeys(rows=2)}, "mesh.rows: 2"),
+    "partitions": ({"partitions": 2}, "partitions: 2"),
+    "swapping": ({"swap": "auto"}, "swap: auto"),
+    "a halo": ({"halo": 16}, "halo: 16"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_keys_that_need_layers_are_refused(tmp_path: Path, name: str) -> None:
+    change, words = REFUSED[name]
+    with pytest.raises(TilenetError, match=words):
+        a_run(tmp_path, [random_scene(tmp_path, (64, 64), 1, write=False)], **change)
+
+
+class Counting(nn.Module):
+    """Changes a buffer in each forward pass."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return self.conv(x) * self.seen  # type: ignore[no-any-return]
+
+
+REFUSED_MODULES: dict[str, tuple[nn.Module, int, str]] = {
+    "a coarse map": (nn.Conv2d(3, 3, 2, stride=2), WINDOW, "one cell per pixel"),
+    "other windows": (network(WINDOW), 48, "choose crop_px as it was made for"),
+    "a buffer that changes": (Counting(), WINDOW, "may not change buffers"),
+    "an odd window": (network(WINDOW), 31, "overlap by half"),
+    "a small image": (nn.Conv2d(3, 3, 1), 128, "at least as large as a window"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_MODULES)
+def test_modules_that_do_not_run_on_windows_are_refused(name: str) -> None:
+    module, window_px, words = REFUSED_MODULES[name]
+    with pytest.raises(TilenetError, match=words):
+        tilenet.predict(module, np.ones((3, 96, 200), np.uint8), window_px=window_px)
+
+
+@pytest.mark.ranks(1)
+def test_a_checkpoint_of_windows_names_the_code_that_it_lacks(
+    shared_path: Path, comm: MPI.Intracomm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenes = scenes_of(shared_path, SIZES[:1], comm)
+    run = a_run(shared_path, scenes, steps=1)
+    assert train(run, comm=comm) == 0
+    map_of = [run.output, str(scenes[0].image), str(shared_path / "map.tif")]
+    assert main(map_of) == 1
+    assert "with --network attending:network and its" in capsys.readouterr().err
+    assert (
+        main([*map_of, "--network", "attending:network", "--options", f"window_px={WINDOW}"]) == 0
+    )
+    named = ["attending:network", str(scenes[0].image), str(shared_path / "other.tif")]
+    weights = str(Path(run.output) / "last" / "weights.safetensors")
+    assert main([*named, "--window-px", str(WINDOW), "--weights", weights]) == 0
+    assert main([*named, "--network", "attending:network"]) == 1

@@ -1,0 +1,77 @@
+"""Take a module as it is, without turning it into layers: for what no list of layers can say.
+
+Nothing is proved, for nothing is claimed: a map by windows is an approximation of the module on the
+whole image, as everywhere in the field.
+"""
+
+import torch
+from torch import nn
+
+from tilenet.adoption.adopt import Adopted, copied, fixed_names, state_of, twins
+from tilenet.errors import TilenetError, one_line
+from tilenet.geometry.opaque import Opaque
+from tilenet.model.dropout import MaskKey
+from tilenet.model.opaque import OpaqueModule, first_map
+
+__all__ = ["take_as_it_is"]
+
+
+def take_as_it_is(module: nn.Module, bands: int, window_px: int, code: str) -> Adopted:
+    """A module as the one layer of a network, of which no pixel looks beyond its window.
+
+    It is run once on a random window, forward and backward.
+
+    Args:
+        module: Takes windows (B, bands, W, W), and gives maps (B, classes, W, W), alone, first, or
+            as `out`. It stays as it is. Its batch norms are frozen.
+        window_px: Side W of the windows, even.
+        code: What makes it, as in `package:function`.
+
+    Raises:
+        TilenetError: It does not run on such windows, or forward changes its buffers.
+    """
+    if window_px % 2:
+        raise TilenetError(
+            f"windows overlap by half (crop_px: {window_px}); use an even number of pixels"
+        )
+    name = type(module).__name__
+    trial = OpaqueModule(copied(module), MaskKey())
+    before = {n: t.clone() for n, t in trial.named_buffers()}
+    shown = f"{name}, window: {bands} bands, {window_px} × {window_px} px"
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(0)
+            window = torch.randn(1, bands, window_px, window_px)
+            output = first_map(trial(window))
+            output.sum().backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                size = trial.eval()(window).shape
+    except Exception as error:  # whatever a user's forward may raise
+        raise TilenetError(
+            f"a module must run on windows ({shown}: {type(error).__name__}: "
+            f"{one_line(str(error))[:200]}); choose crop_px as it was made for"
+        ) from error
+    if output.ndim != 4 or size != output.shape or size[2:] != window.shape[2:]:
+        raise TilenetError(
+            f"a network gives one cell per pixel ({shown}: it gives {tuple(size)}); enlarge its "
+            "map to the image's size"
+        )
+    changed = [n for n, t in trial.named_buffers() if not torch.equal(t, before[n])]
+    if changed:
+        raise TilenetError(
+            f"forward may not change buffers, which would depend on the order of windows ({name}: "
+            f"{changed[0]}); leave such a part in evaluation mode"
+        )
+    state = state_of(module)
+    layer = Opaque(bands, output.shape[1], window_px, code)
+    names = {f"0.module.{own}": own for own in state}
+    return Adopted(
+        name,
+        (layer,),
+        names,
+        bands,
+        output.shape[1],
+        state,
+        fixed_names(module),
+        twins(module),
+    )

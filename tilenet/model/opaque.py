@@ -1,0 +1,78 @@
+"""Somebody's module as the one layer of a network."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tilenet.model.dropout import MaskKey
+from tilenet.model.network import Network
+from tilenet.model.skips import origin_under_way
+from tilenet.random_keys import key
+
+__all__ = ["OpaqueModule", "first_map", "lend_opaque", "opaque_network"]
+
+
+class OpaqueModule(nn.Module):
+    """Runs a module on windows (B, bands, H, W), and gives its first map (B, classes, H, W).
+
+    Batch norms keep their running statistics, and parts that came in evaluation mode stay in it.
+    What the module draws at random in training depends on the seed, the step and the crop, not on
+    the rank: so do its own generators, where it asks torch's.
+    """
+
+    def __init__(self, module: nn.Module, mask_key: MaskKey) -> None:
+        super().__init__()
+        parts = list(module.modules())
+        some_train = any(part.training for part in parts)
+        self._fixed = [part for part in parts if some_train and not part.training]
+        self._fixed += [p for p in parts if isinstance(p, nn.modules.batchnorm._BatchNorm)]
+        self.module, self.mask_key = module, mask_key
+        self.train()
+
+    def train(self, mode: bool = True) -> "OpaqueModule":
+        """As of torch, but for the parts that stay in evaluation mode."""
+        super().train(mode)
+        for part in self._fixed:
+            part.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return first_map(self.module(x))
+        origin, own = origin_under_way(), self.mask_key
+        images = own.images if origin is None else origin.images
+        devices = [x.device] if x.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(key(own.seed, "opaque", own.step, *images) % 2**63)
+            return first_map(self.module(x))
+
+
+def first_map(output: Any) -> Tensor:
+    """The map of what a module gives: it alone, the first of several, or that called `out`.
+
+    Raises:
+        TypeError: There is none.
+    """
+    while not isinstance(output, Tensor):
+        if isinstance(output, Mapping):
+            output = output.get("out", next(iter(output.values()), None))
+        elif isinstance(output, list | tuple) and output:
+            output = output[0]
+        else:
+            raise TypeError(f"a network gives a map, it gave {type(output).__name__}")
+    return output
+
+
+def opaque_network(module: nn.Module, seed: int, dtype: torch.dtype) -> Network:
+    """The network whose one layer is the module, which is taken over."""
+    mask_key = MaskKey(seed=seed)
+    return Network([OpaqueModule(module, mask_key)], mask_key).to(dtype)
+
+
+def lend_opaque(network: Network) -> Network:
+    """A network in evaluation mode around the very tensors of another one."""
+    tensors = [*network.parameters(), *network.buffers()]
+    return copy.deepcopy(network, {id(one): one for one in tensors}).eval()

@@ -1,0 +1,43 @@
+"""What training on windows takes of the run file's keys: a module as it is has no inside."""
+
+from typing import Any
+
+from tilenet.errors import TilenetError
+
+__all__ = ["check_windows"]
+
+
+def check_windows(run: Any) -> None:
+    """Refuse keys that need the layers of a network, where it is a module as it is.
+
+    Args:
+        run: A `RunFile`, which lies above.
+
+    Raises:
+        TilenetError: With the first of them.
+    """
+    if run.halo_mode != "windows":
+        return
+    if run.network.module is None or run.crop_px is None or run.crop_px % 2:
+        raise TilenetError(
+            f"windows are of somebody's module, as large as crops and of an even size (halo_mode: "
+            f"windows, network.module: {run.network.module}, crop_px: {run.crop_px}); give both, "
+            "or use halo_mode: overlap, which is exact"
+        )
+    only: dict[str, tuple[Any, Any]] = {
+        "network.batch_norm": (run.network.batch_norm or "frozen", "frozen"),
+        "halo": (run.halo, "exact"),
+        "tiles": (run.tiles.cut, None),
+        "mesh.rows": (run.mesh.rows or 1, 1),
+        "mesh.columns": (run.mesh.columns or 1, 1),
+        "partitions": (run.num_partitions, 1),
+        "checkpointing": (run.checkpointing, "never"),
+        "swap": (run.swap or "off", "off"),
+        "plan": (run.plan, None),
+    }
+    for key, (value, needed) in only.items():
+        if value != needed:
+            raise TilenetError(
+                f"a window is computed at once by one rank, by a module as it is (halo_mode: "
+                f"windows, {key}: {value}); leave {key} out"
+            )
