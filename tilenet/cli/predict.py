@@ -127,6 +127,12 @@ def _parser() -> Arguments:
     )
     _add_module(parser)
     _add_ways(parser)
+    _add_whole_job(parser)
+    return parser
+
+
+def _add_whole_job(parser: Arguments) -> None:
+    """How the job begins, ends and tells."""
     parser.add_argument(
         "--hang-seconds",
         type=float,
@@ -146,7 +152,6 @@ def _parser() -> Arguments:
         action="store_true",
         help="print one JSON object: passes, tiles, peak bytes of each rank",
     )
-    return parser
 
 
 def _add_module(parser: Arguments) -> None:

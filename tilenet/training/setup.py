@@ -119,13 +119,8 @@ def plan_run(
         _check_plan(run.plan, found, sizes, rotations=run.augment.rotations)
     record = _record(run, found, shapes[0][0])
     num_samples = run.batch_size if run.crop_px else min(run.batch_size, len(shapes))
-    rows, columns = run.mesh.rows, run.mesh.columns
-    if run.halo_mode == "windows":
-        rows, columns = 1, 1
-        _check_window_sizes(run, shapes)
-    if run.halo_mode == "sweep" and rows is None and columns is None:
-        rows = 1  # ranks hold columns of an image
-    mesh = choose_mesh(num_ranks, num_samples, run.mesh.replicas, rows, columns)
+    _check_window_sizes(run, shapes)
+    mesh = choose_mesh(num_ranks, num_samples, run.mesh.replicas, *_ranks_of_an_image(run))
     plan = RunPlan(
         record,
         _rule(run, record, mesh),
@@ -158,6 +153,16 @@ def plan_run(
     unit, whole = record.context().alignment_px, [size for _, size in shapes]
     cell_px = cell_side(whole, len(run.class_names), unit, run.crop_px)
     return replace(plan, cell_px=cell_px)
+
+
+def _ranks_of_an_image(run: RunFile) -> tuple[int | None, int | None]:
+    """Rows and columns of ranks that were asked for, or that the mode takes."""
+    if run.halo_mode == "windows":
+        return 1, 1
+    rows, columns = run.mesh.rows, run.mesh.columns
+    # In a sweep ranks hold columns of an image.
+    swept = run.halo_mode == "sweep" and rows is None and columns is None
+    return 1 if swept else rows, columns
 
 
 def _balance(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> tuple[int, ...]:
