@@ -114,29 +114,17 @@ def _grid(labels: Labels, image: Raster) -> str:
 
 
 def _lying(crs: "CRS | None", there: Bounds | None, image: Raster) -> dict[str, Any]:
-    """Bounds in the image's CRS, None where unknown or taken to be the image's, and shares.
+    """Bounds in the image's CRS, None where unknown or taken to be the image's.
 
-    `share` is that of the image's rectangle which lies within these bounds, `share_inside` that of
-    the bounds' rectangle within the image's. They are `exact` where no other CRS widens them.
+    `share` is that of the image's rectangle which lies within these bounds.
     """
     own = bounds_of(image.transform, image.whole)
     # An empty layer lies nowhere.
     moved = bounds_in(there, crs, image.crs) if there and there.finite else None
-    share = inside = None
+    share = None
     if moved is not None:
         width = min(own.right, moved.right) - max(own.left, moved.left)
         height = min(own.top, moved.top) - max(own.bottom, moved.bottom)
-        common = max(width, 0.0) * max(height, 0.0)
-        share = common / _area(own)
-        inside = common / _area(moved) if _area(moved) else None
-    return {
-        "crs": crs_name(crs) if crs else None,
-        "bounds": moved,
-        "exact": moved == there,
-        "share": share,
-        "share_inside": inside,
-    }
-
-
-def _area(bounds: Bounds) -> float:
-    return (bounds.right - bounds.left) * (bounds.top - bounds.bottom)
+        area = (own.right - own.left) * (own.top - own.bottom)
+        share = max(width, 0.0) * max(height, 0.0) / area
+    return {"crs": crs_name(crs) if crs else None, "bounds": moved, "share": share}

@@ -1,6 +1,5 @@
-"""What a raster's file says besides its pixels and its grid: palettes, arrays, names."""
+"""What a raster's file says besides its pixels and its grid: palettes and names of classes."""
 
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -9,10 +8,9 @@ from rasterio.enums import ColorInterp
 
 from tilenet.data.rasters.raster import GDAL_ERRORS
 
-__all__ = ["array_of", "class_names", "colour_table", "others_of"]
+__all__ = ["class_names", "colour_table"]
 
 MOST_NAMES = 4096  # of classes
-ZARR_HEADERS = (".zarray", "zarr.json")
 
 
 def colour_table(dataset: Any, band: int) -> NDArray[np.uint8] | None:
@@ -29,21 +27,6 @@ def colour_table(dataset: Any, band: int) -> NDArray[np.uint8] | None:
     for number, colour in entries.items():
         table[number] = colour[:3]
     return table
-
-
-def array_of(dataset: Any) -> str | None:
-    """Name of the array that is read of a file that holds arrays."""
-    if dataset.driver == "Zarr":
-        found = (PurePath(path) for path in dataset.files)
-        return next((path.parent.name for path in found if path.name in ZARR_HEADERS), None)
-    return dataset.tags(1).get("NETCDF_VARNAME") if dataset.driver == "netCDF" else None
-
-
-def others_of(dataset: Any) -> tuple[str, ...]:
-    """Names of the rasters of a dataset's file that are not read with it."""
-    name = str(dataset.name)
-    read = {name, f"GTIFF_DIR:1:{name}"}  # of the pages of a TIFF the first
-    return tuple(other for other in map(str, dataset.subdatasets) if other not in read)
 
 
 def class_names(dataset: Any) -> dict[int, str]:
