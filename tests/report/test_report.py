@@ -108,9 +108,10 @@ def test_places_show_image_label_map_and_errors(a_run: Path, tmp_path: Path) -> 
     counted = int((labels < 2).sum())
     told = f"{wrong.sum():,} of {counted:,} labelled pixels are wrong"
     assert told in places.all("h3")[0].text
-    image, label, mapped, errors = (picture(i.attributes["src"]) for i in places.all("img"))
-    assert image.shape == (4, *labels.shape)
-    assert label.shape == mapped.shape == errors.shape == (3, *labels.shape)
+    shown = [picture(image.attributes["src"]) for image in places.all("img")]
+    assert [one.shape for one in shown] == [(4, *labels.shape)] * 4
+    assert (shown[0][3] == 0).sum() == 10 * 20  # nodata
+    _, label, mapped, errors = (one[:3] for one in shown)
     for one, values in ((label, labels), (mapped, found)):
         colours = [set(map(tuple, one[:, values == n].T.tolist())) for n in (0, 1, 255)]
         assert [len(colour) for colour in colours] == [1, 1, 1]

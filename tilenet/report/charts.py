@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
     from tilenet.planning.time.timeline import Timeline
 
-__all__ = ["Curve", "curves", "data_uri", "plot_level_bytes", "plot_timeline", "thinned"]
+__all__ = [
+    "Curve",
+    "curves",
+    "data_uri",
+    "figure_of",
+    "plot_level_bytes",
+    "plot_timeline",
+    "save_figure",
+    "thinned",
+]
 
 # Told apart by people who see colours otherwise (Okabe and Ito, 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a6a00", "#56b4e9")
@@ -30,12 +39,12 @@ MOST_DOTS = 40  # values that are few enough for a dot each
 LOG_RATIO = 50.0  # from here on values are drawn by their logarithms
 
 
-def figure_of(width: float, height: float) -> "Figure":
+def figure_of(width: float, height: float, dpi: int = 150) -> "Figure":
     """An empty figure, in inches, that no window system has to show."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -196,7 +205,7 @@ def plot_timeline(timeline: "Timeline", path: Path, title: str = "") -> None:
         handles=handles, loc="outside upper right", ncols=len(handles), frameon=False, fontsize=9
     )
     axes.set_title(title, loc="left")
-    _write(figure, path)
+    save_figure(figure, path)
 
 
 def plot_level_bytes(
@@ -237,10 +246,10 @@ def plot_level_bytes(
         axes.spines[["top", "right"]].set_visible(False)
     if title:
         figure.suptitle(title)
-    _write(figure, path)
+    save_figure(figure, path)
 
 
-def _write(figure: "Figure", path: Path) -> None:
+def save_figure(figure: "Figure", path: Path) -> None:
     """Write next to the target and rename, so that no half picture is ever there."""
     path = Path(path)
     ending = path.suffix.removeprefix(".").lower() or "png"

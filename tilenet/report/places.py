@@ -13,9 +13,8 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Part, Window
 from tilenet.report.maps import NO_CLASS, SmallMaps, computed_maps, finished_maps
-from tilenet.report.pictures import class_picture, error_picture, rgba, stretched
+from tilenet.report.pictures import class_picture, error_picture, picture_uri, rgba, stretched
 from tilenet.report.run_view import RunView, Section
-from tilenet.storage.png import data_uri
 from tilenet.training.config.run_file import RunFile
 
 __all__ = ["places"]
@@ -185,7 +184,7 @@ def _place(
     place = {
         "text": f"{where}: {errors:,} of {counted.sum():,} labelled pixels are wrong{share}",
         "pictures": [
-            {"name": name, "alt": f"{name}, {where}", "uri": data_uri(values)}
+            {"name": name, "alt": f"{name}, {where}", "uri": picture_uri(values)}
             for name, values in pictures.items()
         ],
         "width": f"{100 * window.width / side:.1f}",
