@@ -171,22 +171,6 @@ def test_nodata_is_what_the_option_says(write_raster: Write, preview: Preview) -
     assert preview(path, "--nodata=none")[3].all()
 
 
-@pytest.mark.parametrize("most", [83, 57])
-def test_numbers_of_colours_are_shown_in_their_colours(
-    write_raster: Write, preview: Preview, most: int
-) -> None:
-    numbers = np.random.default_rng(1).integers(0, 6, SIZE).astype(np.uint8)
-    path = write_raster("image.tif", numbers)
-    colours = {n: (40 * n, 255 - n, 7 * n, 255) for n in range(6)}
-    with rasterio.open(path, "r+") as file:
-        file.write_colormap(1, colours)
-    found = preview(path, f"--size={most}")
-    if most == 83:
-        table = np.array([colours[n] for n in range(6)]).T
-        assert np.array_equal(found, table[:, numbers])
-    assert {tuple(colour) for colour in found.reshape(4, -1).T.tolist()} == set(colours.values())
-
-
 NUMBERS = "road=4,house=ignore,a lake=0,=0,null=7"
 
 

@@ -20,19 +20,18 @@ from tilenet.cli.data_options import (
     vectors_of,
 )
 from tilenet.cli.options import Arguments
-from tilenet.data.labels.facts import proposed_classes
+from tilenet.data.labels.facts import class_names, proposed_classes
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.polygons import VectorLabels
 from tilenet.data.labels.raster import Labels
 from tilenet.data.labels.vector_keys import is_whole, shown_value, text_of
-from tilenet.data.rasters.metadata import class_names, colour_table
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.stack import BandNames, stacked_paths
 from tilenet.data.thumbnail import LabelFile, thumbnail
 from tilenet.errors import TilenetError, UsageError, one_line, printable
 from tilenet.geometry.windows import checked_window
 from tilenet.mapping.writer import class_colours
-from tilenet.report.pictures import coloured, overlaid, rgba, stretched, write_picture
+from tilenet.report.pictures import overlaid, rgba, stretched, write_picture
 
 __all__ = ["main"]
 
@@ -190,7 +189,6 @@ def _preview(arguments: list[str]) -> None:
         window = image.whole
         if given.window is not None:
             window = checked_window(given.window, image.size)
-        palette = _palette(image)
         if given.labels is not None:
             labels = LabelFile(given.labels, given.ignore_index, vectors)
             classes = _classes_of(labels, image)
@@ -198,10 +196,7 @@ def _preview(arguments: list[str]) -> None:
                 chosen = _chosen(classes, given.classes)
     files = given.image, None if classes is None else classes.labels
     seen = thumbnail(*files, given.size, bands, given.nodata, window)
-    if palette is None:
-        picture = stretched(seen.pixels, *given.stretch)
-    else:
-        picture = coloured(seen.pixels.values[0], palette)
+    picture = stretched(seen.pixels, *given.stretch)
     legend: list[tuple[str, str]] = []
     lines: list[str] = []
     if classes is not None and seen.labels is not None:
@@ -268,13 +263,6 @@ def _colour_bands(image: Raster) -> BandNames:
     if None not in names:
         return [band for band in names if band is not None]
     return image.bands[:3] if len(image.bands) >= 3 else image.bands[:1]
-
-
-def _palette(image: Raster) -> NDArray[np.uint8] | None:
-    """Colours of the numbers of an image's only band; None: it holds no such numbers."""
-    if len(image.bands) > 1 or len(image.stack.datasets) > 1:
-        return None
-    return colour_table(image.dataset, image.bands[0])
 
 
 def _check_target(out: Path, image: str, labels: str | None, *, overwrite: bool) -> None:

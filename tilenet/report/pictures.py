@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "class_picture",
-    "coloured",
     "error_picture",
     "overlaid",
     "picture_uri",
@@ -45,13 +44,6 @@ def stretched(pixels: Pixels, low: float = 2.0, high: float = 98.0) -> NDArray[n
     bands = pixels.values[:3] if len(pixels.values) >= 3 else pixels.values[:1]
     planes = [_stretch(band, pixels.valid, low, high) for band in bands]
     return np.stack(planes * (3 // len(planes)))
-
-
-def coloured(numbers: NDArray[np.generic], colours: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Numbers of colours (H, W) in these colours (N, 3); black where there is none for them."""
-    known = (numbers >= 0) & (numbers < len(colours))  # type: ignore[operator]
-    picture = colours[np.where(known, numbers, 0).astype(np.int64)] * known[..., None]
-    return np.asarray(picture.transpose(2, 0, 1), np.uint8)
 
 
 def rgba(picture: NDArray[np.uint8], valid: NDArray[np.bool_]) -> NDArray[np.uint8]:

@@ -10,15 +10,15 @@ from tilenet.data.labels.raster import Labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys, is_whole, text_of
 from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
-from tilenet.data.rasters.metadata import class_names
 from tilenet.data.rasters.raster import Raster
 
 if TYPE_CHECKING:
     from rasterio.crs import CRS
 
-__all__ = ["label_facts", "proposed_classes"]
+__all__ = ["class_names", "label_facts", "proposed_classes"]
 
 MOST_SHOWN = 50
+MOST_NAMES = 4096  # of classes
 MOST_FIELDS = 10  # that are named
 MOST_AS_THEY_ARE = 254  # larger whole numbers are codes or years rather than classes
 NO_VALUE = ("null", "")
@@ -66,6 +66,19 @@ def proposed_classes(
         found = dict(zip(named, free, strict=False))
     found = {text: None if label == ignore_index else label for text, label in found.items()}
     return {text: given.get(text, found.get(text)) for text in values}
+
+
+def class_names(dataset: Any) -> dict[int, str]:
+    """Names by class, from the tags `class_0`, `class_1` … of a dataset's first band.
+
+    That is how the maps of `tilenet predict` hold them.
+    """
+    found = {}
+    for tag, name in dataset.tags(1).items():
+        number = str(tag).removeprefix("class_")
+        if number != tag and number.isdecimal() and int(number) < MOST_NAMES:
+            found[int(number)] = str(name)
+    return dict(sorted(found.items()))
 
 
 def label_facts(labels: LabelSource, image: Raster) -> dict[str, Any]:
