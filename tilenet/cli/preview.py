@@ -202,8 +202,8 @@ def _preview(arguments: list[str]) -> None:
     if classes is not None and seen.labels is not None:
         legend, lines, painted = _legend(classes, chosen, seen.labels)
         picture = overlaid(picture, seen.labels, painted, given.opacity)
-    shown = [] if given.no_legend else legend
-    write_picture(rgba(picture, seen.pixels.valid), shown, out)
+    picture = rgba(picture, seen.pixels.valid)
+    write_picture(picture, [] if given.no_legend else legend, out)
     height, width = seen.pixels.valid.shape
     whole = window.height, window.width
     of = "all pixels" if (height, width) == whole else "of {:,} × {:,}".format(*whole)
@@ -218,15 +218,16 @@ def _legend(
     counted = labels[labels != ignore]
     _check_labels(counted, classes.labels.path)
     numbers, counts = np.unique(counted, return_counts=True)
-    painted = [n for n in numbers.tolist() if n != classes.background] if chosen is None else chosen
+    painted = set(numbers.tolist()) - {classes.background} if chosen is None else chosen
     colours = class_colours(int(numbers.max(initial=-1)) + 1)
     legend, rows = [], []
     for label, count in zip(numbers.tolist(), counts.tolist(), strict=True):
         text = f"{label} {one_line(classes.names.get(label, ''))[:MOST_LETTERS]}".strip()
         colour = "#{:02x}{:02x}{:02x}".format(*colours[label])
-        shown = label in painted
-        rows.append((text, colour if shown else "not painted", f"{count / counted.size:7.2%}"))
-        legend += [(text, colour)] * shown
+        rows.append(
+            (text, colour if label in painted else "not painted", f"{count / counted.size:7.2%}")
+        )
+        legend += [(text, colour)] * (label in painted)
     widest = max((len(text) for text, *_ in rows[:MOST_CLASSES]), default=0)
     lines = [f"  {row[0]:<{widest}}  {row[1]:<11}  {row[2]}" for row in rows[:MOST_CLASSES]]
     if len(rows) > MOST_CLASSES:
@@ -236,7 +237,7 @@ def _legend(
             "  no labels are seen: class 0 of a raster is painted if --classes names it, "
             f"{ignore} (--ignore-index) never"
         )
-    where = np.isin(labels, [label for label in numbers.tolist() if label in painted])
+    where = np.isin(labels, [*painted.intersection(numbers.tolist())])
     return legend[:MOST_CLASSES], lines, where
 
 

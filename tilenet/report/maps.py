@@ -120,8 +120,8 @@ def computed_maps(view: RunView, image: Raster, blocks: Sequence[Window]) -> Sma
         return tile_map(tile)[top : top + window.height, left : left + window.width]
 
     if blocks:  # of each what lies in the tile of its middle
-        shown = [(b, t.own) for b in _spread(blocks, MOST_LOOKS) for t in tiles]
-        pairs = [(block, own) for block, own in shown if _holds_middle(own, block)]
+        candidates = [(b, t.own) for b in _spread(blocks, MOST_LOOKS) for t in tiles]
+        pairs = [(block, own) for block, own in candidates if _holds_middle(own, block)]
     else:
         pairs = [(image.whole, tile.own) for tile in _spread(tiles, MOST_LOOKS)]
     parts = [part for pair in pairs if (part := overlap(*pair)) is not None]

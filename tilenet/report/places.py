@@ -25,7 +25,7 @@ PATIENCE_S = 20.0  # no further place is computed after so long
 MOST_KEYS = 24  # classes of the legend
 
 # An image, its labels, and maps of its windows.
-Shown = tuple[Raster, LabelSource, SmallMaps]
+Scene = tuple[Raster, LabelSource, SmallMaps]
 
 
 def places(view: RunView, map_path: str | None = None, *, compute: bool = True) -> Section:
@@ -55,15 +55,15 @@ def places(view: RunView, map_path: str | None = None, *, compute: bool = True) 
     with ExitStack() as stack:
         try:
             if map_path is None:
-                whence, shown = _computed(view, run, stack)
+                whence, scene = _computed(view, run, stack)
             else:
-                whence, shown = "of the map of", _finished(view, run, map_path, stack)
-            drawn = _drawn(shown, run)
+                whence, scene = "of the map of", _finished(view, run, map_path, stack)
+            drawn = _drawn(scene, run)
         except (TilenetError, RuntimeError) as error:  # torch's, of a device that is full
             if map_path is not None:
                 raise
             return {"notes": [f"No place is shown: {error}."]}
-    path = shown[0].path
+    path = scene[0].path
     if not drawn:
         return {"notes": [f"No place {whence} {path} that was tried is labelled."]}
     by = ""
@@ -76,11 +76,11 @@ def places(view: RunView, map_path: str | None = None, *, compute: bool = True) 
 def _legend(run: RunFile) -> list[tuple[str, str]]:
     names = run.class_names
     colours = class_picture(np.arange(len(names))[None], len(names))[:, 0].T
-    shown = zip(colours[:MOST_KEYS].tolist(), names, strict=False)
-    return [(f"rgb({red},{green},{blue})", name) for (red, green, blue), name in shown]
+    keys = zip(colours[:MOST_KEYS].tolist(), names, strict=False)
+    return [(f"rgb({red},{green},{blue})", name) for (red, green, blue), name in keys]
 
 
-def _computed(view: RunView, run: RunFile, stack: ExitStack) -> tuple[str, Shown]:
+def _computed(view: RunView, run: RunFile, stack: ExitStack) -> tuple[str, Scene]:
     """Maps that the network makes: of what was held out, where something was."""
     keys, whence = run.validation, "of an image that was held out:"
     files = (keys.image_paths or run.image_paths)[0], (keys.label_paths or run.label_paths)[0]
@@ -95,7 +95,7 @@ def _computed(view: RunView, run: RunFile, stack: ExitStack) -> tuple[str, Shown
     return whence, (image, labels, computed_maps(view, image, blocks))
 
 
-def _finished(view: RunView, run: RunFile, map_path: str, stack: ExitStack) -> Shown:
+def _finished(view: RunView, run: RunFile, map_path: str, stack: ExitStack) -> Scene:
     """The first image, or part of it that the run is about, on whose grid a finished map lies."""
     keys = run.validation
     files = [*zip(keys.image_paths, keys.label_paths, strict=True)]
@@ -125,9 +125,9 @@ def _opened(
     return image, stack.enter_context(labels)
 
 
-def _drawn(shown: Shown, run: RunFile) -> list[Section]:
+def _drawn(scene: Scene, run: RunFile) -> list[Section]:
     """The places of most errors, among those of most classes where each map costs computing."""
-    image, labels, maps = shown
+    image, labels, maps = scene
     drawn: list[tuple[int, Window, Section]] = []
     windows, began = _chosen(labels, maps, run.ignore_index), time.monotonic()
     side = max((max(window.height, window.width) for window in windows), default=1)
@@ -135,7 +135,7 @@ def _drawn(shown: Shown, run: RunFile) -> list[Section]:
         if drawn and maps.computed and time.monotonic() - began > PATIENCE_S:
             break
         drawn.append(_place(image, window, labels.read(window), maps.read(window), run, side))
-    return [place for *_, place in sorted(drawn, key=lambda one: (-one[0], one[1].row))]
+    return [section for *_, section in sorted(drawn, key=lambda place: (-place[0], place[1].row))]
 
 
 def _chosen(labels: LabelSource, maps: SmallMaps, ignore: int) -> list[Window]:
