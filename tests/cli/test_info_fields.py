@@ -132,22 +132,6 @@ def test_an_empty_layer_and_long_values_can_be_read(
     assert "\x1b" not in text
 
 
-def test_whose_rectangle_is_the_whole_is_said(
-    write_raster: Write, tmp_path: Path, info: Info
-) -> None:
-    image = image_of(write_raster)  # 120 × 80 m
-    other = write_raster(
-        "labels.tif",
-        pixels(1, "uint8")[0, :, :30],  # 60 × 80 m, half of them outside the image
-        transform=Affine(2, 0, 5e5 - 30, 0, -2, 4e6),
-    )
-    (found,) = info.asked(image, "--labels", other)
-    assert found["labels"]["share"] == pytest.approx(0.25)
-    assert found["labels"]["share_inside"] == pytest.approx(0.5)
-    text, _ = info.shown(image, "--labels", other)
-    assert "this rectangle covers 25.0% of the image's; 50.0% of it lies on the image" in text
-
-
 def test_names_of_classes_in_a_map_are_said(write_raster: Write, info: Info) -> None:
     image, labels = write_raster("image.tif", pixels(2)), write_raster("a.tif", pixels(1, "uint8"))
     with rasterio.open(labels, "r+") as file:

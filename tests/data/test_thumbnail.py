@@ -1,4 +1,4 @@
-"""Pictures of large images: pixels are the file's or means of neighbours, labels those below."""
+"""Pictures of large images: pixels are the file's, evenly spaced, labels those below."""
 
 from collections.abc import Callable
 
@@ -7,8 +7,7 @@ import pytest
 import shapely
 from affine import Affine
 
-from tilenet.data import thumbnail as module
-from tilenet.data.thumbnail import LabelFile, thumbnail
+from tilenet.data.thumbnail import LabelFile, Thumbnail, thumbnail
 from tilenet.geometry.windows import Window
 
 Write = Callable[..., str]
@@ -24,6 +23,16 @@ def an_image(write_raster: Write, **profile: object) -> str:
     return write_raster("image.tif", values, transform=GRID, **profile)
 
 
+def a_picture(
+    path: str,
+    most: int,
+    labels: LabelFile | None = None,
+    nodata: float | str | None = None,
+    window: Window = Window(0, 0, *SIZE),  # noqa: B008
+) -> Thumbnail:
+    return thumbnail(path, labels, most, None, nodata, window)
+
+
 def places(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns that the picture's pixels were taken from."""
     return values[0].astype(int) - 1, values[1].astype(int) - 1
@@ -36,7 +45,7 @@ def test_pixels_and_labels_are_taken_from_their_blocks(
 ) -> None:
     image = an_image(write_raster, **layout)
     labels = LabelFile(write_raster("labels.tif", LABELS, transform=GRID), 255)
-    seen = thumbnail(image, most, labels=labels)
+    seen = a_picture(image, most, labels)
     factor = max(1, max(SIZE) // most)
     assert seen.labels is not None
     height, width = seen.labels.shape
@@ -48,65 +57,32 @@ def test_pixels_and_labels_are_taken_from_their_blocks(
     assert seen.pixels.valid.all()
 
 
-def overlaps(pixels: int, count: int) -> np.ndarray:
-    """How much of each of `pixels` lies below each of `count`, (count, pixels)."""
-    first, place = np.arange(count)[:, None] * pixels / count, np.arange(pixels)
-    last = np.minimum(first + pixels / count, place + 1)
-    return np.clip(last - np.maximum(first, place), 0, None)
-
-
-def mean_by_hand(
-    values: np.ndarray, valid: np.ndarray, size: tuple[int, int]
-) -> tuple[np.ndarray, np.ndarray]:
-    rows, cols = (overlaps(*pair) for pair in zip(valid.shape, size, strict=True))
-    cover = rows @ valid @ cols.T
-    total = rows @ (values * valid).astype(np.float64) @ cols.T
-    return np.where(cover > 1e-6, total / np.maximum(cover, 1e-6), 0), cover > 1e-6
-
-
-@pytest.mark.parametrize("strip_bytes", [1 << 20, 9000])
 @pytest.mark.parametrize("most", [130, 101, 66, 48, 31])
-def test_a_picture_is_as_large_as_asked(
-    write_raster: Write, monkeypatch: pytest.MonkeyPatch, most: int, strip_bytes: int
-) -> None:
-    monkeypatch.setattr(module, "STRIP_BYTES", strip_bytes)
-    rng = np.random.default_rng(most)
-    values = rng.integers(0, 9000, (3, *SIZE)).astype(np.uint16)
-    values[:, rng.random(SIZE) < 0.3] = 0
-    values[:, 20:50, 70:90] = 0
-    image = write_raster("image.tif", values, transform=GRID, nodata=0)
+def test_a_picture_is_as_large_as_asked(write_raster: Write, most: int) -> None:
     labels = LabelFile(write_raster("labels.tif", LABELS, transform=GRID), 255)
-    between = thumbnail(image, 131 // (131 // most), labels=labels)  # taken, not averaged
-    seen = thumbnail(image, most, labels=labels)
-    assert between.labels is not None
+    seen = a_picture(an_image(write_raster), most, labels)
+    factor = 131 // most
+    between = [side // factor for side in SIZE]
+    size = round(between[0] * most / between[1]), most
+    assert seen.pixels.valid.shape == size
+    rows, cols = places(seen.pixels.values)
     assert seen.labels is not None
-    assert between.size != seen.size
-    assert seen.size == (round(between.size[0] * most / between.size[1]), most)
-    wanted, valid = mean_by_hand(between.pixels.values, between.pixels.valid, seen.size)
-    assert np.array_equal(seen.pixels.valid, valid)
-    assert not valid.all()
-    np.testing.assert_allclose(seen.pixels.values, wanted, rtol=1e-6)
-    places = [
-        [int((n + 0.5) * whole / part) for n in range(part)]
-        for whole, part in zip(between.size, seen.size, strict=True)
-    ]
-    assert np.array_equal(seen.labels, between.labels[np.ix_(*places)])
-    taken = thumbnail(image, most, means=False)
-    assert np.array_equal(
-        taken.pixels.values, between.pixels.values[(slice(None), *np.ix_(*places))]
-    )
+    assert np.array_equal(seen.labels, LABELS[rows, cols])
+    for found, axis in ((rows, 0), (cols, 1)):  # evenly, in a block below the pixel's middle
+        middles = (np.indices(size)[axis] + 0.5) * between[axis] / size[axis]
+        assert np.array_equal(found // factor, np.floor(middles))
 
 
 @pytest.mark.parametrize(("most", "factor"), [(200, 1), (20, 4)])
 def test_a_window_is_taken_where_it_lies(write_raster: Write, most: int, factor: int) -> None:
     window = Window(30, 40, 60, 80)
-    seen = thumbnail(an_image(write_raster), most, window=window)
+    seen = a_picture(an_image(write_raster), most, window=window)
     rows, cols = places(seen.pixels.values)
     assert abs(rows[0, 0] - 30) < factor
     assert abs(cols[0, 0] - 40) < factor
     assert rows.max() < 90
     assert cols.max() < 120
-    assert seen.size == (60 // factor, 80 // factor)
+    assert seen.pixels.valid.shape == (60 // factor, 80 // factor)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +98,7 @@ def test_nodata_is_what_training_takes_for_it(
     hole = np.zeros(SIZE, bool)
     hole[:40, 50:] = True
     values[:, hole] = 0 if nodata == "collar" else 5
-    seen = thumbnail(write_raster("image.tif", values, **profile), most, nodata=nodata)
+    seen = a_picture(write_raster("image.tif", values, **profile), most, nodata=nodata)
     shown = (seen.pixels.values[0] != (0 if nodata == "collar" else 5)) | (nodata == "none")
     assert np.array_equal(seen.pixels.valid, shown)
     assert seen.pixels.valid.all() == (nodata == "none")
@@ -137,10 +113,10 @@ def test_labels_on_another_grid_and_polygons_lie_there_too(
     y = (np.arange(230) + 0.5 - 9) // 2
     fine = np.where((y[:, None] // 8 + x[None] // 12) % 2 == 1, 1, 0).astype(np.uint8)
     other = LabelFile(write_raster("other.tif", fine, transform=moved), 255)
-    seen = thumbnail(image, 43, labels=other)
+    seen = a_picture(image, 43, other)
     middle = np.indices(seen.labels.shape) * 3 + 1  # of three by three pixels
     assert np.array_equal(seen.labels, (middle[0] // 8 + middle[1] // 12) % 2)
     box = shapely.box(5e5 + 2 * 30, 4e6 - 2 * 60, 5e5 + 2 * 90, 4e6 - 2 * 9)
-    seen = thumbnail(image, 43, labels=LabelFile(write_vector("polygons.gpkg", [box]), 255))
+    seen = a_picture(image, 43, LabelFile(write_vector("polygons.gpkg", [box]), 255))
     inside = (middle[0] >= 9) & (middle[0] < 60) & (middle[1] >= 30) & (middle[1] < 90)
     assert np.array_equal(seen.labels, inside.astype(int))

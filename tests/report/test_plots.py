@@ -110,25 +110,14 @@ def test_matplotlib_is_loaded_only_to_draw() -> None:
     assert ended.stdout.split() == ["False", "False"]
 
 
-@pytest.mark.parametrize(("count", "most"), [(1, 10), (10, 10), (11, 10), (997, 50), (5000, 480)])
-def test_columns_of_thinned_curves_are_those_of_a_loop(count: int, most: int) -> None:
+@pytest.mark.parametrize(("count", "most"), [(1, 10), (20, 10), (21, 10), (997, 50), (5000, 480)])
+def test_thinned_curves_keep_the_ends_of_each_column(count: int, most: int) -> None:
     rng = np.random.default_rng(count)
-    x = np.cumsum(rng.integers(1, 4, count)).astype(float)
-    y = rng.normal(size=count)
-    y[rng.random(count) < 0.1] = np.nan
-    found = thinned(x, y, most)
-    kept = [(a, b) for a, b in zip(x, y, strict=True) if np.isfinite(b)]
-    if len(kept) <= most:
-        wanted = [[pair] for pair in kept]
-    else:
-        first, last = kept[0][0], kept[-1][0]
-        columns: dict[int, list[tuple[float, float]]] = {}
-        for a, b in kept:
-            place = min(int((a - first) / ((last - first) / most)), most - 1)
-            columns.setdefault(place, []).append((a, b))
-        wanted = list(columns.values())
-    assert len(found.x) == len(wanted) <= most
-    assert found.low.tolist() == [min(b for _, b in group) for group in wanted]
-    assert found.high.tolist() == [max(b for _, b in group) for group in wanted]
-    assert found.x == pytest.approx([np.mean([a for a, _ in group]) for group in wanted])
-    assert found.mean == pytest.approx([np.mean([b for _, b in group]) for group in wanted])
+    x, y = np.arange(count) + 3.0, rng.normal(size=count)
+    steps, values = thinned(x, y, most)
+    every = 1 if count <= 2 * most else -(-count // most)
+    groups = [y[begin : begin + every] for begin in range(0, count, every)]
+    wanted = y if every == 1 else [end for group in groups for end in (group.min(), group.max())]
+    assert np.array_equal(values, wanted)
+    assert np.array_equal(np.unique(steps), x[::every])
+    assert len(steps) == len(values) <= 2 * most

@@ -3,22 +3,19 @@
 import json
 import sys
 from itertools import groupby
-from math import isfinite
 from typing import Any
 
 from tilenet.cli.data_options import add_labels, band_names, nodata_value, vectors_of
 from tilenet.cli.options import Arguments
 from tilenet.data.inspect import Asked, describe
 from tilenet.data.labels.vector_keys import is_whole, shown_value
-from tilenet.errors import UsageError
+from tilenet.errors import UsageError, printable
 from tilenet.parallel.ranks.comm import launched, run_as_rank, world
 from tilenet.training.config.read import yaml_text
 
 __all__ = ["block_of", "main"]
 
-MOST_OTHERS = 5  # rasters and palettes of a file that are named
-MOST_QUANTITIES = 20
-MOST_COLOURS = 12  # of a palette
+MOST_NAMES = 12  # of classes that a map names
 MOST_LETTERS = 80  # of a value of a field
 
 Row = tuple[str, str]  # a name, empty below one, and what is said
@@ -36,59 +33,23 @@ def block_of(found: dict[str, Any]) -> str:
         rows += _classes(labels)
     rows += [("note", note) for note in found.get("notes", [])]
     lines = [found["path"], *(f"  {name:<8} {text}".rstrip() for name, text in rows)]
-    # Without what a terminal would obey: names of bands, layers and fields come from files.
-    return "\n".join(
-        "".join(sign if sign.isprintable() else "\ufffd" for sign in line) for line in lines
-    )
+    return "\n".join(map(printable, lines))  # names of bands, layers and fields come from files
 
 
 def _header(found: dict[str, Any]) -> list[Row]:
-    file = found["driver"]
-    if found["num_bytes"] is not None:
-        file += f", {_bytes(found['num_bytes'])}"
-    if found["compression"] is not None:
-        file += f", {found['compression'] or 'not compressed'}"
-    rows = [("file", f"{file}; {_blocks(found)}")]
-    if found["array"] is not None:
-        rows.append(("array", f"{found['array']} is read"))
-    if others := found["others"]:
-        shown = _some(others, MOST_OTHERS)
-        rows.append(("rasters", f"1 of {len(others) + 1:,} in the file is read; also: {shown}"))
     size = "{:,} × {:,} px (rows × columns)".format(*found["size"])
     if found["read_size"] != found["size"]:
         size += ", read as {:,} × {:,}".format(*found["read_size"])
-    rows += [("size", size), ("bands", _bands(found["bands"]))]
-    if values := _quantities(found["bands"]):
-        shown = _some(values, MOST_QUANTITIES, "; ")
-        rows.append(("value", f"{shown} (tilenet reads the numbers as they are stored)"))
-    palettes = [band for band in found["bands"] if band["palette"] is not None]
-    rows += [("palette", _palette(band)) for band in palettes[:MOST_OTHERS]]
-    rows.append(("grid", _grid(found)))
+    rows = [("size", size), ("bands", _bands(found["bands"])), ("grid", _grid(found))]
     for file in found["resampled"]:
         size = "{:,} × {:,} px".format(*file["size"])
         rows.append(
             ("", f"{file['path']}: {size}, {file['crs']}, resampled to it ({file['method']})")
         )
-    places = found["places"]
-    gcps = f"{places['gcps']:,} ground control points ({places['gcps_crs'] or 'no CRS'})"
-    unused = [gcps] * bool(places["gcps"]) + ["RPCs"] * places["rpcs"]
-    if unused := [*unused, *["arrays of coordinates"] * places["geolocation"]]:
-        rows.append(("", f"{' and '.join(unused)} in the file, not used"))
-    return [*rows, ("data", found["data"])]
-
-
-def _some(texts: list[str], most: int, comma: str = ", ") -> str:
-    return comma.join(texts[:most]) + " …" * (len(texts) > most)
-
-
-def _blocks(found: dict[str, Any]) -> str:
-    strips = found["block"][1] == found["size"][1]
-    text = "{} of {:,} × {:,} px".format("strips" if strips else "tiles", *found["block"])
-    if not found["suits_windows"]:
-        return f"{text} do not suit window reads"
-    if strips:
-        return f"{text}, of a file so small that it does not matter"
-    return f"{text} suit window reads"
+    kind = "strips" if found["block"][1] == found["size"][1] else "tiles"
+    suits = "suit window reads" if found["suits_windows"] else "do not suit window reads"
+    blocks = "{} of {:,} × {:,} px {}".format(kind, *found["block"], suits)
+    return [*rows, ("data", found["data"]), ("blocks", blocks)]
 
 
 def _bands(bands: list[dict[str, Any]]) -> str:
@@ -98,56 +59,21 @@ def _bands(bands: list[dict[str, Any]]) -> str:
         texts: list[str] = []
         for (read, named), run in groupby(alike, lambda band: (band["read"], bool(band["name"]))):
             some = list(run)
-            names = [f"{band['number']} {band['name']}" for band in some]
-            texts += [
-                text + " (not read)" * (not read) for text in (names if named else [_numbers(some)])
-            ]
+            first, last = some[0]["number"], some[-1]["number"]
+            names = [f"{band['number']} {band['name']}".rstrip() for band in some]
+            if not named and last - first >= 4:
+                names = [f"{first}–{last}"]
+            texts += [name + " (not read)" * (not read) for name in names]
         groups.append(f"{', '.join(texts)}: {dtype}")
     return ", ".join(groups)
-
-
-def _numbers(bands: list[dict[str, Any]]) -> str:
-    first, last = bands[0]["number"], bands[-1]["number"]
-    return ", ".join(map(str, range(first, last + 1))) if last - first < 4 else f"{first}–{last}"
-
-
-def _quantities(bands: list[dict[str, Any]]) -> list[str]:
-    """What physical quantity the numbers of bands stand for, where the file says so."""
-    parts = []
-    facts = groupby(bands, lambda band: (band["scale"], band["offset"], band["unit"]))
-    for (scale, offset, unit), alike in facts:
-        if (scale, offset, unit) == (1, 0, None):
-            continue
-        text = "number" + (f" × {scale:.9g}" if scale != 1 else "")
-        text += f" {'−' if offset < 0 else '+'} {abs(offset):.9g}" if offset else ""
-        parts.append(f"{_numbers(list(alike))}: {text}{f' {unit}' if unit else ''}")
-    return parts
-
-
-def _palette(band: dict[str, Any]) -> str:
-    colours = [f"{number} {colour}" for number, colour in band["palette"].items()]
-    more = len(colours) - MOST_COLOURS
-    shown = ", ".join(colours[:MOST_COLOURS]) + (f" and {more} more" if more > 0 else "")
-    return (
-        f"band {band['number']} holds numbers of colours or classes ({shown or 'all black'}), "
-        "read as these numbers"
-    )
 
 
 def _grid(found: dict[str, Any]) -> str:
     width, height = found["pixel"]
     if found["crs"] is None and (width, height) == (1.0, 1.0):
         return f"{found['lacks'] or 'no CRS and no transform'}: pixels only"
-    unit = found["unit"] or "units"
-    pixel = f"{width:.6g} × {height:.6g} {unit}"
-    text = f"{found['crs'] or 'no CRS'}, pixels of {pixel} (width × height)"
-    if abs(width / height - 1) > 1e-6:
-        text += ", not square"
-    if abs(found["rotation"]) > 1e-3:
-        text += f", rotated by {found['rotation']:.4g}°"
-    if abs(found["corner"] - 90) > 1e-3:
-        text += f", sheared (rows and columns meet at {found['corner']:.4g}°)"
-    return text + (", mirrored" if found["mirrored"] else "")
+    pixel = f"{width:.6g} × {height:.6g} {found['unit'] or 'units'}"
+    return f"{found['crs'] or 'no CRS'}, pixels of {pixel} (width × height)"
 
 
 def _labels(labels: dict[str, Any]) -> list[Row]:
@@ -156,14 +82,13 @@ def _labels(labels: dict[str, Any]) -> list[Row]:
         ("", labels["grid"]),
     ]
     if labels["bounds"] is not None:
-        about = "" if labels["exact"] else "about "
-        share = f"this rectangle covers {about}{labels['share']:.1%} of the image's"
-        if labels["share_inside"] is not None:
-            share += f"; {about}{labels['share_inside']:.1%} of it lies on the image"
-        rows += [("", f"{about}{labels['bounds']} in the image's CRS"), ("", share)]
+        where = "left {:.9g}, bottom {:.9g}, right {:.9g}, top {:.9g}".format(*labels["bounds"])
+        share = f"this rectangle covers {labels['share']:.1%} of the image's"
+        rows.append(("", f"{where} in the image's CRS; {share}"))
     if labels["names"]:
         names = [f"{label} {name}" for label, name in labels["names"].items()]
-        rows.append(("", f"classes are named: {_some(names, MOST_COLOURS)}"))
+        more = " …" * (len(names) > MOST_NAMES)
+        rows.append(("", f"classes are named: {', '.join(names[:MOST_NAMES])}{more}"))
     return rows + ([] if labels["values"] is None else _values(labels["values"]))
 
 
@@ -183,7 +108,7 @@ def _values(values: dict[str, Any]) -> list[Row]:
         for text, count in values["counts"].items()
     ]
     rows = [("field", f"{values['field']}: {counted}")]
-    rows += _table(["polygons", "class", "value"], table, left=1)
+    rows += _table([["polygons", "class", "value"], *table])
     # In the order of the classes, what does not count last.
     short = [pair for pair in classes.items() if _cut(pair[0]) == pair[0]]
     short.sort(key=lambda pair: (pair[1] is None, pair[1] or 0))
@@ -215,7 +140,7 @@ def _pixels(pixels: dict[str, Any]) -> list[Row]:
     without = (
         f"{number - pixels['num_valid']:,} of {number:,} pixels ({share:.2%}) are without data"
     )
-    return [("pixels", without), *_table(["band", "mean", "std", "min", "max"], table)]
+    return [("pixels", without), *_table([["band", "mean", "std", "min", "max"], *table])]
 
 
 def _classes(labels: dict[str, Any]) -> list[Row]:
@@ -228,29 +153,19 @@ def _classes(labels: dict[str, Any]) -> list[Row]:
     ]
     return [
         ("classes", f"{labels['share_labelled']:.2%} of the pixels with data are labelled"),
-        *_table(["class", "pixels", "share", "balanced weight"], table),
+        *_table([["class", "pixels", "share", "balanced weight"], *table]),
     ]
 
 
-def _table(heads: list[str], rows: list[list[str]], left: int = 0) -> list[Row]:
-    """Columns, of which the last `left` begin below each other."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    signs = [">"] * (len(heads) - left) + ["<"] * left
+def _table(rows: list[list[str]]) -> list[Row]:
+    """Columns, the first row their heads; the last one begins below its head where it is text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    signs = [">"] * (len(widths) - 1) + ["<" if rows[0][-1] == "value" else ">"]
+    columns = list(zip(signs, widths, strict=True))
     return [
-        (
-            "",
-            "  ".join(f"{c:{sign}{w}}" for c, sign, w in zip(row, signs, widths, strict=True)),
-        )
-        for row in [heads, *rows]
+        ("", "  ".join(f"{c:{sign}{w}}" for c, (sign, w) in zip(row, columns, strict=True)))
+        for row in rows
     ]
-
-
-def _bytes(number: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.4g} {unit}"
-        number /= 1024
-    return f"{number:,.2f} GiB"
 
 
 def main(arguments: list[str]) -> int:
@@ -294,17 +209,8 @@ def _info(arguments: list[str]) -> int:
             if "refused" in found:
                 print(f"tilenet: {found['refused']}", file=sys.stderr, flush=True)
     if first and given.json:
-        print(json.dumps({"images": _plain(everything)}))
+        print(json.dumps({"images": everything}))
     return int(any("refused" in found for found in everything))
-
-
-def _plain(value: Any) -> Any:
-    """Without numbers that JSON does not know."""
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def _parser() -> Arguments:

@@ -1,13 +1,10 @@
-"""`tilenet preview`: see an image, with its labels on it, before anything is trained.
-
-Which classes of labels `tilenet preview` paints, and what they are called.
-"""
+"""`tilenet preview`: see an image, with its labels on it, before anything is trained."""
 
 import difflib
 import os
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,79 +20,67 @@ from tilenet.cli.data_options import (
     vectors_of,
 )
 from tilenet.cli.options import Arguments
-from tilenet.data.labels.facts import proposed_classes
+from tilenet.data.labels.facts import class_names, proposed_classes
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.polygons import VectorLabels
 from tilenet.data.labels.raster import Labels
 from tilenet.data.labels.vector_keys import is_whole, shown_value, text_of
-from tilenet.data.rasters.metadata import class_names, colour_table
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.stack import BandNames, stacked_paths
-from tilenet.data.thumbnail import LabelFile, Thumbnail, thumbnail
-from tilenet.errors import TilenetError, UsageError, printable
+from tilenet.data.thumbnail import LabelFile, thumbnail
+from tilenet.errors import TilenetError, UsageError, one_line, printable
 from tilenet.geometry.windows import checked_window
 from tilenet.mapping.writer import class_colours
-from tilenet.report.pictures import (
-    Shown,
-    coloured,
-    drawn,
-    lines,
-    overlaid,
-    rgba,
-    stretched,
-    with_legend,
-)
-from tilenet.storage.png import write_png
+from tilenet.report.pictures import overlaid, rgba, stretched, write_picture
 
-__all__ = ["Painted", "main", "painted_classes"]
+__all__ = ["main"]
+
+MOST_PX = 4096  # of a picture's side
+MOST_CLASS = 65535
+MOST_CLASSES = 40  # that are named
+MOST_LETTERS = 40  # of a name
+OPACITY = 0.4
 
 
 @dataclass(frozen=True)
-class Painted:
-    """Labels and what is painted of them.
+class Classes:
+    """Classes of labels.
 
     Attributes:
         labels: Their file; of polygons with classes for all values of the field.
         names: Names of classes, as far as they have some.
-        chosen: Classes that are painted; None: all but `background`.
+        numbers: Class by each name that `--classes` may give.
         background: Class that is not painted unless it is chosen; None: there is none.
     """
 
     labels: LabelFile
     names: dict[int, str]
-    chosen: frozenset[int] | None
+    numbers: dict[str, int]
     background: int | None
 
-    def paints(self, label: int) -> bool:
-        """Whether a class is painted."""
-        return label != self.background if self.chosen is None else label in self.chosen
 
-
-def painted_classes(labels: LabelFile, image: Raster, classes: Sequence[str] | None) -> Painted:
-    """Look at labels for what `--classes` names: numbers, or names.
+def _classes_of(labels: LabelFile, image: Raster) -> Classes:
+    """Look at labels for classes and their names.
 
     Of label rasters class 0 is taken for the background. Polygons have none: what lies in none of
     them does not count. Where no option says which class a value of their field is, each gets one.
 
     Raises:
-        TilenetError: They cannot be opened, or have no such class.
+        TilenetError: They cannot be opened.
     """
-    opened = open_labels(labels.path, image, labels.ignore_index, labels.vectors)
-    with opened:
+    with open_labels(labels.path, image, labels.ignore_index, labels.vectors) as opened:
         if isinstance(opened, Labels):
             names = class_names(opened.raster.dataset)
-            chosen = None if classes is None else _of_raster(classes, names, labels.path)
-            return Painted(labels, names, chosen, background=0)
+            return Classes(labels, names, {name: n for n, name in names.items()}, background=0)
         assert isinstance(opened, VectorLabels)
-        keys, ignore = opened.keys, labels.ignore_index
+        keys = opened.keys
         if keys.field is None:
-            numbers = {str(keys.burn): keys.burn}
-            chosen = None if classes is None else _of_values(classes, numbers, labels.path)
-            return Painted(labels, {}, chosen, background=None)
+            return Classes(labels, {}, {str(keys.burn): keys.burn}, background=None)
+        mapping: Mapping[str, int | None]
         if keys.classes is None:
             counts = opened.layer.value_counts()
             values = sorted(counts, key=lambda text: (-counts[text], text))
-            mapping = proposed_classes(values, {}, ignore)
+            mapping = proposed_classes(values, {}, labels.ignore_index)
         else:
             mapping = {text_of(value): label for value, label in keys.classes.items()}
     known = {text: label for text, label in mapping.items() if label is not None}
@@ -103,39 +88,28 @@ def painted_classes(labels: LabelFile, image: Raster, classes: Sequence[str] | N
     for text, label in known.items():
         if text != str(label):
             names[label] = f"{names[label]}, {text}" if label in names else text
-    chosen = None if classes is None else _of_values(classes, known, labels.path)
-    full = replace(keys, classes=dict(mapping.items()))
-    return Painted(replace(labels, vectors=full), names, chosen, background=None)
+    full = replace(labels, vectors=replace(keys, classes=dict(mapping.items())))
+    return Classes(full, names, {str(label): label for label in known.values()} | known, None)
 
 
-def _of_raster(classes: Sequence[str], names: dict[int, str], path: str) -> frozenset[int]:
-    numbers = {name: label for label, name in names.items()}
-    wrong = [text for text in classes if text not in numbers and not is_whole(text)]
-    if wrong:
-        raise _no_class(wrong[0], list(numbers), path)
-    return frozenset(numbers[text] if text in numbers else int(text) for text in classes)
+def _chosen(classes: Classes, names: tuple[str, ...]) -> set[int]:
+    """The classes that `--classes` names: by numbers, or names.
 
-
-def _of_values(classes: Sequence[str], known: dict[str, int], path: str) -> frozenset[int]:
-    """Classes by the value that stands for them, or by their number."""
-    numbers = {str(label): label for label in known.values()} | known
-    wrong = [text for text in classes if text not in numbers]
-    if wrong:
-        raise _no_class(wrong[0], list(known), path)
-    return frozenset(numbers[text] for text in classes)
-
-
-def _no_class(text: str, names: list[str], path: str) -> TilenetError:
-    near = difflib.get_close_matches(text, names, 1, cutoff=0)
-    there = f"the nearest is {shown_value(near[0])}" if near else "it names none: give numbers"
-    return TilenetError(
-        f"classes to paint must be some of the labels' ({path}: no {shown_value(text)}); {there}"
-    )
-
-
-MOST_PX = 16384  # of a picture's side: 1 GiB of memory
-MOST_CLASS = 65535
-OPACITY = 0.4
+    Raises:
+        TilenetError: The labels have no such class.
+    """
+    numbers = classes.numbers
+    for text in names:
+        # A raster's classes may be without names.
+        if text in numbers or (classes.background is not None and is_whole(text)):
+            continue
+        near = difflib.get_close_matches(text, list(numbers), 1, cutoff=0)
+        there = f"the nearest is {shown_value(near[0])}" if near else "it names none: give numbers"
+        raise TilenetError(
+            f"classes to paint must be some of the labels' ({classes.labels.path}: no "
+            f"{shown_value(text)}); {there}"
+        )
+    return {numbers[text] if text in numbers else int(text) for text in names}
 
 
 def main(arguments: list[str]) -> int:
@@ -208,69 +182,63 @@ def _preview(arguments: list[str]) -> None:
         raise UsageError(f"--size is a number of pixels from 1 to {MOST_PX} ({given.size})")
     if not 0 <= given.opacity <= 1:
         raise UsageError(f"--opacity is a number from 0 to 1 ({given.opacity:g})")
-    out = Path(given.out)
+    out, classes, chosen = Path(given.out), None, None
     _check_target(out, given.image, given.labels, overwrite=given.overwrite)
-    painted = None
     with Raster(given.image, given.bands, None, given.nodata) as image:
         bands = given.bands or _colour_bands(image)
-        window = None if given.window is None else checked_window(given.window, image.size)
-        palette = _palette(image)
+        window = image.whole
+        if given.window is not None:
+            window = checked_window(given.window, image.size)
         if given.labels is not None:
             labels = LabelFile(given.labels, given.ignore_index, vectors)
-            chosen = None if isinstance(given.classes, dict) else given.classes
-            painted = painted_classes(labels, image, chosen)
-    seen = thumbnail(
-        given.image,
-        given.size,
-        bands,
-        given.nodata,
-        window=window,
-        labels=None if painted is None else painted.labels,
-        means=palette is None,
-    )
-    if palette is None:
-        picture = stretched(seen.pixels, *given.stretch)
-    else:
-        picture = coloured(seen.pixels.values[0], palette)
-    classes: list[Shown] = []
-    if painted is not None and seen.labels is not None:
-        _check_labels(seen.labels, given.labels, given.ignore_index)
-        classes = _shown(painted, seen.labels)
-        known = np.isin(seen.labels, [one.label for one in classes if one.colour is not None])
-        picture = overlaid(picture, seen.labels, known, given.opacity)
-    strip = None if given.no_legend else drawn(classes, picture.shape[2])
-    write_png(with_legend(rgba(picture, seen.pixels.valid), strip), out)
-    _say(out, seen, painted, classes)
+            classes = _classes_of(labels, image)
+            if isinstance(given.classes, tuple):
+                chosen = _chosen(classes, given.classes)
+    files = given.image, None if classes is None else classes.labels
+    seen = thumbnail(*files, given.size, bands, given.nodata, window)
+    picture = stretched(seen.pixels, *given.stretch)
+    legend: list[tuple[str, str]] = []
+    lines: list[str] = []
+    if classes is not None and seen.labels is not None:
+        legend, lines, painted = _legend(classes, chosen, seen.labels)
+        picture = overlaid(picture, seen.labels, painted, given.opacity)
+    picture = rgba(picture, seen.pixels.valid)
+    write_picture(picture, [] if given.no_legend else legend, out)
+    height, width = seen.pixels.valid.shape
+    whole = window.height, window.width
+    of = "all pixels" if (height, width) == whole else "of {:,} × {:,}".format(*whole)
+    print("\n".join([f"{printable(str(out))}: {height} × {width} px, {of}", *lines]))
 
 
-def _shown(painted: Painted, labels: NDArray[np.int64]) -> list[Shown]:
-    """The classes of a picture."""
-    counted = labels[labels != painted.labels.ignore_index]
+def _legend(
+    classes: Classes, chosen: set[int] | None, labels: NDArray[np.int64]
+) -> tuple[list[tuple[str, str]], list[str], NDArray[np.bool_]]:
+    """Names and colours of what is painted, a line for each class, and where it is painted."""
+    ignore = classes.labels.ignore_index
+    counted = labels[labels != ignore]
+    _check_labels(counted, classes.labels.path)
     numbers, counts = np.unique(counted, return_counts=True)
-    colours = class_colours(int(numbers.max()) + 1) if len(numbers) else []
-    return [
-        Shown(
-            label,
-            painted.names.get(label, ""),
-            colours[label][:3] if painted.paints(label) else None,
-            count / counted.size,
+    painted = set(numbers.tolist()) - {classes.background} if chosen is None else chosen
+    colours = class_colours(int(numbers.max(initial=-1)) + 1)
+    legend, rows = [], []
+    for label, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+        text = f"{label} {one_line(classes.names.get(label, ''))[:MOST_LETTERS]}".strip()
+        colour = "#{:02x}{:02x}{:02x}".format(*colours[label])
+        rows.append(
+            (text, colour if label in painted else "not painted", f"{count / counted.size:7.2%}")
         )
-        for label, count in zip(numbers.tolist(), counts.tolist(), strict=True)
-    ]
-
-
-def _say(out: Path, seen: Thumbnail, painted: Painted | None, classes: list[Shown]) -> None:
-    height, width = seen.size
-    whole = seen.window.height, seen.window.width
-    of = "all pixels" if seen.size == whole else "of {:,} × {:,}".format(*whole)
-    print(f"{printable(str(out))}: {height} × {width} px, {of}")
-    for line in lines(classes):
-        print(line)
-    if painted is not None and all(one.colour is None for one in classes):
-        print(
+        legend += [(text, colour)] * (label in painted)
+    widest = max((len(text) for text, *_ in rows[:MOST_CLASSES]), default=0)
+    lines = [f"  {row[0]:<{widest}}  {row[1]:<11}  {row[2]}" for row in rows[:MOST_CLASSES]]
+    if len(rows) > MOST_CLASSES:
+        lines.append(f"  and {len(rows) - MOST_CLASSES:,} more classes")
+    if not legend:
+        lines.append(
             "  no labels are seen: class 0 of a raster is painted if --classes names it, "
-            f"{painted.labels.ignore_index} (--ignore-index) never"
+            f"{ignore} (--ignore-index) never"
         )
+    where = np.isin(labels, [*painted.intersection(numbers.tolist())])
+    return legend[:MOST_CLASSES], lines, where
 
 
 def _bands(text: str) -> tuple[int | str, ...]:
@@ -298,13 +266,6 @@ def _colour_bands(image: Raster) -> BandNames:
     return image.bands[:3] if len(image.bands) >= 3 else image.bands[:1]
 
 
-def _palette(image: Raster) -> NDArray[np.uint8] | None:
-    """Colours of the numbers of an image's only band; None: it holds no such numbers."""
-    if len(image.bands) > 1 or len(image.stack.datasets) > 1:
-        return None
-    return colour_table(image.dataset, image.bands[0])
-
-
 def _check_target(out: Path, image: str, labels: str | None, *, overwrite: bool) -> None:
     if out.suffix.lower() != ".png":
         raise TilenetError(f"a preview is a PNG ({out}); give it a name ending in .png")
@@ -322,8 +283,7 @@ def _check_target(out: Path, image: str, labels: str | None, *, overwrite: bool)
         )
 
 
-def _check_labels(labels: NDArray[np.int64], path: str, ignore: int) -> None:
-    counted = labels[labels != ignore]
+def _check_labels(counted: NDArray[np.int64], path: str) -> None:
     if counted.size and (counted.min() < 0 or counted.max() > MOST_CLASS):
         wrong = counted.min() if counted.min() < 0 else counted.max()
         raise TilenetError(

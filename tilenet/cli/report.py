@@ -14,8 +14,8 @@ def main(arguments: list[str]) -> int:
     """Run the command; returns its exit code."""
     parser = Arguments(
         prog="tilenet report",
-        description="Write one HTML page about a training run: curves, scores, times, memory, "
-        "tiles and places with errors. It needs no network and no other file.",
+        description="Write one HTML page about a training run: curves, scores, times, memory "
+        "and places with errors. It needs no network and no other file.",
     )
     parser.add_argument("run", help="folder of a training run")
     parser.add_argument(

@@ -3,15 +3,14 @@
 Facts are plain values by name, as `--json` prints them.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from math import acos, atan2, degrees, hypot
+from math import hypot
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from rasterio.enums import ColorInterp, MaskFlags
+from rasterio.enums import MaskFlags
 from rasterio.errors import CRSError
 
 from tilenet.data.labels.facts import label_facts
@@ -19,10 +18,9 @@ from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.bounds import crs_name
-from tilenet.data.rasters.metadata import array_of, colour_table, others_of
 from tilenet.data.rasters.raster import GDAL_ERRORS, Nodata, Raster
 from tilenet.data.rasters.remedies import tiled_copy
-from tilenet.data.rasters.stack import BandNames, stacked_paths
+from tilenet.data.rasters.stack import BandNames
 from tilenet.data.schedule import balanced_weights
 from tilenet.data.survey import share_collars, survey
 from tilenet.data.survey_record import Survey
@@ -74,7 +72,7 @@ def describe(
             found |= header_of(image)
         if "refused" in found:
             return found
-        found["notes"] = _header_notes(path, found)
+        found["notes"] = _header_notes(image, found)
         if labels_path is not None:
             found["labels"] = {"path": labels_path}
             with _refusals(found, comm):
@@ -110,95 +108,36 @@ def _refusals(found: dict[str, Any], comm: "MPI.Intracomm | None") -> Iterator[N
 def header_of(raster: Raster) -> dict[str, Any]:
     """What is known of an open raster before a pixel is read.
 
-    Among others the `pixel` size along the pixels' own axes; `rotation`, degrees by which rows are
-    turned from the x axis, counterclockwise; `mirrored`, whether it cannot be turned to be a map;
-    `corner`, degrees between rows and columns; `times`, pixels decoded for each that is wanted in a
-    window that lies badly.
+    Among others the `pixel` size along the pixels' own axes, and `times`: pixels decoded for each
+    that is wanted in a window that lies badly.
     """
-    stack, first, t = raster.stack, raster.dataset, raster.transform
+    stack, t = raster.stack, raster.transform
     rows, cols = max(
         (tuple(map(int, d.block_shapes[0])) for d in stack.on_grid), key=lambda block: block[1]
     )
-    width, height = hypot(t.a, t.d), hypot(t.b, t.e)
-    between = (t.a * t.b + t.d * t.e) / (width * height) if width and height else 0.0
     num_rows, num_cols = raster.size_in_file
     times = _times(rows, num_rows) * _times(cols, num_cols)
     num_bytes = num_rows * num_cols * stack.count * raster.dtype.itemsize
-    ground = raster.ground
     return {
-        "driver": str(first.driver),
-        "num_bytes": _num_bytes(raster.files),
         "size": raster.size_in_file,
         "read_size": raster.size,
-        "bands": _bands(raster),
+        "bands": [
+            {"number": n, "name": band.name, "dtype": dtype, "read": n in raster.bands}
+            for n, (band, dtype) in enumerate(zip(stack.bands, stack.dtypes, strict=True), start=1)
+        ],
         "resampled": [
             {"path": view.path, "size": view.size, "crs": view.crs, "method": view.method}
             for view in stack.resampled
         ],
         "crs": crs_name(raster.crs) if raster.crs else None,
         "unit": _unit(raster.crs),
-        "pixel": (width, height),
-        "rotation": degrees(atan2(t.d, t.a)),
-        "mirrored": t.a * t.e - t.b * t.d > 0,
-        "corner": degrees(acos(max(-1.0, min(1.0, between)))),
-        "lacks": ground.lacks,
-        "places": {
-            "gcps": len(ground.points),
-            "gcps_crs": crs_name(ground.points_crs) if ground.points_crs else None,
-            "rpcs": ground.rpcs is not None,
-            "geolocation": bool(first.tags(ns="GEOLOCATION")),
-        },
-        "array": array_of(first),
-        "others": others_of(first),
+        "pixel": (hypot(t.a, t.d), hypot(t.b, t.e)),
+        "lacks": raster.ground.lacks,
         "data": _data(raster),
         "block": (rows, cols),
-        "compression": _compression(first),
         "times": times,
         "suits_windows": times <= MOST_TIMES or num_bytes <= SMALL_BYTES,
     }
-
-
-def _bands(raster: Raster) -> list[dict[str, Any]]:
-    """Of all files, counted through; `scale` and `offset` make a quantity of a stored number."""
-    found: list[dict[str, Any]] = []
-    for file in raster.stack.datasets:
-        # Of each file once: rasterio asks GDAL for all bands each time.
-        facts = zip(file.scales, file.offsets, file.units, file.colorinterp, strict=True)
-        for place, (scale, offset, unit, colour) in enumerate(facts, start=1):
-            number = len(found) + 1
-            table = colour_table(file, place) if colour == ColorInterp.palette else None
-            found.append(
-                {
-                    "number": number,
-                    "name": raster.stack.bands[number - 1].name,
-                    "dtype": raster.stack.dtypes[number - 1],
-                    "read": number in raster.bands,
-                    "scale": float(scale),
-                    "offset": float(offset),
-                    "unit": unit or None,
-                    # GDAL fills palettes up with black.
-                    "palette": None
-                    if table is None
-                    else {n: f"#{row.tobytes().hex()}" for n, row in enumerate(table) if row.any()},
-                }
-            )
-    return found
-
-
-def _compression(dataset: Any) -> str | None:
-    if dataset.compression:
-        return str(dataset.compression.value)
-    # Other formats compress without a word: PNG, JPEG 2000, netCDF, Zarr.
-    return "" if dataset.driver == "GTiff" else None
-
-
-def _num_bytes(paths: tuple[str, ...]) -> int | None:
-    if any(map(os.path.isdir, paths)):
-        return None  # of a folder, such as Zarr's, GDAL lists not all files
-    try:
-        return sum(os.stat(path).st_size for path in set(paths))
-    except OSError:
-        return None
 
 
 def _unit(crs: Any) -> str | None:
@@ -232,8 +171,7 @@ def _by_the_file(dataset: Any) -> str:
     if MaskFlags.nodata in flags and tags:
         if len(set(tags)) == 1:
             return f"no data where all bands are {tags[0]} (nodata tag)"
-        each = ", ".join(tags[:MOST_TAGS]) + " …" * (len(tags) > MOST_TAGS)
-        return f"no data where each band is its own nodata tag ({each})"
+        return f"no data where each band is its own nodata tag ({', '.join(tags[:MOST_TAGS])})"
     return "every pixel counts (no nodata tag, mask or alpha band)"
 
 
@@ -246,22 +184,14 @@ def _times(block: int, size: int) -> float:
 
 def _pixels(image: Raster, seen: Survey) -> dict[str, Any]:
     """Statistics of each band that is read."""
+    columns = zip(image.bands, seen.mean, seen.std, seen.minimum, seen.maximum, strict=True)
+    names = ("band", "mean", "std", "minimum", "maximum")
     number = image.height * image.width
-    bands = [
-        {
-            "band": band,
-            "mean": seen.mean[place],
-            "std": seen.std[place],
-            "minimum": seen.minimum[place],
-            "maximum": seen.maximum[place],
-        }
-        for place, band in enumerate(image.bands)
-    ]
     return {
         "num_pixels": number,
         "num_valid": seen.num_valid,
         "share_without_data": 1 - seen.num_valid / number,
-        "bands": bands,
+        "bands": [dict(zip(names, band, strict=True)) for band in columns],
     }
 
 
@@ -276,26 +206,16 @@ def _classes(seen: Survey) -> dict[str, Any]:
     }
 
 
-def _header_notes(path: str, header: dict[str, Any]) -> list[str]:
-    notes, name = [], quote(stacked_paths(path)[0])
+def _header_notes(raster: Raster, header: dict[str, Any]) -> list[str]:
+    notes, name = [], quote(raster.files[0])
     if not header["suits_windows"]:
         rows, cols = header["block"]
         notes.append(
             f"a window of 1024 px decodes up to {header['times']:.1f} times its pixels from blocks "
             f"of {rows} × {cols} px; tile the file: {tiled_copy(name)}"
         )
-    if header["crs"] is None and header["places"]["gcps"]:
-        notes.append(
-            "ground control points are not used; where labels or several images are to lie on each "
-            f"other, warp each image first: rio warp {name} warped.tif --dst-crs EPSG:…, or "
-            f"gdalwarp -t_srs EPSG:… {name} warped.tif"
-        )
-    elif header["crs"] is None and header["places"]["rpcs"]:
-        notes.append(
-            "RPCs are not used; where labels or several images are to lie on each other, warp each "
-            f"image first: gdalwarp -rpc -t_srs EPSG:… {name} warped.tif (with heights: -to "
-            "RPC_DEM=dem.tif)"
-        )
+    if raster.ground.lacks:
+        notes.append(f"the image has {raster.ground.lacks}: {raster.ground.remedy}")
     height, width = header["read_size"]
     num_bands = sum(band["read"] for band in header["bands"])
     notes.append(

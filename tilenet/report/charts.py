@@ -1,135 +1,68 @@
-"""Charts of a run as SVG, and pictures of a plan as files; drawn by matplotlib.
+"""Charts of a run as pictures for its page, and pictures of a plan as files; drawn by matplotlib.
 
 matplotlib is loaded when something is drawn, without a window system.
 """
 
+import base64
 import io
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
-from tilenet.report.parts import Drawing
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from tilenet.planning.time.timeline import Timeline
 
 __all__ = [
-    "COLOURS",
-    "Columns",
     "Curve",
-    "Mark",
     "curves",
+    "data_uri",
     "figure_of",
     "plot_level_bytes",
     "plot_timeline",
-    "shares",
-    "svg",
+    "save_figure",
     "thinned",
 ]
 
 # Told apart by people who see colours otherwise (Okabe and Ito, 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a6a00", "#56b4e9")
-SOFT, INK = "#55616e", "#1b2530"
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # letters stay letters
-    "svg.hashsalt": "tilenet",  # the same run gives the same bytes
-    "font.size": 9.0,
-    "font.family": "sans-serif",
-    "axes.edgecolor": "#8a96a3",
-    "axes.labelcolor": INK,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "grid.color": "#e7ebef",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "path.simplify": False,
-}
 MOST_COLUMNS = 480  # about one per pixel of a chart
 MOST_DOTS = 40  # values that are few enough for a dot each
 LOG_RATIO = 50.0  # from here on values are drawn by their logarithms
 
 
-def figure_of(
-    width: float, height: float, layout: Literal["constrained"] | None = "constrained"
-) -> "Figure":
+def figure_of(width: float, height: float, dpi: int = 150) -> "Figure":
     """An empty figure, in inches, that no window system has to show."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=150, layout=layout)
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def svg(figure: "Figure", alt: str) -> Drawing:
-    """A figure as part of a page.
-
-    Args:
-        figure: What is drawn.
-        alt: What it shows, in words.
-    """
-    out = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(out, format="svg", transparent=True, metadata=nothing)
-    text = out.getvalue()
-    text = text[text.index("<svg") :]
-    begin, rest = text.split(">", 1)
-    view = begin[begin.index("viewBox") :]
-    words = escape(alt, quote=True)
-    head = f'<svg role="img" aria-label="{words}" xmlns:xlink="http://www.w3.org/1999/xlink" {view}'
-    return Drawing(f"{head}><title>{words}</title>{rest}")
+def data_uri(png: bytes) -> str:
+    """Address that holds the whole picture."""
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Values in columns of a chart, those without values left out.
-
-    Attributes:
-        x: Mean place of a column's values.
-        low: Smallest of them.
-        high: Largest.
-        mean: Their mean.
-    """
-
-    x: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-    mean: NDArray[np.float64]
-
-
-def thinned(x: NDArray[np.float64], y: NDArray[np.float64], most: int) -> Columns:
-    """Values in at most `most` columns of equal width; one each where there are no more values.
-
-    Args:
-        x: Rising.
-        y: Values; what is not finite is left out.
-        most: Columns.
-    """
-    finite = np.isfinite(x) & np.isfinite(y)
-    x, y = x[finite], y[finite]
-    if len(x) <= most:
-        return Columns(x, y, y, y)
-    width = (x[-1] - x[0]) / most or 1.0
-    place = np.minimum(((x - x[0]) / width).astype(np.int64), most - 1)
-    begins = np.flatnonzero(np.diff(place, prepend=-1))
-    counts = np.diff(begins, append=len(x))
-    return Columns(
-        np.add.reduceat(x, begins) / counts,
-        np.minimum.reduceat(y, begins),
-        np.maximum.reduceat(y, begins),
-        np.add.reduceat(y, begins) / counts,
-    )
+def thinned(
+    x: NDArray[np.float64], y: NDArray[np.float64], most: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The smallest and the largest value of each of at most `most` columns of a long curve."""
+    if len(y) <= 2 * most:
+        return x, y
+    begins = np.arange(0, len(y), -(-len(y) // most))
+    ends = np.minimum.reduceat(y, begins), np.maximum.reduceat(y, begins)
+    return np.repeat(x[begins], 2), np.stack(ends, axis=1).ravel()
 
 
 @dataclass(frozen=True)
@@ -139,7 +72,7 @@ class Curve:
     Attributes:
         name: Its name in the legend.
         steps: Rising.
-        values: One per step.
+        values: One per step; what is not finite is left out.
         smooth: Whether values jump about: they are drawn pale, and their mean over them.
     """
 
@@ -149,78 +82,52 @@ class Curve:
     smooth: bool = False
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A point that matters, and what it is."""
-
-    step: float
-    value: float
-    text: str
-
-
-@contextmanager
-def _chart(unit: str) -> Iterator[tuple["Figure", "Axes"]]:
-    """A chart over steps."""
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
-        figure = figure_of(5.6, 3.1)
-        axes = figure.add_subplot()
-        axes.set(xlabel="step", ylabel=unit)
-        axes.locator_params(axis="x", integer=True)
-        axes.grid(axis="y")
-        axes.set_axisbelow(True)
-        yield figure, axes
-
-
 def curves(
     lines: Sequence[Curve],
     alt: str,
     unit: str,
-    mark: Mark | None = None,
+    mark: tuple[float, float, str] | None = None,
     *,
-    from_zero: bool = False,
-    log: bool | None = None,
-) -> Drawing:
-    """A chart of lines over steps with their legend.
+    log: bool = False,
+) -> dict[str, str]:
+    """A chart of lines over steps with their legend: its `uri`, and what it shows as `alt`.
 
     Args:
-        lines: At least one of them with a finite value.
+        lines: What is drawn.
         alt: The chart in words.
         unit: What is drawn, next to it.
-        mark: A point to name.
-        from_zero: Whether the lowest value that is shown is 0.
-        log: Whether logarithms are drawn; None: where values differ by much.
+        mark: Step, value and name of a point.
+        log: Whether logarithms are drawn where values differ by much.
     """
-    thin = [thinned(line.steps, line.values, MOST_COLUMNS) for line in lines]
-    low = min(float(one.low.min()) for one in thin if len(one.x))
-    high = max(float(one.high.max()) for one in thin if len(one.x))
-    with _chart(unit) as (figure, axes):
-        for line, one, colour in zip(lines, thin, COLOURS, strict=False):
-            if len(one.x):
-                _draw(axes, line, one, colour)
-        if mark is not None:
-            axes.plot([mark.step], [mark.value], "o", ms=8, mfc="none", mec=INK, mew=1.5)
-            axes.annotate(
-                mark.text, (mark.step, mark.value), (0, 9), textcoords="offset points", color=INK,
-                ha="left" if mark.step < sum(axes.get_xlim()) / 2 else "right",
-            )  # fmt: skip
-        if log or (log is None and low > 0 and high > LOG_RATIO * low):
-            axes.set_yscale("log")
-        elif from_zero and low >= 0:
-            axes.set_ylim(0, 1.05 * high or 1)
-        figure.legend(loc="outside upper left", ncols=len(lines), frameon=False)
-        return svg(figure, alt)
-
-
-def _draw(axes: "Axes", line: Curve, thin: Columns, colour: str) -> None:
-    if (thin.low != thin.high).any():  # each column from its smallest to its largest value
-        axes.fill_between(thin.x, thin.low, thin.high, color=colour, alpha=0.25, lw=0)
-    elif line.smooth:
-        axes.plot(thin.x, thin.mean, color=colour, lw=1, alpha=0.35)
-    mean = _moving(thin.mean) if line.smooth else thin.mean
-    dots = "o" if not line.smooth and len(thin.x) <= MOST_DOTS else None
-    axes.plot(thin.x, mean, color=colour, lw=1.5, marker=dots, ms=4, label=line.name)
+    figure = figure_of(5.6, 3.1)
+    axes = figure.add_subplot()
+    axes.set(xlabel="step", ylabel=unit)
+    axes.locator_params(axis="x", integer=True)
+    axes.grid(axis="y", color="#e7ebef")
+    axes.spines[["top", "right"]].set_visible(False)
+    for line, colour in zip(lines, COLOURS, strict=False):
+        known = np.isfinite(line.values)
+        steps, values = line.steps[known], line.values[known]
+        if line.smooth:
+            axes.plot(*thinned(steps, values, MOST_COLUMNS), color=colour, lw=1, alpha=0.35)
+            values = _moving(values)
+        dots = "o" if not line.smooth and len(steps) <= MOST_DOTS else None
+        thin = thinned(steps, values, MOST_COLUMNS)
+        axes.plot(*thin, color=colour, lw=1.5, marker=dots, ms=4, label=line.name)
+    if mark is not None:
+        step, value, text = mark
+        axes.plot([step], [value], "o", ms=8, mfc="none", mec="#1b2530", mew=1.5)
+        left = step < sum(axes.get_xlim()) / 2
+        axes.annotate(
+            text, (step, value), (0, 9), textcoords="offset points", ha="left" if left else "right"
+        )
+    values = np.concatenate([line.values[np.isfinite(line.values)] for line in lines])
+    if log and len(values) and 0 < LOG_RATIO * values.min() < values.max():
+        axes.set_yscale("log")
+    figure.legend(loc="outside upper left", ncols=len(lines), frameon=False)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", metadata={"Software": None})
+    return {"uri": data_uri(out.getvalue()), "alt": alt}
 
 
 def _moving(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -231,28 +138,6 @@ def _moving(values: NDArray[np.float64]) -> NDArray[np.float64]:
     begin, end = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
     means: NDArray[np.float64] = (sums[end] - sums[begin]) / (end - begin)
     return means
-
-
-def shares(
-    edges: NDArray[np.float64], parts: NDArray[np.float64], names: Sequence[str], alt: str
-) -> Drawing:
-    """Shares of time over steps, one on another.
-
-    Args:
-        edges: Steps at which columns begin, and the last one's end.
-        parts: Seconds of each part in each column, (parts, columns).
-        names: Names of the parts.
-        alt: The chart in words.
-    """
-    with _chart("share of a step [%]") as (figure, axes):
-        tops = 100 * np.cumsum(parts, axis=0) / np.maximum(parts.sum(axis=0), 1e-300)
-        below = np.zeros(parts.shape[1])
-        for top, name, colour in zip(tops, names, COLOURS, strict=False):
-            axes.stairs(top, edges, baseline=below, fill=True, color=colour, label=name)
-            below = top
-        axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 100))
-        figure.legend(loc="outside upper left", ncols=len(names), frameon=False)
-        return svg(figure, alt)
 
 
 GIB = 2**30
@@ -320,7 +205,7 @@ def plot_timeline(timeline: "Timeline", path: Path, title: str = "") -> None:
         handles=handles, loc="outside upper right", ncols=len(handles), frameon=False, fontsize=9
     )
     axes.set_title(title, loc="left")
-    _write(figure, path)
+    save_figure(figure, path)
 
 
 def plot_level_bytes(
@@ -361,10 +246,10 @@ def plot_level_bytes(
         axes.spines[["top", "right"]].set_visible(False)
     if title:
         figure.suptitle(title)
-    _write(figure, path)
+    save_figure(figure, path)
 
 
-def _write(figure: "Figure", path: Path) -> None:
+def save_figure(figure: "Figure", path: Path) -> None:
     """Write next to the target and rename, so that no half picture is ever there."""
     path = Path(path)
     ending = path.suffix.removeprefix(".").lower() or "png"

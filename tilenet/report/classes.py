@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.report.learning import best_row
-from tilenet.report.parts import Cell, Heading, Note, Part, Section, Table, number
-from tilenet.report.run_view import RunView
+from tilenet.report.run_view import RunView, Section
 
 __all__ = ["classes", "confusion_of"]
 
@@ -19,9 +18,10 @@ LARGEST = 4096  # class number; larger ones are none of ours
 def classes(view: RunView) -> Section:
     """A table of scores per class and a confusion matrix, of the best and the last validation."""
     if view.numbers:
-        return Section("Classes", [])
-    parts = [part for step, name in _steps(view) for part in _one(view, step, name)]
-    return Section("Classes", parts or [Note("This run has no validation to show classes of.")])
+        return {}
+    tables = [table for step, name in _steps(view) for table in _tables(view, step, name)]
+    notes = [] if tables else ["This run has no validation to show classes of."]
+    return {"tables": tables, "notes": notes}
 
 
 def confusion_of(view: RunView, step: float) -> NDArray[np.int64] | None:
@@ -61,80 +61,73 @@ def _steps(view: RunView) -> list[tuple[float, str]]:
     return [(last, "Best and last")] if best == last else [(best, "Best"), (last, "Last")]
 
 
-def _one(view: RunView, step: float, which: str) -> list[Part]:
+def _tables(view: RunView, step: float, which: str) -> list[Section]:
     matrix = confusion_of(view, step)
     num = len(view.classes) if matrix is None else len(matrix)
     names = [*view.classes, *(str(n) for n in range(len(view.classes), num))]
-    head = Heading(f"{which} validation, step {step:,.0f}")
-    scored = _per_class(view, step, names, matrix)
-    if matrix is None:
-        return [head, scored, Note("confusion.csv has no pixels of this step.")]
-    return [head, scored, (_matrix if num <= MOST_CLASSES else _pairs)(names, matrix)]
+    head = f"{which} validation, step {step:,.0f}"
+    tables = [_per_class(view, step, names, matrix)]
+    if matrix is not None:
+        tables.append((_matrix if num <= MOST_CLASSES else _pairs)(names, matrix))
+    return [table | {"caption": f"{head}: {table['caption']}"} for table in tables]
 
 
 def _per_class(
     view: RunView, step: float, names: Sequence[str], matrix: NDArray[np.int64] | None
-) -> Table:
+) -> Section:
     scored = view.validation
     place = None if scored is None else int(np.argmax(scored.columns["step"] == step))
 
-    def score(kind: str, number_of: int) -> float | None:
-        if scored is None or place is None:
-            return None
+    def score(kind: str, index: int) -> str:
         # Columns carry the name of a class, or its number.
-        for name in (names[number_of], str(number_of)):
-            if (values := scored.columns.get(f"{kind}_{name}")) is not None:
-                return float(values[place])
-        return None
+        for name in (names[index], str(index)):
+            if scored is not None and (values := scored.columns.get(f"{kind}_{name}")) is not None:
+                return f"{values[place]:.4f}" if np.isfinite(values[place]) else "–"
+        return "–"
 
     rows = []
     for index, name in enumerate(names):
-        label = mapped = None
+        counts = ["–", "–"]
         if matrix is not None:
-            label, mapped = float(matrix[index].sum()), float(matrix[:, index].sum())
-        iou, f1 = score("iou", index), score("f1", index)
-        rows.append((name, _bar(iou), _bar(f1), number(label), number(mapped)))
-    heads = ("class", "IoU", "F1", "pixels labelled", "pixels predicted")
-    return Table("Scores per class", heads, rows)
+            counts = [f"{matrix[index].sum():,}", f"{matrix[:, index].sum():,}"]
+        rows.append([name, score("iou", index), score("f1", index), *counts])
+    heads = ["class", "IoU", "F1", "pixels labelled", "pixels predicted"]
+    return {"caption": "scores per class", "heads": heads, "rows": rows}
 
 
-def _bar(value: float | None) -> Cell:
-    if value is None or value != value:
-        return Cell("–")
-    share = min(max(value, 0.0), 1.0) * 100
-    filled = f"linear-gradient(90deg,#cfe3f1 {share:.1f}%,transparent {share:.1f}%)"
-    return Cell(f"{value:.4f}", background=filled)
-
-
-def _matrix(names: Sequence[str], matrix: NDArray[np.int64]) -> Table:
-    rows: list[tuple[str | Cell, ...]] = []
+def _matrix(names: Sequence[str], matrix: NDArray[np.int64]) -> Section:
+    rows = []
     for label, name in enumerate(names):
         total = int(matrix[label].sum())
-        cells = []
+        cells: list[object] = []
         for predicted, other in enumerate(names):
             count = int(matrix[label, predicted])
             share = count / total if total else 0.0
-            shown = f"{share:.1%}" if count else ("–" if not total else "0")
-            title = f"{count:,} pixels of {name} taken for {other}"
-            cells.append(Cell(shown, title, _colour(share, label == predicted)))
-        rows.append((name, *cells, f"{total:,}"))
-    heads = ("label ↓ predicted →", *names, "pixels labelled")
-    return Table("Confusion matrix: what pixels of a label are taken for", heads, rows)
+            cells.append(
+                {
+                    "text": f"{share:.1%}" if count else ("–" if not total else "0"),
+                    "title": f"{count:,} pixels of {name} taken for {other}",
+                    "colour": _colour(share, label == predicted),
+                }
+            )
+        rows.append([name, *cells, f"{total:,}"])
+    heads = ["label ↓ predicted →", *names, "pixels labelled"]
+    caption = "confusion matrix, what pixels of a label are taken for"
+    return {"caption": caption, "heads": heads, "rows": rows}
 
 
-def _pairs(names: Sequence[str], matrix: NDArray[np.int64]) -> Table:
+def _pairs(names: Sequence[str], matrix: NDArray[np.int64]) -> Section:
     wrong = matrix.copy()
     np.fill_diagonal(wrong, 0)
-    order = np.argsort(wrong, axis=None)[::-1][:MOST_PAIRS]
     rows = []
-    for place in order:
+    for place in np.argsort(wrong, axis=None)[::-1][:MOST_PAIRS]:
         label, predicted = divmod(int(place), len(matrix))
-        count = int(wrong[label, predicted])
-        if count:
+        if count := int(wrong[label, predicted]):
             share = f"{count / matrix[label].sum():.1%}"
-            rows.append((names[label], names[predicted], f"{count:,}", share))
-    heads = ("label", "taken for", "pixels", "of the label")
-    return Table(f"The most frequent errors, of {len(matrix):,} classes", heads, rows)
+            rows.append([names[label], names[predicted], f"{count:,}", share])
+    heads = ["label", "taken for", "pixels", "of the label"]
+    caption = f"the most frequent errors, of {len(matrix):,} classes"
+    return {"caption": caption, "heads": heads, "rows": rows}
 
 
 def _colour(share: float, right: bool) -> str:

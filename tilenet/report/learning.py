@@ -3,9 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.report.charts import Curve, Mark, curves
-from tilenet.report.parts import Note, Pair, Part, Section
-from tilenet.report.run_view import RunView
+from tilenet.report.charts import Curve, curves
+from tilenet.report.run_view import RunView, Section
 from tilenet.scores import SMALLEST
 from tilenet.storage.tables import RunTable
 
@@ -33,26 +32,22 @@ def learning(view: RunView) -> Section:
     history = view.history
     loss = None if history is None else history.column("loss")
     if history is None or loss is None:
-        return Section("Learning", [Note("There is no history.csv with a step in it.")])
-    steps = history.columns["step"]
+        return {"notes": ["There is no history.csv with a step in it."]}
+    steps, alt, least = history.columns["step"], f"Loss over {len(history):,} steps", None
     lines = [Curve("step; dark: mean of those around it", steps, loss, smooth=True)]
     held_out = None if view.validation is None else view.validation.column("loss")
     if view.validation is not None and held_out is not None:
         lines.append(Curve("validation", view.validation.columns["step"], held_out))
-    parts: list[Part] = []
     if np.isfinite(loss).any():
-        finite = np.where(np.isfinite(loss), loss, np.inf)
-        at = int(finite.argmin())
-        least = Mark(steps[at], loss[at], f"lowest {loss[at]:.4g}, step {steps[at]:,.0f}")
-        parts.append(curves(lines, f"Loss over {len(steps):,} steps", "loss", least))
+        at = int(np.where(np.isfinite(loss), loss, np.inf).argmin())
+        least = steps[at], loss[at], f"lowest {loss[at]:.4g}, step {steps[at]:,.0f}"
+        alt += f", {least[2]}"
+    charts = [curves(lines, alt, "loss", least, log=True)]
     rate = history.column("learning_rate")
-    if rate is None:
-        parts.append(Note("This run did not record its learning rate."))
-    else:
-        alt = f"Learning rate over {len(steps):,} steps"
+    if rate is not None:
         drawn = [Curve("learning rate", steps, rate)]
-        parts.append(curves(drawn, alt, "learning rate", from_zero=True, log=False))
-    return Section("Learning", [Pair(parts)])
+        charts.append(curves(drawn, f"Learning rate over {len(steps):,} steps", "learning rate"))
+    return {"charts": charts}
 
 
 def validation(view: RunView) -> Section:
@@ -60,22 +55,20 @@ def validation(view: RunView) -> Section:
     table = view.validation
     lines = []
     if table is not None:
-        found = [(name, table.column(key)) for key, name in SCORES]
+        known = [(name, table.column(key)) for key, name in SCORES]
         steps = table.columns["step"]
-        lines = [Curve(name, steps, values) for name, values in found if values is not None]
+        lines = [Curve(name, steps, values) for name, values in known if values is not None]
     if table is None or not lines:
         missing = "This run has no validation.csv: nothing was held out (validation.share)."
-        return Section("Validation", [Note(missing)])
-    score = view.score
-    at, mark, told = best_row(table, score), None, ""
+        return {"notes": [missing]}
+    at, mark, best = best_row(table, view.score), None, ""
     if at is not None:
-        step, value = table.columns["step"][at], table.columns[score][at]
-        told = f"The best by {score} is {value:.4g}, of step {step:,.0f}."
-        if score != "loss":
-            mark = Mark(step, value, f"best {value:.4g}, step {step:,.0f}")
-    alt = f"Validation scores at {len(table):,} steps. {told}"
-    parts: list[Part] = [Pair([curves(lines, alt, "score", mark, log=False)])]
-    return Section("Validation", parts + [Note(told)] * bool(told))
+        step, value = table.columns["step"][at], table.columns[view.score][at]
+        best = f"The best by {view.score} is {value:.4g}, of step {step:,.0f}."
+        if view.score != "loss":
+            mark = step, value, f"best {value:.4g}, step {step:,.0f}"
+    alt = f"Validation scores at {len(table):,} steps. {best}"
+    return {"charts": [curves(lines, alt, "score", mark)], "notes": [best] * bool(best)}
 
 
 AROUND = 3  # validations whose median is compared, at the lowest and at the end

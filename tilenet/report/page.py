@@ -1,6 +1,6 @@
 """`report.html`: one page that says how a run went, without network and without scripts.
 
-templates/page.html lays it out; it is given values, and escapes all of them but charts.
+templates/page.html lays it out; it escapes all values.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,9 @@ from tilenet.errors import TilenetError
 from tilenet.parallel.health.progress import say
 from tilenet.report.classes import classes
 from tilenet.report.learning import best_row, learning, overfitting, validation
-from tilenet.report.parts import Note, Section, Text
 from tilenet.report.places import places
-from tilenet.report.resources import memory_used, time_spent
-from tilenet.report.run_view import RunView
-from tilenet.report.tiles import tiles
+from tilenet.report.resources import resources
+from tilenet.report.run_view import RunView, Section
 from tilenet.storage.atomic import write_aside
 from tilenet.training.folder import REPORT
 
@@ -65,43 +63,31 @@ def page(view: RunView, map_path: str | None = None, *, maps: bool = True) -> st
     """The page as text."""
     from jinja2 import Environment, PackageLoader
 
+    makers: dict[str, Callable[[], Section]] = {
+        "Run": lambda: {"facts": _facts(view), "warning": overfitting(view)},
+        "Learning": lambda: learning(view),
+        "Validation": lambda: validation(view),
+        "Classes": lambda: classes(view),
+        "Places": lambda: places(view, map_path, compute=maps),
+        "Time and memory": lambda: resources(view),
+        "Run file": lambda: _run_file(view),
+    }
+    sections = {title: _section(make) for title, make in makers.items()}
     environment = Environment(loader=PackageLoader("tilenet.report"), autoescape=True)
-    warning: list[str | None] = [None]
-    facts: list[tuple[str, object]] = [("folder", str(view.folder))]
-
-    def head() -> Section:
-        warning[0] = overfitting(view)
-        facts[:] = _facts(view)
-        return Section("Run")
-
-    sections = [
-        one
-        for one in (
-            _section("Run", head),
-            _section("Learning", lambda: learning(view)),
-            _section("Validation", lambda: validation(view)),
-            _section("Classes", lambda: classes(view)),
-            _section("Places", lambda: places(view, map_path, compute=maps)),
-            _section("Time", lambda: time_spent(view)),
-            _section("Memory", lambda: memory_used(view)),
-            _section("Tiles", lambda: tiles(view)),
-            _run_file(view),
-        )
-        if one.parts
-    ]
-    values = {"name": view.folder.resolve().name, "warning": warning[0], "facts": facts}
-    text = environment.get_template("page.html").render(**values, sections=sections)
+    template = environment.get_template("page.html")
+    text = template.render(name=view.folder.resolve().name, sections=sections)
     return text.encode("utf-8", "backslashreplace").decode()  # names of files may be no UTF-8
 
 
-def _section(title: str, make: Callable[[], Section]) -> Section:
+def _section(make: Callable[[], Section]) -> Section:
     """A part of the page; a sentence where files of the run hold what no run writes."""
     try:
         return make()
     except NONSENSE as error:
         why = f"{type(error).__name__}: {error}"
-        said = f"This cannot be shown: a file of the run holds what no run writes ({why})."
-        return Section(title, [Note(said)])
+        return {
+            "notes": [f"This cannot be shown: a file of the run holds what no run writes ({why})."]
+        }
 
 
 def _facts(view: RunView) -> list[tuple[str, object]]:
@@ -144,5 +130,5 @@ def _duration(seconds: float) -> str:
 def _run_file(view: RunView) -> Section:
     """The run file, with the values of its plan and of the command line."""
     if view.run_text is None:
-        return Section("Run file", [Note("The run did not keep its run file (run.yaml).")])
-    return Section("Run file", [Text(view.run_text.strip())])
+        return {"notes": ["The run did not keep its run file (run.yaml)."]}
+    return {"text": view.run_text.strip()}

@@ -290,7 +290,7 @@ def test_pictures_take_the_nearest_pixels(write_raster: Write, first: str) -> No
         near = values[0][rows, cols][row[:, None], col]
         assert (found.values[1] == near).mean() > 0.8  # the middle of a pixel, or nearly
         assert found.valid.all()
-    picture = thumbnail(f"{first}+{path}", 64)
+    picture = thumbnail(f"{first}+{path}", None, 64, None, None, Window(0, 0, *SIZE))
     assert picture.pixels.values.shape[0] == 2
     assert picture.pixels.valid.all()
 

@@ -10,15 +10,15 @@ from tilenet.data.labels.raster import Labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys, is_whole, text_of
 from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
-from tilenet.data.rasters.metadata import class_names
 from tilenet.data.rasters.raster import Raster
 
 if TYPE_CHECKING:
     from rasterio.crs import CRS
 
-__all__ = ["label_facts", "proposed_classes"]
+__all__ = ["class_names", "label_facts", "proposed_classes"]
 
 MOST_SHOWN = 50
+MOST_NAMES = 4096  # of classes
 MOST_FIELDS = 10  # that are named
 MOST_AS_THEY_ARE = 254  # larger whole numbers are codes or years rather than classes
 NO_VALUE = ("null", "")
@@ -68,6 +68,19 @@ def proposed_classes(
     return {text: given.get(text, found.get(text)) for text in values}
 
 
+def class_names(dataset: Any) -> dict[int, str]:
+    """Names by class, from the tags `class_0`, `class_1` … of a dataset's first band.
+
+    That is how the maps of `tilenet predict` hold them.
+    """
+    found = {}
+    for tag, name in dataset.tags(1).items():
+        number = str(tag).removeprefix("class_")
+        if number != tag and number.isdecimal() and int(number) < MOST_NAMES:
+            found[int(number)] = str(name)
+    return dict(sorted(found.items()))
+
+
 def label_facts(labels: LabelSource, image: Raster) -> dict[str, Any]:
     """What open labels are, and where they lie, by names for `tilenet info --json`."""
     if isinstance(labels, Labels):
@@ -114,29 +127,17 @@ def _grid(labels: Labels, image: Raster) -> str:
 
 
 def _lying(crs: "CRS | None", there: Bounds | None, image: Raster) -> dict[str, Any]:
-    """Bounds in the image's CRS, None where unknown or taken to be the image's, and shares.
+    """Bounds in the image's CRS, None where unknown or taken to be the image's.
 
-    `share` is that of the image's rectangle which lies within these bounds, `share_inside` that of
-    the bounds' rectangle within the image's. They are `exact` where no other CRS widens them.
+    `share` is that of the image's rectangle which lies within these bounds.
     """
     own = bounds_of(image.transform, image.whole)
     # An empty layer lies nowhere.
     moved = bounds_in(there, crs, image.crs) if there and there.finite else None
-    share = inside = None
+    share = None
     if moved is not None:
         width = min(own.right, moved.right) - max(own.left, moved.left)
         height = min(own.top, moved.top) - max(own.bottom, moved.bottom)
-        common = max(width, 0.0) * max(height, 0.0)
-        share = common / _area(own)
-        inside = common / _area(moved) if _area(moved) else None
-    return {
-        "crs": crs_name(crs) if crs else None,
-        "bounds": moved,
-        "exact": moved == there,
-        "share": share,
-        "share_inside": inside,
-    }
-
-
-def _area(bounds: Bounds) -> float:
-    return (bounds.right - bounds.left) * (bounds.top - bounds.bottom)
+        area = (own.right - own.left) * (own.top - own.bottom)
+        share = max(width, 0.0) * max(height, 0.0) / area
+    return {"crs": crs_name(crs) if crs else None, "bounds": moved, "share": share}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tilenet.data.rasters.collar import Collar, Runs, collar_strips, strip_runs
 from tilenet.data.rasters.ground import Ground
 from tilenet.data.rasters.opening import GDAL_ERRORS, reason, why_no_raster
-from tilenet.data.rasters.resample import block_mean, factor_of, sample_parts
+from tilenet.data.rasters.resample import block_mean, factor_of
 from tilenet.data.rasters.stack import BandNames, FileStack, band_numbers
 from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import strips_of, within
@@ -264,14 +264,7 @@ class Raster:
             TilenetError: The file cannot be read there.
         """
         fine, size = self.fine(window, self.factor), size or (window.height, window.width)
-        block = self._files.block_rows, self._files.block_cols
-        parts = [
-            (rows, cols, self._files.read(self.bands, part, (_len(rows), _len(cols))))
-            for rows, cols, part in sample_parts(fine, size, block)
-        ]
-        values = np.empty((len(self.bands), *size), parts[0][2].dtype)
-        for rows, cols, read in parts:
-            values[:, rows, cols] = read
+        values = self._files.read(self.bands, fine, size)
         return Pixels(values, self._valid(values, fine, size))
 
     def fine(self, window: Window, factor: int) -> Window:
@@ -375,7 +368,3 @@ def _places(first: int, count: int, pixels: int) -> list[int] | range:
     if first >= 0 and first + count <= pixels:
         return range(first, first + count)
     return reflected(first, count, pixels)
-
-
-def _len(part: slice) -> int:
-    return int(part.stop - part.start)
