@@ -17,6 +17,7 @@ from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import Context, context_of
 from tilenet.geometry.layers import Cellwise, GlobalPool, Join, Layer, Norm, walk
 from tilenet.model.network import Network, load_weights, network_to_fill, tie_weights
+from tilenet.model.opaque import opaque_network
 
 __all__ = ["Adopted", "adopt", "copied", "fixed_names", "state_of", "twins"]
 
@@ -101,6 +102,12 @@ class Adopted:
     def network(self, dtype: torch.dtype = torch.float32) -> Network:
         """The list's network with the module's weights."""
         network = network_to_fill(self.layers, dtype)
+        self.fill(network)
+        return network
+
+    def around(self, module: nn.Module, seed: int, precision: str) -> Network:
+        """The network around the module as it is, which is taken over, with these weights."""
+        network = opaque_network(module, seed, precision)
         self.fill(network)
         return network
 

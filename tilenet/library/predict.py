@@ -25,7 +25,6 @@ from tilenet.mapping.predict import predict as predict_as_said
 from tilenet.mapping.prediction import GivenNetwork, Prediction
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import load_weights, network_to_fill
-from tilenet.model.opaque import opaque_network
 from tilenet.parallel.ranks.comm import agreed, end_where_uncaught, world
 from tilenet.parallel.ranks.meeting import check_alike
 from tilenet.parallel.ranks.share import share_tensors
@@ -232,11 +231,10 @@ def given_network(
     adopted = share_adopted(adopted if comm.rank == 0 else None, comm)
     with agreed(comm):
         record = _record(adopted, path, numbers, names, statistics)
-        dtype = parameter_dtype(adopted.precision)
         if window_px is not None:
-            network = opaque_network(copy.deepcopy(_whole(net)).cpu(), 0, dtype)
-        else:
-            network = network_to_fill(adopted.layers, dtype)
+            module = copy.deepcopy(_whole(net)).cpu()
+            return GivenNetwork(adopted.name, record, adopted.around(module, 0, adopted.precision))
+        network = network_to_fill(adopted.layers, parameter_dtype(adopted.precision))
         # Not the one to be trained: where layers share a weight, devices of a map have it each.
         load_weights(network, adopted.state, adopted.name, adopted.names)
         return GivenNetwork(adopted.name, record, network)

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from tilenet.model.choices import parameter_dtype
-from tilenet.model.network import Network
-from tilenet.model.opaque import opaque_network
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
@@ -146,9 +143,7 @@ def _prepare(
         statistics = run.network.statistics or (found.mean, found.std)
         plan = replace(plan, record=folder.record(plan.record, *statistics))
         data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
-        filled = _as_it_is(run, plan, module)
-    module = None if filled else module
-    network = proved_network(run, plan, module, data, devices, comm, stop, filled)
+    network = proved_network(run, plan, module, data, devices, comm, stop)
     validation, loss = None, run.loss_with(weights)
     if opened.validation:
         scored = plan.record, opened.validation, loss, run.validation.batch_size
@@ -158,14 +153,3 @@ def _prepare(
     end_if_asked(comm, stop)
     common = callbacks, watchdog, stop, comm
     return Loop(run, plan, data, network, loss, validation, folder, devices.layout, *common)
-
-
-def _as_it_is(run: RunFile, plan: RunPlan, module: nn.Module | None) -> Network | None:
-    """The network around a module that runs on windows, with rank 0's weights; None: another."""
-    if plan.halo_mode != "windows":
-        return None
-    assert module is not None
-    assert plan.adopted is not None
-    network = opaque_network(module, run.seed, parameter_dtype(plan.record.precision))
-    plan.adopted.fill(network)
-    return network

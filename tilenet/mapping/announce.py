@@ -3,7 +3,6 @@
 from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.layers import Norm
-from tilenet.geometry.opaque import opaque_of
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.prediction import MapSource
 from tilenet.parallel.health.progress import say
@@ -44,7 +43,7 @@ def announce_map(plan: MapPlan, source: MapSource) -> None:
                 f"statistics over the whole image: {len(plan.passes) + 1} passes over {rows} × "
                 f"{cols} {kind}, {plan.work:.1f} times the work of one pass, since {plan.why}"
             )
-    layer = opaque_of(record.layers)
+    layer = record.opaque
     if layer is not None:
         say(f"{source.folder}: {layer.note}")
     elif not rule.exact:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tilenet.geometry.opaque import Opaque, opaque_of
+from tilenet.geometry.opaque import Opaque
 from tilenet.geometry.tiles import HaloRule
 from tilenet.mapping.blended import tiles_of_windows
 from tilenet.parallel.ranks.comm import agreed
@@ -59,7 +59,7 @@ def decide_map(
     Raises:
         AgreedError: The image cannot be mapped so.
     """
-    layer = opaque_of(record.layers)
+    layer = record.opaque
     # Ranks that chose for themselves could choose differently.
     budget, most_px = min(comm.allgather(_memory(device)))
     with agreed(comm):

@@ -14,10 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from tilenet.geometry.bands import bands
-from tilenet.geometry.opaque import opaque_of
 from tilenet.geometry.tiles import Tile, own_pieces, owned
 from tilenet.geometry.windows import Window, overlap
-from tilenet.mapping.blended import BlendedWindows
 from tilenet.mapping.in_memory import MapInMemory
 from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.mapping.resume import MapResume
@@ -127,9 +125,8 @@ class MapJob:
             self._share_out(network, comm, sink)
         elif self.plan.method == "sweep":
             self._strip_by_strip(network, comm, sink, resume)
-        elif (layer := opaque_of(self.mapper.record.layers)) is not None:
-            pipe = BlendedWindows(self._pipe(network), layer)
-            self._tile_by_tile(pipe, comm, sink, resume)
+        elif self.plan.method == "windows":
+            self._tile_by_tile(self._pipe(network), comm, sink, resume)
         else:
             placed = placed_network(network, self.mapper.record.layers, self.balance)
             self._tile_by_tile(self._pipe(placed), comm, sink, resume)
@@ -143,11 +140,7 @@ class MapJob:
         return [tile for tile in self.plan.tiling.tiles if sink.wants(comm.rank, tile.own)]
 
     def _tile_by_tile(
-        self,
-        pipe: Pipe | BlendedWindows,
-        comm: "MPI.Intracomm",
-        sink: MapSink,
-        resume: MapResume | None,
+        self, pipe: Pipe, comm: "MPI.Intracomm", sink: MapSink, resume: MapResume | None
     ) -> None:
         """Compute the tiles in rounds, as many per rank as are in the pipeline at a time."""
         tiles = self.wanted(comm, sink)

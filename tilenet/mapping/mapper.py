@@ -12,7 +12,6 @@ from torch import Tensor
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.bands import Band
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.opaque import opaque_of
 from tilenet.geometry.tiles import Tile, Tiling, owned
 from tilenet.geometry.windows import Window
 from tilenet.mapping.blended import BlendedWindows
@@ -63,7 +62,7 @@ class Mapper:
         self.dtype = dtype
         self.tiling = tiling
         self.offset_px = tiling.rule.offset_px
-        count, layer = len(record.classes), opaque_of(record.layers)
+        count, layer = len(record.classes), record.opaque
         note = None if layer is None else layer.note
         if output == "classes":
             kind = "uint8" if count <= 255 else "uint16"
@@ -83,7 +82,7 @@ class Mapper:
         mean, std = self.record.mean, self.record.std
         return standardise(pixels.values, pixels.valid, mean, std, self.dtype), pixels.valid
 
-    def tiles(self, pipe: Pipe | BlendedWindows, tiles: Sequence[Tile]) -> list[Computed]:
+    def tiles(self, pipe: Pipe, tiles: Sequence[Tile]) -> list[Computed]:
         """The tiles' own pixels."""
         if not tiles:
             return []
@@ -94,7 +93,10 @@ class Mapper:
             for micro_batch, number in enumerate(numbers)
         ]
         with torch.inference_mode():
-            outputs = pipe(list(images), origins)
+            if self.record.opaque is None:
+                outputs = pipe(list(images), origins)
+            else:
+                outputs = BlendedWindows(pipe, self.record.opaque)(images, origins)
         return [
             Computed(owned(output, tile, self.offset_px)[0].to(self.dtype), owned(where, tile))
             for output, where, tile in zip(outputs, valid, tiles, strict=True)

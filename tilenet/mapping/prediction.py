@@ -12,7 +12,7 @@ from torch import nn
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.geometry.opaque import Opaque, no_code, opaque_of
+from tilenet.geometry.opaque import Opaque, no_code
 from tilenet.geometry.tiles import HaloRule, Tiling, halo_rule
 from tilenet.geometry.windows import Part, Window
 from tilenet.mapping.journal import file_facts, hash_of
@@ -234,12 +234,12 @@ def _opened(wanted: Prediction, *, check: bool) -> tuple[Path, NetworkRecord, Ne
     folder = (checked_checkpoint if check else find_checkpoint)(Path(wanted.network))
     record = NetworkRecord.from_json(load_json(folder / "network.json"))
     weights = load_tensors(folder / "weights.safetensors")
-    dtype = parameter_dtype(wanted.precision or record.precision)
-    if (layer := opaque_of(record.layers)) is not None:
-        network = opaque_network(_code_of(layer, wanted.module, folder), 0, dtype)
+    precision = wanted.precision or record.precision
+    if (layer := record.opaque) is not None:
+        network = opaque_network(_code_of(layer, wanted.module, folder), 0, precision)
     else:
         check_weight_count(record.layers, weights, str(folder), record.names)
-        network = network_to_fill(record.layers, dtype)
+        network = network_to_fill(record.layers, parameter_dtype(precision))
     load_weights(network, weights, str(folder), record.names)
     return folder, record, network
 

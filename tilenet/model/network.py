@@ -4,6 +4,7 @@ A network is a flat `nn.Sequential` with one module per layer, so that pipeline,
 walk and checkpoints all count the same layers. It never hears of ranks.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -26,7 +27,7 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
-from tilenet.geometry.opaque import Opaque, no_code
+from tilenet.geometry.opaque import Opaque, no_code, opaque_of
 from tilenet.model.cellwise import CellwiseModule, cellwise_layer
 from tilenet.model.dropout import KeyedDropout, MaskKey
 from tilenet.model.in_place import in_place
@@ -100,6 +101,9 @@ def network_to_score(layers: tuple[Layer, ...], network: Network) -> Network:
     parameters being there twice and without its modules hearing of it. Neither reads nor changes
     any random state.
     """
+    if opaque_of(layers) is not None:
+        tensors = [*network.parameters(), *network.buffers()]
+        return copy.deepcopy(network, {id(one): one for one in tensors}).eval()
     plain = _without_memory(layers).eval()
     state = network.state_dict(keep_vars=True)
     for name, parameter in plain.named_parameters():  # torch gives the tensors what these have

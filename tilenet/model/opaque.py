@@ -1,18 +1,18 @@
 """Somebody's module as the one layer of a network."""
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tilenet.model.choices import parameter_dtype
 from tilenet.model.dropout import MaskKey
 from tilenet.model.network import Network
 from tilenet.model.skips import origin_under_way
 from tilenet.random_keys import key
 
-__all__ = ["OpaqueModule", "first_map", "lend_opaque", "opaque_network"]
+__all__ = ["OpaqueModule", "first_map", "opaque_network"]
 
 
 class OpaqueModule(nn.Module):
@@ -66,13 +66,7 @@ def first_map(output: Any) -> Tensor:
     return output
 
 
-def opaque_network(module: nn.Module, seed: int, dtype: torch.dtype) -> Network:
+def opaque_network(module: nn.Module, seed: int, precision: str) -> Network:
     """The network whose one layer is the module, which is taken over."""
     mask_key = MaskKey(seed=seed)
-    return Network([OpaqueModule(module, mask_key)], mask_key).to(dtype)
-
-
-def lend_opaque(network: Network) -> Network:
-    """A network in evaluation mode around the very tensors of another one."""
-    tensors = [*network.parameters(), *network.buffers()]
-    return copy.deepcopy(network, {id(one): one for one in tensors}).eval()
+    return Network([OpaqueModule(module, mask_key)], mask_key).to(parameter_dtype(precision))

@@ -21,6 +21,7 @@ from tilenet.geometry.layer_json import (
     layer_to_json,
 )
 from tilenet.geometry.layers import Layer
+from tilenet.geometry.opaque import Opaque, opaque_of
 
 __all__ = ["NetworkRecord", "check_class_names", "names_in_map"]
 
@@ -118,6 +119,11 @@ class NetworkRecord:
         """The bands as the run file asked for them: another image may hold them elsewhere."""
         names = self.band_names or (None,) * len(self.bands)
         return tuple(name or band for name, band in zip(names, self.bands, strict=True))
+
+    @property
+    def opaque(self) -> Opaque | None:
+        """The network's only layer, where it is a module as it is; None: a list of layers."""
+        return opaque_of(self.layers)
 
     def context(self) -> Context:
         """What the network asks of tiles."""

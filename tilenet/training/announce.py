@@ -9,7 +9,6 @@ from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.schedule import Sample
 from tilenet.geometry.halo import norm_context
 from tilenet.geometry.layers import Norm
-from tilenet.geometry.opaque import opaque_of
 from tilenet.parallel.health.progress import say
 from tilenet.planning.mesh import tiles_of
 from tilenet.training.images.open import RunImages
@@ -27,7 +26,7 @@ def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
     """
     if plan.adopted is not None:
         context = plan.record.context()
-        layer, name = opaque_of(plan.record.layers), plan.adopted.name
+        layer, name = plan.record.opaque, plan.adopted.name
         same = (
             f"{name} is the same network as its {len(plan.record.layers)} layers; alignment "
             f"{context.alignment_px} px, halo {context.halo_px} px"

@@ -21,7 +21,6 @@ from torch import Tensor
 from tilenet.data.labels.source import ValidationImage
 from tilenet.data.survey import survey
 from tilenet.errors import AgreedError
-from tilenet.geometry.opaque import opaque_of
 from tilenet.geometry.tiles import halo_rule
 from tilenet.mapping.choose import decide_map
 from tilenet.mapping.count import CountingSink, NumbersSink, ScoringSink
@@ -30,7 +29,6 @@ from tilenet.mapping.mapper import Mapper
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.loss import Loss
 from tilenet.model.network import Network, network_to_score
-from tilenet.model.opaque import lend_opaque
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
@@ -153,8 +151,7 @@ class Validation:
         """
         self.watchdog.arm("the validation", SLOW)
         began = time.perf_counter()
-        opaque = opaque_of(self.record.layers) is not None
-        plain = lend_opaque(network) if opaque else network_to_score(self.record.layers, network)
+        plain = network_to_score(self.record.layers, network)
         given = self.loss.class_weights or (1.0,) * self.loss.num_classes
         weights = torch.tensor(given, dtype=self.dtype, device=self.devices[-1])
         sinks: list[ScoringSink] = []

@@ -12,7 +12,6 @@ from tilenet.adoption.adopt import Adopted
 from tilenet.data.crops import cell_side
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import norm_context, output_size
-from tilenet.geometry.opaque import opaque_of
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_cells, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions
@@ -71,7 +70,7 @@ class RunPlan:
     @property
     def halo_mode(self) -> HaloMode:
         """How tiles get their context."""
-        if opaque_of(self.record.layers) is not None:
+        if self.record.opaque is not None:
             return "windows"
         if self.swept:
             return "sweep"

@@ -68,7 +68,8 @@ def proved_network(
 
     Args:
         module: On rank 0 the user's network itself, which is used up; None there: its list of
-            layers is what the ranks are compared with. Elsewhere None.
+            layers is what the ranks are compared with. Elsewhere None, but for a module that runs
+            as it is, which is compared with nothing.
         data: Images or crops of the run.
         filled: As of `RunNetwork`.
 
@@ -79,7 +80,11 @@ def proved_network(
     sizes = [one.size for one in data.schedule.samples(0)]
     pixels = data.last * sum(map(prod, sizes)) / comm.size
     reason = ""
-    if run.prove and plan.adopted is not None and plan.halo_mode != "windows":
+    if plan.halo_mode == "windows":
+        assert module is not None  # on all ranks
+        assert plan.adopted is not None
+        filled, module = plan.adopted.around(module, run.seed, plan.record.precision), None
+    elif run.prove and plan.adopted is not None:
         try:  # all ranks decide the same
             problem = _problem(plan, sizes[0], pixels)
         except TilenetError as error:
