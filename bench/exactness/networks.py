@@ -84,12 +84,7 @@ class Choice:
 
         from tilenet.adoption.source import made
 
-        if not hasattr(torch.ops.torchvision, "nms"):
-            # The wheel for a torch without CUDA lacks its operators, which are only declared here.
-            for name in ("nms", "qnms"):
-                torch.library.define(
-                    f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou) -> Tensor"
-                )
+        declare_operators()
         module = made(self.maker, self.options)
         generator = torch.Generator().manual_seed(2)
         for part in module.modules():
@@ -97,6 +92,15 @@ class Choice:
                 part.running_mean.normal_(0, 0.1, generator=generator)  # type: ignore[union-attr]
                 part.running_var.uniform_(0.5, 1.5, generator=generator)
         return module
+
+
+def declare_operators() -> None:
+    """Declare what torchvision's wheel for a torch without CUDA lacks, before it is imported."""
+    import torch
+
+    for name in () if hasattr(torch.ops.torchvision, "nms") else ("nms", "qnms"):
+        schema = f"torchvision::{name}"
+        torch.library.define(schema, "(Tensor dets, Tensor scores, float iou) -> Tensor")
 
 
 def choices() -> dict[str, Choice]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.exactness.networks import declare_operators
 from tilenet.adoption.adopt import adopt
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.sweep import strip_edges
@@ -32,9 +33,7 @@ TILE = 896  # a multiple of the stride, wider than what a tile of ResNet18 loses
 
 def encoder(name: str) -> nn.Sequential:
     """ResNet's features, with random weights."""
-    for operator in () if hasattr(torch.ops.torchvision, "nms") else ("nms", "qnms"):
-        schema = f"torchvision::{operator}"
-        torch.library.define(schema, "(Tensor dets, Tensor scores, float iou) -> Tensor")
+    declare_operators()
     from torchvision import models
 
     torch.manual_seed(0)
