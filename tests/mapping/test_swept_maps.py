@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import tilenet.mapping.resume
 import tilenet.planning.maps
 from tilenet.adoption.adopt import adopt
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.geometry.halo import context_of
 from tilenet.geometry.windows import Window
 from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.predict import Prediction, predict
@@ -45,8 +47,19 @@ def in_columns(monkeypatch: pytest.MonkeyPatch, num_cols: int) -> None:
     """Let just so many columns of tiles fit."""
     right = tilenet.planning.maps._strips
 
-    def strips(asked: Any, height: int, width: int, columns: int) -> int | None:
-        return right(asked, height, width, columns) if columns == num_cols else None
+    def strips(asked: Any, height: int, width: int, columns: int, halo_px: int) -> int | None:
+        fits = columns == num_cols and halo_px
+        return right(asked, height, width, columns, halo_px) if fits else None
+
+    monkeypatch.setattr(tilenet.planning.maps, "_strips", strips)
+
+
+def that_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let just columns of ranks that exchange halos fit."""
+    right = tilenet.planning.maps._strips
+
+    def strips(asked: Any, height: int, width: int, columns: int, halo_px: int) -> int | None:
+        return None if halo_px else right(asked, height, width, columns, halo_px)
 
     monkeypatch.setattr(tilenet.planning.maps, "_strips", strips)
 
@@ -98,6 +111,22 @@ def test_adopted_networks(
     found, done = mapped(made, scene, comm, tile_px=None)
     assert (done["method"], done["grid"][1]) == ("sweep", num_cols)
     assert worst(found, wanted, scene) <= 1e-12
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("name", [name for name in ZOO if name != "looking"])
+def test_adopted_networks_over_columns_that_exchange_halos(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    that_exchange(monkeypatch)
+    scene = scene_of(comm, shared_path, SIZE)
+    made, wanted = adopted(comm, shared_path, scene, network(name, drops=False))
+    found, done = mapped(made, scene, comm, tile_px=None)
+    assert (done["method"], done["grid"][1]) == ("sweep", comm.size)
+    assert worst(found, wanted, scene) <= 1e-12
+    unit = context_of(made.layers).alignment_px
+    widest = ceil(SIZE[1] / comm.size / unit) * unit
+    assert done["work_ratio"] <= comm.size * widest * (SIZE[0] + unit) / (SIZE[0] * SIZE[1])
 
 
 def test_statistics_of_the_image_itself(comm: MPI.Intracomm, shared_path: Path) -> None:

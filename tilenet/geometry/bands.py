@@ -6,6 +6,8 @@ halo. One rank and one column of tiles read every pixel once.
 For a tile, layers compute the same rows at once in every band, so that its numbers are the same to
 the last bit: strips are rows of tiles wherever a band begins, and it begins a strip before its
 halo. In its first strip layers compute more rows at once, of which its tiles see nothing.
+
+Where columns exchange their halos, each rank sweeps one from top to bottom, all at the same pace.
 """
 
 from bisect import bisect
@@ -41,12 +43,18 @@ def bands(tiling: Tiling, numbers: Sequence[int], parts: int) -> list[list[Band]
     Args:
         tiling: Its halo is the exact one.
         numbers: Tiles, in any order.
-        parts: Ranks.
+        parts: Ranks; as many as columns of tiles where these exchange halos.
 
     Returns:
         One list per rank.
     """
     num_cols = tiling.grid[1]
+    if tiling.rule.exchanged:
+        assert parts == num_cols
+        places = [number // num_cols for number in numbers]
+        rows = range(min(places), max(places) + 1) if places else ()
+        columns = [[row * num_cols + col for row in rows] for col in range(parts)]
+        return [[_band(tiling, run)] if run else [] for run in columns]
     in_columns = sorted(numbers, key=lambda number: (number % num_cols, number))
     edges = [len(in_columns) * part // parts for part in range(parts + 1)]
     found = []

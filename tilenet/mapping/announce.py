@@ -34,10 +34,8 @@ def announce_map(plan: MapPlan, source: MapSource) -> None:
         )
     else:
         kind = "strips" if plan.method == "sweep" else "tiles"
-        say(
-            f"{rows} × {cols} {kind}, {own}, halo {rule.halo_px} px, work ratio "
-            f"{plan.work_ratio:.2f}"
-        )
+        halo = "halos travel" if rule.exchanged else f"halo {rule.halo_px} px"
+        say(f"{rows} × {cols} {kind}, {own}, {halo}, work ratio {plan.work_ratio:.2f}")
         if plan.passes:
             say(
                 f"statistics over the whole image: {len(plan.passes) + 1} passes over {rows} × "

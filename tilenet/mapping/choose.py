@@ -40,6 +40,7 @@ def decide_map(
     at_once: int = 1,
     sweeps: bool = False,
     steady: bool = False,
+    exchanges: bool = False,
 ) -> MapPlan:
     """Decide. Collective.
 
@@ -55,6 +56,7 @@ def decide_map(
         at_once: Tiles of a rank that are in the pipeline at a time.
         sweeps: Whether a sweep would do: on one device, for most of each row of the image.
         steady: As in `MapQuestion`.
+        exchanges: As in `MapQuestion`.
 
     Raises:
         AgreedError: The image cannot be mapped so.
@@ -75,6 +77,7 @@ def decide_map(
             most_px=most_px,
             at_once=at_once,
             steady=steady,
+            exchanges=exchanges,
             sweep_bytes=budget * (1 if device.type == "cuda" else SWEEP_TIMES) if sweeps else 0,
         )
         plan = _of_windows(asked, layer) if layer is not None else choose_map(asked)

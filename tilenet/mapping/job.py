@@ -24,7 +24,7 @@ from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.network import placed_network, spatial_network
 from tilenet.parallel.exchange.passes import KeptSums, StatisticPasses
-from tilenet.parallel.exchange.swept_bands import sweep_statistics
+from tilenet.parallel.exchange.swept_bands import columns_of, sweep_statistics
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.pipeline.pipe import Pipe
@@ -176,8 +176,10 @@ class MapJob:
         shares = bands(tiling, wanted, comm.size)
         turns = [[number for band in share for number in band.tiles] for share in shares]
         network = network.to(self.devices[0]).eval()
+        apart = comm.Dup()  # halos are sent while sinks send pieces
+        columns = columns_of(layers, tiling, apart)
         mine = chain.from_iterable(
-            self.mapper.strips(network, layers, band, self.devices[0], self.precision)
+            self.mapper.strips(network, layers, band, self.devices[0], self.precision, columns)
             for band in shares[comm.rank]
         )
         rounds = max(len(turn) for turn in turns)
@@ -195,6 +197,7 @@ class MapJob:
                 progress.update(len(done))
                 if resume:
                     resume.tiles_done([tiles[n] for _, n in done], last=number + 1 == rounds)
+        apart.Free()
 
     def _share_out(self, network: Network, comm: "MPI.Intracomm", sink: MapSink) -> None:
         """Compute all windows at once, one per rank, and hand them on in pieces."""

@@ -1,6 +1,7 @@
 """What a map holds: computed tile by tile or band by band, and made values of."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,8 +20,10 @@ from tilenet.mapping.writer import MapKind
 from tilenet.model.inputs import standardise
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
+from tilenet.parallel.exchange.swept import Columns
 from tilenet.parallel.exchange.swept_bands import sweep_band
 from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.ranks.comm import agreed
 from tilenet.storage.network_json import NetworkRecord
 
 __all__ = ["Computed", "Mapper", "Output"]
@@ -109,18 +112,26 @@ class Mapper:
         band: Band,
         device: torch.device,
         precision: str,
+        columns: Columns | None = None,
     ) -> Iterator[Computed]:
-        """The own pixels of a band's tiles, one after another."""
+        """The own pixels of a band's tiles, one after another.
+
+        Args:
+            columns: As of `sweep_band`, to which it goes.
+        """
         valid: list[NDArray[np.bool_]] = []
         first = band.part.row  # of `valid`
 
         def read(window: Window) -> Tensor:
-            pixels, where = self.input(window)
+            # A file may be broken where only one rank reads it, and others wait for its halos.
+            comm = None if columns is None else columns.line.comm
+            with nullcontext() if comm is None else agreed(comm):
+                pixels, where = self.input(window)
             valid.append(where)
             return pixels.to(device)
 
         owns = [self.tiling.tiles[number].own for number in band.tiles]
-        maps = sweep_band(network, layers, self.tiling, band, owns, precision, read)
+        maps = sweep_band(network, layers, self.tiling, band, owns, precision, read, columns)
         for own, logits in zip(owns, maps, strict=True):
             rows = np.concatenate(valid)[own.row - first :]
             left = own.col - band.part.col

@@ -130,6 +130,7 @@ def _job(
         tile_px=wanted.tile_px,
         # A narrow map would show little of the rows that a sweep computes.
         steady=wanted.resume,
+        exchanges=True,
         sweeps=wanted.partitions == 1 and 2 * source.window.width >= source.image.width,
     )
     read = plan.tiling.tiles[0].read

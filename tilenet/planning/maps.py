@@ -33,6 +33,9 @@ WIDE_HALO = 4
 # often than they are computed. Rows of the image are at least so many.
 STRIP_CELLS, STRIP_PX = (4, 2, 1), 64
 MOST_COLUMNS = 16  # of tiles that are looked through for one rank
+# Ranks exchange halos where they compute so much less: tiles that do not are the same to the last
+# bit on any number of ranks, these to rounding.
+ENOUGH_LESS = 0.9
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class MapQuestion:
         sweep_bytes: What feature maps of a sweep may take on a rank; 0: there is none.
         steady: Whether another number of ranks may go on with the map, so that its tiles may not
             depend on it.
+        exchanges: Whether ranks that sweep may exchange halos.
     """
 
     layers: tuple[Layer, ...]
@@ -67,6 +71,7 @@ class MapQuestion:
     at_once: int = 1
     sweep_bytes: int = 0
     steady: bool = False
+    exchanges: bool = False
 
     @cached_property
     def of_whole_image(self) -> tuple[int, ...]:
@@ -170,20 +175,39 @@ def _swept(asked: MapQuestion) -> MapPlan | None:
     height, width = cut(*asked.size, Cut(grid=(1, 1)), rule).extended
     found, num_cols, ranks = [], 1, 1 if asked.steady else asked.num_ranks
     while num_cols <= min(width // asked.unit_px, max(ranks, MOST_COLUMNS)):
-        strips = _strips(asked, height, width, num_cols)
+        strips = _strips(asked, height, width, num_cols, rule.halo_px)
         if strips is not None:
             tiling = cut(*asked.size, Cut(grid=(strips, num_cols)), rule)
             found.append(MapPlan("sweep", tiling, swept=read_ratio(tiling, asked.num_ranks)))
             if ranks == 1:
                 break  # more columns read more
         num_cols += max(1, num_cols // 2)
-    return min(found, key=lambda plan: plan.work_ratio, default=None)
+    best = min(found, key=lambda plan: plan.work_ratio, default=None)
+    columns = _columns(asked, height, width) if asked.exchanges and ranks > 1 else None
+    if columns is None or (best and columns.work_ratio > ENOUGH_LESS * best.work_ratio):
+        return best
+    return columns
 
 
-def _strips(asked: MapQuestion, height: int, width: int, num_cols: int) -> int | None:
+def _columns(asked: MapQuestion, height: int, width: int) -> MapPlan | None:
+    """A sweep of one column of the image per rank, which exchange halos; None: there is none."""
+    num_ranks = asked.num_ranks
+    strips = _strips(asked, height, width, num_ranks, halo_px=0)
+    if strips is None:
+        return None
+    try:
+        rule = replace(asked.rule, exchanged=True)
+        tiling = cut(*asked.size, Cut(grid=(strips, num_ranks)), rule)
+        check_shares(asked.layers, tiling.cols, "columns")
+    except TilenetError:
+        return None
+    return MapPlan("sweep", tiling, swept=read_ratio(tiling, num_ranks))
+
+
+def _strips(asked: MapQuestion, height: int, width: int, num_cols: int, halo_px: int) -> int | None:
     """Number of strips, as few rows of the deepest maps as are computed well; None: none fits."""
     unit = asked.unit_px
-    read = min(width, -(-width // num_cols // unit) * unit + 2 * asked.rule.halo_px)
+    read = min(width, -(-width // num_cols // unit) * unit + 2 * halo_px)
     for cells in STRIP_CELLS:
         rows = max(cells * unit, STRIP_PX // unit * unit)
         if swept_bytes(asked.layers, height, read, rows, asked.item_bytes) <= asked.sweep_bytes:
@@ -279,7 +303,7 @@ def plan_passes(
 
 def _for_prefix(asked: MapQuestion, tiling: Tiling, halo_px: int) -> Tiling:
     """The same own windows with a smaller halo."""
-    rule = HaloRule(halo_px, tiling.rule.alignment_px, exact=tiling.rule.exact)
+    rule = replace(tiling.rule, halo_px=halo_px)
     return cut(*asked.size, Cut(grid=tiling.grid), rule)
 
 

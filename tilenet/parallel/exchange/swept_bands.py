@@ -20,9 +20,10 @@ from tilenet.geometry.tiles import Tiling
 from tilenet.geometry.windows import Window
 from tilenet.model.network import Network
 from tilenet.parallel.exchange.fixed import Statistic, statistic_of
+from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.exchange.passes import KeptSums, Values
-from tilenet.parallel.exchange.swept import Sweep
+from tilenet.parallel.exchange.swept import Columns, Sweep
 from tilenet.parallel.exchange.whole_maps import AveragedOver
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
@@ -31,7 +32,7 @@ from tilenet.parallel.ranks.comm import agreed
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["sweep_band", "sweep_statistics"]
+__all__ = ["columns_of", "sweep_band", "sweep_statistics"]
 
 
 def sweep_band(
@@ -42,6 +43,7 @@ def sweep_band(
     owns: Sequence[Window],
     precision: str,
     read: Callable[[Window], Tensor],
+    columns: Columns | None = None,
 ) -> Iterator[Tensor]:
     """Of a band's tiles, one after another, their own cells of the last layer's map.
 
@@ -51,6 +53,8 @@ def sweep_band(
         owns: For each tile the cells of that map which it owns, counted on the whole map.
         precision: As for `Pipe`.
         read: The network's input for a window, (1, bands, H, W).
+        columns: Those that this rank holds, where ranks exchange halos; then each step is
+            collective.
 
     Yields:
         (1, C, H, W).
@@ -60,7 +64,8 @@ def sweep_band(
         return
     part = band.part
     edges = [*(span.first - part.row for span in band.strips), part.height]
-    sweep = Sweep(layers, network, tiling.extended, edges, part, precision)
+    whole = part if columns is None else Window(part.row, 0, part.height, tiling.extended[1])
+    sweep = Sweep(layers, network, tiling.extended, edges, whole, precision, columns)
     (done, left), there = sweep.starts[-1], list[Tensor]()
     first, strips = done, iter(band.strips)
     for own in owns:
@@ -76,6 +81,13 @@ def sweep_band(
         yield found[:, :, top : top + own.height, col : col + own.width]
         first = own.row + own.height
         there = [found[:, :, first - done :].clone()] if first < done else []
+
+
+def columns_of(layers: tuple[Layer, ...], tiling: Tiling, comm: "MPI.Intracomm") -> Columns | None:
+    """The columns that a rank sweeps where columns exchange halos; None: they do not."""
+    if not tiling.rule.exchanged:
+        return None
+    return Columns(tiling_shares(layers, tiling)[1], comm.rank, Line(comm))
 
 
 def sweep_statistics(
@@ -102,6 +114,7 @@ def sweep_statistics(
         AgreedError: On all ranks, for a file that one of them cannot read.
     """
     fixed = Network(list(network), network.mask_key).eval()
+    columns = columns_of(layers, passes[0][1], comm)
     total = sum(len(tiling.tiles) for _, tiling in passes)
     with progress_bar(comm, total, "strip", brief=brief) as progress:
         for number, (index, tiling) in enumerate(passes):
@@ -110,7 +123,9 @@ def sweep_statistics(
             if values is None or known < count:
                 shares = bands(tiling, range(count), comm.size)
                 prefix = Network(list(fixed)[:index], network.mask_key).eval()
-                mine = _found(prefix, layers, index, tiling, shares[comm.rank], precision, read)
+                mine = _found(
+                    prefix, layers, index, tiling, shares[comm.rank], precision, read, columns
+                )
                 found: list[Values] = []
                 rounds = max(sum(len(band.tiles) for band in share) for share in shares)
                 for turn in range(rounds):
@@ -136,6 +151,7 @@ def _found(
     share: Sequence[Band],
     precision: str,
     read: Callable[[Window], Tensor],
+    columns: Columns | None,
 ) -> Iterator[Values]:
     """What each of a rank's tiles adds to the statistic of layer `index`; zeros: it owns no cell,
     as at the edges of a map that is smaller than the image.
@@ -144,16 +160,19 @@ def _found(
     whole, statistic = (rows.cells, cols.cells), statistic_of(layers[index])
     for band in share:
         owns = [_own(rows, cols, divmod(number, tiling.grid[1])) for number in band.tiles]
-        some = [own for own in owns if own.height and own.width]
-        maps = sweep_band(prefix, layers[:index], tiling, band, some, precision, read)
+        before = None if columns is None or not index else columns.before(index)
+        # Of columns that exchange halos, all ranks sweep what one of them has cells of.
+        some = [own for own in owns if own.height and (own.width or columns is not None)]
+        maps = sweep_band(prefix, layers[:index], tiling, band, some, precision, read, before)
         for own in owns:
-            if own not in some:
+            cells = next(maps) if own in some else None
+            if cells is None or not cells.numel():
                 yield np.zeros(statistic.num_values)
                 continue
             here = Window(0, 0, own.height, own.width)
             where = AveragedOver(Cells((here,), (0,)), ((own.row, own.col),), whole)
             with torch.inference_mode():
-                yield statistic.find(next(maps), where)
+                yield statistic.find(cells, where)
 
 
 def _own(rows: AxisShares, cols: AxisShares, place: tuple[int, int]) -> Window:
