@@ -88,6 +88,16 @@ class Wide(nn.Module):
         return out
 
 
+class WideAndFaint(Wide):
+    """What it sees beyond its first layer is below any rounding that is allowed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *others = self.layers
+        near = first(x)
+        out: Tensor = near[:, :2] + 1e-11 * nn.Sequential(*others)(near)
+        return out
+
+
 def turning() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(nn.ReLU(), Flipping()))
 
@@ -246,7 +256,7 @@ def test_people_are_told_how_far_tiles_are(
     assert "over" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["zoo:Residual", "zoo:Gated", f"{HERE}:Wide"])
+@pytest.mark.parametrize("name", ["zoo:Residual", "zoo:Gated", f"{HERE}:Wide", f"{HERE}:WideAndFaint"])
 def test_a_short_halo_is_refused(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+FAR = 2.0**20  # times as large as the pixels that a tile reads are those that it does not
+
+
 @dataclass(frozen=True)
 class Problem:
     """What is computed twice.
@@ -68,6 +71,12 @@ def random_problem(
         )
         for channels in (layers[0].in_channels, layers[-1].out_channels)
     )
+    for number in chosen or ():
+        read = tiling.tiles[number].read
+        inside = torch.zeros(tiling.extended, dtype=torch.bool)
+        inside[read.row : read.row + read.height, read.col : read.col + read.width] = True
+        # What deep networks see at the edge of their context is little: here it is seen.
+        images *= torch.where(inside, 1.0, FAR)
     return Problem(tiling, images, weights, each, replicas, chosen)
 
 

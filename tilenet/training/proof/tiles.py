@@ -65,7 +65,10 @@ def run_tiles(
                 loss = loss + measured(image, own, tile.own)
         if isinstance(loss, Tensor) and loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
-    most: float = comm.allreduce(apart / scale_of([logits]), op=MPI.MAX)
+    # Logits of tiles that are not computed may be much larger.
+    like_these = [_of(logits, image, tiling.tiles[number].own) for image, number in work]
+    scale = scale_of(like_these if problem.chosen else [logits])
+    most: float = comm.allreduce(apart / scale, op=MPI.MAX)
     return most
 
 
