@@ -256,7 +256,9 @@ def test_people_are_told_how_far_tiles_are(
     assert "over" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["zoo:Residual", "zoo:Gated", f"{HERE}:Wide", f"{HERE}:WideAndFaint"])
+@pytest.mark.parametrize(
+    "name", ["zoo:Residual", "zoo:Gated", f"{HERE}:Wide", f"{HERE}:WideAndFaint"]
+)
 def test_a_short_halo_is_refused(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
