@@ -1,11 +1,13 @@
 """`tilenet profile`: layers are measured one by one, and `tilenet plan` takes what was measured."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
+from tilenet.adoption.adopt import adopt
 from tilenet.cli import plan as plan_command
 from tilenet.cli.profile import main
 from tilenet.geometry.unet import UNetOptions, unet_layers
@@ -122,3 +124,16 @@ def test_what_is_impossible_is_said_in_a_sentence(
     capsys: Capture, code: int, arguments: list[str], said: str
 ) -> None:
     assert said in refusal(capsys, code, *arguments)
+
+
+@pytest.mark.parametrize("name", ["Residual", "Gated", "Pyramid", "Looking"])
+def test_a_module_is_profiled_and_planned_with(capsys: Capture, tmp_path: Path, name: str) -> None:
+    path, out = tmp_path / "profile.json", tmp_path / "plan.json"
+    named = ["--network", f"zoo:{name}"]
+    assert main([*named, "--tile", "64", "--repeats", "1", "--device", "cpu", "-o", str(path)]) == 0
+    layers = tuple(one.layer for one in read_profile(path).layers)
+    assert layers == adopt(getattr(import_module("zoo"), name)(), 3).layers
+    asked = ["--image", "640", "--machine", "local", "--profile", str(path), "-o", str(out)]
+    assert plan_command.main([*named, *asked]) == 0
+    assert main([*named, "--poolings", "2"]) == 2
+    assert "--poolings describes a U-Net" in capsys.readouterr().err

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import torch
 
-from tilenet.cli.options import Arguments, add_network, network_of, pair
+from tilenet.cli.options import (
+    Arguments,
+    add_network,
+    add_own_network,
+    check_own_network,
+    network_of,
+    pair,
+)
+from tilenet.cli.own_network import adopt_named
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.tiles import check_cells
@@ -49,11 +57,17 @@ def profile(given: Namespace) -> Profile:
     Raises:
         TilenetError: A rule of networks is broken, or the tile does not fit the device.
     """
-    options, _ = network_of(given)
-    layers = unet_layers(options)
+    dtype = parameter_dtype(given.precision)
+    if check_own_network(given):
+        _, adopted = adopt_named(given)
+        layers, network = adopted.layers, adopted.network(dtype)
+    else:
+        layers = unet_layers(network_of(given)[0])
+        network = build_network(layers, dtype=dtype)
     height, width = given.tile
-    unit = context_of(layers).alignment_px
-    if options.padding == "same" and (height % unit or width % unit or not height * width):
+    context = context_of(layers)
+    unit = context.alignment_px
+    if not context.valid and (height % unit or width % unit or not height * width):
         raise TilenetError(
             f"a measured tile is a multiple of the network's total stride (tile: {height} × "
             f"{width} px, stride: {unit} px); nearest: {max(unit, round(height / unit) * unit)} × "
@@ -63,10 +77,9 @@ def profile(given: Namespace) -> Profile:
     if given.repeats < 1:
         raise TilenetError(f"repeats must be at least 1 (repeats: {given.repeats}); 5 is usual")
     (device,) = choose_devices(given.device, NodePlace(0, 1))
-    dtype = parameter_dtype(given.precision)
     try:
-        network = build_network(layers, dtype=dtype, device=device).train()
-        image = torch.randn(1, options.bands, height, width, dtype=dtype, device=device)
+        image = torch.randn(1, layers[0].in_channels, height, width, dtype=dtype, device=device)
+        network = network.to(device).train()
         seconds = measure_layers(network, image, given.precision, given.repeats)
     except RuntimeError as error:  # torch's OutOfMemoryError is one, an illegal size another
         raise TilenetError(
@@ -114,6 +127,7 @@ def _parser() -> Arguments:
         description="Measure how long each layer of a network takes on this machine's device.",
     )
     add_network(parser)
+    add_own_network(parser)
     parser.add_argument("--tile", type=pair, default=(512, 512), metavar="N|ROWSxCOLUMNS")
     parser.add_argument("--precision", choices=list(PRECISIONS), default="float32")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
