@@ -13,7 +13,7 @@ from torch import nn
 
 from tilenet.adoption.adopt import Adopted
 from tilenet.errors import TilenetError
-from tilenet.geometry.tiles import Cut, Tiling, cut, halo_rule
+from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule
 from tilenet.parallel.proof import Difference, check_rounding, no_trace
 from tilenet.parallel.ranks.devices import NodePlace
 from tilenet.parallel.ranks.layout import RunDevices
@@ -28,7 +28,7 @@ from tilenet.training.setup import RunPlan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["TilesProof", "prove_over_tiles"]
+__all__ = ["TilesProof", "plan_of", "prove_over_tiles"]
 
 SECONDS = 4.0  # of a core, for an image
 
@@ -67,7 +67,7 @@ def prove_over_tiles(
             proofs.append(TilesProof(tiles, [], problem))
             continue
         cpu, mine = RunDevices((torch.device("cpu"),), NodePlace(0, 1), []), copy.deepcopy(module)
-        plan = _plan(adopted, problem.tiling)
+        plan = plan_of(adopted, problem.tiling.rule, problem.tiling.grid)
         with no_trace(cpu.partitions):
             differences, reason = compare(plan, problem, mine, batch_norm, cpu, "host", comm)
         check_rounding(differences, tiles, "--no-prove")
@@ -119,8 +119,8 @@ def _problem(adopted: Adopted, grid: tuple[int, int], *, inner: bool = False) ->
     return random_problem(tiling, layers, question.images, chosen=inside[:1] if inner else None)
 
 
-def _plan(adopted: Adopted, tiling: Tiling) -> RunPlan:
-    """That of a run on one rank."""
+def plan_of(adopted: Adopted, rule: HaloRule, grid: tuple[int, int]) -> RunPlan:
+    """That of a run on one rank, in float64."""
     record = NetworkRecord(
         adopted.layers,
         tuple(range(1, adopted.bands + 1)),
@@ -135,4 +135,4 @@ def _plan(adopted: Adopted, tiling: Tiling) -> RunPlan:
         names=adopted.names,
     )
     mesh, balance = MeshShape(1, 1, 1), (len(adopted.layers),)
-    return RunPlan(record, tiling.rule, mesh, Cut(tiling.grid), balance, adopted=adopted)
+    return RunPlan(record, rule, mesh, Cut(grid), balance, adopted=adopted)
