@@ -3,6 +3,7 @@
 import json
 import sys
 from itertools import groupby
+from math import isfinite
 from typing import Any
 
 from tilenet.cli.data_options import add_labels, band_names, nodata_value, vectors_of
@@ -209,7 +210,7 @@ def _info(arguments: list[str]) -> int:
             if "refused" in found:
                 print(f"tilenet: {found['refused']}", file=sys.stderr, flush=True)
     if first and given.json:
-        print(json.dumps({"images": everything}))
+        print(json.dumps({"images": _plain(everything)}))
     return int(any("refused" in found for found in everything))
 
 
@@ -253,3 +254,12 @@ def _parser() -> Arguments:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _plain(value: Any) -> Any:
+    """Without numbers that JSON does not know."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
