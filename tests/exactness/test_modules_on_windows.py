@@ -150,6 +150,20 @@ def test_scores_of_a_validation_are_those_of_the_map(
     assert scores.mean_iou == pytest.approx(last, abs=1e-12)
 
 
+@pytest.mark.ranks(1)
+def test_norms_that_do_not_normalise_are_said(
+    shared_path: Path, comm: MPI.Intracomm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenes = scenes_of(shared_path, SIZES[:1], comm)
+    keys = NetworkKeys(module="attending:Attending", options={"window_px": WINDOW})
+    assert train(a_run(shared_path, scenes, network=keys, steps=1), comm=comm) == 0
+    said = capsys.readouterr().err
+    assert "all batch norms (1) are as made" in said
+    assert "so they do not normalise; give trained weights" in said
+    assert train(a_run(shared_path, scenes, steps=1), overwrite=True, comm=comm) == 0
+    assert "as made" not in capsys.readouterr().err
+
+
 @pytest.mark.ranks(1, 2)
 def test_a_run_on_windows_resumes(shared_path: Path, comm: MPI.Intracomm) -> None:
     scenes = scenes_of(shared_path, SIZES, comm)

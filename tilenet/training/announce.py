@@ -38,8 +38,9 @@ def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
     if idle:
         say(
             f"the running statistics of all batch norms ({idle}) are as made, with mean 0 and "
-            "variance 1, and frozen, so they do not normalise; set network.batch_norm: step, or "
-            "give trained weights (network.weights)"
+            "variance 1, and frozen, so they do not normalise; "
+            + "set network.batch_norm: step, or " * (plan.halo_mode != "windows")
+            + "give trained weights (network.weights)"
         )
     views = [view for image in opened.all_images for view in image.stack.resampled]
     for sentence in resampling_notes(views):
@@ -75,14 +76,15 @@ def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
 
 def num_idle_norms(adopted: Adopted) -> int:
     """Number of batch norms if all are frozen with running statistics as made, else 0."""
-    norms = [layer for layer in adopted.layers if isinstance(layer, Norm) and layer.norm == "batch"]
+    norms = (one for one in adopted.layers if isinstance(one, Norm) and one.norm == "batch")
+    number = sum(name.endswith("running_var") for name in adopted.names)
     state = [(name, adopted.state[own]) for name, own in adopted.names.items()]
     as_made = all(
         bool((tensor == name.endswith("running_var")).all())
         for name, tensor in state
         if name.endswith(("running_mean", "running_var"))
     )
-    return len(norms) if as_made and all(norm.scope == "frozen" for norm in norms) else 0
+    return number if as_made and all(norm.scope == "frozen" for norm in norms) else 0
 
 
 def announce(
