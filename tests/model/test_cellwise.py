@@ -134,7 +134,7 @@ KERNEL = Conv(4, 4, 3, padding=1, groups=4, weights=(("w0", (4, 1, 3, 3), True),
         ({"kernel": 5}, r"\(4, 1, 5, 5\), they make: \(4, 1, 3, 3\)"),
         (
             {"steps": (("constant", ("list", 1.0), ("list", 4, 1, 3, 3)),)},
-            "they make: RuntimeError",
+            "they make: ValueError: 1 numbers",
         ),
     ],
 )

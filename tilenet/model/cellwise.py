@@ -7,6 +7,7 @@ runs on shapes alone before it runs on anything else.
 
 from collections.abc import Generator, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -166,13 +167,21 @@ def _run(
         elif name == CONVERT:
             values.append(given[0].to(like.dtype))
         elif name == CONSTANT:
-            values.append(like.new_tensor(given[0]).reshape(given[1]))
+            values.append(_constant(*given, like))
         else:
             values.append(find_operator(name)(*given, **named))
         for number in done:  # what a map without backward would keep to its end
             values[number] = None
     result: Tensor = values[-1]
     return result
+
+
+def _constant(numbers: list[float], shape: list[int], like: Tensor) -> Tensor:
+    if len(numbers) != prod(shape):
+        raise ValueError(f"{len(numbers)} numbers of the shape {shape}")
+    if like.is_meta:
+        return like.new_empty(shape)
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device).reshape(shape)
 
 
 def _is_named(argument: Any) -> bool:
