@@ -167,7 +167,7 @@ def _run(
         elif name == CONVERT:
             values.append(given[0].to(like.dtype))
         elif name == CONSTANT:
-            values.append(_constant(*given, like))
+            values.append(_constant(given[0], given[1], like))
         else:
             values.append(find_operator(name)(*given, **named))
         for number in done:  # what a map without backward would keep to its end
