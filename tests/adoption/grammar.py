@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import parts_that_move  # noqa: F401 (enters its parts)
 import parts_that_share  # noqa: F401 (enters its parts)
 import parts_within_cells  # noqa: F401 (enters its parts)
 import torch

@@ -140,6 +140,19 @@ def replaced(m: Around, x: Tensor) -> Tensor:
     return x
 
 
+def standardised(kernel: Tensor, gain: Tensor) -> Tensor:
+    """As timm's ScaledStdConv2d has it."""
+    rows = kernel.reshape(1, len(kernel), -1)
+    rows = F.batch_norm(rows, None, None, 0.5 * gain.view(-1), training=True, momentum=0.0)
+    return rows.reshape_as(kernel)
+
+
+def blocks(x: Tensor, n: int) -> Tensor:
+    """(B, n, n, C, H / n, W / n)."""
+    rows, cols = x.shape[2] // n, x.shape[3] // n
+    return x.view(len(x), x.shape[1], rows, n, cols, n).permute(0, 3, 5, 1, 2, 4)
+
+
 def drop_path(keep: float) -> Callable[..., Tensor]:
     def function(m: nn.Module, x: Tensor) -> Tensor:
         if not m.training:
@@ -211,7 +224,7 @@ CASES = {
     # What is no layer
     "rows dropped": around(channels_last_drop, "is no map"),
     "a weight without gradient": around(
-        lambda m, x: F.conv2d(x, m.w.detach()), "weight is computed", w=weight(2, 4, 1, 1)
+        lambda m, x: F.conv2d(x, m.w.detach()), w=weight(2, 4, 1, 1)
     ),
     "the pool first": around(pool_first, one=nn.Conv2d(4, 2, 1)),
     "the pool first, as large as the last": around(
@@ -221,12 +234,36 @@ CASES = {
     "1 + gamma": around(lambda m, x: x * (1 + m.gamma[:, None, None]), gamma=weight(4)),
     "a sum of kernels": around(
         lambda m, x: F.conv2d(x, m.k + m.l),
-        "weight is computed",
         k=weight(2, 4, 1, 1),
         l=weight(2, 4, 1, 1),
     ),
-    "a scaled kernel": around(
-        lambda m, x: F.conv2d(x, 2.0 * m.k), "weight is computed", k=weight(2, 4, 1, 1)
+    "a scaled kernel": around(lambda m, x: F.conv2d(x, 2.0 * m.k), k=weight(2, 4, 1, 1)),
+    "a kernel with a mask": around(
+        lambda m, x: F.conv2d(x, m.k * m.held, padding=1),
+        k=weight(2, 4, 3, 3),
+        held=torch.tensor([[1.0, 1, 1], [1, 0, 0], [0, 0, 0]]),
+    ),
+    "a standardised kernel": around(
+        lambda m, x: F.conv2d(x, standardised(m.k, m.g), m.b, padding=1),
+        k=weight(2, 4, 3, 3),
+        g=weight(2, 1, 1, 1),
+        b=weight(2),
+    ),
+    "a kernel less its mean": around(
+        lambda m, x: F.conv2d(x, (m.k - m.k.mean((1, 2, 3), keepdim=True)) / m.k.norm()),
+        k=weight(2, 4, 3, 1),
+        refused="one cell per input pixel|rows and columns|other cells above",
+    ),
+    "a kernel by variance": around(
+        lambda m, x: F.conv2d(x, m.k / torch.var_mean(m.k, (1, 2, 3), keepdim=True)[0].sqrt()),
+        k=weight(2, 4, 1, 1),
+    ),
+    "a kernel of maps": around(
+        lambda m, x: F.conv2d(x, x.mean((0, 2, 3))[None, :, None, None]),
+        "taken together|of maps|other dimensions",
+    ),
+    "a transposed kernel that is computed": around(
+        lambda m, x: F.conv_transpose2d(x, 2 * m.k), "weight is computed", k=weight(4, 2, 1, 1)
     ),
     "padded channels": around(lambda m, x: F.pad(x, (0, 0, 0, 0, 1, 1))),
     "no padded channels": around(
@@ -242,8 +279,11 @@ CASES = {
         lambda: nn.Sequential(torch.nn.utils.weight_norm(nn.Conv2d(3, 2, 1))), "."
     ),
     "weight norm": Case(
-        lambda: nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 2, 1))),
-        "receptive field of this operator is unknown",
+        lambda: nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 2, 1)))
+    ),
+    "a spectral norm": Case(
+        lambda: nn.Sequential(torch.nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 2, 1))),
+        "recorded as one operator",
     ),
     "drop path of a half": Case(lambda: Around(drop_path(0.5)), trains=False),
     "drop path of a quarter": Case(lambda: Around(drop_path(0.75)), trains=False),
@@ -252,8 +292,14 @@ CASES = {
     "no weights": Case(lambda: nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.ReLU())),
     "two names": Case(TwoNames),
     "a buffer that is not persistent": around(lambda m, x: x * m.held, held=torch.tensor(0.3)),
-    "buffers that are not persistent": around(
-        lambda m, x: x * m.held, "not persistent", held=torch.rand(4, 1, 1)
+    "buffers that are not persistent": around(lambda m, x: x * m.held, held=torch.rand(4, 1, 1)),
+    "many numbers that are not persistent": around(
+        lambda m, x: F.conv2d(x, m.held, padding=5), "not persistent", held=torch.rand(8, 4, 11, 11)
+    ),
+    "a blur that is not persistent": around(
+        lambda m, x: m.up(F.conv2d(F.pad(x, [1] * 4, "reflect"), m.held, stride=2, groups=4)),
+        held=torch.tensor([1.0, 2, 1]).outer(torch.tensor([1.0, 2, 1])).repeat(4, 1, 1, 1) / 16,
+        up=nn.ConvTranspose2d(4, 2, 2, 2),
     ),
     "a constant": around(lambda m, x: x * torch.tensor(0.3)),
     "batch norm with a weight alone": Case(lambda: norm_without_bias(nn.BatchNorm2d(4))),
@@ -282,12 +328,62 @@ CASES = {
     "pads one after another": around(
         lambda m, x: m.one(F.pad(F.pad(x, [0, 1, 0, 1]), [1, 1, 1, 1])), one=nn.Conv2d(4, 2, 4)
     ),
-    "cut off": around(
-        lambda m, x: m.one(F.pad(x, [-1, 1, -1, 1])), "padded other than", one=nn.Conv2d(4, 2, 1)
+    "cut off": around(lambda m, x: m.one(F.pad(x, [-1, 1, -1, 1])), one=nn.Conv2d(4, 2, 1)),
+    "cut off, and more": around(
+        lambda m, x: m.one(F.pad(F.pad(x, [-1, 0, -1, 0]), [0, 3, 0, 3])), one=nn.Conv2d(4, 2, 3)
     ),
-    "more above": around(
-        lambda m, x: m.one(F.pad(x, [1, 0, 1, 0])), "more zeros .* above", one=nn.Conv2d(4, 2, 2)
+    "cropped": around(
+        lambda m, x: m.one(x).tanh()[:, :, 2:-4, 2:-4], one=nn.Conv2d(4, 2, 1, padding=3)
     ),
+    "cropped otherwise": around(
+        lambda m, x: m.one(x).tanh()[..., 1:-3, 3:-1], one=nn.Conv2d(4, 2, 1, padding=2)
+    ),
+    "cropped unevenly": around(
+        lambda m, x: m.one(x)[..., 1:, 2:], "rows and columns are treated", one=nn.Conv2d(4, 2, 1)
+    ),
+    "shifted": around(lambda m, x: x + F.pad(x, [1, -1, 1, -1])),
+    "zeros above": around(
+        lambda m, x: m.one(x) + F.pad(x[..., 1:, 1:], [1, 0, 1, 0]), one=nn.Conv2d(4, 4, 1)
+    ),
+    "zeros before a maximum": around(lambda m, x: F.max_pool2d(F.pad(x, [0, 1, 0, 1]), 2, 1)),
+    "an edge before a maximum": around(
+        lambda m, x: F.max_pool2d(F.pad(x, [1] * 4, "replicate"), 3, 1), "at the edge are padded"
+    ),
+    # Every nth cell
+    "focus": around(
+        lambda m, x: m.up(torch.cat([x[..., i::2, j::2] for i in (0, 1) for j in (0, 1)], 1)),
+        up=nn.ConvTranspose2d(16, 2, 2, 2),
+    ),
+    "cells as channels": around(
+        lambda m, x: F.pixel_shuffle(m.one(F.pixel_unshuffle(x, 2)), 2),
+        one=nn.Conv2d(16, 8, 3, padding=1),
+    ),
+    "blocks of cells": around(
+        lambda m, x: m.up(blocks(x, 2).flatten(1, 3)), up=nn.ConvTranspose2d(16, 2, 2, 2)
+    ),
+    "blocks of other cells": around(
+        lambda m, x: m.up(blocks(x, 2).transpose(4, 5).flatten(1, 3)),
+        "cells change their places|is no map|must give a map|meet|given",
+        up=nn.Conv2d(16, 2, 1),
+    ),
+    "every third of a part": around(
+        lambda m, x: m.up(x[..., 1:-1:2, 1:-1:2]),
+        "nth cell .* part",
+        up=nn.ConvTranspose2d(4, 2, 2, 2),
+    ),
+    "every other row": around(
+        lambda m, x: m.up(x[..., ::2, :]), "rows and columns are treated", up=nn.Conv2d(4, 2, 1)
+    ),
+    # Numbers
+    "zeros for a map": around(
+        lambda m, x: m.one(torch.cat([x, torch.zeros(len(x), 3, *x.shape[2:], dtype=x.dtype)], 1)),
+        one=nn.Conv2d(7, 2, 3, padding=1),
+    ),
+    "numbers of forward": around(lambda m, x: x * x.new_full((4, 1, 1), 0.3)),
+    "a maximum and its place": around(
+        lambda m, x: F.interpolate(F.max_pool2d(x, 2, return_indices=True)[0], scale_factor=2)
+    ),
+    "more above": around(lambda m, x: m.one(F.pad(x, [1, 0, 1, 0])), one=nn.Conv2d(4, 2, 2)),
     "ones around": around(
         lambda m, x: m.one(F.pad(x, [1] * 4, value=1.0)), "padded other", one=nn.Conv2d(4, 2, 3)
     ),
@@ -356,7 +452,7 @@ def test_training_is_exact(name: str) -> None:
     first = results(module, image.clone().requires_grad_(), {})
     assert_alike(first, results(network, image.clone().requires_grad_(), adopted.names))
     for own, buffer in network.named_buffers():
-        wanted = module.get_buffer(adopted.names[own])
+        wanted = module.state_dict()[adopted.names[own]]
         if own.endswith("num_batches_tracked"):
             continue
         assert torch.allclose(buffer.flatten(), wanted.flatten(), rtol=1e-12, atol=1e-12)

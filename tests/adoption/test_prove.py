@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tilenet.adoption.adopt import adopt
-from tilenet.adoption.as_defined import AsDefined
+from tilenet.adoption.prove import AsDefined
 from tilenet.errors import TilenetError
 from tilenet.model.network import Network
 

@@ -283,6 +283,30 @@ class Shared(nn.Module):
         return F.interpolate(self.other(y) + self.head(y.tanh()) + small, scale_factor=2)
 
 
+class Moved(nn.Module):
+    """Every other pixel as channels, kernels that are computed or fixed, pads before a maximum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.down = nn.BatchNorm2d(12), nn.Conv2d(12, 8, 3, padding=1)
+        self.gain = nn.Parameter(torch.rand(8, 1, 1, 1) + 0.5)
+        blur = torch.tensor([1.0, 2.0, 1.0]).outer(torch.tensor([1.0, 2.0, 1.0])) / 16
+        self.register_buffer("blur", blur.repeat(8, 1, 1, 1), persistent=False)
+        self.one = nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 3, padding=1))
+        self.up, self.head = nn.ConvTranspose2d(8, 8, 3, 2), nn.ConvTranspose2d(16, 3, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(torch.cat([x[..., i::2, j::2] for i in (0, 1) for j in (0, 1)], 1))
+        kernel, bias = self.down.weight, self.down.bias
+        kernel = self.gain * (kernel - kernel.mean((1, 2, 3), keepdim=True)) / kernel.norm()
+        x = F.conv2d(x, kernel, bias, padding=1).relu()
+        y = F.conv2d(F.pad(x, [1] * 4, "reflect"), self.blur, stride=2, groups=8)
+        y = F.max_pool2d(F.pad(self.one(y), [0, 1, 0, 1]), 2, 1)
+        y = self.up(y)[:, :, : x.shape[2], : x.shape[3]]
+        out: Tensor = self.head(torch.cat([x + F.pad(y[..., 1:, 1:], [1, 0, 1, 0]), y], 1))
+        return out
+
+
 ZOO: dict[str, Callable[[], nn.Module]] = {
     "residual": Residual,
     "gated": Gated,
@@ -295,6 +319,7 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
     "between": Between,
     "grouped": Grouped,
     "shared": Shared,
+    "moved": Moved,
 }
 
 

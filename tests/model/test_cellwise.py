@@ -1,14 +1,15 @@
 """Layers of operators that a file may hold: what they are, and what is refused of them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.layer_json import check_layers
-from tilenet.geometry.layers import Cellwise, Step
-from tilenet.model.cellwise import CellwiseModule, cellwise_layer, find_operator
+from tilenet.geometry.layers import Cellwise, Conv, Step
+from tilenet.model.cellwise import CellwiseModule, cellwise_layer, check_kernel, find_operator
 
 MAP = "value", 0
 SILU: tuple[Step, ...] = (("silu.default", MAP),)
@@ -118,3 +119,42 @@ def test_backward_reaches_a_kept_map_that_no_gradient_goes_to() -> None:
 
 CONVERT: Step = ("convert", ("value", 2))
 MULTIPLY: Step = ("mul.Tensor", ("value", 0), ("value", 3))
+
+
+KERNEL = Conv(4, 4, 3, padding=1, groups=4, weights=(("w0", (4, 1, 3, 3), True),),
+              steps=(("mul.Tensor", ("value", 0), 2.0),))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"steps": (("sum.default", ("value", 0)),)}, r"kernel that the layer has .*make: \(\)"),
+        ({"steps": (("mul_.Tensor", ("value", 0), 2.0),)}, "operators that are known"),
+        ({"steps": (("rand_like.default", ("value", 0)),)}, "operators that are known"),
+        ({"kernel": 5}, r"\(4, 1, 5, 5\), they make: \(4, 1, 3, 3\)"),
+        (
+            {"steps": (("constant", ("list", 1.0), ("list", 4, 1, 3, 3)),)},
+            "they make: ValueError: 1 numbers",
+        ),
+    ],
+)
+def test_a_kernel_of_other_operators_or_another_shape_is_refused(
+    change: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(TilenetError, match=sentence):
+        check_kernel(replace(KERNEL, **change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": ()},
+        {"steps": (("mul.Tensor", ("value", 1), 2.0),)},
+        {"weights": (("forward", (4, 1, 3, 3), True),)},
+        {"weights": (("w0", (4, -1, 3, 3), True),)},
+    ],
+)
+def test_a_kernel_takes_the_weights_that_there_are(change: dict[str, Any]) -> None:
+    check_layers((KERNEL,), 4, 4)
+    with pytest.raises(TilenetError, match="layers must follow on one another"):
+        check_layers((replace(KERNEL, **change),), 4, 4)

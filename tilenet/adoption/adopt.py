@@ -15,7 +15,7 @@ from tilenet.adoption.values import linearise, name_of
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import Context, context_of
-from tilenet.geometry.layers import Cellwise, GlobalPool, Join, Layer, Norm, walk
+from tilenet.geometry.layers import Cellwise, Conv, GlobalPool, Join, Layer, Norm, walk
 from tilenet.model.network import Network, load_weights, network_to_fill, tie_weights
 from tilenet.model.opaque import opaque_network
 
@@ -163,7 +163,7 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
         idle = {
             names[name_of(number, layer, weight)]
             for number, layer in enumerate(layers)
-            if isinstance(layer, Cellwise)
+            if isinstance(layer, Cellwise | Conv)
             for weight, _, learns in layer.weights
             if not learns
         }

@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import torch
 
-from tilenet.adoption.cells import Cells, Weight, cells_of, map_of
+from tilenet.adoption.cells import Cells, Weight, cells_of, kernel_of, map_of
 from tilenet.adoption.values import Value
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Expand, GlobalPool, Layer
 
 __all__ = [
-    "OPERATORS", "Call", "Given", "Noise", "Padded", "Refusal", "operator", "refusal_of",
+    "OPERATORS", "Call", "Given", "Moved", "Noise", "Refusal", "operator", "refusal_of",
 ]  # fmt: skip
 
 MOST_LETTERS = 160  # of values in a sentence
@@ -35,18 +35,53 @@ def operator(*names: str) -> Callable[[Any], Any]:
 
 
 @dataclass(frozen=True)
-class Padded:
-    """A map with cells padded around it, which only a convolution may follow.
+class Moved:
+    """A map with cells padded around it, or cut off, or every nth of its cells.
 
     Attributes:
         cells: The map.
-        zeros: Those on the left and above, and those on the right and below.
+        rows: Cells padded above and below, less than none where they are cut off, and the n.
+        cols: On the left and on the right.
         edge: Whether they are zeros, or made of the map's cells (see `geometry.layers.Conv`).
+        settled: The map that it is, once something took it as that.
     """
 
     cells: Cells
-    zeros: tuple[int, int]
+    rows: tuple[int, int, int] = (0, 0, 1)
+    cols: tuple[int, int, int] = (0, 0, 1)
     edge: Literal["zeros", "replicate", "reflect"] = "zeros"
+    settled: list[Cells] = field(default_factory=list, compare=False)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and columns."""
+        there = self.cells.size or (1, 1)
+        rows, cols = (
+            -(-(cells + before + behind) // step)
+            for cells, (before, behind, step) in zip(there, (self.rows, self.cols), strict=True)
+        )
+        return rows, cols
+
+    @property
+    def pads_evenly(self) -> bool:
+        """Whether a convolution's own padding says it."""
+        before, behind, step = self.rows
+        return self.rows == self.cols and step == 1 and 0 <= before <= behind
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of a convolution.
+
+    Attributes:
+        shape: Its shape.
+        weights: Weights of the module by their names in the layer.
+        computed: What the layer says of a kernel that is computed of them.
+    """
+
+    shape: tuple[int, ...]
+    weights: dict[str, Weight]
+    computed: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -138,8 +173,6 @@ class Call:
 
     def cells(self, x: Any) -> Cells:
         """An argument that is a map in any dimensions."""
-        if isinstance(x, Padded):
-            raise self.refused("zeros are padded for another operator than a convolution")
         if not isinstance(x, Cells) or isinstance(x.source, Weight):
             raise self.refused("the operator is applied to what is no map")
         return x
@@ -164,6 +197,17 @@ class Call:
         if x.constant:
             raise self.refused("a weight is made in forward, or is a buffer that is not persistent")
         return x
+
+    def kernel(self, x: Any) -> Kernel:
+        """An argument that is a kernel: a weight, or computed of weights and numbers."""
+        if not isinstance(x, Cells) or isinstance(x.source, Weight):
+            weight = self.weight(x)
+            return Kernel(weight.shape, {"weight": weight})
+        computed = kernel_of(x)
+        if computed is None or any(x.over_cells(place) for place in range(len(x.dims))):
+            raise self.refused("a kernel is computed of maps")
+        weights, layer = computed
+        return Kernel(x.shape, {f"w{n}": one for n, one in enumerate(weights)}, layer)
 
     def pair(self, numbers: Any) -> tuple[int, int]:
         """An argument of a number for rows and one for columns, or of one for both."""

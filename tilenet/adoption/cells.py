@@ -10,18 +10,22 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from torch import Tensor
+
 from tilenet.adoption.values import Value
-from tilenet.geometry.layers import Cellwise, Step
+from tilenet.geometry.layers import Cellwise, HeldWeight, Step
+from tilenet.model.cellwise import CONSTANT
 
 __all__ = [
-    "BATCH", "COLS", "IMAGES", "ROWS", "Atom", "Cells", "Dim", "Weight", "cells_of", "map_of",
-    "maps_in", "merged", "regroup", "sizes_of", "tensors_in",
+    "BATCH", "COLS", "IMAGES", "ROWS", "Atom", "Cells", "Dim", "Weight", "cells_of", "constant_of",
+    "kernel_of", "map_of", "maps_in", "merged", "numbers_of", "regroup", "sizes_of", "tensors_in",
 ]  # fmt: skip
 
 Atom = int | str  # channels, or one of the letters
 Dim = tuple[Atom, ...]  # what a dimension runs over, the last one fastest; none: it has size 1
 BATCH, ROWS, COLS = "B", "H", "W"
 IMAGES = 2  # of the batch with which a graph is recorded
+MOST_HELD = 2**11  # numbers that a layer holds
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,12 @@ class Weight:
         name: Its name in the module.
         shape: Its shape.
         trained: Whether it is a parameter that requires a gradient.
-        number: Value of a constant of one number.
         constant: Whether the module's state does not hold it.
     """
 
     name: str
     shape: tuple[int, ...]
     trained: bool
-    number: float | None = None
     constant: bool = False
 
 
@@ -97,6 +99,36 @@ def cells_of(source: Value | Weight) -> Cells:
     spatial: tuple[Dim, Dim] = ((), ()) if single else ((ROWS,), (COLS,))
     dims = ((BATCH,), _channels(source.channels), *spatial)
     return Cells(dims, None if single else source.size, source.whole, source)
+
+
+def constant_of(name: str, tensor: Tensor) -> Cells | float:
+    """A tensor that the module's state does not hold, as numbers that a layer holds.
+
+    What is the same for all channels is held once.
+    """
+    if tensor.numel() == 1:
+        return float(tensor)
+    shape, times = tuple(tensor.shape), list[int]()
+    for place, number in enumerate(shape):
+        first = tensor.narrow(place, 0, 1)
+        alike = number > 1 and bool((tensor == first).all())
+        times.append(number if alike else 1)
+        tensor = first if alike else tensor
+    sound = tensor.is_floating_point() and bool(tensor.isfinite().all())
+    if not sound or tensor.numel() > MOST_HELD:
+        return cells_of(Weight(name, shape, trained=False, constant=True))
+    return numbers_of(tensor, times)
+
+
+def numbers_of(tensor: Tensor, times: Sequence[int]) -> Cells:
+    """Numbers that a layer holds, which are repeated along dimensions."""
+    few = tuple(tensor.shape)
+    arguments = ("list", *tensor.flatten().tolist()), ("list", *few)
+    held = Cells(tuple(_channels(n) for n in few), operator=CONSTANT, arguments=arguments)
+    if set(times) <= {1}:
+        return held
+    dims = tuple(_channels(n * many) for n, many in zip(few, times, strict=True))
+    return Cells(dims, operator="repeat.default", arguments=(held, ("list", *times)))
 
 
 def _channels(number: int) -> Dim:
@@ -158,6 +190,30 @@ def map_of(cells: Cells) -> Value:
     """The map that a tensor is, computed by one layer."""
     if isinstance(cells.source, Value):
         return cells.source
+    maps, weights, steps = _computed(cells)
+    single = tuple(n for n, one in enumerate(maps) if one.whole and one.size == (1, 1))
+    layer = Cellwise(
+        0, prod(cells.numbers(cells.dims[1])), single=single, weights=_held(weights), steps=steps
+    )
+    whole = all(one.whole for one in maps)
+    named = {f"w{n}": weight.name for n, weight in enumerate(weights)}
+    return Value(layer.out_channels, cells.size or (1, 1), whole, layer, maps, named)
+
+
+def kernel_of(cells: Cells) -> tuple[tuple[Weight, ...], dict[str, Any]] | None:
+    """The weights of which a kernel is computed, and what its layer says of that; None: of maps."""
+    maps, weights, steps = _computed(cells)
+    return None if maps else (weights, {"weights": _held(weights), "steps": steps})
+
+
+def _held(weights: Sequence[Weight]) -> tuple[HeldWeight, ...]:
+    return tuple((f"w{n}", w.shape, w.trained) for n, w in enumerate(weights))
+
+
+def _computed(
+    cells: Cells,
+) -> tuple[tuple[Value, ...], tuple[Weight, ...], tuple[Step, ...]]:
+    """What a tensor is computed of, and how."""
     maps: dict[int | str, Value] = {}
     weights: dict[int | str, Weight] = {}
     order: dict[int | str, Cells] = {}
@@ -179,18 +235,7 @@ def map_of(cells: Cells) -> Value:
     steps: tuple[Step, ...] = tuple(
         (one.operator, *(argument(part) for part in one.arguments)) for one in order.values()
     )
-    values = tuple(maps.values())
-    single = tuple(n for n, one in enumerate(values) if one.whole and one.size == (1, 1))
-    layer = Cellwise(
-        0,
-        prod(cells.numbers(cells.dims[1])),
-        single=single,
-        weights=tuple((f"w{n}", w.shape, w.trained) for n, w in enumerate(weights.values())),
-        steps=steps,
-    )
-    whole = all(one.whole for one in values)
-    named = {f"w{n}": weight.name for n, weight in enumerate(weights.values())}
-    return Value(layer.out_channels, cells.size or (1, 1), whole, layer, values, named)
+    return tuple(maps.values()), tuple(weights.values()), steps
 
 
 def maps_in(cells: Cells) -> list[Value]:

@@ -7,6 +7,7 @@ along channels, and must leave images, rows and columns in their places.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -129,7 +130,8 @@ def _sized(dims: Sequence[Dim], shape: Sequence[int]) -> tuple[Dim, ...]:
     )
 
 
-@rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as")
+@rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as",
+      "reshape_as")  # fmt: skip
 def _view(call: Call, x: Cells, given: Given) -> Cells:
     dims = None if call.target == "view.dtype" else regroup(x, call.sizes)
     if dims is None:
@@ -202,7 +204,7 @@ def _normed(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
 
 
 @rule("sum", "mean", "amax", "amin", "max", "min", "var", "std", "prod", "logsumexp", "argmax",
-      "argmin", "norm", "linalg_vector_norm")  # fmt: skip
+      "argmin", "norm", "linalg_vector_norm", "var_mean")  # fmt: skip
 def _reduced(call: Call, x: Cells, given: Given) -> Any:
     if isinstance(given.value("other"), Cells):  # the larger of two maps
         return _broadcast(call, list(tensors_in(tuple(given.arguments.values()))))
@@ -235,6 +237,39 @@ def _more_channels(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
     pads = given.value("pad")
     _alone(call, x, [-1 - place // 2 for place, n in enumerate(pads) if n])
     return _sized(x.dims, call.sizes)
+
+
+@rule("batch_norm")
+def _standardised(call: Call, x: Cells, given: Given) -> Cells:
+    """A weight (1, C, numbers), of which each row is brought to mean 0 and variance 1."""
+    running = given.arguments["running_mean"], given.arguments["running_var"]
+    if x.dims[0] or any(x.over_cells(n) for n in range(len(x.dims))) or running != (None, None):
+        raise call.refused("the operator is applied to what is no map (B, C, H, W)")
+    wide = call.sizes[1]
+    rows = regroup(x, (wide, prod(call.sizes) // wide))
+    assert rows is not None
+    y = _step(reshaped(x, rows), "layer_norm.default", ("list", *reshaped(x, rows).shape[1:]),
+              None, None, given.value("eps"))  # fmt: skip
+    for name, how in (("weight", "mul.Tensor"), ("bias", "add.Tensor")):
+        if isinstance(one := given.value(name), Cells):
+            y = _step(y, how, reshaped(one, (rows[0], ())))
+    return reshaped(y, x.dims)
+
+
+@rule("_weight_norm")
+def _of_length(call: Call, x: Cells, given: Given) -> Cells:
+    """A weight whose parts have the lengths that another one says."""
+    place, length = int(given.value("dim")), given.value("g")
+    parts = [n for n in range(len(x.dims)) if n != place]
+    dims = tuple(dim if n == place else () for n, dim in enumerate(x.dims))
+    norm = _step(x, "linalg_vector_norm.default", 2, ("list", *parts), True)
+    share = _step(length, "div.Tensor", replace(norm, dims=dims))
+    return _step(x, "mul.Tensor", replace(share, dims=dims))
+
+
+def _step(x: Cells, operator: str, *others: Any) -> Cells:
+    """What an operator makes of a tensor, of the same dimensions."""
+    return replace(x, source=None, operator=operator, arguments=(x, *others))
 
 
 @rule("cat", "stack")

@@ -23,13 +23,22 @@ from tilenet.adoption.calls import (
     WITHOUT_EFFECT,
     Call,
     Given,
+    Moved,
     Noise,
-    Padded,
     Refusal,
     refusal_of,
 )
-from tilenet.adoption.cells import IMAGES, Cells, Weight, cells_of, map_of, maps_in
+from tilenet.adoption.cells import (
+    IMAGES,
+    Cells,
+    Weight,
+    cells_of,
+    constant_of,
+    map_of,
+    maps_in,
+)
 from tilenet.adoption.cellwise import cellwise, from_map, to_map
+from tilenet.adoption.edges import settled
 from tilenet.adoption.operators import OPERATORS
 from tilenet.adoption.values import Value, maps_before
 from tilenet.errors import TilenetError
@@ -42,6 +51,7 @@ TORCH = os.path.dirname(torch.__file__)
 ALSO_CELLWISE = frozenset(
     {"add", "div", "amax", "linalg_vector_norm", "mean", "norm", "sub", "sum"}
 )
+TAKE_MOVED = frozenset({"conv2d", "pad", "slice"})
 ANY = "_"  # a parameter of a function that takes any other argument
 
 
@@ -106,14 +116,14 @@ class _Interpreter:
     def run(self) -> Value:
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
-                weight = self.tensors.weight(node)
-                if weight is None:
+                held = self.tensors.held(node)
+                if held is None:
                     _, bands, *size = node.meta["val"].shape
                     image = Value(bands, (size[0], size[1]))
                     self.maps.append(image)
                     self._note(node, cells_of(image))
                 else:
-                    self._note(node, cells_of(weight) if weight.number is None else weight.number)
+                    self._note(node, held)
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "get_attr":
@@ -175,6 +185,7 @@ class _Interpreter:
     def _stand_in(self, node: fx.Node, call: Call, refusal: Refusal) -> Any:
         """A map in place of a refused one; what was refused before goes on being it."""
         arguments = _flat([self._argument(one) for one in _bound(node)[1].values()])
+        arguments = [one.cells if isinstance(one, Moved) else one for one in arguments]
         cells = [one for one in arguments if isinstance(one, Cells) and one.size]
         like = next((one for one in cells if one.shape == call.shape), None)
         if any(one is refusal for one in arguments) or (like is None and len(call.sizes) != 4):
@@ -206,10 +217,13 @@ class _Interpreter:
             if isinstance(one, TilenetError):
                 return one
         try:
-            if call.operator in OPERATORS:
+            if call.operator not in TAKE_MOVED:
+                held = {name: settled(call, one) for name, one in held.items()}
+            if call.operator in OPERATORS and not _of_weights(call, held):
                 result = self._layer(call, schema, held)
                 if result is not NotImplemented:
                     return result
+            held = {name: settled(call, one) for name, one in held.items()}
             return cellwise(call, _given(call, schema, held))
         except TilenetError as error:
             return error
@@ -255,6 +269,10 @@ class _Interpreter:
     def _output(self, node: fx.Node) -> Value:
         result = self._argument(node.args[0])
         result = result[0] if isinstance(result, list) and result else result
+        try:
+            result = settled(self._said(node), result)
+        except Refusal as error:
+            result = error
         if isinstance(result, Refusal):
             raise TilenetError(refusal_of([*(refusal for _, refusal in self.refused), result]))
         if isinstance(result, TilenetError):
@@ -280,6 +298,15 @@ def _flat(given: list[Any]) -> list[Any]:
     return [one for part in given for one in (part if isinstance(part, list) else [part])]
 
 
+def _of_weights(call: Call, held: dict[str, Any]) -> bool:
+    """Whether an operator's first argument is computed of weights and numbers alone."""
+    first = _flat([next(iter(held.values()), None)])
+    cells = [one for one in first if isinstance(one, Cells)]
+    return len(cells) == len(first) > 0 and call.operator != "detach" and not any(
+        one.size or one.over_cells(place) for one in cells for place in range(len(one.dims))
+    )  # fmt: skip
+
+
 def _path(node: fx.Node) -> str:
     """Path of the submodule that calls an operator."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
@@ -300,7 +327,7 @@ class _Tensors:
         signature = program.graph_signature
         self.names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         self.constants = signature.inputs_to_lifted_tensor_constants
-        self.held = dict(program.constants)
+        self.constants_of = dict(program.constants)
         # A tensor may have several names, of which the first is its own.
         self.own: dict[int, str] = {}
         self.parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -314,21 +341,21 @@ class _Tensors:
             if isinstance(part, nn.modules.batchnorm._BatchNorm)
         }
 
-    def weight(self, node: fx.Node) -> Weight | None:
+    def held(self, node: fx.Node) -> Cells | float | None:
         """What an input of the graph is; None: the image."""
         shape = tuple(node.meta["val"].shape)
         name = self.names.get(node.name)
         if name is None:
             constant = self.constants.get(node.name)
-            return None if constant is None else _constant(constant, self.held[constant])
+            return None if constant is None else constant_of(constant, self.constants_of[constant])
         if name in self.parameters:
             tensor = self.parameters[name]
-            return Weight(self.own[id(tensor)], shape, tensor.requires_grad)
+            return cells_of(Weight(self.own[id(tensor)], shape, tensor.requires_grad))
         buffer = self.buffers[name]
         name = self.own[id(buffer)]
         if name not in self.persistent:
-            return _constant(name, buffer)
-        return Weight(name, shape, trained=False)
+            return constant_of(name, buffer)
+        return cells_of(Weight(name, shape, trained=False))
 
     def check_written(self, node: fx.Node, call: Call) -> bool:
         """Refuse what writes over the image or the module; return whether it counts batches."""
@@ -340,12 +367,6 @@ class _Tensors:
             return True
         what = "its image" if name is None else name
         raise call.refused(f"forward itself changes {what}")
-
-
-def _constant(name: str, tensor: torch.Tensor) -> Weight:
-    """A tensor that the module's state does not hold."""
-    number = float(tensor) if tensor.numel() == 1 else None
-    return Weight(name, tuple(tensor.shape), trained=False, number=number, constant=True)
 
 
 def _bound(node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
@@ -361,8 +382,6 @@ def _bound(node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
 def _given(call: Call, schema: list[Any], held: dict[str, Any]) -> Given:
     """A call's arguments as a cellwise step has them."""
     for one in held.values():
-        if isinstance(one, Padded):
-            raise call.refused("zeros are padded for another operator than a convolution")
         if isinstance(one, Noise):
             raise call.refused("random numbers are used for something else than drop path")
     return Given(
@@ -384,7 +403,7 @@ def _is_default(value: Any, argument: Any) -> bool:
     if not argument.has_default_value():
         return False
     default = argument.default_value
-    if isinstance(value, Cells | Padded | Noise):
+    if isinstance(value, Cells | Moved | Noise):
         return False
     if isinstance(value, list) and not isinstance(default, list):
         return bool(value) and all(one == default for one in value)

@@ -8,10 +8,11 @@ NotImplemented for calls that may act on cells alone (`cellwise`).
 from dataclasses import replace
 from typing import Any
 
-from tilenet.adoption.calls import OPERATORS, Call, Noise, Padded, operator
+from tilenet.adoption.calls import OPERATORS, Call, Moved, Noise, operator
 from tilenet.adoption.cells import Cells, Weight, cells_of
 from tilenet.adoption.cellwise import from_map, to_map
 from tilenet.adoption.dropping import drop_path
+from tilenet.adoption.edges import settled
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import (
     Activation,
@@ -42,10 +43,10 @@ def _conv(
     dilation: Any,
     groups: int,
 ) -> Cells:
-    before, behind, edge = (*x.zeros, x.edge) if isinstance(x, Padded) else (0, 0, "zeros")
-    value = call.map_of(x.cells if isinstance(x, Padded) else x)
-    weight = call.weight(weight)
-    kernels, dilations = weight.shape[2:], call.pair(dilation)
+    x = x if isinstance(x, Moved) and x.pads_evenly else settled(call, x)
+    before, behind, edge = (*x.rows[:2], x.edge) if isinstance(x, Moved) else (0, 0, "zeros")
+    value, kernel = call.map_of(x.cells if isinstance(x, Moved) else x), call.kernel(weight)
+    kernels, dilations = kernel.shape[2:], call.pair(dilation)
     reaches = [d * (k - 1) for d, k in zip(dilations, kernels, strict=True)]
     pads = (0, 0)
     if padding == "same":
@@ -53,8 +54,6 @@ def _conv(
         behind += call.square([one % 2 for one in reaches])
     elif padding != "valid":
         pads = call.pair(padding)
-    if behind < before:
-        raise call.refused("more zeros are padded above than below")
     if 2 * pads[0] - reaches[0] != 2 * pads[1] - reaches[1]:
         raise call.refused(
             "a map loses other cells above than on the left", values=f" {kernels} pads {pads}"
@@ -62,12 +61,13 @@ def _conv(
     if edge != "zeros" and (any(pads) or 2 * before > min(reaches)):
         raise call.refused("more cells than a kernel reaches over are padded", values=f" {edge}")
     rows, cols = zip(kernels, dilations, (one + before for one in pads), strict=True)
-    kernel, dilation, pad = rows
+    width, dilation, pad = rows
     layer = Conv(
-        value.channels, weight.shape[0], kernel, call.square(stride), dilation, pad,
+        value.channels, kernel.shape[0], width, call.square(stride), dilation, pad,
         bias is not None, groups, behind - before, () if rows == cols else cols, edge,
+        **kernel.computed,
     )  # fmt: skip
-    return call.made(layer, value, weights={"weight": weight, "bias": bias})
+    return call.made(layer, value, weights={**kernel.weights, "bias": bias})
 
 
 @operator("conv_transpose2d")
@@ -93,27 +93,6 @@ def _transposed(
         groups,
     )
     return call.made(layer, value, weights={"weight": weight, "bias": bias})
-
-
-@operator("pad")
-def _pad(call: Call, x: Any, pad: list[int], mode: str, value: float | None) -> Any:
-    before, behind = x.zeros if isinstance(x, Padded) else (0, 0)
-    cells = call.cells(x.cells if isinstance(x, Padded) else x)
-    if not any(pad):
-        return x
-    left, right, top, bottom, *more = [*pad, 0, 0, 0, 0][: max(4, len(pad))]
-    if mode == "constant" and not any(pad[:4]):
-        return NotImplemented  # channels
-    edges: Any = {"constant": "zeros", "replicate": "replicate", "reflect": "reflect"}
-    edge = edges.get(mode)
-    unequal = (left, right) != (top, bottom) or (edge != "zeros" and left != right)
-    twice = isinstance(x, Padded) and (edge != "zeros" or x.edge != "zeros")
-    if edge is None or any(more) or value or unequal or twice or min(pad) < 0:
-        raise call.refused(
-            "a map is padded other than alike on rows and columns, with zeros or its edge",
-            values=f" {pad} {mode}",
-        )
-    return Padded(cells, (before + left, behind + right), edge)
 
 
 @operator("batch_norm")
@@ -219,6 +198,15 @@ def _max_pool(
         extra = next(e for e in range(width) if not (step * width + 2 * both + e - width) % step)
     layer = Pool(value.channels, value.channels, width, step, both, "max", extra)
     return call.made(layer, value)
+
+
+@operator("max_pool2d_with_indices")
+def _max_pool_and_places(
+    call: Call, x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool
+) -> list[Any]:
+    one = replace(call, shape=call.shape[0])  # type: ignore[arg-type]
+    largest = _max_pool(one, x, kernel_size, stride, padding, ceil_mode)
+    return [largest, call.refused("the place of a maximum is taken")]
 
 
 @operator("avg_pool2d")

@@ -5,12 +5,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tilenet.adoption.values import name_of
 from tilenet.errors import TilenetError
-from tilenet.geometry.layers import Cellwise, Layer
-from tilenet.model.cellwise import CellwiseModule
+from tilenet.geometry.layers import Cellwise, Conv, Layer
+from tilenet.model.cellwise import CellwiseModule, hold_weights, kernel_of
 
 __all__ = ["prove_cells", "without_idle_weights"]
 
@@ -41,8 +41,8 @@ def without_idle_weights(layers: tuple[Layer, ...], names: Mapping[str, str]) ->
     own = {
         (number, weight): name_of(number, layer, weight)
         for number, layer in enumerate(layers)
-        if isinstance(layer, Cellwise)
-        for weight in _idle(replace(layer, kept=()))
+        if isinstance(layer, Cellwise | Conv)
+        for weight in _idle(replace(layer, kept=()) if isinstance(layer, Cellwise) else layer)
     }
     learns = {names[one] for one in names.keys() - set(own.values())}
     idle = {place for place, name in own.items() if names[name] not in learns}
@@ -54,17 +54,26 @@ def without_idle_weights(layers: tuple[Layer, ...], names: Mapping[str, str]) ->
                 for name, shape, trained in layer.weights
             ),
         )
-        if isinstance(layer, Cellwise)
+        if isinstance(layer, Cellwise | Conv)
         else layer
         for number, layer in enumerate(layers)
     )
 
 
 @lru_cache(maxsize=1024)
-def _idle(layer: Cellwise) -> tuple[str, ...]:
+def _idle(layer: Cellwise | Conv) -> tuple[str, ...]:
     """Names of weights that no gradient reaches."""
-    module, maps = _random(layer)
-    y = _computed(module, maps, torch.arange(SIZE[0] * SIZE[1]), SIZE)
+    if not layer.weights:
+        return ()
+    module: nn.Module
+    if isinstance(layer, Conv):
+        module = nn.Module()
+        hold_weights(module, layer)
+        _fill(module)
+        y = kernel_of(layer, module, torch.zeros(()))
+    else:
+        module, maps = _random(layer)
+        y = _computed(module, maps, torch.arange(SIZE[0] * SIZE[1]), SIZE)
     if y.requires_grad:
         y.sum().backward()  # type: ignore[no-untyped-call]
     return tuple(name for name, one in module.named_parameters() if one.grad is None)
@@ -72,10 +81,8 @@ def _idle(layer: Cellwise) -> tuple[str, ...]:
 
 def _random(layer: Cellwise) -> tuple[CellwiseModule, list[Tensor]]:
     """The layer with random weights, and maps (B, C, cells)."""
-    generator = torch.Generator().manual_seed(0)
     module = CellwiseModule(layer).double()
-    for weight in (*module.parameters(), *module.buffers()):
-        weight.data = torch.rand(weight.shape, generator=generator, dtype=weight.dtype)
+    generator = _fill(module)
     channels = list(layer.channels)
     channels.insert(layer.place, layer.in_channels)
     maps = [
@@ -84,6 +91,14 @@ def _random(layer: Cellwise) -> tuple[CellwiseModule, list[Tensor]]:
         for number, wide in enumerate(channels)
     ]  # fmt: skip
     return module, maps
+
+
+def _fill(module: nn.Module) -> torch.Generator:
+    """Draw random weights; return what draws more."""
+    generator = torch.Generator().manual_seed(0)
+    for weight in (*module.parameters(), *module.buffers()):
+        weight.data = torch.rand(weight.shape, generator=generator, dtype=weight.dtype)
+    return generator
 
 
 def _prove(layer: Cellwise) -> None:

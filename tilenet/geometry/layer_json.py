@@ -200,7 +200,10 @@ def _fits(layer: Layer, kept: dict[str, int]) -> bool:
         case Conv(cols=cols) if cols and not _is_rectangle(layer):
             return False
         case Conv() | TransposedConv():
-            padded = isinstance(layer, Conv) or layer.output_padding < layer.stride
+            padded = (
+                _steps_fit(layer, 0) if isinstance(layer, Conv)
+                else layer.output_padding < layer.stride
+            )  # fmt: skip
             grouped = not (layer.in_channels % layer.groups or layer.out_channels % layer.groups)
             return padded and grouped and layer.num_parameters < 2**50
         case Opaque():
@@ -247,8 +250,12 @@ def _computes(layer: Cellwise, channels: tuple[int, ...]) -> bool:
     maps = len(channels) + 1
     if channels != layer.channels or 0 in channels or not 0 <= layer.place < maps:
         return False
-    if not set(layer.single) <= set(range(maps)):
-        return False
+    sound = set(layer.single) <= set(range(maps)) and bool(layer.steps)
+    return sound and _steps_fit(layer, maps) and layer.num_parameters < 2**50
+
+
+def _steps_fit(layer: Cellwise | Conv, maps: int) -> bool:
+    """Whether weights have the form that they must, and steps take values that there are."""
     for weight in layer.weights:
         match weight:
             case (str(name), tuple(shape), bool()) if WEIGHT.fullmatch(name):
@@ -262,7 +269,7 @@ def _computes(layer: Cellwise, channels: tuple[int, ...]) -> bool:
             case (str(), *arguments) if all(_refers(one, there + number) for one in arguments):
                 continue
         return False
-    return bool(layer.steps) and layer.num_parameters < 2**50
+    return bool(layer.steps) or not layer.weights
 
 
 def _refers(argument: Any, there: int) -> bool:

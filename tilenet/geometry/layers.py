@@ -29,6 +29,7 @@ __all__ = [
     "Dropout",
     "Expand",
     "GlobalPool",
+    "HeldWeight",
     "Join",
     "Joining",
     "Layer",
@@ -44,6 +45,11 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+# An operator's name, such as `mul.Tensor`, and its arguments, which are numbers, words, None, and
+# tuples: ("value", n) for the value n; ("size", n, letters) for n times the batch, rows and columns
+# among the letters B, H, W; ("list", ...); ("named", name, argument).
+Step = tuple[Any, ...]
+HeldWeight = tuple[str, tuple[int, ...], bool]  # name, shape, whether it is trained
 
 
 @dataclass(frozen=True)
@@ -140,6 +146,7 @@ class Conv(_Windowed):
         extra: Further zeros below and on the right.
         cols: Kernel, dilation and padding along columns, where they differ from those along rows.
         edge: What is padded: zeros, cells at the edge of the map, or those inside of it in turn.
+        weights, steps: Of a kernel that is computed: of what, and how (see `Cellwise`).
     """
 
     kernel: int = 3
@@ -151,6 +158,8 @@ class Conv(_Windowed):
     extra: int = 0
     cols: tuple[int, ...] = ()
     edge: Literal["zeros", "replicate", "reflect"] = "zeros"
+    weights: tuple[HeldWeight, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     kind: ClassVar[str] = "conv"
 
@@ -179,10 +188,16 @@ class Conv(_Windowed):
         return replace(self, kernel=kernel, dilation=dilation, padding=padding, cols=())
 
     @property
+    def kernel_shape(self) -> tuple[int, int, int, int]:
+        """Channels out and in, rows and columns of the kernel."""
+        wide = self.in_channels // self.groups
+        return self.out_channels, wide, self.kernel, self.along_cols.kernel
+
+    @property
     def num_parameters(self) -> int:
-        taps = self.kernel * self.along_cols.kernel
-        weights = self.in_channels * self.out_channels * taps // self.groups
-        return weights + (self.out_channels if self.bias else 0)
+        trained = sum(prod(shape) for _, shape, trained in self.weights if trained)
+        numbers = trained if self.steps else prod(self.kernel_shape)
+        return numbers + (self.out_channels if self.bias else 0)
 
 
 @dataclass(frozen=True)
@@ -394,12 +409,6 @@ class Join(Joining):
         return kept[0] if self.how == "take" else super().grid(grid, *kept)
 
 
-# Of a cellwise layer: an operator's name, such as `mul.Tensor`, and its arguments, which are
-# numbers, words, None, and tuples: ("value", n) for the value n; ("size", n, letters) for n times
-# the batch, rows and columns among the letters B, H, W; ("list", ...); ("named", name, argument).
-Step = tuple[Any, ...]
-
-
 @dataclass(frozen=True)
 class Cellwise(Joining):
     """Makes each cell of the same cells of maps, and of weights and numbers, by operators of torch.
@@ -420,7 +429,7 @@ class Cellwise(Joining):
     place: int = 0
     channels: tuple[int, ...] = ()
     single: tuple[int, ...] = ()
-    weights: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
+    weights: tuple[HeldWeight, ...] = ()
     steps: tuple[Step, ...] = ()
 
     kind: ClassVar[str] = "cellwise"

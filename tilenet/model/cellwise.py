@@ -7,6 +7,7 @@ runs on shapes alone before it runs on anything else.
 
 from collections.abc import Generator, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -14,10 +15,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.layers import Cellwise
+from tilenet.geometry.layers import Cellwise, Conv, Step
 from tilenet.model.gpipe import pop, skippable
 
-__all__ = ["CellwiseModule", "cellwise_layer", "find_operator"]
+__all__ = [
+    "CONSTANT", "CellwiseModule", "cellwise_layer", "check_kernel", "find_operator",
+    "hold_weights", "kernel_of",
+]  # fmt: skip
 
 # Operators that act on channels, or only change how a tensor is seen.
 BY_NAME = frozenset({
@@ -27,13 +31,14 @@ BY_NAME = frozenset({
     "ones_like", "pad", "permute", "prelu", "prod", "repeat", "repeat_interleave",
     "reshape", "rms_norm", "roll", "select",
     "slice", "softmax", "split", "split_with_sizes", "stack", "std", "sum", "unbind", "var",
-    "zeros_like",
+    "var_mean", "zeros_like",
 })  # fmt: skip
 VIEWS = frozenset({
     "chunk", "detach", "item", "permute", "reshape", "select", "slice", "split",
     "split_with_sizes", "unbind",
 })  # fmt: skip
-ITEM, CONVERT = "item", "convert"  # one of several results; numbers as the map's
+# One of several results; numbers as the map's; numbers and their shape.
+ITEM, CONVERT, CONSTANT = "item", "convert", "constant"
 MOST_NUMBERS = 2**26  # of a value made of the few cells of a check
 
 
@@ -56,12 +61,7 @@ class CellwiseModule(nn.Module):
     def __init__(self, layer: Cellwise) -> None:
         super().__init__()
         self.layer = layer
-        for name, shape, trained in layer.weights:
-            values = torch.zeros(shape)
-            if trained:
-                self.register_parameter(name, nn.Parameter(values))
-            else:
-                self.register_buffer(name, values)
+        hold_weights(self, layer)
         self._last, self._copies = _last_uses(layer), _is_view(layer)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class CellwiseModule(nn.Module):
         layer = self.layer
         maps = [*kept[: layer.place], x, *kept[layer.place :]]
         weights = [getattr(self, name) for name, _, _ in layer.weights]
-        y = _run(layer, maps, weights, self._last)
+        y = _computed(layer, maps, weights, self._last)
         if self._copies:  # a part of a map would keep all of it
             y = y.clone(memory_format=torch.contiguous_format)
         # Backward reaches each map that is handed on, for which torchgpipe waits.
@@ -119,25 +119,69 @@ def cellwise_layer(layer: Cellwise) -> nn.Module:
     return module
 
 
-def _run(
+def hold_weights(module: nn.Module, layer: Cellwise | Conv) -> None:
+    """Register the weights of which a layer computes."""
+    for name, shape, trained in layer.weights:
+        values = torch.zeros(shape)
+        if trained:
+            module.register_parameter(name, nn.Parameter(values))
+        else:
+            module.register_buffer(name, values)
+
+
+def kernel_of(layer: Conv, module: nn.Module, like: Tensor) -> Tensor:
+    """The kernel of a convolution, of the weights that a module holds for it.
+
+    Args:
+        like: What numbers are like where there are no weights.
+    """
+    if not layer.steps:
+        kernel: Tensor = module.get_parameter("weight")
+        return kernel
+    weights = [getattr(module, name) for name, _, _ in layer.weights]
+    like = next(iter(weights), like)
+    return _run(layer.steps, weights, {}, like, _last_uses(layer))
+
+
+def _computed(
     layer: Cellwise, maps: list[Tensor], weights: list[Tensor], last: tuple[tuple[int, ...], ...]
 ) -> Tensor:
-    values: list[Any] = [*maps, *weights]
     cells = next((x for n, x in enumerate(maps) if n not in layer.single), maps[0])
     sizes = dict(zip("BHW", (cells.shape[0], *cells.shape[2:]), strict=True))
-    for (name, *arguments), done in zip(layer.steps, last, strict=True):
+    return _run(layer.steps, [*maps, *weights], sizes, maps[0], last)
+
+
+def _run(
+    steps: tuple[Step, ...],
+    values: list[Any],
+    sizes: dict[str, int],
+    like: Tensor,
+    last: tuple[tuple[int, ...], ...],
+) -> Tensor:
+    """The last value; numbers are as exact as those of `like`, and where they are."""
+    for (name, *arguments), done in zip(steps, last, strict=True):
         given = [_resolve(one, values, sizes) for one in arguments if not _is_named(one)]
         named = {one[1]: _resolve(one[2], values, sizes) for one in arguments if _is_named(one)}
         if name == ITEM:
             values.append(given[0][given[1]])
         elif name == CONVERT:
-            values.append(given[0].to(maps[0].dtype))
+            values.append(given[0].to(like.dtype))
+        elif name == CONSTANT:
+            values.append(_constant(given[0], given[1], like))
         else:
             values.append(find_operator(name)(*given, **named))
         for number in done:  # what a map without backward would keep to its end
             values[number] = None
     result: Tensor = values[-1]
     return result
+
+
+def _constant(numbers: list[float], shape: list[int], like: Tensor) -> Tensor:
+    if len(numbers) != prod(shape):
+        raise ValueError(f"{len(numbers)} numbers of the shape {shape}")
+    if like.is_meta:
+        return like.new_empty(shape)
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device).reshape(shape)
 
 
 def _is_named(argument: Any) -> bool:
@@ -170,9 +214,11 @@ def _is_view(layer: Cellwise) -> bool:
     return number >= 0
 
 
-def _last_uses(layer: Cellwise) -> tuple[tuple[int, ...], ...]:
+@lru_cache(maxsize=4096)
+def _last_uses(layer: Cellwise | Conv) -> tuple[tuple[int, ...], ...]:
     """For each step the results of steps that no later one takes."""
-    first = len(layer.channels) + 1 + len(layer.weights)
+    maps = len(layer.channels) + 1 if isinstance(layer, Cellwise) else 0
+    first = maps + len(layer.weights)
     seen: set[int] = set()
     last = []
     for number, step in reversed(list(enumerate(layer.steps))):
@@ -205,12 +251,7 @@ class _Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @lru_cache(maxsize=4096)
 def _check(layer: Cellwise) -> None:
     """Refuse operators that are not known, and lists that make another map than the layer says."""
-    for step in layer.steps:
-        if step[0] not in (ITEM, CONVERT) and find_operator(step[0]) is None:
-            raise TilenetError(
-                f"a layer acts on each cell by operators that are known to ({step[0]} of this "
-                "version of torch is not); use another checkpoint, or the version that wrote it"
-            )
+    _check_operators(layer)
     channels = list(layer.channels)
     channels.insert(layer.place, layer.in_channels)
     size = (2, 3, 5)
@@ -218,12 +259,12 @@ def _check(layer: Cellwise) -> None:
         torch.empty(size[0], wide, *((1, 1) if n in layer.single else size[1:]), device="meta")
         for n, wide in enumerate(channels)
     ]
-    weights = [torch.empty(shape, device="meta") for _, shape, _ in layer.weights]
+    weights = _without_memory(layer)
     cells = (1, 1) if len(layer.single) == len(maps) else size[1:]
     wanted = (size[0], layer.out_channels, *cells)
     try:
         with _Bounded():  # type: ignore[no-untyped-call]
-            shape: Any = tuple(_run(layer, maps, weights, _last_uses(layer)).shape)
+            shape: Any = tuple(_computed(layer, maps, weights, _last_uses(layer)).shape)
     except Exception as error:  # whatever torch says of a list that a file holds
         shape = f"{type(error).__name__}: {str(error)[:200]}"
     if shape != wanted:
@@ -231,3 +272,38 @@ def _check(layer: Cellwise) -> None:
             f"a layer's operators make the map that it says (of network.json: {wanted}, they "
             f"make: {shape}); use another checkpoint"
         )
+
+
+@lru_cache(maxsize=4096)
+def check_kernel(layer: Conv) -> None:
+    """Refuse a kernel that is computed by other operators, or has not the layer's shape.
+
+    Raises:
+        TilenetError: With what it is.
+    """
+    _check_operators(layer)
+    weights = _without_memory(layer)
+    like = torch.empty((), device="meta")
+    try:
+        with _Bounded():  # type: ignore[no-untyped-call]
+            shape: Any = tuple(_run(layer.steps, [*weights], {}, like, _last_uses(layer)).shape)
+    except Exception as error:  # whatever torch says of a list that a file holds
+        shape = f"{type(error).__name__}: {str(error)[:200]}"
+    if shape != layer.kernel_shape:
+        raise TilenetError(
+            f"a kernel's operators make the kernel that the layer has (of network.json: "
+            f"{layer.kernel_shape}, they make: {shape}); use another checkpoint"
+        )
+
+
+def _without_memory(layer: Cellwise | Conv) -> list[Tensor]:
+    return [torch.empty(shape, device="meta") for _, shape, _ in layer.weights]
+
+
+def _check_operators(layer: Cellwise | Conv) -> None:
+    for step in layer.steps:
+        if step[0] not in (ITEM, CONVERT, CONSTANT) and find_operator(step[0]) is None:
+            raise TilenetError(
+                f"a layer acts on each cell by operators that are known to ({step[0]} of this "
+                "version of torch is not); use another checkpoint, or the version that wrote it"
+            )

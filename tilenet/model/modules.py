@@ -14,12 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tilenet.geometry.layers import Activation
+from tilenet.geometry.layers import Activation, Conv
+from tilenet.model.cellwise import check_kernel, hold_weights, kernel_of
 from tilenet.model.gpipe import is_recomputing
 
 __all__ = [
     "BatchNorm",
     "BlockMaxPool",
+    "ComputedConv",
     "FrozenBatchNorm",
     "GlobalSum",
     "PaddedConv",
@@ -135,6 +137,23 @@ class PaddedConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(F.pad(x, (0, self.extra, 0, self.extra)))
+
+
+class ComputedConv(PaddedConv):
+    """A convolution whose kernel is computed of weights, or holds numbers that are not trained."""
+
+    def __init__(self, layer: Conv, *arguments: Any) -> None:
+        check_kernel(layer)
+        super().__init__(*arguments)
+        del self.weight
+        self.layer = layer
+        hold_weights(self, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.extra:
+            x = F.pad(x, (0, self.extra, 0, self.extra))
+        y: Tensor = self._conv_forward(x, kernel_of(self.layer, self, x), self.bias)
+        return y
 
 
 class GlobalSum(nn.AdaptiveAvgPool2d):

@@ -7,6 +7,7 @@ walk and checkpoints all count the same layers. It never hears of ranks.
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ from tilenet.model.in_place import in_place
 from tilenet.model.modules import (
     BatchNorm,
     BlockMaxPool,
+    ComputedConv,
     FrozenBatchNorm,
     GlobalSum,
     PaddedConv,
@@ -182,8 +184,9 @@ def build_layer(
 
 
 def _conv(layer: Conv) -> nn.Module:
-    made, cols = PaddedConv if layer.extra else nn.Conv2d, layer.along_cols
-    module = made(
+    cols = layer.along_cols
+    made = PaddedConv if layer.extra else nn.Conv2d
+    module = (partial(ComputedConv, layer) if layer.steps else made)(
         layer.in_channels,
         layer.out_channels,
         (layer.kernel, cols.kernel),
@@ -227,11 +230,12 @@ def _draw_weights(module: nn.Module, seed: int) -> None:
     on the CPU whatever the precision, so that the weights depend on the seed only.
     """
     for part in module.modules():
-        if isinstance(part, CellwiseModule):
+        if isinstance(part, CellwiseModule | ComputedConv):
             generator = torch.Generator().manual_seed(seed % 2**63)
             for values in (*part.parameters(), *part.buffers()):
                 values.data = 0.5 + torch.rand(values.shape, generator=generator)
-    if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+    plain = not isinstance(module, ComputedConv)
+    if plain and isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
         weight = module.weight
         channels = module.in_channels // module.groups
         taps = weight[0, 0].numel()

@@ -19,6 +19,7 @@ from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv, Upsample
 from tilenet.geometry.ownership import AxisShares, LayerHalo, halo_of, takes_copy, tiling_shares
 from tilenet.geometry.tiles import Tiling
+from tilenet.model.cellwise import kernel_of
 from tilenet.model.modules import block_max
 from tilenet.model.skips import Origin, origin_under_way
 from tilenet.parallel.exchange.conv import Shape, convolve
@@ -139,7 +140,7 @@ def spatial_layer(layer: Layer, index: int, module: nn.Module, around: Halos) ->
         TilenetError: How the layer could be cut is not known.
     """
     match layer:
-        case Conv(kernel=1, stride=1, padding=0, cols=()):
+        case Conv(kernel=1, stride=1, padding=0, extra=0, cols=()):
             return module
         case Conv():
             return SpatialConv(module, index, around, layer)
@@ -176,6 +177,8 @@ class _Spatial(nn.Module):
         self.__dict__["plain"] = module
         for name, parameter in module.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
+        for name, buffer in module.named_buffers(recurse=False):
+            self.register_buffer(name, buffer)
         if "bias" not in self._parameters:
             self.register_parameter("bias", None)
         self.index, self.around = index, around
@@ -193,20 +196,19 @@ class SpatialConv(_Spatial):
 
     def forward(self, x: Tensor) -> Tensor:
         journey, layer = self.around.journey(self.index), self.layer
+        kernel = kernel_of(layer, self, x)
         # Ranks may differ in this: their messages are the same.
         same = journey.halo.own == journey.halo.out
         if same and not takes_copy(layer, x.shape[0] * x.shape[2] * x.shape[3]):
             shape = Shape(layer.kernel, layer.dilation, layer.groups)
-            return convolve(x, self.weight, self.bias, shape, journey)
+            return convolve(x, kernel, self.bias, shape, journey)
         if layer.edge != "zeros":
             padding, extended = (0, 0), _with_edge(x, journey, layer.edge)
         else:
             padding, journey = _padded_columns(layer, journey)
             extended = _extended(x, journey, 0.0)
         dilation = layer.dilation, layer.along_cols.dilation
-        return F.conv2d(
-            extended, self.weight, self.bias, layer.stride, padding, dilation, layer.groups
-        )
+        return F.conv2d(extended, kernel, self.bias, layer.stride, padding, dilation, layer.groups)
 
 
 class SpatialPool(_Spatial):

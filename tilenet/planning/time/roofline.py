@@ -117,7 +117,10 @@ def _convolution_operations(
     """Multiplications and additions, for each sample."""
     # a transposed convolution spreads every input cell, a convolution gathers every output cell
     cells = before if isinstance(layer, TransposedConv) else after
-    return 2 * (layer.num_parameters - layer.bias * layer.out_channels) * cells.rows * cells.cols
+    numbers = layer.num_parameters - layer.bias * layer.out_channels
+    if isinstance(layer, Conv):
+        numbers = prod(layer.kernel_shape)
+    return 2 * numbers * cells.rows * cells.cols
 
 
 def _maps_moved(layer: Layer, before: float, after: float, item_bytes: int) -> tuple[float, float]:
