@@ -154,7 +154,7 @@ class Kind:
         dimensions: Of an image.
         bands: Of an image.
         per_image: Whether an image has one label; else each pixel has.
-        articles: Times the pixels that IBM's articles trained it with, in 16 or 32 GB of a GPU.
+        articles: Times the pixels that IBM's articles trained it with.
         package: Where its module comes from, if not from here.
     """
 
@@ -167,8 +167,8 @@ class Kind:
     package: str = ""
 
 
-# developer.ibm.com: "DeepLabv3+ image segmentation model with TFLMS version 2" (Xception), and
-# "Performance results with TensorFlow Large Model Support v2" for the 3-D U-Net and ResNet-50.
+# IBM's articles on TFLMS 2, at developer.ibm.com: "DeepLabv3+ image segmentation model with TFLMS
+# version 2" and "Performance results with TensorFlow Large Model Support v2".
 DEEPLAB = (3200 / 1400) ** 2
 KINDS = {
     **{
