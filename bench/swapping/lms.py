@@ -1,7 +1,7 @@
 """Large Model Support: how large do images get under a device limit, and at what cost?
 
-Three figures, as IBM's articles have them, for a DeepLabv3+-like network, a 3-D U-Net, a ResNet
-and two U-Nets of ours:
+Three figures, as IBM's articles have them, for DeepLabv3+ with three encoders, PSPNet, ResNet-50, a
+3-D U-Net and two U-Nets of ours:
 
 (a) what swapping costs where it is not needed: forced on against off, at a size that fits;
 (b) the largest side at one image, and the largest batch at the largest side that trains without;
@@ -9,7 +9,8 @@ and two U-Nets of ours:
 
 The ways: off; checkpointing of each layer group; swap (of all that is saved, as far as the limit
 asks for it); auto (whichever of the three is fastest within the limit). Gradients are the same bits
-in all of them.
+in all of them. Of networks that are lists of layers, the planned bytes of a step are held against
+those counted. Packages that are not installed are named, with their networks left out.
 
 A CPU plays a device (`lms_training.py`). How many pixels fit is then counted, save for what
 convolutions take inside and for gaps between a GPU's allocations. The seconds say less: a CPU
@@ -20,6 +21,7 @@ Whether copies over PCIe hide behind a GPU's work only a GPU can tell.
 import os
 from dataclasses import asdict, replace
 from functools import partial
+from importlib.util import find_spec
 from math import inf
 from typing import Any
 
@@ -31,11 +33,13 @@ from bench.swapping.lms_sizes import Largest, fitting, largest, peak_of
 from bench.swapping.lms_training import Place, Training, Way, seconds_side_by_side, slabs_of
 from tilenet.parallel.swap.copies import measure_bandwidth
 from tilenet.planning.machines import machine
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.partition import partition_bytes
 
 MODES = ("off", "checkpointing", "swap")
 PIXELS = 5  # times those that train without: the goal
 SHARES = (0.5, 1.0, 2.0, float(PIXELS))  # of these pixels, for figure (c); and the most
-QUICK = ("deeplab", "unet-3d", "unet-5")  # a ResNet is in the first
+QUICK = ("deeplab-mobilenet", "unet-3d", "unet-5")
 Figures = dict[str, Any]
 
 
@@ -138,11 +142,32 @@ def speeds(
     return rows
 
 
+def planned(kind: Kind, place: Place, side: int) -> list[Figures]:
+    """Bytes of a step as planned and as counted, at a side that fits and at twice that."""
+    rows: list[Figures] = []
+    for px in (side,) if place.cuda else (side, 2 * side):
+        training = Training(kind, place, 1, px)
+        fixed, layers = training.fixed_bytes, training.model.layers
+        if not layers:
+            return []
+        costs = layer_bytes(layers, px, px)
+        (plan,) = partition_bytes(costs, [len(layers)], 1, "never", "sgd-momentum")
+        counted = training.peak(Way("off")) + (0 if place.cuda else fixed)
+        rows.append({
+            "side": px,
+            "planned_mib": plan.total / 2**20,
+            "counted_mib": counted / 2**20,
+            "ratio": plan.total / counted,
+            "ratio_of_maps": (plan.total - fixed) / (counted - fixed),
+        })  # fmt: skip
+    return rows
+
+
 def network(name: str, place: Place, quick: bool) -> Figures:
     """All figures of a network."""
     kind, at_least_s = KINDS[name], 0.5 if quick else 4.0
     same = equal_gradients(kind, place)
-    sides, batches = sizes(kind, place, with_batches=not quick or name == "deeplab")
+    sides, batches = sizes(kind, place, with_batches=not quick or name in QUICK)
     ends = sides["off"].size
     return {
         "same_bits": same,
@@ -155,6 +180,7 @@ def network(name: str, place: Place, quick: bool) -> Figures:
             mode: found.size / batches["off"].size for mode, found in batches.items()
         },
         "articles": kind.articles,
+        "planned": planned(kind, place, ends),
         "forced": forced(kind, place, ends, at_least_s),
         "speeds": speeds(kind, place, sides, SHARES[1::2] if quick else SHARES, at_least_s),
     }
@@ -185,6 +211,13 @@ def _claims(row: Figures) -> list[Claim]:
             PIXELS,
         )
     ]
+    if row["planned"]:
+        worst = max(row["planned"], key=lambda one: abs(one["ratio"] - 1))
+        made.append(at_most(
+            f"error of the bytes planned, {worst['planned_mib']:.0f} MiB, counted "
+            f"{worst['counted_mib']:.0f} MiB at {worst['side']} px (of maps alone: "
+            f"{abs(worst['ratio_of_maps'] - 1):.3f})", abs(worst["ratio"] - 1), 0.05,
+        ))  # fmt: skip
     if batches:
         made.append(at_least(
             f"images that auto trains over off at its largest side (checkpointing "
@@ -213,6 +246,11 @@ def _claims(row: Figures) -> list[Claim]:
     return made
 
 
+def _installed(name: str) -> bool:
+    package = KINDS[name].package
+    return not package or find_spec(package) is not None
+
+
 def place_of(
     device: torch.device, limit_gib: float, width: int, quick: bool, most_bytes: float = inf
 ) -> Place:
@@ -239,12 +277,16 @@ def bench(
     place = place_of(torch.device(device), limit_gib, width, quick)
     bandwidth = measure_bandwidth(slabs_of(place), place.device)
     names = networks or (QUICK if quick else tuple(KINDS))
-    figures = {name: network(name, place, quick) for name in names}
+    missing = sorted({KINDS[name].package for name in names if not _installed(name)})
+    figures = {name: network(name, place, quick) for name in names if _installed(name)}
     figures_all = {
         "device": torch.cuda.get_device_name(place.device) if place.cuda else "cpu",
         "limit_mib": place.limit_bytes / 2**20,
         "width": place.width,
         "copies_gib_per_s": bandwidth / 2**30,
+        "missing": missing,
         "networks": figures,
     }
+    if missing:
+        print(f"not installed: {', '.join(missing)}")
     return figures_all, claims(figures)

@@ -1,9 +1,10 @@
 """Training steps under a device limit: the ways to keep one, and the bytes and seconds of a step.
 
 On a GPU the limit is torch's own. On a CPU, which has no tier below its memory, a device is played:
-the bytes of all tensors that live during a step are counted (weights, gradients, the optimizer's
-state, images among them), and the step trains where their peak is within the limit. What is swapped
-out lies in a memory-mapped file and does not count; nor does what operations take inside.
+the bytes of all tensors that live during a step are counted, and the step trains where their peak
+is within the limit, which comes on top of weights, gradients and the optimizer's state: those of a
+ResNet-50 are little of a GPU, and several times the limit here. What is swapped out lies in a
+memory-mapped file and does not count; nor does what operations take inside.
 """
 
 import gc
@@ -15,9 +16,10 @@ from dataclasses import dataclass
 from math import inf
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bench.swapping.lms_networks import Kind, labels_of
+from tilenet.parallel.swap.actions import Action
 from tilenet.parallel.swap.host_pool import Slabs, open_slabs
 from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.parallel.swap.swapping import swapping
@@ -32,7 +34,7 @@ class Place:
 
     Attributes:
         device: A GPU, or the CPU as one.
-        limit_bytes: Of its memory.
+        limit_bytes: Of its memory; on a CPU, without weights, gradients and momentum.
         host_limit_bytes: Of what is swapped out.
         width: Channels that networks begin with.
     """
@@ -91,35 +93,35 @@ class Training:
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self._optimizer.step()
-        self._optimizer.zero_grad()
 
     def step(self) -> None:
         """Train one step."""
         self._backward()
         self._optimizer.step()
-        self._optimizer.zero_grad()
+        self._optimizer.zero_grad(set_to_none=False)  # they are there from step to step
 
     def gradients(self, way: Way) -> list[Tensor]:
         """Those of the parameters; nothing is trained."""
         with self.under(way):
             self._backward()
-        found = [parameter.grad for parameter in self.model.parameters()]
-        self._optimizer.zero_grad()
-        return [one for one in found if one is not None]
+        gradients = [one.grad.clone() for one in self.model.parameters() if one.grad is not None]
+        self._optimizer.zero_grad(set_to_none=False)
+        return gradients
 
     @contextmanager
     def under(self, way: Way) -> Iterator[SwapStatistics]:
         """Steps inside go this way."""
-        self.model.checkpointing = way.mode == "checkpointing"
-        if way.mode != "swap":
+        if way.mode == "off":
             yield SwapStatistics()
             return
+        again: dict[nn.Module, Action] = dict.fromkeys(self.model.again, "checkpoint")
         with swapping(
             self.model,
             limit_bytes=way.saved_limit_bytes,
             min_bytes=self._place.min_bytes,
             swap_dir=self._place.swap_dir,
             host_limit_bytes=self._place.host_limit_bytes,
+            actions=again if way.mode == "checkpointing" else None,
         ) as counted:
             yield counted
 
@@ -127,29 +129,29 @@ class Training:
         self.model(self._images, self._labels).backward()
 
     def peak(self, way: Way) -> int:
-        """Most bytes on the device in a step."""
+        """Most bytes on the device in a step, of those that the limit is for."""
         with self.under(way):
             if not self._place.cuda:
                 with LiveBytes() as live:
-                    live.charge(self._before())
+                    live.charge([*self._fixed(), self._images, self._labels])
                     self.step()
-                most: int = live.peak
-                return most
+                return int(live.peak) - self.fixed_bytes
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._place.device)
             self.step()
             torch.cuda.synchronize(self._place.device)
             return torch.cuda.max_memory_allocated(self._place.device)
 
-    def _before(self) -> list[Tensor]:
-        momentum = [
-            tensor
-            for state in self._optimizer.state.values()
-            for tensor in state.values()
-            if isinstance(tensor, Tensor)
-        ]
-        weights = [*self.model.parameters(), *self.model.buffers()]
-        return [*weights, *momentum, self._images, self._labels]
+    @property
+    def fixed_bytes(self) -> int:
+        """Those of weights, gradients and momentum."""
+        return sum(tensor.nbytes for tensor in self._fixed())
+
+    def _fixed(self) -> list[Tensor]:
+        parameters = list(self.model.parameters())
+        states = [value for state in self._optimizer.state.values() for value in state.values()]
+        kept = [*self.model.buffers(), *(one.grad for one in parameters), *states]
+        return [*parameters, *(one for one in kept if isinstance(one, Tensor))]
 
     def seconds(self) -> float:
         """Of a step.

@@ -12,7 +12,7 @@ from scratch import Scratch, allocated_peak
 from zoo import ZOO, network
 
 from tilenet.adoption.adopt import adopt
-from tilenet.geometry.layers import Layer, Norm, Stash
+from tilenet.geometry.layers import Conv, Join, Layer, Norm, Stash
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.parallel.pipeline.skip_store import HostStore
@@ -114,6 +114,21 @@ def test_a_stash_adds_up_two_gradients() -> None:
     formula = partition_bytes(costs, balance, 1, "always")[1].total
     assert formula == dry_run(layers, (60, 76), balance, 1, "always").partitions[1]
     assert formula > 4 * costs[place].output
+
+
+def test_a_map_that_several_branches_keep_counts_once() -> None:
+    layers: list[Layer] = [Conv(3, 12), *(Stash(12, 12, name) for name in "012")]
+    for name in "012":
+        layers += [Join(12, 12, (name,), "take"), Conv(12, 2, 1), Norm(2, 2, "batch", "frozen")]
+        layers += [Stash(2, 2, "of " + name)] if name < "2" else []
+    layers += [
+        Join(2, 6, ("of 0", "of 1")),
+        Conv(6, 20, 1),
+    ]  # logits so wide that they are the peak
+    costs = layer_bytes(tuple(layers), 190, 210)
+    predicted = partition_bytes(costs, [len(layers)], 1, "never")[0].total
+    needed = dry_run(tuple(layers), (190, 210), [len(layers)], 1, "never").total
+    assert predicted == pytest.approx(needed, rel=0.03)
 
 
 @pytest.fixture(scope="module")

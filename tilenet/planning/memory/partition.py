@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.geometry.halo import map_shapes
-from tilenet.geometry.layers import Layer, Stash
+from tilenet.geometry.layers import Join, Layer, Stash
 from tilenet.model.choices import Checkpointing
 from tilenet.planning.memory.layer import LayerBytes
 
@@ -264,20 +264,7 @@ class Walk:
         count = len(costs)
         first = costs[start].first if copied else None
         block = [first or costs[start], *costs[start + 1 :]]
-        # Which map each layer's input lies in: in-place layers and stashes hand theirs on.
-        roots = [start]
-        sizes = {start: 0}  # the block's input counts elsewhere
-        keeper: dict[int, int] = {}
-        for index, cost in enumerate(block, start):
-            if cost.keeps_input:
-                keeper.setdefault(roots[-1], index)
-            if cost.in_place:
-                roots.append(roots[-1])
-            else:
-                roots.append(index + 1)
-                sizes[index + 1] = cost.output
-            if cost.keeps_output:
-                keeper.setdefault(roots[-1], index)
+        roots, sizes, keeper = _maps(block, start)
         saved = [cost.saved for cost in block]
         for root, index in keeper.items():
             saved[index - start] += sizes[root]
@@ -310,6 +297,32 @@ class Walk:
             sizes,
             keeper,
         )
+
+
+def _maps(
+    block: Sequence[LayerBytes], start: int
+) -> tuple[list[int], dict[int, int], dict[int, int]]:
+    """`Walk.roots`, `Walk.sizes` and `Walk.keepers` of the layers from `start` on."""
+    roots, sizes = [start], {start: 0}  # the block's input counts elsewhere
+    keepers: dict[int, int] = {}
+    stashed: dict[str, int] = {}
+    for index, cost in enumerate(block, start):
+        if cost.keeps_input:
+            keepers.setdefault(roots[-1], index)
+        layer = cost.layer
+        if isinstance(layer, Stash):
+            stashed[layer.name] = roots[-1]
+        # In-place layers and stashes hand theirs on; who takes a kept map has that map.
+        if isinstance(layer, Join) and layer.how == "take" and layer.kept[0] in stashed:
+            roots.append(stashed[layer.kept[0]])
+        elif cost.in_place:
+            roots.append(roots[-1])
+        else:
+            roots.append(index + 1)
+            sizes[index + 1] = cost.output
+        if cost.keeps_output:
+            keepers.setdefault(roots[-1], index)
+    return roots, sizes, keepers
 
 
 def inference_bytes(layers: tuple[Layer, ...], height: int, width: int, item_bytes: int) -> int:
