@@ -23,6 +23,7 @@ from tilenet.planning.plan import read_plan
 Capture = pytest.CaptureFixture[str]
 SMALL = ["--poolings", "1", "--convs", "1", "--base", "4", "--machine", "summit"]
 TINY = [*SMALL, "--image", "150x110", "--grid", "4x6"]
+ONE = [*TINY, "--partitions", "1", "--micro-batches", "1"]
 
 
 def printed(capsys: Capture, *arguments: str) -> str:
@@ -239,6 +240,7 @@ def test_the_sweep_compares_the_exact_work_with_the_formula(capsys: Capture) -> 
 
 def test_grids_that_do_not_fit_say_so(capsys: Capture) -> None:
     small = [*SMALL, "--image", "200", "--sweep", "grid", "--partitions", "1"]
+    small += ["--micro-batches", "1"]
     rows = json.loads(printed(capsys, *small, "--json"))
     sizes = [row["device_bytes"] for row in rows]
     between = (min(sizes) + max(sizes)) / 2 / 0.9 / 2**30
@@ -248,7 +250,8 @@ def test_grids_that_do_not_fit_say_so(capsys: Capture) -> None:
 
 
 def test_a_small_image_is_swept_as_far_as_it_goes(capsys: Capture) -> None:
-    rows = json.loads(printed(capsys, *SMALL, "--image", "13", "--sweep", "grid", "--json"))
+    asked = [*SMALL, "--image", "13", "--sweep", "grid", "--partitions", "1", "--json"]
+    rows = json.loads(printed(capsys, *asked))
     assert [row["grid"] for row in rows] == [4, 5, 6, 7]  # seven units of two pixels
     assert "at most 3 tiles" in refusal(capsys, 1, *SMALL, "--image", "6", "--sweep", "grid")
 
@@ -278,7 +281,7 @@ def test_pictures_are_drawn(capsys: Capture, tmp_path: Path) -> None:
         (1, [*TINY, "--partitions", "0"], "partitions must be at least 1"),
         (1, [*TINY, "--partitions", "7"], "ask for at most 6"),
         (1, [*TINY, "--reserve", "1"], "reserve is a share"),
-        (1, [*TINY, "--device-gib", "0.000001"], "a plan must fit its devices (needed: "),
+        (1, [*ONE, "--device-gib", "0.000001"], "a plan must fit its devices (needed: "),
         (1, [*TINY, "--profile", "nowhere.json"], "the profile must be a readable file"),
         (1, [*TINY, "-o", "no/such/folder/plan.json"], "name another file"),
         (1, [*TINY, "--plot", "no/such/folder/a.png"], "no/such/folder"),
@@ -312,7 +315,7 @@ def test_a_plan_of_a_module(capsys: Capture, tmp_path: Path) -> None:
     again = printed(capsys, "--again", str(path), "--nodes", "2", "--json")
     assert json.loads(again)["answer"]["device_bytes"] == part.total
     assert json.loads(again)["run"]["tiles"] == {"rows": 4, "columns": 3}
-    swept = printed(capsys, *OWN, "--sweep", "grid")
+    swept = printed(capsys, *OWN, "--sweep", "grid", "--partitions", "1")
     assert "ε" not in swept
     assert re.search(r"^ +4 × 4 +\d+ +[\d.]+ +[\d.]+ +[\d.]+ ms", swept, re.MULTILINE)
 
@@ -325,10 +328,11 @@ def test_batch_norm_and_bands_reach_the_module(capsys: Capture) -> None:
 
 
 def test_what_is_of_unets_alone_is_refused(capsys: Capture) -> None:
+    fixed = ["--grid", "4x3", "--partitions", "1"]
     assert "--base describes a U-Net" in refusal(capsys, 2, *OWN, "--base", "8")
     assert "--options goes with --network" in refusal(capsys, 2, *TINY, "--options", "a=1")
     assert "or by --network" in refusal(capsys, 2, *OWN[2:])
-    assert "the network is a module" in refusal(capsys, 1, *OWN, "--halo", "epsilon")
-    said = refusal(capsys, 1, *OWN, "--plot", "memory.png")
+    assert "the network is a module" in refusal(capsys, 1, *OWN, *fixed, "--halo", "epsilon")
+    said = refusal(capsys, 1, *OWN, *fixed, "--plot", "memory.png")
     assert "the bytes of levels are those of a U-Net (network: Residual" in said
     assert "only --nodes, -o and --json" in refusal(capsys, 2, *OWN, "--again", "plan.json")
