@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tilenet.geometry.layers import Layer
-from tilenet.model.modules import BlockMaxPool, PaddedConv, PaddedPool
+from tilenet.model.modules import BlockMaxPool, ComputedConv, PaddedConv, PaddedPool
 from tilenet.model.network import Network, build_network
 
 Interval = tuple[int, int]
@@ -20,6 +20,8 @@ def positive_network(layers: tuple[Layer, ...]) -> Network:
     network = build_network(layers, dtype=torch.float64).eval()
     generator = torch.Generator().manual_seed(3)
     for module in network:
+        if isinstance(module, ComputedConv):
+            continue
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
             weight = torch.rand(module.weight.shape, generator=generator) + 0.5
             taps = module.in_channels * module.kernel_size[0]

@@ -157,6 +157,7 @@ def test_grids_compose(layer: Layer, stride: Fraction, origin: Fraction) -> None
 MAP = "value", 0
 CELLS = ("size", 1, "H"), ("size", 1, "W")
 OF_LISTS = set(KINDS.values()) - {Opaque}  # nobody knows what that does to the grid
+KERNEL = "w0", (4, 6, 3, 3), True
 ONE_OF_EACH = [
     Conv(6, 4, 5, 2, 3, 1, bias=True),
     Conv(6, 4),
@@ -164,6 +165,7 @@ ONE_OF_EACH = [
     Conv(6, 4, 1, cols=(5, 2, 4)),
     Conv(6, 4, padding=1, edge="replicate"),
     Conv(6, 4, padding=1, edge="reflect"),
+    Conv(6, 4, weights=(KERNEL,), steps=(("mul.Tensor", ("value", 0), 2.0),)),
     TransposedConv(6, 4, groups=2),
     TransposedConv(6, 4, 3, 2, 1, 1, bias=True),
     TransposedConv(6, 4),
