@@ -21,7 +21,10 @@ from whole_recipe import samples_of
 import tilenet
 from tilenet.cli.predict import main
 from tilenet.errors import TilenetError
+from tilenet.geometry.opaque import Opaque
+from tilenet.geometry.tiles import HaloRule
 from tilenet.library.whole_run import train
+from tilenet.mapping.blended import tiles_of_windows, window_ratio
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.random_keys import key
 from tilenet.training.config.keys import AugmentKeys, MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
@@ -243,3 +246,13 @@ def test_a_checkpoint_of_windows_names_the_code_that_it_lacks(
     weights = str(Path(run.output) / "last" / "weights.safetensors")
     assert main([*named, "--window-px", str(WINDOW), "--weights", weights]) == 0
     assert main([*named, "--network", "attending:network"]) == 1
+
+
+def test_the_work_ratio_counts_all_windows() -> None:
+    layer = Opaque(3, 3, WINDOW, "nets:Net")
+    alone = tiles_of_windows(layer, (160, 96), HaloRule(16, 16, exact=False), 1 << 30)
+    assert alone.grid == (1, 1)
+    assert window_ratio(layer, alone) == 9 * 5 * WINDOW**2 / (160 * 96)
+    # A tile of one step in the middle is touched by two windows a side, at an edge by one.
+    each = tiles_of_windows(layer, (160, 96), HaloRule(16, 16, exact=False), 1, tile_px=16)
+    assert window_ratio(layer, each) == (2 * 10 - 2) * (2 * 6 - 2) * WINDOW**2 / (160 * 96)

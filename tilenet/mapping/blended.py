@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.opaque import Opaque
-from tilenet.geometry.tiles import Cut, HaloRule, Tile, Tiling, cut
+from tilenet.geometry.tiles import Cut, HaloRule, Span, Tile, Tiling, cut
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
 
-__all__ = ["BlendedWindows", "tiles_of_windows"]
+__all__ = ["BlendedWindows", "tiles_of_windows", "window_ratio"]
 
 SIGMAS = 8  # in a window
 # Steps that a tile owns a side, the most first: it computes one window more each way.
@@ -58,6 +58,21 @@ def tiles_of_windows(
     return cut(*size, Cut(size_px=own_px if tile_px is None else tile_px), rule)
 
 
+def window_ratio(layer: Opaque, tiling: Tiling) -> float:
+    """Pixels of all windows that are computed, per pixel of the image."""
+    rows, cols = (
+        sum(len(_starts(layer, span)) for span in spans) for spans in (tiling.rows, tiling.cols)
+    )
+    return rows * cols * layer.window_px**2 / (tiling.height * tiling.width)
+
+
+def _starts(layer: Opaque, span: Span) -> range:
+    """Where the windows that touch what a tile owns begin in what it reads, along an axis."""
+    first = max(span.first - layer.step_px, span.start) - span.start
+    last = min(span.first + span.own - span.start, span.read - layer.window_px + 1)
+    return range(first, last, layer.step_px)
+
+
 class BlendedWindows:
     """Maps what tiles read, window by window.
 
@@ -87,8 +102,8 @@ class BlendedWindows:
         total = image.new_zeros((1, self.layer.out_channels, height, width), device=device)
         sums = [weights.new_zeros(length) for length in (height, width)]
         read, own = tile.read, tile.own
-        rows = self._starts(read.row, read.height, own.row, own.height)
-        cols = self._starts(read.col, read.width, own.col, own.width)
+        rows = _starts(self.layer, Span(read.row, read.height, own.row, own.height))
+        cols = _starts(self.layer, Span(read.col, read.width, own.col, own.width))
         for starts, along in ((rows, sums[0]), (cols, sums[1])):
             for start in starts:
                 along[start : start + side] += weights
@@ -99,9 +114,3 @@ class BlendedWindows:
                 place = total[..., row : row + side, col : col + side]
                 place += scores.to(total.dtype) * weights[:, None] * weights
         return total / (sums[0][:, None] * sums[1]).clamp_min(torch.finfo(total.dtype).tiny)
-
-    def _starts(self, read: int, read_px: int, own: int, own_px: int) -> range:
-        """Where the windows that touch what a tile owns begin in what it reads, along an axis."""
-        step, side = self.layer.step_px, self.layer.window_px
-        first, last = max(own - step, read), min(own + own_px, read + read_px - side + 1)
-        return range(first - read, last - read, step)

@@ -6,7 +6,7 @@ import torch
 
 from tilenet.geometry.opaque import Opaque
 from tilenet.geometry.tiles import HaloRule
-from tilenet.mapping.blended import tiles_of_windows
+from tilenet.mapping.blended import tiles_of_windows, window_ratio
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.planning.maps import MapPlan, MapQuestion, choose_map
 from tilenet.planning.memory.layer import check_map_sizes
@@ -92,7 +92,7 @@ def _of_windows(asked: MapQuestion, layer: Opaque) -> MapPlan:
     few, tile_px = not asked.sweep_bytes, asked.tile_px
     budget = asked.budget_bytes
     tiling = tiles_of_windows(layer, asked.size, asked.rule, budget, tile_px=tile_px, few=few)
-    return MapPlan("windows", tiling)
+    return MapPlan("windows", tiling, swept=window_ratio(layer, tiling))
 
 
 def _memory(device: torch.device) -> tuple[int, int]:

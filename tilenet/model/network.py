@@ -179,7 +179,7 @@ def build_layer(
         case Expand():
             return expand_layer(layer)
         case Opaque():
-            raise no_code(layer, "it alone")
+            raise no_code(layer, "here")
     raise AssertionError(f"no module for layer {layer}")
 
 

@@ -107,7 +107,8 @@ class MapPlan:
             the pass that finds it.
         why: Said of passes.
         work: Arithmetic of all passes, in multiples of the one that maps.
-        swept: Pixels that a sweep reads on all ranks, per pixel of the image.
+        swept: Pixels that a sweep reads on all ranks, or that windows compute, per pixel of the
+            image.
     """
 
     method: Literal["sweep", "tiles", "exchange", "passes", "windows"]
