@@ -127,7 +127,7 @@ def refusal_of(refusals: "Sequence[Refusal]") -> str:
     without = "these" if len(refusals) > 1 else "it"
     return (
         f"each layer's neighbourhood must be known, and {', '.join(said)}; use a network without "
-        f"{without}, or halo_mode: windows, which is approximate"
+        f"{without}, or halo_mode: windows (window_px in predict), which is approximate"
     )
 
 

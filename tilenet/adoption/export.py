@@ -78,8 +78,8 @@ def _exported(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedP
         raise TilenetError(
             f"a module must take one image (B, {bands}, {size[0]}, {size[1]}) and do the same to "
             f"each ({type(module).__name__}: {words[:300]}); use a network without what depends on "
-            "the pixels' values, another number of bands, or halo_mode: windows, which is "
-            "approximate"
+            "the pixels' values, another number of bands, or halo_mode: windows "
+            "(window_px in predict), which is approximate"
         ) from error
 
 
