@@ -215,7 +215,8 @@ def test_all_that_is_refused_is_said_at_once() -> None:
     assert f"flip along dimensions [3], test_adopt.py:{line}" in sentence
     assert "cumsum" not in sentence
     assert sentence.endswith(
-        "use a network without these, or halo_mode: windows (window_px in predict), which is approximate"
+        "use a network without these, or halo_mode: windows (window_px in predict), which is "
+        "approximate"
     )
     assert "\n" not in sentence
 
