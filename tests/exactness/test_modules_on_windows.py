@@ -215,7 +215,7 @@ class Counting(nn.Module):
 
 REFUSED_MODULES: dict[str, tuple[nn.Module, int, str]] = {
     "a coarse map": (nn.Conv2d(3, 3, 2, stride=2), WINDOW, "one cell per pixel"),
-    "other windows": (network(WINDOW), 48, "choose crop_px as it was made for"),
+    "other windows": (network(WINDOW), 48, "that it was made for"),
     "a buffer that changes": (Counting(), WINDOW, "may not change buffers"),
     "an odd window": (network(WINDOW), 31, "overlap by half"),
     "a small image": (nn.Conv2d(3, 3, 1), 128, "at least as large as a window"),

@@ -32,7 +32,7 @@ def take_as_it_is(module: nn.Module, bands: int, window_px: int, code: str) -> A
     """
     if window_px % 2:
         raise TilenetError(
-            f"windows overlap by half (crop_px: {window_px}); use an even number of pixels"
+            f"windows overlap by half (window: {window_px} px); use an even number of pixels"
         )
     name = type(module).__name__
     trial = OpaqueModule(copied(module), MaskKey())
@@ -49,7 +49,7 @@ def take_as_it_is(module: nn.Module, bands: int, window_px: int, code: str) -> A
     except Exception as error:  # whatever a user's forward may raise
         raise TilenetError(
             f"a module must run on windows ({shown}: {type(error).__name__}: "
-            f"{one_line(str(error))[:200]}); choose crop_px as it was made for"
+            f"{one_line(str(error))[:200]}); choose the window (crop_px) that it was made for"
         ) from error
     if output.ndim != 4 or size != output.shape or size[2:] != window.shape[2:]:
         raise TilenetError(
