@@ -115,6 +115,8 @@ def sweep_statistics(
     """
     fixed = Network(list(network), network.mask_key).eval()
     columns = columns_of(layers, passes[0][1], comm)
+    if columns is not None:
+        read = _read_together(read, comm)
     total = sum(len(tiling.tiles) for _, tiling in passes)
     with progress_bar(comm, total, "strip", brief=brief) as progress:
         for number, (index, tiling) in enumerate(passes):
@@ -141,6 +143,18 @@ def sweep_statistics(
                     kept.sums_done(index, count, values, last=True)
             fixed[index] = statistic.fixed(network[index], values).eval()
     return fixed
+
+
+def _read_together(
+    read: Callable[[Window], Tensor], comm: "MPI.Intracomm"
+) -> Callable[[Window], Tensor]:
+    """Reads of all ranks at once: one that cannot read would have others wait for its halos."""
+
+    def together(window: Window) -> Tensor:
+        with agreed(comm):
+            return read(window)
+
+    return together
 
 
 def _found(
