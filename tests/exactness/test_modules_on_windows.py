@@ -31,7 +31,7 @@ from tilenet.training.config.keys import AugmentKeys, MeshKeys, NetworkKeys, Opt
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
 
-WINDOW = 32
+WINDOW = 24  # crops begin on multiples of 8 px, and some reach over an edge
 SIZES = [(109, 151), (83, 97)]
 
 
@@ -70,7 +70,7 @@ def train_plainly(run: RunFile, scenes: list[Scene]) -> Outcome:
     """A plain loop over the crops in torch."""
     module = network(WINDOW).double()
     optimizer = torch.optim.SGD(module.parameters(), run.optimizer.lr, momentum=0.9)
-    look, losses = samples_of(run, scenes, 32), []
+    look, losses = samples_of(run, scenes, 8), []
     for step in range(STEPS):
         module.train()
         module.norm.eval()
@@ -103,7 +103,7 @@ def outcome_on_windows(run: RunFile, image: Path, comm: MPI.Intracomm, tile_px: 
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
     weights = load_file(Path(run.output) / "last" / "weights.safetensors")
     with rasterio.open(logits) as file:
-        assert "approximate: it sees windows of 32 × 32 px" in file.tags()["TILENET_NOTE"]
+        assert f"windows of {WINDOW} × {WINDOW} px" in file.tags()["TILENET_NOTE"]
         return Outcome(losses, weights, file.read())
 
 
@@ -244,15 +244,16 @@ def test_a_checkpoint_of_windows_names_the_code_that_it_lacks(
     )
     named = ["attending:network", str(scenes[0].image), str(shared_path / "other.tif")]
     weights = str(Path(run.output) / "last" / "weights.safetensors")
+    named += ["--options", f"window_px={WINDOW}"]
     assert main([*named, "--window-px", str(WINDOW), "--weights", weights]) == 0
     assert main([*named, "--network", "attending:network"]) == 1
 
 
 def test_the_work_ratio_counts_all_windows() -> None:
-    layer = Opaque(3, 3, WINDOW, "nets:Net")
+    layer = Opaque(3, 3, 32, "nets:Net")
     alone = tiles_of_windows(layer, (160, 96), HaloRule(16, 16, exact=False), 1 << 30)
     assert alone.grid == (1, 1)
-    assert window_ratio(layer, alone) == 9 * 5 * WINDOW**2 / (160 * 96)
+    assert window_ratio(layer, alone) == 9 * 5 * 32**2 / (160 * 96)
     # A tile of one step in the middle is touched by two windows a side, at an edge by one.
     each = tiles_of_windows(layer, (160, 96), HaloRule(16, 16, exact=False), 1, tile_px=16)
-    assert window_ratio(layer, each) == (2 * 10 - 2) * (2 * 6 - 2) * WINDOW**2 / (160 * 96)
+    assert window_ratio(layer, each) == (2 * 10 - 2) * (2 * 6 - 2) * 32**2 / (160 * 96)

@@ -223,7 +223,7 @@ def given_network(
     numbers = comm.bcast(numbers)
     with together(comm):  # ranks that wait leave the cores to rank 0
         if window_px is not None:
-            module = _whole(net)
+            module = _module_of(net)
             adopted = take_as_it_is(module, len(numbers), window_px, type(module).__name__)
         elif comm.rank == 0:
             assert net is not None
@@ -232,7 +232,7 @@ def given_network(
     with agreed(comm):
         record = _record(adopted, path, numbers, names, statistics)
         if window_px is not None:
-            module = copy.deepcopy(_whole(net)).cpu()
+            module = copy.deepcopy(_module_of(net)).cpu()
             return GivenNetwork(adopted.name, record, adopted.around(module, 0, adopted.precision))
         network = network_to_fill(adopted.layers, parameter_dtype(adopted.precision))
         # Not the one to be trained: where layers share a weight, devices of a map have it each.
@@ -240,7 +240,7 @@ def given_network(
         return GivenNetwork(adopted.name, record, network)
 
 
-def _whole(net: nn.Module | Adopted | None) -> nn.Module:
+def _module_of(net: nn.Module | Adopted | None) -> nn.Module:
     if not isinstance(net, nn.Module):
         raise TilenetError(
             f"windows are mapped by a module as it is (window_px is given, net: "
