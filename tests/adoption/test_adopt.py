@@ -319,6 +319,6 @@ def test_a_list_that_is_not_the_module_is_refused(
         with pytest.raises(TilenetError, match=r"must be its list of layers \(Pyramid, the output"):
             adopt(network("pyramid"), 3)
     else:
-        monkeypatch.setattr("tilenet.adoption.prove.ROUNDING", -1.0)
+        monkeypatch.setattr("tilenet.adoption.proof.module.ROUNDING", -1.0)
         with pytest.raises(TilenetError, match=r"differs by \d"):
             adopt(network("dense"), 3)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tilenet.adoption.adopt import adopt
-from tilenet.adoption.prove import AsDefined
+from tilenet.adoption.proof.as_defined import AsDefined
 from tilenet.errors import TilenetError
 from tilenet.model.network import Network
 
@@ -69,7 +69,7 @@ def test_masks_that_keep_all_are_scaled_alike(monkeypatch: pytest.MonkeyPatch) -
 
     layers = adopt(Module(dropped), 3).layers
     assert [one.probability for one in layers if one.kind == "dropout"] == [0.4, 0.25]  # type: ignore[attr-defined]
-    monkeypatch.setattr("tilenet.adoption.prove._keeps_all", lambda module: module.eval())
+    monkeypatch.setattr("tilenet.adoption.proof.module._keeps_all", lambda module: module.eval())
     with pytest.raises(TilenetError, match="differs by"):
         adopt(Module(dropped), 3)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tilenet.adoption.prove_cells import prove_cells, without_idle_weights
+from tilenet.adoption.proof.cells import prove_cells, without_idle_weights
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Cellwise, Step
 

@@ -1,6 +1,5 @@
 """Turn anybody's network into the list of layers, and prove that it is the same network."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from tilenet.adoption.export import graph_of
-from tilenet.adoption.prove import Subject, prove
-from tilenet.adoption.prove_cells import prove_cells, without_idle_weights
+from tilenet.adoption.proof.cells import prove_cells, without_idle_weights
+from tilenet.adoption.proof.module import Subject, prove
+from tilenet.adoption.state import copied, state_of, trained_names, twins
 from tilenet.adoption.values import linearise, name_of
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
@@ -19,7 +19,7 @@ from tilenet.geometry.layers import Cellwise, Conv, GlobalPool, Join, Layer, Nor
 from tilenet.model.network import Network, load_weights, network_to_fill, tie_weights
 from tilenet.model.opaque import opaque_network
 
-__all__ = ["Adopted", "adopt", "copied", "fixed_names", "state_of", "twins"]
+__all__ = ["Adopted", "adopt"]
 
 # Heights at which a graph is recorded, until one is a multiple of its strides; widths are twice.
 HEIGHTS_PX = (128, 192, 256, 320, 448, 512, 1024)
@@ -167,7 +167,7 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
             for weight, _, learns in layer.weights
             if not learns
         }
-        trained = _trained(module)
+        trained = trained_names(module)
         found = Adopted(
             type(module).__name__,
             layers,
@@ -209,43 +209,6 @@ def _subject(module: nn.Module, adopted: Adopted, batch_norm: str) -> Subject:
     )
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """A copy in float32 on the CPU, whose parts train unless only some of them do."""
-    lazy = [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]
-    if lazy:
-        raise TilenetError(
-            f"a network's weights have their shapes ({lazy[0]} in {type(module).__name__} has "
-            "none yet); give the module an image before"
-        )
-    try:
-        mine = copy.deepcopy(module).cpu().float()
-    except Exception as error:  # whatever hooks and tensors a user module may hold
-        raise TilenetError(
-            f"a network can be copied ({type(module).__name__}: {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]}); use one without what cannot, such as "
-            "torch.nn.utils.weight_norm"
-        ) from error
-    modes = {part.training for part in module.modules()}
-    return mine.train() if len(modes) == 1 else mine
-
-
-def _trained(module: nn.Module) -> set[str]:
-    """All names of weights that are trained."""
-    named = module.named_parameters(remove_duplicate=False)
-    return {name for name, one in named if one.requires_grad}
-
-
-def twins(module: nn.Module) -> dict[str, str]:
-    """Names that the state holds besides the first one of the same tensor."""
-    first: dict[int, str] = {}
-    twins = {}
-    for name, one in module.state_dict(keep_vars=True).items():
-        own = first.setdefault(id(one), name)
-        if own != name:
-            twins[name] = own
-    return twins
-
-
 def _check_weights(adopted: Adopted) -> None:
     """Refuse weights that no state holds, or that are sparse, and statistics of several maps."""
     for name, tensor in adopted.state.items():
@@ -269,18 +232,6 @@ def _check_weights(adopted: Adopted) -> None:
                 f"a network's weights are in its state_dict() ({name} of {adopted.name} is not); "
                 "register it as a persistent buffer, or use the norms of torch.nn"
             )
-
-
-def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of a module's weights and buffers, on the CPU."""
-    state = {name: one for name, one in module.state_dict().items() if isinstance(one, Tensor)}
-    # Cloned: weights of a module may share memory, which files of safetensors do not hold.
-    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
-
-
-def fixed_names(module: nn.Module) -> frozenset[str]:
-    """All names of weights and buffers that are not trained."""
-    return frozenset(module.state_dict()) - _trained(module)
 
 
 def _recorded(

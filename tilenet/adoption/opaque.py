@@ -7,7 +7,8 @@ whole image, as everywhere in the field.
 import torch
 from torch import nn
 
-from tilenet.adoption.adopt import Adopted, copied, fixed_names, state_of, twins
+from tilenet.adoption.adopt import Adopted
+from tilenet.adoption.state import copied, fixed_names, state_of, twins
 from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.opaque import Opaque
 from tilenet.model.dropout import MaskKey

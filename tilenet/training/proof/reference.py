@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tilenet.adoption.adopt import Adopted
-from tilenet.adoption.prove import AsDefined
+from tilenet.adoption.proof.as_defined import AsDefined
 from tilenet.errors import one_line
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.tiles import Tiling

@@ -1,0 +1,58 @@
+"""What a module holds: its weights and buffers, their names, and a copy to run."""
+
+import copy
+
+from torch import Tensor, nn
+
+from tilenet.errors import TilenetError
+
+__all__ = ["copied", "fixed_names", "state_of", "trained_names", "twins"]
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy in float32 on the CPU, whose parts train unless only some of them do."""
+    lazy = [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]
+    if lazy:
+        raise TilenetError(
+            f"a network's weights have their shapes ({lazy[0]} in {type(module).__name__} has "
+            "none yet); give the module an image before"
+        )
+    try:
+        mine = copy.deepcopy(module).cpu().float()
+    except Exception as error:  # whatever hooks and tensors a user module may hold
+        raise TilenetError(
+            f"a network can be copied ({type(module).__name__}: {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}); use one without what cannot, such as "
+            "torch.nn.utils.weight_norm"
+        ) from error
+    modes = {part.training for part in module.modules()}
+    return mine.train() if len(modes) == 1 else mine
+
+
+def trained_names(module: nn.Module) -> set[str]:
+    """All names of weights that are trained."""
+    named = module.named_parameters(remove_duplicate=False)
+    return {name for name, one in named if one.requires_grad}
+
+
+def twins(module: nn.Module) -> dict[str, str]:
+    """Names that the state holds besides the first one of the same tensor."""
+    first: dict[int, str] = {}
+    twins = {}
+    for name, one in module.state_dict(keep_vars=True).items():
+        own = first.setdefault(id(one), name)
+        if own != name:
+            twins[name] = own
+    return twins
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of a module's weights and buffers, on the CPU."""
+    state = {name: one for name, one in module.state_dict().items() if isinstance(one, Tensor)}
+    # Cloned: weights of a module may share memory, which files of safetensors do not hold.
+    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+
+
+def fixed_names(module: nn.Module) -> frozenset[str]:
+    """All names of weights and buffers that are not trained."""
+    return frozenset(module.state_dict()) - trained_names(module)
