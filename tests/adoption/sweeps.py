@@ -63,7 +63,7 @@ def swept_map(adopted: Adopted, image: Tensor) -> Tensor:
         adopted.layers, size, rule, halo_asked=False, tile_px=None, num_ranks=1, item_bytes=8,
         budget_bytes=0, most_px=0,
     )  # fmt: skip
-    plan = MapPlan("sweep", tiling, swept=1.0)
+    plan = MapPlan("sweep", tiling, ratio=1.0)
     if asked.of_whole_image and len(tiling.tiles) > 1:
         plan = plan_passes(asked, tiling, "", 1.0)
     network, sink = adopted.network(torch.float64).eval(), Keeping()

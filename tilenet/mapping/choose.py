@@ -92,7 +92,7 @@ def _of_windows(asked: MapQuestion, layer: Opaque) -> MapPlan:
     few, tile_px = not asked.sweep_bytes, asked.tile_px
     budget = asked.budget_bytes
     tiling = tiles_of_windows(layer, asked.size, asked.rule, budget, tile_px=tile_px, few=few)
-    return MapPlan("windows", tiling, swept=window_ratio(layer, tiling))
+    return MapPlan("windows", tiling, ratio=window_ratio(layer, tiling))
 
 
 def _memory(device: torch.device) -> tuple[int, int]:

@@ -92,7 +92,7 @@ def _small_plan(job: MapJob, num_ranks: int) -> MapPlan:
     small = choose_small_image(asked)
     swept = read_ratio(small, num_ranks) if plan.method == "sweep" else None
     if not plan.passes:
-        return MapPlan(plan.method, small, swept=swept)
+        return MapPlan(plan.method, small, ratio=swept)
     question = MapQuestion(
         layers,
         small.extended,

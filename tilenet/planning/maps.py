@@ -107,8 +107,8 @@ class MapPlan:
             the pass that finds it.
         why: Said of passes.
         work: Arithmetic of all passes, in multiples of the one that maps.
-        swept: Pixels that a sweep reads on all ranks, or that windows compute, per pixel of the
-            image.
+        ratio: Pixels that a sweep reads on all ranks, or that windows compute, per pixel of the
+            image; None: as many as tiles read.
     """
 
     method: Literal["sweep", "tiles", "exchange", "passes", "windows"]
@@ -116,12 +116,12 @@ class MapPlan:
     passes: tuple[tuple[int, Tiling], ...] = ()
     why: str = ""
     work: float = 1.0
-    swept: float | None = None
+    ratio: float | None = None
 
     @property
     def work_ratio(self) -> float:
         """Pixels that are read, per pixel of the image."""
-        return self.tiling.work_ratio if self.swept is None else self.swept
+        return self.tiling.work_ratio if self.ratio is None else self.ratio
 
 
 def choose_map(asked: MapQuestion) -> MapPlan:
@@ -157,7 +157,7 @@ def choose_map(asked: MapQuestion) -> MapPlan:
     if fits_one:
         return _tile_by_tile(asked, whole)
     if swept := _swept(asked):
-        return plan_passes(asked, swept.tiling, _why(asked), swept.swept)
+        return plan_passes(asked, swept.tiling, _why(asked), swept.ratio)
     tiling = cut(*asked.size, Cut(size_px=_tile_px(asked)), asked.rule)
     return plan_passes(asked, tiling, _why(asked))
 
@@ -179,7 +179,7 @@ def _swept(asked: MapQuestion) -> MapPlan | None:
         strips = _strips(asked, height, width, num_cols, rule.halo_px)
         if strips is not None:
             tiling = cut(*asked.size, Cut(grid=(strips, num_cols)), rule)
-            found.append(MapPlan("sweep", tiling, swept=read_ratio(tiling, asked.num_ranks)))
+            found.append(MapPlan("sweep", tiling, ratio=read_ratio(tiling, asked.num_ranks)))
             if ranks == 1:
                 break  # more columns read more
         num_cols += max(1, num_cols // 2)
@@ -202,7 +202,7 @@ def _columns(asked: MapQuestion, height: int, width: int) -> MapPlan | None:
         check_shares(asked.layers, tiling.cols, "columns")
     except TilenetError:
         return None
-    return MapPlan("sweep", tiling, swept=read_ratio(tiling, num_ranks))
+    return MapPlan("sweep", tiling, ratio=read_ratio(tiling, num_ranks))
 
 
 def _strips(asked: MapQuestion, height: int, width: int, num_cols: int, halo_px: int) -> int | None:
@@ -278,7 +278,7 @@ def plan_passes(
     """One pass per layer that needs the whole image, and the one that maps; of one tile that.
 
     Args:
-        swept: As in `MapPlan`, of a sweep.
+        swept: `ratio` of `MapPlan`, of a sweep.
 
     Raises:
         TilenetError: The tiles do not start on the network's grid.
