@@ -189,3 +189,28 @@ def test_what_another_number_of_ranks_may_go_on_with_does_not_depend_on_it() -> 
     one, many = (choose_map(question(ranks, 1 << 26, **more)) for ranks in (1, 64))
     assert (one.method, one.tiling) == ("sweep", many.tiling)
     assert many.work_ratio > one.work_ratio
+
+
+def test_ranks_that_sweep_exchange_halos_where_that_saves_a_tenth() -> None:
+    asked = question(
+        options=replace(OPTIONS, norm="none"),
+        budget=1 << 20,
+        size=(1217, 2003),
+        sweep_bytes=1 << 40,
+    )
+    bands = choose_map(asked)
+    columns = choose_map(replace(asked, exchanges=True))
+    assert (bands.method, columns.method) == ("sweep", "sweep")
+    assert not bands.tiling.rule.exchanged
+    assert columns.tiling.rule.exchanged
+    assert columns.tiling.grid[1] == 4
+    # 63 units of 32 px over four ranks
+    assert columns.work_ratio == 4 * 16 * 32 * 1248 / (1217 * 2003)
+    assert columns.work_ratio <= 0.9 * bands.work_ratio
+    assert choose_map(replace(asked, exchanges=True, num_ranks=1)) == choose_map(
+        replace(asked, num_ranks=1)
+    )
+    # Another number of ranks may go on with it; or bands of a long image lose little.
+    for same in ({"steady": True}, {"size": (40_003, 997)}):
+        some = replace(asked, **same)
+        assert choose_map(replace(some, exchanges=True)) == choose_map(some)
