@@ -197,7 +197,8 @@ def _subject(module: nn.Module, adopted: Adopted, batch_norm: str) -> Subject:
     module = module.double()
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
-            if isinstance(tensor, Tensor) and name in adopted.state:
+            # float32 has been copied exactly
+            if isinstance(tensor, Tensor) and adopted.state[name].dtype == torch.float64:
                 tensor.copy_(adopted.state[name])
     return Subject(
         module,
