@@ -61,7 +61,7 @@ def swept_map(adopted: Adopted, image: Tensor) -> Tensor:
     tiling = cut(*size, Cut(grid=(min(STRIPS, size[0] // unit), 1)), rule)
     asked = MapQuestion(
         adopted.layers, size, rule, halo_asked=False, tile_px=None, num_ranks=1, item_bytes=8,
-        budget_bytes=0, most_px=0,
+        budget_bytes=0, most_px=0, sweep_bytes=1 << 40,
     )  # fmt: skip
     plan = MapPlan("sweep", tiling, ratio=1.0)
     if asked.of_whole_image and len(tiling.tiles) > 1:

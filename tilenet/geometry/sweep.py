@@ -7,13 +7,22 @@ computed twice. (Alwani et al., "Fused-layer CNN accelerators", MICRO 2016.)
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Expand, GlobalPool, Join, Layer, Stash, walk
 
-__all__ = ["LayerRows", "Rows", "Strip", "last_readers", "row_readers", "strip_edges", "sweep"]
+__all__ = [
+    "LayerRows",
+    "Rows",
+    "Strip",
+    "last_readers",
+    "maps_before",
+    "row_readers",
+    "strip_edges",
+    "sweep",
+]
 
 MOST_BORDER = 1 << 16  # cells beyond the end of a map that a layer looks at
 
@@ -75,6 +84,32 @@ def last_readers(layers: tuple[Layer, ...]) -> list[list[int]]:
         # Without a reader: a map that is averaged, or whose place another takes.
         found[last.get(map_, map_)].append(map_)
     return found
+
+
+def maps_before(
+    layers: tuple[Layer, ...], maps: Iterable[int], there: Collection[int]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """What is computed for some maps, these included, and from which maps that are there.
+
+    Averages and statistics are known, as for `sweep`.
+
+    Args:
+        maps: Numbers of maps, the image being 0.
+        there: Numbers of those that need no computing.
+
+    Returns:
+        Numbers of maps to compute, and of the ones of `there` and the image that are read.
+    """
+    readers, left = row_readers(layers), list(maps)
+    computed, read = set[int](), set[int]()
+    while left:
+        map_ = left.pop()
+        if map_ == 0 or map_ in there:
+            read.add(map_)
+        elif map_ not in computed:
+            computed.add(map_)
+            left += readers[map_ - 1]
+    return frozenset(computed), frozenset(read)
 
 
 def strip_edges(rows: int, strip_rows: int) -> tuple[int, ...]:

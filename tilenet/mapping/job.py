@@ -5,7 +5,7 @@ What becomes of it is a sink's business: `tilenet predict` has rank 0 write it, 
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +24,7 @@ from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.network import placed_network, spatial_network
 from tilenet.parallel.exchange.passes import KeptSums, StatisticPasses
+from tilenet.parallel.exchange.swept import KeptMaps
 from tilenet.parallel.exchange.swept_bands import columns_of, sweep_statistics
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
@@ -59,6 +60,7 @@ class MapJob:
         first_rank: Rank that computes the first tile; the others follow in turn.
         brief: Whether progress shows only while it takes long.
         what: Is said before it.
+        maps: What the passes of a sweep for statistics leave for the one that maps.
     """
 
     plan: MapPlan
@@ -72,6 +74,7 @@ class MapJob:
     first_rank: int = 0
     brief: bool = False
     what: str | None = None
+    maps: KeptMaps = field(default_factory=KeptMaps, init=False)
 
     def fix_statistics(self, comm: "MPI.Intracomm", kept: KeptSums | None = None) -> Network:
         """The network whose norms have the image's statistics, where passes are to find them.
@@ -82,6 +85,8 @@ class MapJob:
         if not self.plan.passes:
             return self.network
         if self.plan.method == "sweep":
+            layers = [index for index, _ in self.plan.passes]
+            self.maps.after = dict(zip(layers, self.plan.kept, strict=True))
             return sweep_statistics(
                 self.network.to(self.devices[0]),
                 self.mapper.record.layers,
@@ -90,6 +95,7 @@ class MapJob:
                 lambda w: self.mapper.input(w)[0].to(self.devices[0]),
                 comm,
                 self.watchdog,
+                self.maps,
                 kept,
                 brief=self.brief,
             )
@@ -179,7 +185,9 @@ class MapJob:
         apart = comm.Dup()  # halos are sent while sinks send pieces
         columns = columns_of(layers, tiling, apart)
         mine = chain.from_iterable(
-            self.mapper.strips(network, layers, band, self.devices[0], self.precision, columns)
+            self.mapper.strips(
+                network, layers, band, self.devices[0], self.precision, columns, self.maps
+            )
             for band in shares[comm.rank]
         )
         rounds = max(len(turn) for turn in turns)
@@ -197,6 +205,7 @@ class MapJob:
                 progress.update(len(done))
                 if resume:
                     resume.tiles_done([tiles[n] for _, n in done], last=number + 1 == rounds)
+        self.maps.there.clear()
         apart.Free()
 
     def _share_out(self, network: Network, comm: "MPI.Intracomm", sink: MapSink) -> None:

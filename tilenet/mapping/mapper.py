@@ -20,7 +20,7 @@ from tilenet.mapping.writer import MapKind
 from tilenet.model.inputs import standardise
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
-from tilenet.parallel.exchange.swept import Columns
+from tilenet.parallel.exchange.swept import Columns, KeptMaps
 from tilenet.parallel.exchange.swept_bands import sweep_band
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed
@@ -113,11 +113,13 @@ class Mapper:
         device: torch.device,
         precision: str,
         columns: Columns | None = None,
+        kept: KeptMaps | None = None,
     ) -> Iterator[Computed]:
         """The own pixels of a band's tiles, one after another.
 
         Args:
             columns: As of `sweep_band`, to which it goes.
+            kept: As of `sweep_band` too.
         """
         valid: list[NDArray[np.bool_]] = []
         first = band.part.row  # of `valid`
@@ -131,7 +133,7 @@ class Mapper:
             return pixels.to(device)
 
         owns = [self.tiling.tiles[number].own for number in band.tiles]
-        maps = sweep_band(network, layers, self.tiling, band, owns, precision, read, columns)
+        maps = sweep_band(network, layers, self.tiling, band, owns, precision, read, columns, kept)
         for own, logits in zip(owns, maps, strict=True):
             rows = np.concatenate(valid)[own.row - first :]
             left = own.col - band.part.col

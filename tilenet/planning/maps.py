@@ -18,7 +18,9 @@ from tilenet.geometry.bands import read_ratio
 from tilenet.geometry.halo import context_of, fewest_cells, map_shapes, summed_cells
 from tilenet.geometry.layers import Cellwise, Conv, Layer, Norm, TransposedConv
 from tilenet.geometry.ownership import check_shares, prefix_halo_px
+from tilenet.geometry.sweep import maps_before
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_cells, cut
+from tilenet.planning.kept_maps import kept_maps
 from tilenet.planning.memory.partition import inference_bytes
 from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.mesh import choose_mesh
@@ -109,6 +111,8 @@ class MapPlan:
         work: Arithmetic of all passes, in multiples of the one that maps.
         ratio: Pixels that a sweep reads on all ranks, or that windows compute, per pixel of the
             image; None: as many as tiles read.
+        kept: Numbers of the maps that a sweep keeps whole after each pass, which those after it
+            begin from.
     """
 
     method: Literal["sweep", "tiles", "exchange", "passes", "windows"]
@@ -117,6 +121,7 @@ class MapPlan:
     why: str = ""
     work: float = 1.0
     ratio: float | None = None
+    kept: tuple[frozenset[int], ...] = ()
 
     @property
     def work_ratio(self) -> float:
@@ -296,10 +301,25 @@ def plan_passes(
         for index in asked.of_whole_image
         for halo in [prefix_halo_px(asked.layers, index)]
     )
-    once = _operations(asked.layers, tiling, swept)
-    every = sum(_operations(asked.layers[:index], tiles, swept) for index, tiles in passes)
-    method: Literal["sweep", "passes"] = "passes" if swept is None else "sweep"
-    return MapPlan(method, tiling, passes, why, 1 + every / max(once, 1), swept)
+    if swept is None:
+        once = _operations(asked.layers, tiling)
+        every = once + sum(_operations(asked.layers[:index], tiles) for index, tiles in passes)
+        return MapPlan("passes", tiling, passes, why, every / max(once, 1))
+    kept = _kept(asked, tiling)
+    work = _swept_work(asked, tiling.extended, kept)
+    return MapPlan("sweep", tiling, passes, why, work, swept, kept)
+
+
+def _kept(asked: MapQuestion, tiling: Tiling) -> tuple[frozenset[int], ...]:
+    """The maps that passes hand on, where each rank sweeps all rows of all or of its columns."""
+    num_cols = asked.num_ranks if tiling.rule.exchanged else 1
+    strip, cols = max(span.own for span in tiling.rows), max(span.read for span in tiling.cols)
+    item, height = asked.item_bytes, tiling.extended[0]
+    room = asked.sweep_bytes - swept_bytes(asked.layers, height, cols, strip, item)
+    if tiling.grid[1] != num_cols or asked.num_ranks != num_cols or room < 0:
+        return (frozenset(),) * len(asked.of_whole_image)
+    cells = room // item if item else 0
+    return kept_maps(asked.layers, asked.of_whole_image, tiling.extended, num_cols, cells)
 
 
 def _for_prefix(asked: MapQuestion, tiling: Tiling, halo_px: int) -> Tiling:
@@ -308,19 +328,34 @@ def _for_prefix(asked: MapQuestion, tiling: Tiling, halo_px: int) -> Tiling:
     return cut(*asked.size, Cut(grid=tiling.grid), rule)
 
 
-def _operations(layers: tuple[Layer, ...], tiling: Tiling, swept: float | None) -> int:
-    """Multiplications of the convolutions for all tiles; in a sweep for each cell once."""
-    if not layers:
-        return 0
+def _operations(layers: tuple[Layer, ...], tiling: Tiling) -> int:
+    """Multiplications of the convolutions for all tiles."""
     read = tiling.tiles[0].read
-    size = (read.height, read.width) if swept is None else tiling.extended
-    shapes = map_shapes(layers, *size)
-    total = 0
+    return sum(_by_layer(layers, (read.height, read.width))) * len(tiling.tiles)
+
+
+def _swept_work(
+    asked: MapQuestion, size: tuple[int, int], kept: tuple[frozenset[int], ...]
+) -> float:
+    """Multiplications of all sweeps, over those of the whole network."""
+    layers = asked.layers
+    each, total, there = _by_layer(layers, size), 0, frozenset[int]()
+    for stop, left in zip((*asked.of_whole_image, len(layers)), (*kept, there), strict=True):
+        computed, _ = maps_before(layers, [stop], there)
+        total += sum(each[map_ - 1] for map_ in computed)
+        there = left
+    return total / max(sum(each), 1)
+
+
+def _by_layer(layers: tuple[Layer, ...], size: tuple[int, int]) -> list[int]:
+    """Multiplications of each convolution of an image; of another layer 0."""
+    shapes = map_shapes(layers, *size) if layers else []
+    found = []
     for layer, before, after in zip(layers, shapes, shapes[1:], strict=False):
-        if isinstance(layer, Cellwise | Conv | TransposedConv):
-            cells = before if isinstance(layer, TransposedConv) else after
-            total += layer.num_parameters * cells.rows * cells.cols
-    return total * len(tiling.tiles) if swept is None else total
+        cells = before if isinstance(layer, TransposedConv) else after
+        counts = isinstance(layer, Cellwise | Conv | TransposedConv)
+        found.append(layer.num_parameters * cells.rows * cells.cols if counts else 0)
+    return found
 
 
 def _why_tiles(asked: MapQuestion) -> str:

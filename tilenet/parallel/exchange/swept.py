@@ -5,9 +5,9 @@ they look at are at hand, as `geometry.sweep` says what to keep. Columns are too
 their own ones each, and a layer takes those next to them from the neighbours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import cast
 
@@ -31,7 +31,7 @@ from tilenet.geometry.layers import (
     across,
 )
 from tilenet.geometry.ownership import AxisShares, axis_shares, halo_of
-from tilenet.geometry.sweep import LayerRows, Rows, Strip, last_readers, sweep
+from tilenet.geometry.sweep import LayerRows, Rows, Strip, last_readers, maps_before, sweep
 from tilenet.geometry.windows import Window
 from tilenet.model.cellwise import CellwiseModule
 from tilenet.model.choices import AUTOCAST
@@ -43,7 +43,7 @@ from tilenet.model.skips import joined
 from tilenet.parallel.exchange.halo import Journey, Line, extend
 from tilenet.parallel.exchange.layers import spatial_layer, without_border
 
-__all__ = ["Columns", "State", "Sweep"]
+__all__ = ["Columns", "KeptMaps", "State", "Sweep"]
 
 State = list[list[tuple[int, Tensor]]]
 
@@ -77,6 +77,37 @@ class Columns:
         """
         edges = [*(one.edges for one in self.shares), self.shares[-1].out_edges]
         return [(one[self.number], one[self.number + 1]) for one in edges]
+
+
+@dataclass
+class KeptMaps:
+    """Whole maps of an image, or of a rank's columns, that sweeps hand on to those after them.
+
+    Attributes:
+        after: For a sweep to each layer the numbers of the maps that those after it need.
+        there: The maps, (B, C, H, W), by number.
+        coming: Those that the sweep at hand keeps, and how many of their rows have come.
+    """
+
+    after: Mapping[int, Collection[int]] = field(default_factory=dict)
+    there: dict[int, Tensor] = field(default_factory=dict)
+    coming: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
+
+    def keep(self, number: int, first: int, found: Tensor, num_rows: int) -> None:
+        """Keep rows of a map from the first one on."""
+        whole, _ = self.coming.get(number, (None, 0))
+        if whole is None:
+            whole = found.new_empty((*found.shape[:2], num_rows, found.shape[3]))
+        stop = first + found.shape[2]
+        whole[:, :, first:stop] = found
+        self.coming[number] = whole, stop
+
+    def finish(self, layer: int) -> None:
+        """After the sweep to a layer: let go of maps that did not come whole or are not needed."""
+        come = {n: whole for n, (whole, stop) in self.coming.items() if stop == whole.shape[2]}
+        needed = self.after.get(layer, ())
+        self.there = {n: one for n, one in (self.there | come).items() if n in needed}
+        self.coming = {}
 
 
 class Sweep:
@@ -147,6 +178,13 @@ class Sweep:
         self._now: LayerRows
         self._empty: Tensor  # a strip without rows
         self._dtype, self._compact = AUTOCAST.get(precision), compact
+        self._kept = KeptMaps()
+        self._not_kept: Collection[int] = range(len(self._shapes))
+
+    def use(self, kept: KeptMaps) -> None:
+        """Take the maps that sweeps of the same part and columns kept, and keep others."""
+        self._kept = kept
+        self._not_kept, _ = maps_before(self.layers, [len(self.layers)], kept.there)
 
     def _swept(self, layer: Layer, number: int, module: nn.Module) -> nn.Module:
         whole = isinstance(module, nn.InstanceNorm2d | nn.GroupNorm | WHOLE_IMAGE)
@@ -230,14 +268,27 @@ class Sweep:
                 if number + 1 not in self._whole:
                     self._whole[number + 1] = self._of_whole_image(number, layer, strip)
             elif rows.out[0] < rows.out[1]:
-                found = self._computed(number, layer, rows)
-                self._pieces[number + 1].append((rows.out[0], found))
+                self._add(number, layer, rows)
             for map_ in self._done_with[number]:
                 self._let_go(map_, plan.held[map_][0])
         pieces = self._pieces[-1]
         if not pieces:
             return strip.new_empty(len(strip), self._shapes[-1].channels, 0, self._widths[-1])
         return pieces.pop()[1]
+
+    def _add(self, number: int, layer: Layer, rows: LayerRows) -> None:
+        """Rows of a layer's map: computed, or of a map that is kept."""
+        map_, (first, stop) = number + 1, rows.out
+        if (whole := self._kept.there.get(map_)) is not None:
+            # A copy, since layers may write over their input.
+            found = whole[:, :, first:stop].clone()
+        elif map_ not in self._not_kept:
+            return
+        else:
+            found = self._computed(number, layer, rows)
+        if map_ in self._kept.after.get(len(self.layers), ()):
+            self._kept.keep(map_, first, found, self._shapes[map_].rows)
+        self._pieces[map_].append((first, found))
 
     def _let_go(self, number: int, first: int) -> None:
         """Let rows before the first one go."""

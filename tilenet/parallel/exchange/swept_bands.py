@@ -23,7 +23,7 @@ from tilenet.parallel.exchange.fixed import Statistic, statistic_of
 from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.exchange.passes import KeptSums, Values
-from tilenet.parallel.exchange.swept import Columns, Sweep
+from tilenet.parallel.exchange.swept import Columns, KeptMaps, Sweep
 from tilenet.parallel.exchange.whole_maps import AveragedOver
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
@@ -44,6 +44,7 @@ def sweep_band(
     precision: str,
     read: Callable[[Window], Tensor],
     columns: Columns | None = None,
+    kept: KeptMaps | None = None,
 ) -> Iterator[Tensor]:
     """Of a band's tiles, one after another, their own cells of the last layer's map.
 
@@ -55,6 +56,7 @@ def sweep_band(
         read: The network's input for a window, (1, bands, H, W).
         columns: Those that this rank holds, where ranks exchange halos; then each step is
             collective.
+        kept: Maps that sweeps of the whole image hand on, if this is one of them.
 
     Yields:
         (1, C, H, W).
@@ -66,6 +68,8 @@ def sweep_band(
     edges = [*(span.first - part.row for span in band.strips), part.height]
     whole = part if columns is None else Window(part.row, 0, part.height, tiling.extended[1])
     sweep = Sweep(layers, network, tiling.extended, edges, whole, precision, columns)
+    if kept is not None and whole == Window(0, 0, *tiling.extended):
+        sweep.use(kept)
     (done, left), there = sweep.starts[-1], list[Tensor]()
     first, strips = done, iter(band.strips)
     for own in owns:
@@ -98,6 +102,7 @@ def sweep_statistics(
     read: Callable[[Window], Tensor],
     comm: "MPI.Intracomm",
     watchdog: Watchdog,
+    maps: KeptMaps,
     kept: KeptSums | None = None,
     *,
     brief: bool = False,
@@ -107,6 +112,7 @@ def sweep_statistics(
     Args:
         network: In evaluation mode, on the device of what is read.
         passes: As for `StatisticPasses.run`.
+        maps: Maps that passes hand on; holds afterwards what the last one leaves.
         kept: Knows the sums of passes that an interrupted run finished, and keeps new ones.
         brief: Whether progress shows only while it takes long.
 
@@ -126,7 +132,7 @@ def sweep_statistics(
                 shares = bands(tiling, range(count), comm.size)
                 prefix = Network(list(fixed)[:index], network.mask_key).eval()
                 mine = _found(
-                    prefix, layers, index, tiling, shares[comm.rank], precision, read, columns
+                    prefix, layers, index, tiling, shares[comm.rank], precision, read, columns, maps
                 )
                 found: list[Values] = []
                 rounds = max(sum(len(band.tiles) for band in share) for share in shares)
@@ -138,6 +144,7 @@ def sweep_statistics(
                     progress.update(min(comm.size, count - turn * comm.size))
                     if kept and turn + 1 < rounds:
                         kept.round_done()
+                maps.finish(index)
                 values = _merged(statistic, shares, found, comm)
                 if kept:
                     kept.sums_done(index, count, values, last=True)
@@ -166,6 +173,7 @@ def _found(
     precision: str,
     read: Callable[[Window], Tensor],
     columns: Columns | None,
+    kept: KeptMaps,
 ) -> Iterator[Values]:
     """What each of a rank's tiles adds to the statistic of layer `index`; zeros: it owns no cell,
     as at the edges of a map that is smaller than the image.
@@ -177,7 +185,7 @@ def _found(
         before = None if columns is None or not index else columns.before(index)
         # Of columns that exchange halos, all ranks sweep what one of them has cells of.
         some = [own for own in owns if own.height and (own.width or columns is not None)]
-        maps = sweep_band(prefix, layers[:index], tiling, band, some, precision, read, before)
+        maps = sweep_band(prefix, layers[:index], tiling, band, some, precision, read, before, kept)
         for own in owns:
             cells = next(maps) if own in some else None
             if cells is None or not cells.numel():

@@ -1,0 +1,45 @@
+"""Which maps the sweeps for an image's statistics keep whole, so that none is computed twice.
+
+A network with averages of the whole image is swept once for each, up to its layer. What the sweep
+has computed and others need is a few maps behind strides: those which the layers to come read.
+"""
+
+from collections.abc import Sequence
+
+from tilenet.geometry.halo import map_shapes
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.sweep import maps_before
+
+__all__ = ["kept_maps"]
+
+
+def kept_maps(
+    layers: tuple[Layer, ...],
+    passes: Sequence[int],
+    size: tuple[int, int],
+    num_cols: int,
+    most_cells: int,
+) -> tuple[frozenset[int], ...]:
+    """Numbers of the maps that are kept after each pass, the image being 0.
+
+    Where not all fit that save computing, those are kept that the passes to come need.
+
+    Args:
+        passes: Numbers of the layers to which the image is swept, in order.
+        size: Rows and columns of the image, extended to a multiple of the alignment.
+        num_cols: Ranks that hold columns of them.
+        most_cells: Of the maps that a rank keeps, those of the pass at hand and of the one before.
+    """
+    shapes = map_shapes(layers, *size)
+    cells = [one.channels * one.rows * -(-one.cols // num_cols) for one in shapes]
+    there, found = frozenset[int](), []
+    for place, layer in enumerate(passes):
+        computed, _ = maps_before(layers, [layer], there)
+        later = passes[place + 1 :]
+        for ends in [[*later, len(layers)], *([later] if later else [])]:
+            _, needed = maps_before(layers, ends, computed | there)
+            if sum(cells[one] for one in (needed | there) - {0}) <= most_cells:
+                there = needed - {0}
+                break
+        found.append(there)
+    return tuple(found)
