@@ -145,4 +145,5 @@ def _pipe_swaps(plan: SwapPlan, keys: SwappingKeys, devices: Sequence[torch.devi
         stored=plan.stored,
         largest_bytes=plan.largest_bytes,
         min_bytes=keys.min_bytes,
+        in_flight=[part.in_flight_bytes for part in plan.partitions],
     )

@@ -87,7 +87,7 @@ def decide_swaps(
     with agreed(comm):
         if comm.rank == 0:
             if mode == "all":
-                swaps = _all(keys, plan, optimizer, load)
+                swaps = _all(keys, plan, optimizer, load, devices.partitions, limit)
             else:
                 swaps = _fewest(keys, plan, optimizer, load, devices.partitions, limit)
             say(f"swap: {mode}: {swaps}; {_sentence(swaps, devices.partitions, limit)}")
@@ -135,11 +135,28 @@ def _costs(plan: RunPlan, load: Load) -> tuple[LayerBytes, ...]:
     return layer_bytes(record.layers, *load.tile, record.precision, load.stacked, plan.halo_mode)
 
 
-def _all(keys: SwappingKeys, plan: RunPlan, optimizer: str, load: Load) -> SwapPlan:
+def _all(
+    keys: SwappingKeys,
+    plan: RunPlan,
+    optimizer: str,
+    load: Load,
+    devices: Sequence[torch.device],
+    limit: int,
+) -> SwapPlan:
     # Bytes are asked for only, and they do not depend on speeds.
     idle = Speeds([LayerTime(0.0, 0.0)] * len(plan.record.layers), inf, keys.min_bytes)
-    job = _costs(plan, load), plan.balance, load.micro_batches, plan.checkpointing, optimizer
-    return swap_everything(*job, idle)
+    costs = _costs(plan, load)
+    job = costs, plan.balance, load.micro_batches, plan.checkpointing, optimizer
+    needed = [part.total for part in partition_bytes(*job)]
+    limit -= _slack(costs, plan, devices)
+    return swap_everything(*job, next(_shares(needed, devices, limit)), idle)
+
+
+def _slack(costs: Sequence[LayerBytes], plan: RunPlan, devices: Sequence[torch.device]) -> int:
+    """Bytes that `PipeSwaps` lets stay for fetching ahead, where anything goes out."""
+    if plan.checkpointing != "never":
+        return 0
+    return fetched_ahead(devices[0]) * max(cost.output for cost in costs)
 
 
 def _fewest(
@@ -159,10 +176,7 @@ def _fewest(
         times = _times(plan.record, load, devices[0])
         return Speeds(times, measure_bandwidth(keys.slabs(devices[0]), devices[0]), keys.min_bytes)
 
-    # What `PipeSwaps` lets stay for fetching ahead, where anything goes out.
-    slack = fetched_ahead(devices[0]) * max(cost.output for cost in costs)
-    if plan.checkpointing != "never" or _fullest(needed, devices) <= limit:
-        slack = 0
+    slack = _slack(costs, plan, devices) if _fullest(needed, devices) > limit else 0
     for shares in _shares(needed, devices, limit - slack):
         swaps = plan_swaps(*job, shares, speeds)
         if swaps is not None:
