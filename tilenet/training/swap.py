@@ -18,7 +18,7 @@ from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import build_network
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.pipeline.layer_times import LayerTime, measure_layers
-from tilenet.parallel.pipeline.swaps import fetched_ahead
+from tilenet.parallel.pipeline.swaps import PipeSwaps, fetched_ahead
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.swap.copies import measure_bandwidth
@@ -33,7 +33,7 @@ from tilenet.training.setup import RunPlan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Load", "decide_swaps"]
+__all__ = ["Load", "decide_swaps", "pipe_swaps"]
 
 GIB = 2**30
 RESERVE = 0.1  # share of a device for workspaces and fragmentation
@@ -93,6 +93,23 @@ def decide_swaps(
             say(f"swap: {mode}: {swaps}; {_sentence(swaps, devices.partitions, limit)}")
     decided: SwapPlan = comm.bcast(swaps)
     return decided
+
+
+def pipe_swaps(plan: SwapPlan, keys: SwappingKeys, devices: Sequence[torch.device]) -> PipeSwaps:
+    """What carries a plan out.
+
+    Raises:
+        TilenetError: Swapped tensors have nowhere to go.
+    """
+    return PipeSwaps(
+        [part.modules for part in plan.partitions],
+        devices,
+        keys.slabs(devices[0]),
+        stored=plan.stored,
+        largest_bytes=plan.largest_bytes,
+        min_bytes=keys.min_bytes,
+        in_flight=[part.in_flight_bytes for part in plan.partitions],
+    )
 
 
 def _sentence(swaps: SwapPlan, devices: Sequence[torch.device], limit: int) -> str:
