@@ -228,6 +228,6 @@ def _shares(
 
 def _times(record: NetworkRecord, load: Load, device: torch.device) -> tuple[LayerTime, ...]:
     dtype = parameter_dtype(record.precision)
-    network = build_network(record.layers, dtype=dtype, device=device).train()
+    network = build_network(record.layers, dtype=dtype).train()
     image = torch.randn((load.stacked, len(record.bands), *load.tile), dtype=dtype, device=device)
     return measure_layers(network, image, record.precision, 1)
