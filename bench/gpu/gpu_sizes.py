@@ -103,7 +103,8 @@ def planned_bytes(
     times = roofline(layers, side, side, "float32", facts)
     speeds = Speeds(times, bandwidth, place.min_bytes)
     if mode == "swap":
-        return swap_everything(*step, speeds).partitions[0].device_bytes  # type: ignore[arg-type]
+        every = swap_everything(*step, [place.limit_bytes], speeds)  # type: ignore[arg-type]
+        return every.partitions[0].device_bytes
     if mode == "auto":
         plan = plan_swaps(*step, [place.limit_bytes], lambda: speeds)  # type: ignore[arg-type]
         return None if plan is None else plan.partitions[0].device_bytes

@@ -11,9 +11,11 @@ from tilenet.adoption.adopt import adopt
 from tilenet.cli import plan as plan_command
 from tilenet.cli.profile import main
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.model.network import build_network
+from tilenet.model.network import Network, build_network
 from tilenet.parallel.pipeline.layer_times import measure_layers
 from tilenet.planning.time.profile import read_profile
+from tilenet.storage.network_json import NetworkRecord
+from tilenet.training import swap
 
 Capture = pytest.CaptureFixture[str]
 SMALL = ["--poolings", "2", "--convs", "1", "--base", "4", "--bands", "3", "--device", "cpu"]
@@ -48,6 +50,45 @@ def test_every_layer_is_measured(options: UNetOptions, precision: str, repeats: 
     assert torch.equal(image, kept)
     for name, value in network.named_parameters():
         assert torch.equal(value, before[name])
+
+
+def test_one_layer_is_on_the_device_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole network may not fit it. Nothing is moved here: both devices are the CPU."""
+    network = build_network(LAYERS).train()
+    there: list[torch.nn.Module] = []
+    runs = []
+
+    def move(layer: torch.nn.Module, device: torch.device) -> None:
+        (there.remove if layer in there else there.append)(layer)
+        assert device == torch.device("cpu")
+
+    def run(layer: torch.nn.Module, _: object) -> None:
+        assert there == [layer]
+        runs.append(layer)
+
+    monkeypatch.setattr(torch.nn.Module, "to", move)
+    for layer in network:
+        layer.register_forward_pre_hook(run)
+    measure_layers(network, torch.randn(1, 3, 40, 56), "float32", 1)
+    assert len(runs) == 2 * len(LAYERS)
+    assert not there
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_swapping_is_planned_with_a_network_that_is_not_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measure(network: Network, image: torch.Tensor, *_: object) -> tuple[()]:
+        assert image.is_meta
+        assert not any(parameter.is_meta for parameter in network.parameters())
+        return ()
+
+    monkeypatch.setattr(swap, "measure_layers", measure)
+    statistics = (0.0,) * 3, (1.0,) * 3
+    record = NetworkRecord(
+        LAYERS, (1, 2, 3), ("a", "b"), 255, *statistics, None, None, "float32", 0
+    )
+    assert swap._times(record, swap.Load((40, 56), 2, 1), torch.device("meta")) == ()
 
 
 def test_a_profile_is_written_and_planned_with(capsys: Capture, tmp_path: Path) -> None:

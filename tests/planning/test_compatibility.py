@@ -5,9 +5,19 @@ from itertools import product
 
 import pytest
 
+from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.planning.compatibility import batch_obstacle, obstacle, stacks, whole_image
+from tilenet.planning.compatibility import (
+    batch_obstacle,
+    device_obstacle,
+    obstacle,
+    stacks,
+    whole_image,
+)
+from tilenet.training.config.keys import NetworkKeys
+from tilenet.training.config.run_file import RunFile
+from tilenet.training.setup import plan_run
 
 PLAIN = UNetOptions(poolings=2, base=4)
 NORMS = ("none", "instance", "group", "batch")
@@ -47,6 +57,47 @@ def test_the_table(norm: str, scope: str, mode: str, padding: str) -> None:
             assert f"use at most {min(grid[0], 3)} × {min(grid[1], 2)} ranks per image" in found
         if not said.startswith("an unpadded"):
             assert f"tiles: {grid[0]} × {grid[1]}, mesh: {replicas} × 3 × 2" in found
+
+
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (4, 1, 1), (1, 2, 1), (3, 1, 2)])
+@pytest.mark.parametrize(
+    ("devices", "shared"),
+    [
+        (["cuda:0", "cuda:1", "cuda:0", "cuda:1"], True),
+        (["cuda:0", "cuda:0", "cuda:1"], True),
+        (["cuda", "cuda:1", "cuda:0"], True),
+        (["cuda:2", "cuda:2"], False),
+        (["cuda", "cuda:0"], False),
+        (["cuda:0", "cuda:1", "cuda:2"], False),
+        (["cpu", "cpu", "cpu"], False),
+    ],
+)
+def test_partitions_that_wait_for_ranks_share_no_device_of_several(
+    devices: list[str], shared: bool, mesh: tuple[int, int, int], norm: str, mode: str
+) -> None:
+    found = device_obstacle(devices, network(norm), mesh, mode)  # type: ignore[arg-type]
+    ranks = mesh[1] * mesh[2] * (mesh[0] if norm == "batch" else 1)
+    if not shared or ranks == 1 or (mode == "overlap" and norm == "none"):
+        assert found is None
+        return
+    assert found is not None
+    why = "halo_mode: exchange" if mode == "exchange" else f"over whole images: {norm} norm"
+    assert f"(device: {', '.join(devices)}, {why}, ranks that wait: {ranks}); name each" in found
+
+
+def test_a_run_on_shared_devices_is_refused_before_it_begins() -> None:
+    shapes = (((1, 2, 3), (96, 90)),)
+    keys = NetworkKeys(poolings=2, base=4, norm="instance")
+    files = {"images": ["a.tif"], "labels": ["b.tif"], "classes": 3, "output": "run"}
+    run = RunFile(
+        **files, steps=1, network=keys, partitions=3, device=["cuda:0", "cuda:1", "cuda:0"]
+    )
+    with pytest.raises(TilenetError, match=r"\(device: cuda:0, cuda:1, cuda:0, over .*wait: 2\)"):
+        plan_run(run, shapes, 2)
+    for same in (replace(run, device=["cuda:0"] * 3), replace(run, device="cuda")):
+        assert len(plan_run(same, shapes, 2).balance) == 3
 
 
 ONE_SIZE, TWO_SIZES = [(64, 64)] * 3, [(64, 64), (64, 96), (64, 64)]

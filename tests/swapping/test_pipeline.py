@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from pairwise import pairs
 from torch import Tensor
 
 from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.model import gpipe
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
+from tilenet.parallel.pipeline import pipe as pipe_module
 from tilenet.parallel.pipeline.pipe import Pipe
 
 CPU = torch.device("cpu")
@@ -209,3 +212,19 @@ def test_partitions_on_gpus(named: list[int] | None, mode: str) -> None:
     pipe = Pipe(network, balance_of(len(network), len(devices), 3), devices, mode)
     _, found = piped(pipe, images(5))
     check({name: gradient.cpu() for name, gradient in found.items()}, wanted, 1e-10)
+
+
+def test_streams_are_kept_from_call_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch has 32 per device, and gives each out again."""
+    network, made_streams = made(options()), []
+
+    def new_stream(device: torch.device) -> Any:
+        made_streams.append(device)
+        return gpipe.new_stream(device)
+
+    monkeypatch.setattr(pipe_module, "new_stream", new_stream)
+    pipe = Pipe(network, balance_of(len(network), 3, 5), [CPU] * 3, "always")
+    for count, most in ((2, 2), (2, 2), (5, 5), (3, 5)):
+        piped(pipe, images(count))
+        assert len(made_streams) == 3 * most
+        assert [len(streams) for streams in pipe._streams] == [most] * 3

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tilenet.errors import TilenetError
-from tilenet.parallel.swap.host_pool import FileSlabs, SlabPart
+from tilenet.parallel.swap.host_pool import FileSlabs, PinnedSlabs, SlabPart
 
 KIB = 1024
 
@@ -195,12 +195,42 @@ def test_closing_gives_the_file_back(tmp_path: Path) -> None:
 def test_pinned_slabs_are_pinned() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU, torch sees none")
-    from tilenet.parallel.swap.host_pool import PinnedSlabs
-
     pool = PinnedSlabs(slab_bytes=64 * KIB)
     assert pool.bytes_of(pool.take(1000), 1000).is_pinned()
     assert pool.suits(torch.device("cuda"))
     assert not pool.suits(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("limit", [None, 40_000 * KIB, 1 << 25])
+def test_no_more_is_locked_than_is_counted(
+    monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    """torch's pinned allocator rounds each block up to a power of two."""
+    locked: list[int] = []
+    empty = torch.empty
+
+    def pinned(size: int, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        assert pin_memory
+        locked.append(1 << (size - 1).bit_length())
+        return empty(size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    rng = np.random.default_rng(3)
+    pool, refused = PinnedSlabs(limit, 64 * KIB), 0
+    for _ in range(300):
+        try:
+            pool.take(int(rng.integers(1, 500 * KIB)))
+        except TilenetError:
+            refused += 1
+        assert sum(locked) == pool.total_bytes
+        assert limit is None or pool.total_bytes <= limit
+    assert len(locked) < 150
+    if limit is None:
+        assert refused == 0
+        assert pool.used_bytes > 0.6 * pool.total_bytes
+    else:
+        assert refused > 0
+        assert pool.used_bytes > 0.7 * limit
 
 
 def test_a_large_pool_has_few_slabs(tmp_path: Path) -> None:

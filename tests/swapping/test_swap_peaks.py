@@ -4,6 +4,7 @@ import random
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate, pairwise, product
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from dry_run import measured_run
 from test_dry_run import random_balance, random_network
+from test_swaps_in_flight import LateStreams, Never
 
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.parallel.pipeline.skip_store import HostStore
@@ -26,9 +28,21 @@ from tilenet.planning.swap.plan import PartitionSwaps, Speeds, SwapPlan, plan_sw
 CPU = torch.device("cpu")
 
 
-def measured(case: dict[str, Any], plan: SwapPlan, folder: Path) -> tuple[tuple[int, ...], int]:
-    """Peaks of the partitions when the plan is carried out, and bytes that went out."""
-    swapper = Swapper(0, 0, 0, FileSlabs(str(folder)))
+def measured(
+    case: dict[str, Any], plan: SwapPlan, folder: Path, *, late: bool = False
+) -> tuple[tuple[int, ...], int]:
+    """Peaks of the partitions when the plan is carried out, and bytes that went out.
+
+    Args:
+        late: Copies out end when somebody waits for them.
+    """
+    # All partitions are on one device, and any of them may have all that is under way.
+    most = min(part.in_flight_bytes for part in plan.partitions)
+    swapper = Swapper(0, 0, 0, FileSlabs(str(folder)), {CPU: most})
+    if late:
+        streams = LateStreams(0)
+        streams._chance = Never(0)
+        swapper.copies._streams = streams  # type: ignore[assignment]
     actions = [action for part in plan.partitions for _, action in part.modules]
 
     @contextmanager
@@ -58,8 +72,10 @@ def test_a_store_moves_the_bytes_that_were_planned(tmp_path: Path, seed: int) ->
     }
     costs = layer_bytes(layers, *case["tile"])
     asked = case["balance"], case["micro_batches"], "always", "sgd"
-    known = speeds(costs, draw)
-    plan = swap_everything(costs, *asked, replace(known, bandwidth=1e3))  # slower than all else
+    known, free = speeds(costs, draw), [inf] * 3
+    plan = swap_everything(
+        costs, *asked, free, replace(known, bandwidth=1e3)
+    )  # slower than all else
     _, moved = measured(case, plan, tmp_path)
     assert moved == plan.swapped_bytes > 0
     for part, edge in zip(
@@ -70,7 +86,7 @@ def test_a_store_moves_the_bytes_that_were_planned(tmp_path: Path, seed: int) ->
         assert part.forward_s >= out_s - forward_s
         assert (part.backward_s > 0) == (edge[0] > 0)  # the first one's images are not waited for
     # What leaves one comes in at another: forward and backward wait for as much.
-    fast = swap_everything(costs, *asked, replace(known, bandwidth=1e15))
+    fast = swap_everything(costs, *asked, free, replace(known, bandwidth=1e15))
     assert all(part.forward_s == part.backward_s == 0 for part in fast.partitions)
 
 
@@ -139,7 +155,9 @@ def test_steps_stay_within_their_limits(tmp_path: Path, mode: Any) -> None:
         # Of a group that swaps next to one that keeps, what both have saved may go too, in vain.
         swapping = any("swap" in part.actions for part in plan.partitions)
         assert moved >= plan.swapped_bytes if swapping else moved == plan.swapped_bytes
-        for part, peak in zip(plan.partitions, peaks, strict=True):
+        late, _ = measured(case, plan, tmp_path, late=True)
+        for part, peak, most in zip(plan.partitions, peaks, late, strict=True):
             assert part.device_bytes <= limit
             assert peak <= 1.0002 * part.device_bytes + 256  # scalars, and statistics of norms
+            assert most <= min(peak + part.in_flight_bytes, 1.02 * limit) + 256
     assert fitting >= 7

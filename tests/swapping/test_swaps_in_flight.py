@@ -51,7 +51,8 @@ class LateArrival:
             self.event.synchronize()
 
     def before_drop(self) -> None:
-        self.event.memory = self._flat()  # nobody else gets it before the end
+        if not self.event._done:
+            self.event.memory = self._flat()  # nobody else gets it before the end
 
 
 class LateStreams:
@@ -109,6 +110,10 @@ def late_swapper(
     return swapper, streams
 
 
+def under_way(copies: HostCopies) -> list[Any]:
+    return [copy for leaving in copies._leaving.values() for copy in leaving._copies]
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("limit", "lookahead"), [(0, 0), (MAP, 2), (3 * MAP, 2), (6 * MAP, 5)])
 def test_nobody_reads_before_the_end_or_writes_meanwhile(
@@ -121,7 +126,7 @@ def test_nobody_reads_before_the_end_or_writes_meanwhile(
     def forward(x: Tensor) -> Tensor:
         with hooks(swapper):
             y = module(x)
-        assert len(swapper.copies._leaving) <= 4
+        assert len(under_way(swapper.copies)) <= 4
         return y
 
     for _ in range(3):
@@ -132,7 +137,7 @@ def test_nobody_reads_before_the_end_or_writes_meanwhile(
     assert streams.lost == 0
     swapper.close()
     assert swapper.copies._slabs._file.closed
-    assert not swapper.copies._leaving
+    assert not under_way(swapper.copies)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -167,7 +172,7 @@ def test_a_part_is_not_written_while_a_copy_reads_or_writes_it(tmp_path: Path, s
     swapper.close()
     check_empty(swapper.statistics)
     assert all(event._done for event in streams.sent + streams.fetched)
-    assert not swapper.copies._leaving
+    assert not under_way(swapper.copies)
     assert streams.lost == 0
 
 
@@ -201,3 +206,29 @@ def test_a_pool_is_not_full_while_copies_from_it_are_under_way(tmp_path: Path) -
         copies.release(copy)
     assert streams.lost == 0
     copies.close()
+
+
+@pytest.mark.parametrize("most", [0, 4096, 10_000, 1 << 20])
+def test_no_more_bytes_are_under_way_than_the_plan_leaves_to_copies(
+    tmp_path: Path, most: int
+) -> None:
+    cpu, chance = torch.device("cpu"), random.Random(most)
+    copies = HostCopies(FileSlabs(str(tmp_path)), SwapStatistics(), {cpu: most})
+    streams = LateStreams(0)
+    streams._chance = Never(3)
+    copies._streams = streams  # type: ignore[assignment]
+    fullest = 0
+    for _ in range(50):
+        storages = [torch.zeros(chance.randint(1, 6000), dtype=torch.uint8).untyped_storage()]
+        alive = weakref.ref(storages[0])
+        copies.send(storages.pop())
+        held = [storage for _, storage in under_way(copies)]
+        assert (alive() is None) == (not held)
+        assert len(held) <= 4
+        assert sum(storage.nbytes() for storage in held) <= most
+        fullest = max(fullest, len(held))
+        held.clear()
+    assert (fullest > 0) == (most > 0)
+    assert fullest == 4 or most < 4 * 6000
+    copies.close()
+    assert streams.lost == 0

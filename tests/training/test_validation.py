@@ -95,6 +95,44 @@ def test_scores_are_those_of_the_map(
         assert f"{scores(matrix)['mean_iou']:.17g}" == rows[int(step) - 1]["mean_iou"]
 
 
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    "optimizer", [OptimizerKeys("sgd"), OptimizerKeys("sgd", 0.01, 0.9), OptimizerKeys()], ids=str
+)
+def test_the_budget_leaves_room_for_gradients_and_the_optimizers_states(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    optimizer: OptimizerKeys,
+) -> None:
+    """Of a device's free memory: validation is planned before they are there."""
+    device, free, close = torch.device("cuda", 0), 1 << 30, Step.close
+    left, taken = [], []
+
+    def memory(_: torch.device, later_bytes: int) -> tuple[int, int]:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
+            patch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
+            patch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
+            left.append(free - 4 * of_device(device, later_bytes)[0])
+        return tilenet.mapping.choose.CPU_BYTES, 1024
+
+    def closed(step: Step) -> None:
+        held = [flat.nbytes for flat in step.gradients._flats]
+        for state in step.update.optimizer.state.values():
+            held += [one.nbytes for one in state.values() if one is not None and one.ndim]
+        taken.append(sum(held))
+        close(step)
+
+    of_device = tilenet.mapping.choose._memory
+    monkeypatch.setattr(tilenet.mapping.choose, "_memory", memory)
+    monkeypatch.setattr(Step, "close", closed)
+    run, held = a_run(comm, shared_path, optimizer=optimizer)
+    assert train(run, comm=comm) == 0
+    (bytes_taken,) = taken
+    assert left == [pytest.approx(bytes_taken, abs=4)] * len(held)
+
+
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize(
     "more",

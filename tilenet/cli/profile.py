@@ -79,8 +79,7 @@ def profile(given: Namespace) -> Profile:
     (device,) = choose_devices(given.device, NodePlace(0, 1))
     try:
         image = torch.randn(1, layers[0].in_channels, height, width, dtype=dtype, device=device)
-        network = network.to(device).train()
-        seconds = measure_layers(network, image, given.precision, given.repeats)
+        seconds = measure_layers(network.train(), image, given.precision, given.repeats)
     except RuntimeError as error:  # torch's OutOfMemoryError is one, an illegal size another
         raise TilenetError(
             f"the tile must run on the device, one layer at a time (tile: {height} × {width} px on "

@@ -147,7 +147,8 @@ def _prepare(
     validation, loss = None, run.loss_with(weights)
     if opened.validation:
         scored = plan.record, opened.validation, loss, run.validation.batch_size
-        scoring = Validation(*scored, plan.balance, devices.partitions, watchdog, comm, stop)
+        places, later = (plan.balance, devices.partitions), network.later_bytes
+        scoring = Validation(*scored, *places, watchdog, comm, stop, later)
         every = run.validation.every or data.schedule.steps_per_epoch
         validation = RunValidation(scoring, run.score, every, data.last, folder)
     end_if_asked(comm, stop)

@@ -41,6 +41,7 @@ def decide_map(
     sweeps: bool = False,
     steady: bool = False,
     exchanges: bool = False,
+    later_bytes: int = 0,
 ) -> MapPlan:
     """Decide. Collective.
 
@@ -57,13 +58,14 @@ def decide_map(
         sweeps: Whether a sweep would do: on one device, for most of each row of the image.
         steady: As in `MapQuestion`.
         exchanges: As in `MapQuestion`.
+        later_bytes: Bytes of the device that are free now, but will not be when the map is made.
 
     Raises:
         AgreedError: The image cannot be mapped so.
     """
     layer = record.opaque
     # Ranks that chose for themselves could choose differently.
-    budget, most_px = min(comm.allgather(_memory(device)))
+    budget, most_px = min(comm.allgather(_memory(device, later_bytes)))
     with agreed(comm):
         asked = MapQuestion(
             layers=record.layers,
@@ -95,11 +97,11 @@ def _of_windows(asked: MapQuestion, layer: Opaque) -> MapPlan:
     return MapPlan("windows", tiling, ratio=window_ratio(layer, tiling))
 
 
-def _memory(device: torch.device) -> tuple[int, int]:
+def _memory(device: torch.device, later_bytes: int) -> tuple[int, int]:
     """Bytes for feature maps, and the largest own size of a tile."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         # What torch keeps for later is free for us.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return (free + kept) // 4, GPU_TILE_PX
+        return max(free + kept - later_bytes, 0) // 4, GPU_TILE_PX
     return CPU_BYTES, CPU_TILE_PX

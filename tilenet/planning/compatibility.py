@@ -12,7 +12,14 @@ from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import GlobalPool, Layer, Norm
 from tilenet.model.choices import HaloMode
 
-__all__ = ["batch_obstacle", "needs_all_tiles", "obstacle", "stacks", "whole_image"]
+__all__ = [
+    "batch_obstacle",
+    "device_obstacle",
+    "needs_all_tiles",
+    "obstacle",
+    "stacks",
+    "whole_image",
+]
 
 T = TypeVar("T")
 
@@ -78,6 +85,36 @@ def obstacle(
             f"mesh.columns), or smaller tiles{local}"
         )
     return None
+
+
+def device_obstacle(
+    devices: Sequence[str],
+    layers: tuple[Layer, ...],
+    mesh: tuple[int, int, int],
+    halo_mode: HaloMode = "overlap",
+) -> str | None:
+    """Why a rank's partitions may not share these devices; None where they may.
+
+    Autograd has a thread per device, which takes whichever partition is ready: on one rank another
+    than on the rank that it waits for. Where all share one device, the order is the same on all.
+
+    Args:
+        devices: Names of the devices of the partitions.
+        mesh: Replicas, rows and columns of ranks.
+        halo_mode: How tiles get their context.
+    """
+    names = ["cuda:0" if name == "cuda" else name for name in devices]
+    whole, (replicas, rows, columns) = whole_image(layers), mesh
+    together = rows * columns * (replicas if whole == "batch norm" else 1)
+    shared = 1 < len(set(names)) < len(names)
+    if not shared or together == 1 or not needs_all_tiles(layers, halo_mode):
+        return None
+    what = "halo_mode: exchange" if halo_mode == "exchange" else f"over whole images: {whole}"
+    return (
+        "of partitions in which ranks wait for one another each has a device of its own, or all "
+        f"share one: two ranks could else wait in different ones (device: {', '.join(devices)}, "
+        f"{what}, ranks that wait: {together}); name each device once, or the same for all"
+    )
 
 
 def batch_obstacle(

@@ -219,10 +219,10 @@ class Estimator:
         link = asked.machine.host_bandwidth * asked.machine.memory_efficiency
         speeds, costs = Speeds(self.times(read_px), link, MIN_BYTES), self.costs(read_px)
         many, mode = self._micro_batches(layout), layout.checkpointing
+        job = costs, balance, many, mode, asked.optimizer, [asked.limit_bytes] * len(balance)
         if asked.swap == "all":
-            return swap_everything(costs, balance, many, mode, asked.optimizer, speeds)
-        limits = [asked.limit_bytes] * len(balance)
-        return plan_swaps(costs, balance, many, mode, asked.optimizer, limits, lambda: speeds)
+            return swap_everything(*job, speeds)
+        return plan_swaps(*job, lambda: speeds)
 
     def _micro_batches(self, layout: Layout) -> int:
         return min(layout.micro_batches, self.tiles_per_rank(layout.grid, layout.partitions))

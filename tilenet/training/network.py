@@ -4,24 +4,21 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-import torch
-
 from tilenet.geometry.layers import by_place
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, build_network
 from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.parallel.pipeline.swaps import PipeSwaps
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.together import together
 from tilenet.parallel.sums.transport_choice import exchange_from
 from tilenet.parallel.swap.statistics import SwapStatistics
-from tilenet.planning.swap.plan import SwapPlan
+from tilenet.planning.memory.partition import OPTIMIZER_STATES
 from tilenet.training.config.keys import SwappingKeys
 from tilenet.training.setup import RunPlan
-from tilenet.training.swap import Load, SwapMode, decide_swaps
+from tilenet.training.swap import Load, SwapMode, decide_swaps, pipe_swaps
 from tilenet.training.swept import AnyPipe, swept_pipe
 
 if TYPE_CHECKING:
@@ -71,6 +68,7 @@ class RunNetwork:
         filled: Network | None = None,
     ) -> None:
         record = plan.record
+        self._device, self._optimizer = devices.partitions[0], optimizer
         swaps = decide_swaps(swap, swapping, plan, optimizer, loads, devices, comm)
         with together(comm, stop) as turns:
             dtype, done = parameter_dtype(record.precision), turns.part_done
@@ -98,9 +96,7 @@ class RunNetwork:
                 device_mpi=_device_mpi(halos_from, devices, comm),
             )
         with agreed(comm):
-            self._swaps = (
-                None if swaps is None else _pipe_swaps(swaps, swapping, devices.partitions)
-            )
+            self._swaps = None if swaps is None else pipe_swaps(swaps, swapping, devices.partitions)
         self.pipe = Pipe(
             self.network,
             plan.balance,
@@ -116,6 +112,12 @@ class RunNetwork:
     def swap_statistics(self) -> SwapStatistics | None:
         """Swap statistics of what the pipe swaps; None: it swaps nothing."""
         return None if self._swaps is None else self._swaps.statistics
+
+    @property
+    def later_bytes(self) -> int:
+        """Bytes of the first device that gradients and states of the optimizer will take."""
+        here = sum(one.nbytes for one in self.network.trained if one.device == self._device)
+        return here * (1 + OPTIMIZER_STATES[self._optimizer])
 
     def swapping(self) -> AbstractContextManager[None]:
         """Let the pipe's layers swap as planned."""
@@ -135,14 +137,3 @@ class RunNetwork:
 
 def _device_mpi(halos_from: str, devices: RunDevices, comm: "MPI.Intracomm") -> bool:
     return exchange_from(halos_from, devices.partitions, comm) == "device"
-
-
-def _pipe_swaps(plan: SwapPlan, keys: SwappingKeys, devices: Sequence[torch.device]) -> PipeSwaps:
-    return PipeSwaps(
-        [part.modules for part in plan.partitions],
-        devices,
-        keys.slabs(devices[0]),
-        stored=plan.stored,
-        largest_bytes=plan.largest_bytes,
-        min_bytes=keys.min_bytes,
-    )

@@ -98,6 +98,7 @@ class Validation:
         devices: One per partition.
         watchdog: Armed for each block of images that are looked at, and each round of tiles.
         requests: Requests to stop while images are looked at.
+        later_bytes: Bytes of the first device that training takes before the first validation.
 
     Raises:
         AgreedError: An image cannot be mapped, or labels do not fit the classes.
@@ -115,6 +116,7 @@ class Validation:
         watchdog: Watchdog,
         comm: "MPI.Intracomm",
         requests: StopRequests | None = None,
+        later_bytes: int = 0,
     ) -> None:
         self.record, self.images = record, images
         self.loss, self.batch_size = loss, batch_size
@@ -139,6 +141,7 @@ class Validation:
                 at_once=batch_size,
                 # Of blocks that are held out, tiles compute no more than is scored.
                 sweeps=len(devices) == 1 and one.windows is None,
+                later_bytes=later_bytes,
             )
             for one in images
         ]

@@ -17,7 +17,13 @@ from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_cells, cut, halo
 from tilenet.geometry.unet import UNetOptions
 from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.planning.balance import check_balance, likely_balance
-from tilenet.planning.compatibility import batch_obstacle, needs_all_tiles, obstacle, whole_image
+from tilenet.planning.compatibility import (
+    batch_obstacle,
+    device_obstacle,
+    needs_all_tiles,
+    obstacle,
+    whole_image,
+)
 from tilenet.planning.memory.layer import check_map_sizes, check_weight_bytes
 from tilenet.planning.memory.swept_training import training_edges
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
@@ -137,6 +143,7 @@ def plan_run(
     left = 0 if run.crop_px else len(shapes) % num_samples
     per_step = [num_samples, left] if left else [num_samples]
     _check_exact(plan, per_step, sizes, rotations=run.augment.rotations)
+    _check_devices(run, plan)
 
     def busy(size: tuple[int, int]) -> tuple[int, int]:
         # Of a long image a rank may have more tiles than of the largest.
@@ -241,6 +248,15 @@ def _check_exact(
     reason = batch_obstacle(layers, mesh.replicas, per_step, extended)
     if reason is not None:
         raise TilenetError(reason + ", or augment.rotations: false" * rotations)
+
+
+def _check_devices(run: RunFile, plan: RunPlan) -> None:
+    """Refuse partitions on shared devices where ranks could wait without an end."""
+    if isinstance(run.device, list):
+        mesh = plan.mesh.replicas, plan.mesh.rows, plan.mesh.columns
+        reason = device_obstacle(run.device, plan.record.layers, mesh, plan.halo_mode)
+        if reason is not None:
+            raise TilenetError(reason)
 
 
 def _check_swept(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> None:

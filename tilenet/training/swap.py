@@ -18,7 +18,7 @@ from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import build_network
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.pipeline.layer_times import LayerTime, measure_layers
-from tilenet.parallel.pipeline.swaps import fetched_ahead
+from tilenet.parallel.pipeline.swaps import PipeSwaps, fetched_ahead
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.swap.copies import measure_bandwidth
@@ -33,7 +33,7 @@ from tilenet.training.setup import RunPlan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Load", "decide_swaps"]
+__all__ = ["Load", "decide_swaps", "pipe_swaps"]
 
 GIB = 2**30
 RESERVE = 0.1  # share of a device for workspaces and fragmentation
@@ -87,12 +87,29 @@ def decide_swaps(
     with agreed(comm):
         if comm.rank == 0:
             if mode == "all":
-                swaps = _all(keys, plan, optimizer, load)
+                swaps = _all(keys, plan, optimizer, load, devices.partitions, limit)
             else:
                 swaps = _fewest(keys, plan, optimizer, load, devices.partitions, limit)
             say(f"swap: {mode}: {swaps}; {_sentence(swaps, devices.partitions, limit)}")
     decided: SwapPlan = comm.bcast(swaps)
     return decided
+
+
+def pipe_swaps(plan: SwapPlan, keys: SwappingKeys, devices: Sequence[torch.device]) -> PipeSwaps:
+    """What carries a plan out.
+
+    Raises:
+        TilenetError: Swapped tensors have nowhere to go.
+    """
+    return PipeSwaps(
+        [part.modules for part in plan.partitions],
+        devices,
+        keys.slabs(devices[0]),
+        stored=plan.stored,
+        largest_bytes=plan.largest_bytes,
+        min_bytes=keys.min_bytes,
+        in_flight=[part.in_flight_bytes for part in plan.partitions],
+    )
 
 
 def _sentence(swaps: SwapPlan, devices: Sequence[torch.device], limit: int) -> str:
@@ -135,11 +152,28 @@ def _costs(plan: RunPlan, load: Load) -> tuple[LayerBytes, ...]:
     return layer_bytes(record.layers, *load.tile, record.precision, load.stacked, plan.halo_mode)
 
 
-def _all(keys: SwappingKeys, plan: RunPlan, optimizer: str, load: Load) -> SwapPlan:
+def _all(
+    keys: SwappingKeys,
+    plan: RunPlan,
+    optimizer: str,
+    load: Load,
+    devices: Sequence[torch.device],
+    limit: int,
+) -> SwapPlan:
     # Bytes are asked for only, and they do not depend on speeds.
     idle = Speeds([LayerTime(0.0, 0.0)] * len(plan.record.layers), inf, keys.min_bytes)
-    job = _costs(plan, load), plan.balance, load.micro_batches, plan.checkpointing, optimizer
-    return swap_everything(*job, idle)
+    costs = _costs(plan, load)
+    job = costs, plan.balance, load.micro_batches, plan.checkpointing, optimizer
+    needed = [part.total for part in partition_bytes(*job)]
+    limit -= _slack(costs, plan, devices)
+    return swap_everything(*job, next(_shares(needed, devices, limit)), idle)
+
+
+def _slack(costs: Sequence[LayerBytes], plan: RunPlan, devices: Sequence[torch.device]) -> int:
+    """Bytes that `PipeSwaps` lets stay for fetching ahead, where anything goes out."""
+    if plan.checkpointing != "never":
+        return 0
+    return fetched_ahead(devices[0]) * max(cost.output for cost in costs)
 
 
 def _fewest(
@@ -159,10 +193,7 @@ def _fewest(
         times = _times(plan.record, load, devices[0])
         return Speeds(times, measure_bandwidth(keys.slabs(devices[0]), devices[0]), keys.min_bytes)
 
-    # What `PipeSwaps` lets stay for fetching ahead, where anything goes out.
-    slack = fetched_ahead(devices[0]) * max(cost.output for cost in costs)
-    if plan.checkpointing != "never" or _fullest(needed, devices) <= limit:
-        slack = 0
+    slack = _slack(costs, plan, devices) if _fullest(needed, devices) > limit else 0
     for shares in _shares(needed, devices, limit - slack):
         swaps = plan_swaps(*job, shares, speeds)
         if swaps is not None:
@@ -197,6 +228,6 @@ def _shares(
 
 def _times(record: NetworkRecord, load: Load, device: torch.device) -> tuple[LayerTime, ...]:
     dtype = parameter_dtype(record.precision)
-    network = build_network(record.layers, dtype=dtype, device=device).train()
+    network = build_network(record.layers, dtype=dtype).train()
     image = torch.randn((load.stacked, len(record.bands), *load.tile), dtype=dtype, device=device)
     return measure_layers(network, image, record.precision, 1)

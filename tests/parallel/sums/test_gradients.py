@@ -1,13 +1,14 @@
 """Gradients summed in pieces are the sum over ranks, whatever the order of completion."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from mpi4py import MPI
 from torch import nn
 
-from tilenet.parallel.sums.gradients import GradientSum
+from tilenet.parallel.sums.gradients import GradientSum, _Ready
 from tilenet.parallel.sums.transports import HostTransport, Transport
 
 pytestmark = pytest.mark.ranks(1, 2)
@@ -106,6 +107,28 @@ def test_a_failure_of_the_helper_reaches_the_rank(
     monkeypatch.setattr(summing._transport, "sum", fails)
     with pytest.raises(OverflowError, match="of the helper"):
         summing.finish()
+    summing.close()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("device", ["cuda:2", "cpu"])
+def test_the_helper_sets_its_device_before_all_else(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Of a thread of its own: else it would make a context on device 0."""
+    said: list[object] = []
+
+    def get() -> _Ready:
+        said.append("a piece is asked for")
+        return _Ready(None)  # the end
+
+    summing = GradientSum(parameters(0), comm, 64, meanwhile=False)
+    flat = SimpleNamespace(device=torch.device(device), is_cuda=device != "cpu")
+    monkeypatch.setattr(summing, "_flats", [flat])
+    monkeypatch.setattr(summing, "_ready", SimpleNamespace(get=get))
+    monkeypatch.setattr(torch.cuda, "set_device", said.append)
+    summing._sum_pieces()
+    assert said == [torch.device(device), "a piece is asked for"][device == "cpu" :]
     summing.close()
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from chains import all_choices, random_bandwidth, random_chain
 
+from tilenet.parallel.swap.actions import Action
 from tilenet.planning.swap.choose import ACTIONS, Choices, choose, predict
 from tilenet.planning.swap.groups import LayerGroup
 
@@ -63,12 +64,17 @@ def test_copies_out_and_back_as_worked_out_by_hand() -> None:
 
 def test_a_limit_makes_copies_wait() -> None:
     found = predict(COPIED, ["swap", "swap", "keep"], 10.0, limit_bytes=60)
-    # The second's forward begins when the first's copy is out, at 7; the second's goes from 11 to
-    # 13 while the third's runs, to 16. Its way back is hidden: 16 to 18. The first's would have
-    # been at 22, but waits for room until 36, when the second is done: 34, and comes from there to
-    # 38.
-    assert found.seconds == 16 + 10 + 8 + 4 + 6
-    assert found.peak_bytes == 60
+    # Nothing is left for copies. The second's forward begins when the first's copy is out, at 7;
+    # the third's when the second's is, from 11 to 13, and ends at 18. Its way back is hidden: 18 to
+    # 20. The first's waits for room until 36, when the second is done, and comes from there to 40.
+    assert found.seconds == 18 + 10 + 8 + 4 + 6
+    assert (found.peak_bytes, found.in_flight_bytes) == (60, 0)
+    # Next to its 20 bytes on their way the third's may run, to 16; next to the first's 40 not yet.
+    found = predict(COPIED, ["swap", "swap", "keep"], 10.0, limit_bytes=80)
+    assert (found.seconds, found.in_flight_bytes) == (16 + 10 + 8 + 4 + 6, 20)
+    # At 100 both hide, and so does what comes back.
+    found = predict(COPIED, ["swap", "swap", "keep"], 10.0, limit_bytes=100)
+    assert (found.seconds, found.in_flight_bytes) == (12 + 10 + 8 + 6, 40)
 
 
 def test_at_most_four_copies_out_are_under_way() -> None:
@@ -128,8 +134,9 @@ def test_everything_is_kept_where_that_fits() -> None:
     for seed in range(20):
         draw = random.Random(seed)
         groups = random_chain(draw, draw.randint(2, 8))
-        kept = predict(groups, ["keep"] * len(groups), 1e6, 2)
-        assert choose(groups, kept.peak_bytes, 1e6, 2) == kept
+        keep: list[Action] = ["keep"] * len(groups)
+        most = predict(groups, keep, 1e6, 2).peak_bytes
+        assert choose(groups, most, 1e6, 2) == predict(groups, keep, 1e6, 2, most)
 
 
 def test_a_limit_is_kept_and_more_room_never_takes_longer() -> None:

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +34,11 @@ def measure_layers(
 ) -> tuple[LayerTime, ...]:
     """Run layer after layer, forward and backward, each on what the one before gave.
 
-    Only one layer's maps live at a time, and the skips, so that a network can be measured that
-    could not be trained on this device.
+    Only one layer's weights and maps are on the device at a time, and the skips, so that a network
+    can be measured that could not be trained there.
 
     Args:
-        network: On the image's device, in training mode.
+        network: In training mode, on any device; has no gradients afterwards.
         image: (1, bands, H, W).
         precision: `bfloat16` and `float16` compute under autocast.
         repeats: Runs of each layer, after one that warms up.
@@ -47,6 +48,8 @@ def measure_layers(
     x = image
     with use_skip_tracker(_KeptSkips()):
         for index, layer in enumerate(network):
+            home = next(chain(layer.parameters(), layer.buffers()), image).device
+            layer.to(image.device)
             forward, backward = [], []
             for run in range(repeats + 1):
                 y, forward_s, backward_s = _run(layer, x, index > 0, precision)
@@ -54,6 +57,8 @@ def measure_layers(
                     forward.append(forward_s)
                     backward.append(backward_s)
             x = y
+            layer.zero_grad()
+            layer.to(home)
             found.append(LayerTime(statistics.median(forward), statistics.median(backward)))
     return tuple(found)
 

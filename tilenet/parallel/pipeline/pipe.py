@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from tilenet.model.choices import AUTOCAST, Checkpointing
 from tilenet.model.gpipe import (
+    AbstractStream,
     Batch,
     Pipeline,
     clock_cycles,
@@ -145,6 +146,9 @@ class Pipe:
         ]
         self._layout = inspect_skip_layout(self.partitions)
         self._inline, self.stores = inline, stores
+        # Of each partition, one per micro-batch. Kept: torch has 32 per device, which new ones of
+        # each call would share with all other streams, and make these wait for copies.
+        self._streams: list[list[AbstractStream]] = [[] for _ in devices]
 
     def passes(self, micro_batches: int) -> int:
         """How often one backward adds to each parameter's gradient."""
@@ -167,12 +171,13 @@ class Pipe:
         kept = {"always": 0, "except_last": 1, "never": len(images)}[self.checkpointing]
         checkpoint_stop = len(images) - kept if training else 0
         batches = [Batch(image.to(self.devices[0], non_blocking=True)) for image in images]
-        streams = [[new_stream(device) for _ in images] for device in self.devices]
+        for streams, device in zip(self._streams, self.devices, strict=True):
+            streams += [new_stream(device) for _ in images[len(streams) :]]
         pipeline = _OriginPipeline(
             batches,
             self.partitions,
             list(self.devices),
-            streams,
+            self._streams,
             self._layout,
             checkpoint_stop,
         )

@@ -29,6 +29,7 @@ class PipeSwaps:
         min_bytes: Smaller storages stay.
         slabs: Where they go.
         devices: One per partition.
+        in_flight: Bytes of copies out that may be under way, of each partition.
     """
 
     def __init__(
@@ -40,10 +41,14 @@ class PipeSwaps:
         stored: bool,
         largest_bytes: int,
         min_bytes: int,
+        in_flight: Sequence[float],
     ) -> None:
         self._groups = groups
         ahead = fetched_ahead(devices[0])
-        self._swapper = Swapper(ahead * largest_bytes, min_bytes, ahead, slabs)
+        most: dict[torch.device, float] = {}
+        for device, num_bytes in zip(devices, in_flight, strict=True):
+            most[device] = most.get(device, 0) + num_bytes
+        self._swapper = Swapper(ahead * largest_bytes, min_bytes, ahead, slabs, most)
         self.statistics = self._swapper.statistics
         copies = self._swapper.copies
         self.stores = (

@@ -248,6 +248,9 @@ class GradientSum:
 
     def _sum_pieces(self) -> None:
         assert self._transport is not None
+        if self._flats[0].is_cuda:
+            # A thread begins on device 0, where waiting for another's event makes a stray context.
+            torch.cuda.set_device(self._flats[0].device)
         while True:
             error: BaseException | None = None
             try:

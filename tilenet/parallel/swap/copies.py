@@ -1,17 +1,18 @@
 """Copies of storages in host memory or in a file: sent, fetched as often as needed, given back.
 
 Copies run during the computation where there is a device; the memory of what leaves is held until
-its copy is done, and only few copies are under way at a time. Each direction has a stream of its
-own, so that both lanes of the link are used. Events order them with the computation, and not
-`record_stream` alone: with it memory comes back at times that nobody can foretell. Where there is
-no device a copy is done when it returns.
+its copy is done, so that only few copies, and bytes, are under way at a time. Each direction has a
+stream of its own, so that both lanes of the link are used. Events order them with the computation,
+and not `record_stream` alone: with it memory comes back at times that nobody can foretell. Where
+there is no device a copy is done when it returns.
 """
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 
 import torch
@@ -22,12 +23,12 @@ from tilenet.parallel.swap.host_pool import SlabPart, Slabs
 from tilenet.parallel.swap.statistics import SwapStatistics
 
 __all__ = [
-    "MOST_IN_FLIGHT",
     "Arrival",
     "CopyStreams",
     "HostCopies",
     "HostCopy",
     "measure_bandwidth",
+    "must_wait",
 ]
 
 
@@ -116,7 +117,42 @@ class CopyStreams:
         return self._of[device]
 
 
-MOST_IN_FLIGHT = 4  # copies out; the memory of each comes back when it is done
+MOST_IN_FLIGHT = 4  # copies out of a device
+
+
+def must_wait(count: int, num_bytes: float, most_bytes: float) -> bool:
+    """Whether computing waits for the oldest copy out of a device, here and in a planned step.
+
+    Args:
+        count: Copies under way.
+        num_bytes: Their bytes; the memory of each comes back when it is done.
+        most_bytes: Bytes that the plan leaves to them.
+    """
+    return count > MOST_IN_FLIGHT or num_bytes > most_bytes
+
+
+class _Leaving:
+    """Copies out of a device that are under way, the oldest first."""
+
+    def __init__(self, most_bytes: float) -> None:
+        self._most_bytes, self._num_bytes = most_bytes, 0
+        self._copies: deque[tuple[torch.cuda.Event, torch.UntypedStorage]] = deque()
+
+    def add(self, event: torch.cuda.Event, storage: torch.UntypedStorage) -> None:
+        self._copies.append((event, storage))
+        self._num_bytes += storage.nbytes()
+        self.wait()
+
+    def wait(self, *, for_all: bool = False) -> None:
+        """Drop those that have ended; wait for the oldest while there are too many."""
+        while self._copies:
+            event, storage = self._copies[0]
+            full = for_all or must_wait(len(self._copies), self._num_bytes, self._most_bytes)
+            if not full and not event.query():  # type: ignore[no-untyped-call]
+                return
+            event.synchronize()  # by the host: whichever stream owns the memory may have it then
+            self._copies.popleft()
+            self._num_bytes -= storage.nbytes()
 
 
 @dataclass(eq=False)
@@ -147,13 +183,21 @@ class HostCopies:
     Args:
         slabs: The pool; closed by `close`.
         statistics: Counts what is copied, and what lies in the pool.
+        in_flight: Bytes that may be on their way out of each device; of one that it leaves out,
+            any number.
     """
 
-    def __init__(self, slabs: Slabs, statistics: SwapStatistics) -> None:
+    def __init__(
+        self,
+        slabs: Slabs,
+        statistics: SwapStatistics,
+        in_flight: Mapping[torch.device, float] | None = None,
+    ) -> None:
         self.statistics = statistics
+        self._in_flight = in_flight or {}
         self._slabs, self._streams = slabs, CopyStreams()
         self._lock = threading.Lock()
-        self._leaving: deque[tuple[torch.cuda.Event, torch.UntypedStorage]] = deque()
+        self._leaving: dict[torch.device, _Leaving] = {}
         self._busy: list[HostCopy] = []
         self._released: deque[HostCopy] = deque()
 
@@ -173,8 +217,10 @@ class HostCopies:
             host = self._slabs.bytes_of(copy.part, copy.num_bytes)
             copy.sent = self._streams.send(_flat(storage), host)
             if copy.sent is not None:
-                self._leaving.append((copy.sent, storage))
-                self._wait_for_copies(MOST_IN_FLIGHT)
+                device = storage.device
+                if device not in self._leaving:
+                    self._leaving[device] = _Leaving(self._in_flight.get(device, inf))
+                self._leaving[device].add(copy.sent, storage)
             self.statistics.wait_seconds += perf_counter() - began
             self.statistics.out_count += 1
             self.statistics.out_bytes += copy.num_bytes
@@ -207,7 +253,8 @@ class HostCopies:
         """Wait for all copies, and close the pool."""
         with self._lock:
             self._settle()
-            self._wait_for_copies(0)
+            for leaving in self._leaving.values():
+                leaving.wait(for_all=True)
             self._wait_for_busy()
             self._slabs.close()
 
@@ -216,7 +263,8 @@ class HostCopies:
         try:
             with self._lock:
                 self._settle()
-                self._wait_for_copies(MOST_IN_FLIGHT)  # looks which have ended
+                for leaving in self._leaving.values():
+                    leaving.wait()
                 yield
         finally:
             self._settle_if_unlocked()
@@ -265,14 +313,6 @@ class HostCopies:
         for copy in self._busy:
             for event in copy.events:
                 event.synchronize()
-
-    def _wait_for_copies(self, most: int) -> None:
-        while self._leaving:
-            event, _ = self._leaving[0]
-            if len(self._leaving) <= most and not event.query():  # type: ignore[no-untyped-call]
-                return
-            event.synchronize()  # by the host: whichever stream owns the memory may have it then
-            self._leaving.popleft()
 
 
 def _flat(storage: torch.UntypedStorage) -> Tensor:

@@ -2,7 +2,7 @@
 
 The pool grows by slabs, whose parts are handed out first fit and taken back. Slabs and not one
 allocation per tensor: pinning memory stops the device, and torch's own pinned allocator rounds each
-tensor up to a power of two.
+allocation up to a power of two.
 """
 
 import errno
@@ -79,19 +79,23 @@ class Slabs(ABC):
         room = max(self._slab_bytes, self.total_bytes // 8)
         if self._limit_bytes is not None:
             room = min(room, self._limit_bytes - self.total_bytes)
-            if self.total_bytes + size > self._limit_bytes:
-                raise TilenetError(
-                    f"tensors that are swapped out must fit the host's share (needed: "
-                    f"{(self.total_bytes + size) / MIB:.1f} MiB, limit: "
-                    f"{self._limit_bytes / MIB:.1f} MiB); raise that limit "
-                    "(host_limit_bytes, of runs swapping.host_gib), or keep more on the device"
-                )
-        size = max(size, room // ALIGNMENT * ALIGNMENT)
+        size = self._slab_size(size, room)
+        if self._limit_bytes is not None and self.total_bytes + size > self._limit_bytes:
+            raise TilenetError(
+                f"tensors that are swapped out must fit the host's share (needed: "
+                f"{(self.total_bytes + size) / MIB:.1f} MiB, limit: "
+                f"{self._limit_bytes / MIB:.1f} MiB); raise that limit "
+                "(host_limit_bytes, of runs swapping.host_gib), or keep more on the device"
+            )
         self._slabs.append(self._make(size))
         self.total_bytes += size
         made = SlabPart(len(self._slabs) - 1, 0, size)
         insort(self._free, made)
         return self._free.index(made)
+
+    def _slab_size(self, size: int, room: int) -> int:
+        """Bytes of a new slab: at least `size`, and else at most `room`."""
+        return max(size, room // ALIGNMENT * ALIGNMENT)
 
     def give_back(self, part: SlabPart) -> None:
         """Take a part back."""
@@ -128,6 +132,11 @@ class PinnedSlabs(Slabs):
 
     def suits(self, device: torch.device) -> bool:
         return device.type != "cpu"
+
+    def _slab_size(self, size: int, room: int) -> int:
+        # Powers of two: what torch rounds others up to would be locked, and neither used nor
+        # counted against the limit.
+        return max(1 << (size - 1).bit_length(), 1 << room.bit_length() >> 1)
 
     def _make(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

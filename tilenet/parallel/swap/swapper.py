@@ -20,7 +20,7 @@ import threading
 import weakref
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,6 +56,7 @@ class Swapper:
         lookahead: Storages that are fetched ahead in backward, as far as the limit
             allows.
         slabs: Where they go; closed by `close`.
+        in_flight: As of `HostCopies`.
 
     Attributes:
         statistics: What happened so far.
@@ -63,11 +64,16 @@ class Swapper:
     """
 
     def __init__(
-        self, limit_bytes: int | None, min_bytes: int, lookahead: int, slabs: Slabs
+        self,
+        limit_bytes: int | None,
+        min_bytes: int,
+        lookahead: int,
+        slabs: Slabs,
+        in_flight: Mapping[torch.device, float] | None = None,
     ) -> None:
         self.limit_bytes, self.min_bytes, self.lookahead = limit_bytes, min_bytes, lookahead
         self.statistics = SwapStatistics()
-        self.copies = HostCopies(slabs, self.statistics)
+        self.copies = HostCopies(slabs, self.statistics, in_flight)
         self._closing = False
         self._lock = threading.Lock()
         self._learned = LearnedOrder()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.parallel.swap.actions import Action
-from tilenet.parallel.swap.copies import MOST_IN_FLIGHT
+from tilenet.parallel.swap.copies import must_wait
 from tilenet.planning.swap.groups import LayerGroup
 
 __all__ = ["ACTIONS", "Choice", "Choices", "choose", "options_of", "predict"]
@@ -42,12 +42,14 @@ class Choice:
         seconds: Forward and backward of all micro-batches, with stalls and recomputation.
         peak_bytes: Without the fixed bytes: parameters, gradients, optimizer, what comes in.
         swapped_bytes: Bytes that go out in a step, of all micro-batches.
+        in_flight_bytes: Bytes of copies out that may be under way: what the limit leaves.
     """
 
     actions: tuple[Action, ...]
     seconds: float
     peak_bytes: int
     swapped_bytes: int
+    in_flight_bytes: float
 
 
 def predict(
@@ -322,11 +324,13 @@ class Choices:
         """A step of one choice: forward of all micro-batches, backward in reverse, as in GPipe.
 
         Copies out run one after another, in the order of forward; copies back follow, in the order
-        in which backward needs them. What is on its way out still takes room, so that a group waits
-        for the oldest copies until it fits. A map is fetched ahead where it fits until it is used.
-        Both depend on bytes and not on times, so that more room never makes a step slower.
+        in which backward needs them. What is on its way out still takes room: a group waits for the
+        oldest copies until the rest is no more than the limit leaves to them at the fullest moment,
+        one number that `HostCopies` keeps to. A map is fetched ahead where it fits until it is
+        used. Both depend on bytes and not on times, so that more room never makes a step slower.
         """
-        many, limit = self._micro_batches, max(limit, float(self.least_peaks[row]))
+        many, least = self._micro_batches, float(self.least_peaks[row])
+        limit = max(limit, least)
         out = self._out[row].tolist() * many
         earlier = np.repeat(np.arange(many) * int(self._left[row]), self._forward.shape[1])
         forward = (earlier + np.tile(self._forward[row], many)).tolist()
@@ -340,9 +344,7 @@ class Choices:
         def make_room(num_bytes: int) -> None:
             nonlocal now, under_way, most
             while leaving and (
-                num_bytes + under_way > limit
-                or len(leaving) > MOST_IN_FLIGHT
-                or leaving[0][0] <= now
+                must_wait(len(leaving), under_way, limit - least) or leaving[0][0] <= now
             ):
                 end, size = leaving.popleft()
                 now, under_way = max(now, end), under_way - size
@@ -371,7 +373,7 @@ class Choices:
             most = max(most, backward[event] + ahead[event])
             now += takes_s
         actions = tuple(ACTIONS[action] for action in self._chosen[row])
-        return Choice(actions, now, int(most), sum(out))
+        return Choice(actions, now, int(most), sum(out), limit - least)
 
 
 def _fetches(

@@ -50,6 +50,7 @@ class PartitionSwaps:
         groups: Number of layers of each group.
         actions: One per group.
         device_bytes: Predicted peak.
+        in_flight_bytes: Bytes of copies out that may be under way: what its limit leaves.
         swapped_bytes: Bytes that leave the device in a mini-batch.
         forward_s: Seconds that a micro-batch's forward takes longer.
         backward_s: Seconds that a micro-batch's backward takes longer.
@@ -58,6 +59,7 @@ class PartitionSwaps:
     groups: tuple[int, ...]
     actions: tuple[Action, ...]
     device_bytes: int
+    in_flight_bytes: float = 0.0
     swapped_bytes: int = 0
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -137,7 +139,7 @@ def plan_swaps(
     without = [part.total for part in plain]
     blocks = list(pairwise(accumulate(balance, initial=0)))
     if all(size <= limit for size, limit in zip(without, limits, strict=True)):
-        parts = [_kept(costs, *block) for block in zip(blocks, without, strict=True)]
+        parts = [_kept(costs, *block) for block in zip(blocks, without, limits, strict=True)]
         return _plan(costs, False, parts, without)
     stored = checkpointing != "never"
     sizes = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer, stored=stored)
@@ -149,7 +151,7 @@ def plan_swaps(
         # Of a micro-batch that is computed again nothing lives long enough to be swapped.
         asked = (1, ("checkpoint",)) if stored else (micro_batches, ACTIONS)
         part = (
-            _kept(costs, block, size)
+            _kept(costs, block, size, limit)
             if size <= limit
             else _acting(costs, known, block, size, limit, *asked)
         )
@@ -165,20 +167,25 @@ def swap_everything(
     micro_batches: int,
     checkpointing: Checkpointing,
     optimizer: str,
+    limits: Sequence[float],
     speeds: Speeds,
 ) -> SwapPlan:
-    """All that is large enough goes, whether it must or not."""
+    """All that is large enough goes, whether it must or not; for arguments see `plan_swaps`.
+
+    Where not all of a partition fits its limit, computing waits for each copy.
+    """
     plain = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer)
     stored = checkpointing != "never"
     sizes = partition_bytes(costs, balance, micro_batches, checkpointing, optimizer, stored=stored)
     parts = []
-    for block, size in zip(pairwise(accumulate(balance, initial=0)), sizes, strict=True):
+    blocks = pairwise(accumulate(balance, initial=0))
+    for block, size, limit in zip(blocks, sizes, limits, strict=True):
         if stored:
-            kept = _kept(costs, block, size.total)
+            kept = _kept(costs, block, size.total, limit)
             parts.append(_storing(costs, speeds, block, kept, micro_batches))
         else:
-            part = _acting(costs, speeds, block, size.total, None, micro_batches)
-            assert part is not None, "there is no limit"
+            part = _acting(costs, speeds, block, size.total, limit, micro_batches, None)
+            assert part is not None, "all swap, whether that fits or not"
             parts.append(part)
     return _plan(costs, stored, parts, [part.total for part in plain])
 
@@ -192,10 +199,12 @@ def _plan(
     return SwapPlan(stored, tuple(parts), max(cost.output for cost in costs), tuple(without))
 
 
-def _kept(costs: Sequence[LayerBytes], block: tuple[int, int], size: int) -> PartitionSwaps:
+def _kept(
+    costs: Sequence[LayerBytes], block: tuple[int, int], size: int, limit: float
+) -> PartitionSwaps:
     groups = group_sizes([cost.layer for cost in costs[slice(*block)]])
     actions: list[Action] = ["keep"] * len(groups)
-    return PartitionSwaps(groups, tuple(actions), size)
+    return PartitionSwaps(groups, tuple(actions), size, max(0.0, limit - size))
 
 
 def _acting(
@@ -203,17 +212,16 @@ def _acting(
     speeds: Speeds,
     block: tuple[int, int],
     size: int,
-    limit: float | None,
+    limit: float,
     micro_batches: int,
-    allowed: Sequence[Action] = ACTIONS,
+    allowed: Sequence[Action] | None = ACTIONS,
 ) -> PartitionSwaps | None:
     """A partition that keeps a limit; None: it cannot.
 
     Args:
         size: Bytes that it needs when all groups keep.
-        limit: Bytes; None: all groups swap.
         micro_batches: Number of these that are kept at a time.
-        allowed: Actions besides keep.
+        allowed: Actions besides keep; None: all groups swap.
     """
     groups = layer_groups(costs, speeds.times, *block, speeds.min_bytes)
     step = speeds.bandwidth, micro_batches
@@ -221,14 +229,15 @@ def _acting(
     # Besides what groups hold there are terms that no action changes.
     rest = size - kept.peak_bytes
     choice = (
-        predict(groups, ["swap"] * len(groups), *step)
-        if limit is None
+        predict(groups, ["swap"] * len(groups), *step, limit - rest)
+        if allowed is None
         else choose(groups, limit - rest, *step, allowed)
     )
     if choice is None:
         return None
     return replace(
-        _kept(costs, block, rest + choice.peak_bytes),
+        _kept(costs, block, rest + choice.peak_bytes, limit),
+        in_flight_bytes=choice.in_flight_bytes,
         actions=choice.actions,
         swapped_bytes=choice.swapped_bytes,
         backward_s=max(0.0, choice.seconds - kept.seconds) / micro_batches,
