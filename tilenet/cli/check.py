@@ -5,7 +5,6 @@ With `--save` it becomes a checkpoint, of which maps are made.
 
 import json
 import os
-import sys
 from argparse import Namespace
 from dataclasses import asdict
 from math import isfinite
@@ -15,7 +14,8 @@ from typing import Any
 from torch import nn
 
 from tilenet.adoption.adopt import Adopted
-from tilenet.cli.options import Arguments, add_making, pair
+from tilenet.cli.halo import MEANINGS
+from tilenet.cli.options import Arguments, add_making, command, pair
 from tilenet.cli.own_network import WHOLE_IMAGE, adopt_named, facts_of
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.ownership import check_shares
@@ -37,23 +37,17 @@ IMAGE = 10_000, 10_000  # of which the memory is said, unless the command says m
 IGNORED = 255  # the value of nodata in maps
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command; returns its exit code."""
-    try:
-        given = _parser().parse_args(arguments)
-        if given.ranks is None and (given.halo_mode or given.image):
-            raise UsageError("memory is that of a rank (--halo-mode, --image); give --ranks")
-        module, adopted = adopt_named(given)
-        proofs = _proofs(module, adopted, given.batch_norm or "frozen") if given.prove else []
-        if given.save is not None:
-            _save(adopted, given)
-        memory = {} if given.ranks is None else _memory(adopted, given)
-    except UsageError as error:
-        print(f"tilenet check: {error}", file=sys.stderr)
-        return 2
-    except TilenetError as error:
-        print(f"tilenet: {error}", file=sys.stderr)
-        return 1
+@command("check")
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    given = _parser().parse_args(arguments)
+    if given.ranks is None and (given.halo_mode or given.image):
+        raise UsageError("memory is that of a rank (--halo-mode, --image); give --ranks")
+    module, adopted = adopt_named(given)
+    proofs = _proofs(module, adopted, given.batch_norm or "frozen") if given.prove else []
+    if given.save is not None:
+        _save(adopted, given)
+    memory = {} if given.ranks is None else _memory(adopted, given)
     facts = facts_of(adopted)
     if given.json:
         over = {one.tiles: {each.what: each.apart for each in one.differences} for one in proofs}
@@ -61,7 +55,6 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(facts | {"over": over} | ({"memory": sizes} if memory else {})))
     else:
         print("\n".join([_table(facts), *map(_line, proofs), *map(_memory_line, memory.items())]))
-    return 0
 
 
 def _proofs(module: nn.Module, adopted: Adopted, batch_norm: str) -> list[TilesProof]:
@@ -161,21 +154,13 @@ def _save(adopted: Adopted, given: Namespace) -> None:
     save_checkpoint(folder, 0, weights, record.to_json(), {}, {"step": 0})
 
 
-MEANINGS = {
-    "bands": "channels of the image",
-    "classes": "channels of the map",
-    "num_layers": "single layers",
-    "num_parameters": "trained values",
-    "alignment_px": "tile origins and sizes are multiples of it",
-    "context_aligned_px": "what an aligned tile needs to be exact",
-    "context_any_pixel_px": "what the worst single pixel looks at",
-    "halo_px": "halo that makes tiles exact",
-}
+SHOWN: tuple[str, ...] = ("bands", "classes", "num_layers", "num_parameters", "alignment_px")
+SHOWN += ("context_aligned_px", "context_any_pixel_px", "halo_px")
 
 
 def _table(facts: dict[str, Any]) -> str:
     lines = [f"{facts['network']} is the same network as its list of layers."]
-    lines += [f"{name:<22} {facts[name]:>14,}  {says}" for name, says in MEANINGS.items()]
+    lines += [f"{name:<22} {facts[name]:>14,}  {MEANINGS[name]}" for name in SHOWN]
     kinds = ", ".join(f"{number} {kind}" for kind, number in facts["kinds"].items())
     lines.append(f"layers: {kinds}")
     if facts["looks_at_whole_image"]:

@@ -4,7 +4,10 @@ Options by which commands are told a network, an image and its tiles.
 """
 
 import argparse
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from typing import NoReturn
 
 from tilenet.errors import TilenetError, UsageError
@@ -18,6 +21,7 @@ __all__ = [
     "add_own_network",
     "add_tiles",
     "check_own_network",
+    "command",
     "image_of",
     "network_of",
     "pair",
@@ -35,6 +39,27 @@ class Arguments(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} ({' '.join(self.format_usage().split())})")
+
+
+def command(name: str) -> Callable[[Callable[[list[str]], None]], Callable[[list[str]], int]]:
+    """A command of one rank: says what was wrong, and returns its exit code."""
+
+    def with_code(run: Callable[[list[str]], None]) -> Callable[[list[str]], int]:
+        @wraps(run)
+        def main(arguments: list[str]) -> int:
+            try:
+                run(arguments)
+            except UsageError as error:
+                print(f"tilenet {name}: {error}", file=sys.stderr)
+                return 2
+            except TilenetError as error:
+                print(f"tilenet: {error}", file=sys.stderr)
+                return 1
+            return 0
+
+        return main
+
+    return with_code
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
