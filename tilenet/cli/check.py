@@ -7,7 +7,6 @@ import json
 import os
 from argparse import Namespace
 from dataclasses import asdict
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tilenet.cli.own_network import WHOLE_IMAGE, adopt_named, facts_of
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule
+from tilenet.library.predict import module_record
 from tilenet.model.choices import HaloMode
 from tilenet.parallel.ranks.comm import world
 from tilenet.planning.explain import in_gib
@@ -27,14 +27,12 @@ from tilenet.planning.memory.layer import check_map_sizes, layer_bytes
 from tilenet.planning.memory.partition import PartitionBytes, partition_bytes
 from tilenet.planning.mesh import choose_mesh
 from tilenet.storage.checkpoints import save_checkpoint
-from tilenet.storage.network_json import NetworkRecord, check_class_names
 from tilenet.training.proof.alone import TilesProof, prove_over_tiles
 
 __all__ = ["main"]
 
 MODES: tuple[HaloMode, ...] = ("overlap", "exchange")
 IMAGE = 10_000, 10_000  # of which the memory is said, unless the command says more
-IGNORED = 255  # the value of nodata in maps
 
 
 @command("check")
@@ -120,36 +118,11 @@ def _save(adopted: Adopted, given: Namespace) -> None:
         TilenetError: The folder holds a run, or cannot be written; names or statistics are other
             than the network's channels.
     """
-    folder, count, bands = Path(given.save), adopted.classes, adopted.bands
-    classes = tuple(given.classes or map(str, range(count)))
-    mean, std = given.mean or [0.0] * bands, given.std or [1.0] * bands
-    if (len(classes), len(mean), len(std)) != (count, bands, bands):
-        raise TilenetError(
-            f"a network has a name for each class, a mean and a std for each band (classes: "
-            f"{len(classes)} of {count}, mean: {len(mean)}, std: {len(std)}, bands: {bands}); give "
-            "as many"
-        )
-    check_class_names(classes, "--classes")
-    if not all(map(isfinite, (*mean, *std))) or min(std) <= 0:
-        raise TilenetError(
-            f"pixels less their mean are divided by the std, which is above 0 (mean: {mean}, std: "
-            f"{std}); give what the weights were trained with"
-        )
+    folder, bands = Path(given.save), tuple(range(1, adopted.bands + 1))
+    statistics = given.mean, given.std
+    record = module_record(adopted, adopted.name, bands, given.classes, statistics)
     if os.path.lexists(folder / "last"):
         raise TilenetError(f"a run is not overwritten ({folder} holds one); name another folder")
-    record = NetworkRecord(
-        adopted.layers,
-        tuple(range(1, bands + 1)),
-        classes,
-        IGNORED,
-        tuple(mean),
-        tuple(std),
-        resolution=None,
-        nodata=None,
-        precision="float32",
-        epsilon_px=0,
-        names=adopted.names,
-    )
     weights = adopted.module_state(adopted.network().state_dict())
     save_checkpoint(folder, 0, weights, record.to_json(), {}, {"step": 0})
 

@@ -264,11 +264,6 @@ def _check_target(out: Path, image: str, labels: str | None, *, overwrite: bool)
         raise TilenetError(
             f"a picture is not overwritten unasked ({out} exists); add --overwrite or another name"
         )
-    if not out.absolute().parent.is_dir():
-        raise TilenetError(
-            f"a picture needs an existing directory ({out.absolute().parent} is not one); make it "
-            "first"
-        )
 
 
 def _check_labels(counted: NDArray[np.int64], path: str) -> None:
