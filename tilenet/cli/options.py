@@ -154,14 +154,11 @@ def network_of(given: argparse.Namespace) -> tuple[UNetOptions, int]:
             raise UsageError("--convs belongs to --levels and --poolings; a preset has its own")
     else:
         levels = given.levels if given.levels is not None else given.poolings + 1
-        if levels < 2:
-            raise TilenetError(
-                f"a U-Net has at least one pooling, two levels (levels: {levels}, poolings: "
-                f"{levels - 1}); nearest: --levels 2 or --poolings 1"
-            )
-        start = replace(UNetOptions(), poolings=levels - 1, convolutions=given.convs or 2)
-        if given.convs is not None and given.convs < 1:
-            raise TilenetError(f"convolutions must be at least 1 (convs: {given.convs})")
+        start = replace(
+            UNetOptions(),
+            poolings=levels - 1,
+            convolutions=2 if given.convs is None else given.convs,
+        )
     names = (
         *("kernel", "padding", "upsampling", "norm", "norm_scope", "groups", "dropout", "bias"),
         *("base", "bands", "classes"),
