@@ -44,7 +44,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     0: done, 1: error, 2: usage, 75: stopped on request.
     """
-    warnings.formatwarning = _shown
+    # A library's warning, which may quote names of files, in one line.
+    warnings.formatwarning = lambda message, category, filename, lineno, line=None: (
+        one_line(f"{filename}:{lineno}: {category.__name__}: {message}") + "\n"
+    )
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         return _run(command, rest)
@@ -53,28 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
 
 
-def _shown(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    line: str | None = None,
-) -> str:
-    """A library's warning, which may quote names of files, in one line."""
-    return one_line(f"{filename}:{lineno}: {category.__name__}: {message}") + "\n"
-
-
 def _run(command: str, rest: list[str]) -> int:
     if command in COMMANDS:
-        try:
-            os.getcwd()
-        except OSError as error:  # libraries that look for their files would end the process
-            print(
-                "tilenet: the working directory must exist, and you may enter it (of this one: "
-                f"{error.strerror}); change into another one with cd",
-                file=sys.stderr,
-            )
-            return 1
         # Imported by name: the halo calculator answers at once, and MPI starts where it is used.
         # launch/ is installed in tilenet/, wherever it lies in a checkout.
         name = "launch.__main__" if command == "job" else f"cli.{command}"

@@ -167,8 +167,8 @@ TILED = [*NETWORK, "--image", "100"]
 @pytest.mark.parametrize(
     ("code", "arguments", "said"),
     [
-        (1, ["--levels", "1"], "nearest: --levels 2 or --poolings 1"),
-        (1, ["--poolings", "0"], "nearest: --levels 2 or --poolings 1"),
+        (1, ["--levels", "1"], "poolings must be at least 1"),
+        (1, ["--poolings", "0"], "poolings must be at least 1"),
         (1, ["--poolings", "40"], "at most 10 poolings"),
         (1, [*NETWORK, "--base", "5"], "nearest: 4"),
         (1, [*NETWORK, "--kernel", "4"], "nearest: 5"),

@@ -224,7 +224,7 @@ ROADS = ["--field", "class", "--classes", "road,horse"]
         (["IMAGE", "out.jpg"], 1, "a preview is a PNG"),
         (["IMAGE", "there.png"], 1, r"not overwritten unasked \(.*there.png exists\)"),
         (["there.png", "there.png", "--overwrite"], 1, "may not replace what it shows"),
-        (["IMAGE", "no/out.png"], 1, "needs an existing directory"),
+        (["IMAGE", "no/out.png"], 1, "must go where it can be written"),
         (["gone.tif", "out.png"], 1, "must be a file that GDAL can open"),
         (["IMAGE", "gone.tif", "out.png"], 1, "must be a raster or a vector file"),
         (["IMAGE", "SMALL", "out.png"], 1, "must overlap|image's size"),

@@ -84,22 +84,6 @@ def test_a_missing_key_is_refused_by_its_name(tmp_path: Path, key: str) -> None:
         read_run_file(["-c", str(path)])
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (b"", r"holds keys and values .*run\.yaml: "),
-        (b"- a\n", "holds keys and values"),
-        (b"a: \xe9\n", r"is UTF-8 text .*run\.yaml: .*position 3"),
-        (b"config: {seed: 3}\n", "names no other ones"),
-        (b"config: /etc/passwd\n", "holds keys and values"),
-    ],
-)
-def test_files_that_are_no_run_files_are_refused(tmp_path: Path, data: bytes, said: str) -> None:
-    (tmp_path / "run.yaml").write_bytes(data)
-    with pytest.raises(UsageError, match=f"a run file {said}"):
-        read_run_file(["-c", str(tmp_path / "run.yaml")])
-
-
 def test_labels_may_be_missing_beside_a_list_of_images_only(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     text = "images: {}\nclasses: 2\noutput: out\nsteps: 1\n"
@@ -121,17 +105,13 @@ def test_labels_may_be_missing_beside_a_list_of_images_only(tmp_path: Path) -> N
         ({"images": [], "labels": []}, r"one label file \(images: 0, labels: 0\)"),
         ({"images": "a.csv"}, r"stands alone.*\(images: a\.csv, labels: b\.tif\)"),
         ({"images": ["a.csv", "b.tif"], "labels": None}, r"stands alone.* labels: none\)"),
-        ({"images": "a\0.tif"}, r"holds no NUL bytes"),
-        ({"labels": ""}, r"a path is not empty"),
         ({"validation": ValidationKeys("v.json", "w.tif")}, r"ion\.images: v\.json, .*: w\.tif\)"),
         ({"steps": None}, r"steps or epochs, one of them \(steps: None, epochs: None\)"),
         ({"epochs": 2}, r"steps or epochs, one of them \(steps: 1, epochs: 2\)"),
         ({"classes": 1}, "at least two classes"),
         ({"classes": ["sea"]}, "at least two classes"),
-        ({"classes": 10**9}, "at most 4096 classes"),
         ({"classes": ["sea", "a b", "ice", "a b"]}, r"name of its own.*'a b' is there 2 times"),
         ({"seed": None}, r"has a value \(seed: null"),
-        ({"seed": 10**400}, "bits"),
         ({"optimizer": OptimizerKeys(lr=None)}, r"has a value \(optimizer\.lr: null"),
         ({"ignore_index": 1}, r"may not be a class \(ignore_index: 1, classes: 0 to 1\)"),
         ({"ignore_index": 0}, r"may not be a class \(ignore_index: 0, classes: 0 to 1\)"),
@@ -144,9 +124,7 @@ def test_labels_may_be_missing_beside_a_list_of_images_only(tmp_path: Path) -> N
         ({"tiles": TileKeys(2, 2, 64)}, "a grid or as a size, not both"),
         ({"tiles": TileKeys(rows=2)}, r"rows and columns \(rows: 2, columns: None\)"),
         ({"tiles": TileKeys(columns=3)}, r"rows and columns \(rows: None, columns: 3\)"),
-        ({"partitions": 3, "balance": [3, 4]}, r"of layers .*balance: \[3, 4\], partitions: 3\)"),
         ({"partitions": 2, "device": ["cpu"]}, r"one per .*device: \['cpu'\], partitions: 2\)"),
-        ({"balance": []}, r"at least one partition \(balance: \[\]\)"),
         ({"profile": ProfileKeys("60-40")}, r"first and a last step .*steps: 60-40\); write 40-60"),
         ({"profile": ProfileKeys("0-3")}, r"from 1 on.*\(profile.steps: 0-3\)"),
         ({"profile": ProfileKeys(0)}, r"from 1 on.*\(profile.steps: 0\)"),
@@ -227,15 +205,12 @@ OUT_OF_RANGE = {
         "validation.block_px: 0",
         "validation.every: 0",
         "validation.batch_size: 0",
+        "micro_batches: 0",
+        "batch_size: 0",
     ],
-    "from 1 to 1024": ["micro_batches: 0", "micro_batches: 1025"],
-    "from 1 to 2²⁰": ["batch_size: 0", "batch_size: 1048577"],
-    "above 0": ["optimizer.clip_norm: 0.0", "schedule.power: 0.0", "schedule.factor: -1.0"],
+    "above 0": ["optimizer.clip_norm: 0.0", "schedule.factor: -1.0", "gradients.piece_mb: nan"],
     "from 0 to 1": ["oversample: 1.1", "augment.contrast: 1.1"],
     "from 0 to below 1": ["validation.share: 1.0"],
-    "from 1/1024 to 1024": ["gradients.piece_mb: 0.0", "gradients.piece_mb: nan"],
-    "from 0 to below 2²⁰": ["swapping.min_mib: -0.5"],
-    "above 0 and below 2²⁰": ["swapping.device_gib: 0.0", "swapping.host_gib: -1.0"],
 }
 
 

@@ -5,21 +5,21 @@ With `--save` it becomes a checkpoint, of which maps are made.
 
 import json
 import os
-import sys
 from argparse import Namespace
 from dataclasses import asdict
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from tilenet.adoption.adopt import Adopted
-from tilenet.cli.options import Arguments, add_making, pair
+from tilenet.cli.halo import MEANINGS
+from tilenet.cli.options import Arguments, add_making, command, pair
 from tilenet.cli.own_network import WHOLE_IMAGE, adopt_named, facts_of
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule
+from tilenet.library.predict import module_record
 from tilenet.model.choices import HaloMode
 from tilenet.parallel.ranks.comm import world
 from tilenet.planning.explain import in_gib
@@ -27,33 +27,25 @@ from tilenet.planning.memory.layer import check_map_sizes, layer_bytes
 from tilenet.planning.memory.partition import PartitionBytes, partition_bytes
 from tilenet.planning.mesh import choose_mesh
 from tilenet.storage.checkpoints import save_checkpoint
-from tilenet.storage.network_json import NetworkRecord, check_class_names
 from tilenet.training.proof.alone import TilesProof, prove_over_tiles
 
 __all__ = ["main"]
 
 MODES: tuple[HaloMode, ...] = ("overlap", "exchange")
 IMAGE = 10_000, 10_000  # of which the memory is said, unless the command says more
-IGNORED = 255  # the value of nodata in maps
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command; returns its exit code."""
-    try:
-        given = _parser().parse_args(arguments)
-        if given.ranks is None and (given.halo_mode or given.image):
-            raise UsageError("memory is that of a rank (--halo-mode, --image); give --ranks")
-        module, adopted = adopt_named(given)
-        proofs = _proofs(module, adopted, given.batch_norm or "frozen") if given.prove else []
-        if given.save is not None:
-            _save(adopted, given)
-        memory = {} if given.ranks is None else _memory(adopted, given)
-    except UsageError as error:
-        print(f"tilenet check: {error}", file=sys.stderr)
-        return 2
-    except TilenetError as error:
-        print(f"tilenet: {error}", file=sys.stderr)
-        return 1
+@command("check")
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    given = _parser().parse_args(arguments)
+    if given.ranks is None and (given.halo_mode or given.image):
+        raise UsageError("memory is that of a rank (--halo-mode, --image); give --ranks")
+    module, adopted = adopt_named(given)
+    proofs = _proofs(module, adopted, given.batch_norm or "frozen") if given.prove else []
+    if given.save is not None:
+        _save(adopted, given)
+    memory = {} if given.ranks is None else _memory(adopted, given)
     facts = facts_of(adopted)
     if given.json:
         over = {one.tiles: {each.what: each.apart for each in one.differences} for one in proofs}
@@ -61,7 +53,6 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(facts | {"over": over} | ({"memory": sizes} if memory else {})))
     else:
         print("\n".join([_table(facts), *map(_line, proofs), *map(_memory_line, memory.items())]))
-    return 0
 
 
 def _proofs(module: nn.Module, adopted: Adopted, batch_norm: str) -> list[TilesProof]:
@@ -127,55 +118,22 @@ def _save(adopted: Adopted, given: Namespace) -> None:
         TilenetError: The folder holds a run, or cannot be written; names or statistics are other
             than the network's channels.
     """
-    folder, count, bands = Path(given.save), adopted.classes, adopted.bands
-    classes = tuple(given.classes or map(str, range(count)))
-    mean, std = given.mean or [0.0] * bands, given.std or [1.0] * bands
-    if (len(classes), len(mean), len(std)) != (count, bands, bands):
-        raise TilenetError(
-            f"a network has a name for each class, a mean and a std for each band (classes: "
-            f"{len(classes)} of {count}, mean: {len(mean)}, std: {len(std)}, bands: {bands}); give "
-            "as many"
-        )
-    check_class_names(classes, "--classes")
-    if not all(map(isfinite, (*mean, *std))) or min(std) <= 0:
-        raise TilenetError(
-            f"pixels less their mean are divided by the std, which is above 0 (mean: {mean}, std: "
-            f"{std}); give what the weights were trained with"
-        )
+    folder, bands = Path(given.save), tuple(range(1, adopted.bands + 1))
+    statistics = given.mean, given.std
+    record = module_record(adopted, adopted.name, bands, given.classes, statistics)
     if os.path.lexists(folder / "last"):
         raise TilenetError(f"a run is not overwritten ({folder} holds one); name another folder")
-    record = NetworkRecord(
-        adopted.layers,
-        tuple(range(1, bands + 1)),
-        classes,
-        IGNORED,
-        tuple(mean),
-        tuple(std),
-        resolution=None,
-        nodata=None,
-        precision="float32",
-        epsilon_px=0,
-        names=adopted.names,
-    )
     weights = adopted.module_state(adopted.network().state_dict())
     save_checkpoint(folder, 0, weights, record.to_json(), {}, {"step": 0})
 
 
-MEANINGS = {
-    "bands": "channels of the image",
-    "classes": "channels of the map",
-    "num_layers": "single layers",
-    "num_parameters": "trained values",
-    "alignment_px": "tile origins and sizes are multiples of it",
-    "context_aligned_px": "what an aligned tile needs to be exact",
-    "context_any_pixel_px": "what the worst single pixel looks at",
-    "halo_px": "halo that makes tiles exact",
-}
+SHOWN: tuple[str, ...] = ("bands", "classes", "num_layers", "num_parameters", "alignment_px")
+SHOWN += ("context_aligned_px", "context_any_pixel_px", "halo_px")
 
 
 def _table(facts: dict[str, Any]) -> str:
     lines = [f"{facts['network']} is the same network as its list of layers."]
-    lines += [f"{name:<22} {facts[name]:>14,}  {says}" for name, says in MEANINGS.items()]
+    lines += [f"{name:<22} {facts[name]:>14,}  {MEANINGS[name]}" for name in SHOWN]
     kinds = ", ".join(f"{number} {kind}" for kind, number in facts["kinds"].items())
     lines.append(f"layers: {kinds}")
     if facts["looks_at_whole_image"]:

@@ -1,19 +1,18 @@
 """tilenet evaluate: scores of a class map."""
 
 import json
-import sys
 
 from tilenet.cli.data_options import WINDOW, add_labels, numbers, vectors_of, with_values
-from tilenet.cli.options import Arguments
-from tilenet.errors import TilenetError, UsageError
+from tilenet.cli.options import Arguments, command
 from tilenet.library.evaluate import evaluate
 from tilenet.parallel.health.watchdog import Watchdog
 
 __all__ = ["main"]
 
 
-def main(arguments: list[str]) -> int:
-    """Run `tilenet evaluate`; returns its exit code."""
+@command("evaluate")
+def main(arguments: list[str]) -> None:
+    """Run `tilenet evaluate`."""
     parser = Arguments(
         prog="tilenet evaluate",
         description="Compare a class map with labels: a raster or polygons.",
@@ -35,17 +34,9 @@ def main(arguments: list[str]) -> int:
         help="end, with stacks, when a block of pixels takes four times as long; 0: never",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    try:
-        given = parser.parse_args(with_values(arguments))
-        vectors = vectors_of(given)
-        with Watchdog(given.hang_seconds, "tilenet evaluate") as dog:
-            keys = {"ignore_index": given.ignore_index, "vectors": vectors, "window": given.window}
-            found = evaluate(given.map, given.labels, **keys, watchdog=dog)
-    except UsageError as error:
-        print(f"tilenet evaluate: {error}", file=sys.stderr)
-        return 2
-    except TilenetError as error:
-        print(f"tilenet: {error}", file=sys.stderr)
-        return 1
+    given = parser.parse_args(with_values(arguments))
+    vectors = vectors_of(given)
+    with Watchdog(given.hang_seconds, "tilenet evaluate") as dog:
+        keys = {"ignore_index": given.ignore_index, "vectors": vectors, "window": given.window}
+        found = evaluate(given.map, given.labels, **keys, watchdog=dog)
     print(json.dumps(vars(found)) if given.json else found)
-    return 0

@@ -1,7 +1,6 @@
 """`tilenet halo`: the halo calculator. Of U-Nets it loads neither torch nor MPI."""
 
 import json
-import sys
 from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +11,10 @@ from tilenet.cli.options import (
     add_own_network,
     add_tiles,
     check_own_network,
+    command,
     image_of,
     network_of,
 )
-from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import context_of, epsilon_px, norm_context
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.tiles import Cut, Tiling, cut, halo_rule
@@ -187,25 +186,18 @@ def _table(answer: Answer) -> str:
     return "\n".join([*lines, *(f"\n{note}" for note in answer.notes)])
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command; returns its exit code."""
-    try:
-        given = _parser().parse_args(arguments)
-        own = check_own_network(given)
-        image, asked = image_of(given)
-        if own:
-            answer = _calculate_own(given, image, asked)
-        else:
-            options, levels = network_of(given)
-            answer = calculate(options, levels, image, asked, given.halo)
-    except UsageError as error:
-        print(f"tilenet halo: {error}", file=sys.stderr)
-        return 2
-    except TilenetError as error:
-        print(f"tilenet: {error}", file=sys.stderr)
-        return 1
+@command("halo")
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    given = _parser().parse_args(arguments)
+    own = check_own_network(given)
+    image, asked = image_of(given)
+    if own:
+        answer = _calculate_own(given, image, asked)
+    else:
+        options, levels = network_of(given)
+        answer = calculate(options, levels, image, asked, given.halo)
     print(json.dumps(answer.values) if given.json else _table(answer))
-    return 0
 
 
 def _calculate_own(given: Namespace, image: tuple[int, int] | None, asked: Cut | None) -> Answer:

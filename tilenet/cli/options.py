@@ -4,7 +4,10 @@ Options by which commands are told a network, an image and its tiles.
 """
 
 import argparse
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from typing import NoReturn
 
 from tilenet.errors import TilenetError, UsageError
@@ -18,6 +21,7 @@ __all__ = [
     "add_own_network",
     "add_tiles",
     "check_own_network",
+    "command",
     "image_of",
     "network_of",
     "pair",
@@ -35,6 +39,27 @@ class Arguments(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} ({' '.join(self.format_usage().split())})")
+
+
+def command(name: str) -> Callable[[Callable[[list[str]], None]], Callable[[list[str]], int]]:
+    """A command of one rank: says what was wrong, and returns its exit code."""
+
+    def with_code(run: Callable[[list[str]], None]) -> Callable[[list[str]], int]:
+        @wraps(run)
+        def main(arguments: list[str]) -> int:
+            try:
+                run(arguments)
+            except UsageError as error:
+                print(f"tilenet {name}: {error}", file=sys.stderr)
+                return 2
+            except TilenetError as error:
+                print(f"tilenet: {error}", file=sys.stderr)
+                return 1
+            return 0
+
+        return main
+
+    return with_code
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
@@ -129,14 +154,11 @@ def network_of(given: argparse.Namespace) -> tuple[UNetOptions, int]:
             raise UsageError("--convs belongs to --levels and --poolings; a preset has its own")
     else:
         levels = given.levels if given.levels is not None else given.poolings + 1
-        if levels < 2:
-            raise TilenetError(
-                f"a U-Net has at least one pooling, two levels (levels: {levels}, poolings: "
-                f"{levels - 1}); nearest: --levels 2 or --poolings 1"
-            )
-        start = replace(UNetOptions(), poolings=levels - 1, convolutions=given.convs or 2)
-        if given.convs is not None and given.convs < 1:
-            raise TilenetError(f"convolutions must be at least 1 (convs: {given.convs})")
+        start = replace(
+            UNetOptions(),
+            poolings=levels - 1,
+            convolutions=2 if given.convs is None else given.convs,
+        )
     names = (
         *("kernel", "padding", "upsampling", "norm", "norm_scope", "groups", "dropout", "bias"),
         *("base", "bands", "classes"),

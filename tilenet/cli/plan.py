@@ -1,19 +1,20 @@
 """`tilenet plan`: from image, network and machine to tiles, ranks, partitions and micro-batches."""
 
 import json
-import sys
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from tilenet.cli.data_options import numbers
 from tilenet.cli.options import (
     Arguments,
     add_network,
     add_own_network,
     add_tiles,
     check_own_network,
+    command,
     image_of,
     network_of,
 )
@@ -21,8 +22,8 @@ from tilenet.cli.own_network import adopt_named
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.unet import UNetOptions
-from tilenet.planning.advise import question_again, sweep
-from tilenet.planning.explain import GIB, answer, explain, in_px, in_seconds
+from tilenet.planning.advise import question_again
+from tilenet.planning.explain import GIB, answer, explain, in_px
 from tilenet.planning.machines import known_machines, machine
 from tilenet.planning.memory.paper import level_bytes
 from tilenet.planning.plan import OwnNetwork, Plan, Question, write_plan
@@ -34,46 +35,18 @@ from tilenet.report.charts import plot_level_bytes, plot_timeline
 __all__ = ["main"]
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command; returns its exit code."""
-    try:
-        given = _parser().parse_args(arguments)
-        question = _question(given, arguments)
-        if given.sweep and (given.plot or given.out):
-            raise UsageError("--sweep prints a table; leave --plot and -o out")
-        if given.sweep:
-            rows = sweep(question)
-            print(json.dumps(rows) if given.json else _sweep_table(rows))
-            return 0
-        search = Search(question)
-        plans = answer(search)
-        for path in given.plot or []:
-            _plot(search, plans[0], Path(path))
-        if given.out:
-            write_plan(plans[0], Path(given.out))
-    except UsageError as error:
-        print(f"tilenet plan: {error}", file=sys.stderr)
-        return 2
-    except TilenetError as error:
-        print(f"tilenet: {error}", file=sys.stderr)
-        return 1
+@command("plan")
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    given = _parser().parse_args(arguments)
+    question = _question(given, arguments)
+    search = Search(question)
+    plans = answer(search)
+    for path in given.plot or []:
+        _plot(search, plans[0], Path(path))
+    if given.out:
+        write_plan(plans[0], Path(given.out))
     print(json.dumps(plans[0].to_json()) if given.json else explain(plans))
-    return 0
-
-
-def _sweep_table(rows: list[dict[str, Any]]) -> str:
-    ours = "formula_ratio" in rows[0]
-    lines = [f"  grid  read px      E  {'1 + 4qε/N    ' * ours}GiB     step"]
-    fitting = [row["step_s"] for row in rows if row["fits"]]
-    for row in rows:
-        size = f"{row['device_bytes'] / GIB:.2f}" if "device_bytes" in row else "-"
-        took = in_seconds(row["step_s"]) if row["fits"] else "does not fit"
-        best = "  ← fastest" if row["fits"] and row["step_s"] == min(fitting) else ""
-        grid = f"{row['grid']:>3} × {row['grid']:<2} {row['tile_read_px']:>6}"
-        ratios = f"{row['work_ratio']:>5.2f}"
-        ratios += f"  {row['formula_ratio']:>9.2f}" if ours else ""
-        lines.append(f"{grid}  {ratios}  {size:>5}  {took:>7}{best}")
-    return "\n".join(lines)
 
 
 def _plot(search: Search, plan: Plan, path: Path) -> None:
@@ -104,37 +77,21 @@ def _question(given: Namespace, arguments: Sequence[str]) -> Question:
         raise UsageError("a plan needs --image")
     options, epsilon = _own(given) if own else _unet(given)
     facts = machine(given.machine)
-    changes: dict[str, Any] = {}
     if given.devices_per_node is not None:
-        changes["devices_per_node"] = _positive("--devices-per-node", given.devices_per_node)
+        count = _positive("--devices-per-node", given.devices_per_node)
+        facts = replace(facts, devices_per_node=count)
     if given.device_gib is not None:
-        changes["memory_bytes"] = int(_positive("--device-gib", given.device_gib) * GIB)
-    facts = replace(facts, **changes) if changes else facts
-    return Question(
-        options=options,
-        epsilon_px=epsilon,
-        image=image,
-        machine=facts,
-        nodes=given.nodes,
-        num_images=given.images,
-        batch_size=given.batch_size,
-        precision=given.precision,
-        optimizer=given.optimizer,
-        halo=given.halo,
-        halo_mode=given.halo_mode,
-        grid=tiles.grid,
-        tile_px=tiles.size_px,
-        partitions=given.partitions
-        if given.partitions is not None or given.balance is None
-        else len(given.balance),
-        balance=given.balance,
-        micro_batches=given.micro_batches,
-        mbpp=given.mbpp,
-        checkpointing=given.checkpointing,
-        swap=given.swap,
-        reserve=given.reserve,
-        profile=read_profile(Path(given.profile)) if given.profile else None,
-    )
+        memory = int(_positive("--device-gib", given.device_gib) * GIB)
+        facts = replace(facts, memory_bytes=memory)
+    asked = {part.name for part in fields(Question)}
+    same = {name: value for name, value in vars(given).items() if name in asked}
+    same |= {"options": options, "epsilon_px": epsilon, "image": image, "machine": facts}
+    same |= {"grid": tiles.grid, "tile_px": tiles.size_px}
+    if given.partitions is None and given.balance is not None:
+        same["partitions"] = len(given.balance)
+    if given.profile:
+        same["profile"] = read_profile(Path(given.profile))
+    return Question(**same)
 
 
 def _unet(given: Namespace) -> tuple[UNetOptions, int]:
@@ -163,14 +120,6 @@ def _positive(name: str, value: float) -> Any:
     return value
 
 
-def _balance(text: str) -> tuple[int, ...]:
-    """`14,24,30,22,12,7`: layers per partition."""
-    parts = text.split(",")
-    if not all(part.strip().removeprefix("-").isdecimal() for part in parts):
-        raise ArgumentTypeError(f"expected whole numbers with commas between, got {text!r}")
-    return tuple(int(part) for part in parts)
-
-
 def _parser() -> Arguments:
     parser = Arguments(
         prog="tilenet plan",
@@ -189,13 +138,17 @@ def _parser() -> Arguments:
     )
     where.add_argument("--profile", metavar="FILE", help="layer times from tilenet profile")
     run = parser.add_argument_group("run")
-    run.add_argument("--images", type=int, default=1, metavar="N", help="images of an epoch")
+    run.add_argument(
+        "--images", dest="num_images", type=int, default=1, metavar="N", help="of an epoch"
+    )
     run.add_argument("--batch-size", type=int, default=1, metavar="N", help="images of a step")
     run.add_argument("--precision", choices=list(ITEM_BYTES), default="float32")
     run.add_argument("--optimizer", choices=["adamw", "sgd-momentum", "sgd"], default="adamw")
     run.add_argument("--halo-mode", choices=["overlap", "exchange"], default="overlap")
     run.add_argument("--partitions", type=int, metavar="N", help="devices per rank")
-    run.add_argument("--balance", type=_balance, metavar="L,L,…", help="layers per partition")
+    run.add_argument(
+        "--balance", type=numbers(int, "L,L,…"), metavar="L,L,…", help="layers per partition"
+    )
     run.add_argument("--micro-batches", type=int, metavar="N", help="tiles at once, in all")
     run.add_argument("--mbpp", type=int, metavar="N", help="the same, per partition")
     run.add_argument("--checkpointing", choices=["always", "except_last", "never"])
@@ -210,7 +163,6 @@ def _parser() -> Arguments:
         metavar="PLAN",
         help="that plan for another number of --nodes: the same tiles, other ranks",
     )
-    parser.add_argument("--sweep", choices=["grid"], help="compare grids of 4 × 4 to 16 × 16")
     parser.add_argument(
         "--plot",
         action="append",

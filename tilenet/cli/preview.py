@@ -2,7 +2,6 @@
 
 import difflib
 import os
-import sys
 from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from tilenet.cli.data_options import (
     numbers,
     vectors_of,
 )
-from tilenet.cli.options import Arguments
+from tilenet.cli.options import Arguments, command
 from tilenet.data.labels.facts import class_names, proposed_classes
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.polygons import VectorLabels
@@ -112,19 +111,6 @@ def _chosen(classes: Classes, names: tuple[str, ...]) -> set[int]:
     return {numbers[text] if text in numbers else int(text) for text in names}
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command; returns its exit code."""
-    try:
-        _preview(arguments)
-    except UsageError as error:
-        print(f"tilenet preview: {error}", file=sys.stderr)
-        return 2
-    except TilenetError as error:
-        print(f"tilenet: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 def _parser() -> Arguments:
     parser = Arguments(
         prog="tilenet preview",
@@ -174,7 +160,9 @@ def _parser() -> Arguments:
     return parser
 
 
-def _preview(arguments: list[str]) -> None:
+@command("preview")
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     given = _parser().parse_args(arguments)
     # Where no polygon lies the image is seen as it is.
     vectors = replace(vectors_of(given), background="ignore")
@@ -275,11 +263,6 @@ def _check_target(out: Path, image: str, labels: str | None, *, overwrite: bool)
     if out.is_dir() or (out.exists() and not overwrite):
         raise TilenetError(
             f"a picture is not overwritten unasked ({out} exists); add --overwrite or another name"
-        )
-    if not out.absolute().parent.is_dir():
-        raise TilenetError(
-            f"a picture needs an existing directory ({out.absolute().parent} is not one); make it "
-            "first"
         )
 
 

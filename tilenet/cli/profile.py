@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -13,11 +12,12 @@ from tilenet.cli.options import (
     add_network,
     add_own_network,
     check_own_network,
+    command,
     network_of,
     pair,
 )
 from tilenet.cli.own_network import adopt_named
-from tilenet.errors import TilenetError, UsageError
+from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.tiles import check_cells
 from tilenet.geometry.unet import unet_layers
@@ -33,22 +33,15 @@ from tilenet.storage.atomic import write_aside
 __all__ = ["main", "profile"]
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command; returns its exit code."""
-    try:
-        given = _parser().parse_args(arguments)
-        measured = profile(given)
-        text = json.dumps(measured.to_json())
-        if given.out:
-            write_aside(text, Path(given.out), "a profile")
-    except UsageError as error:
-        print(f"tilenet profile: {error}", file=sys.stderr)
-        return 2
-    except TilenetError as error:
-        print(f"tilenet: {error}", file=sys.stderr)
-        return 1
+@command("profile")
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    given = _parser().parse_args(arguments)
+    measured = profile(given)
+    text = json.dumps(measured.to_json())
+    if given.out:
+        write_aside(text, Path(given.out), "a profile")
     print(text if given.json else _table(measured))
-    return 0
 
 
 def profile(given: Namespace) -> Profile:

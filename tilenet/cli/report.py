@@ -1,17 +1,17 @@
 """`tilenet report`: one page that says how a run went."""
 
-import sys
 from pathlib import Path
 
-from tilenet.cli.options import Arguments
-from tilenet.errors import TilenetError, UsageError, printable
+from tilenet.cli.options import Arguments, command
+from tilenet.errors import printable
 from tilenet.report.page import write_report
 
 __all__ = ["main"]
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command; returns its exit code."""
+@command("report")
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     parser = Arguments(
         prog="tilenet report",
         description="Write one HTML page about a training run: curves, scores, times, memory "
@@ -22,14 +22,6 @@ def main(arguments: list[str]) -> int:
         "--map", metavar="MAP", help="class map of one of its images: places with most errors"
     )
     parser.add_argument("-o", "--out", metavar="FILE", help="default: report.html in the folder")
-    try:
-        given = parser.parse_args(arguments)
-        out = None if given.out is None else Path(given.out)
-        print(printable(str(write_report(Path(given.run), out, given.map))))
-    except UsageError as error:
-        print(f"tilenet report: {error}", file=sys.stderr)
-        return 2
-    except TilenetError as error:
-        print(f"tilenet: {error}", file=sys.stderr)
-        return 1
-    return 0
+    given = parser.parse_args(arguments)
+    out = None if given.out is None else Path(given.out)
+    print(printable(str(write_report(Path(given.run), out, given.map))))

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -12,13 +12,13 @@ from torch import nn
 from tilenet.adoption.adopt import Adopted, BatchNormMode, adopt
 from tilenet.errors import TilenetError
 from tilenet.library import own_checkpoint
-from tilenet.library.local_network import LocalNetwork
+from tilenet.library.local_network import LocalNetwork, OwnHaloMode
 from tilenet.library.network import first_bands
 from tilenet.library.own_data import OwnData, open_data
 from tilenet.library.own_step import OwnStep, StepMeans
 from tilenet.library.predict import predict_given
 from tilenet.mapping.prediction import GivenNetwork
-from tilenet.model.choices import HaloMode
+from tilenet.parallel.health.progress import say
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed, end_where_uncaught, world
 from tilenet.parallel.ranks.meeting import Meeting
@@ -68,7 +68,7 @@ class Job:
         self,
         net: nn.Module | Adopted,
         *,
-        halo_mode: HaloMode = "overlap",
+        halo_mode: OwnHaloMode = "overlap",
         bands: int | None = None,
         batch_norm: BatchNormMode = "frozen",
     ) -> LocalNetwork:
@@ -77,17 +77,18 @@ class Job:
         Args:
             net: Takes images (B, bands, H, W), gives maps (B, classes, H, W).
             halo_mode: `overlap`: tiles read more than they own; `exchange`: layers take halos from
-                the neighbouring ranks.
+                the neighbouring ranks; `auto`: whichever computes less of the images, which rank 0
+                says.
             bands: Of the images; None: those of its first convolution.
             batch_norm: As of `tilenet.adopt`.
 
         Raises:
             AgreedError: The network cannot be cut exactly; with the submodule.
         """
-        if halo_mode not in ("overlap", "exchange"):
+        if halo_mode not in get_args(OwnHaloMode):
             raise TilenetError(
                 f"a loop of one's own takes tiles that overlap, or exchanges halos (halo_mode: "
-                f"{halo_mode}); use overlap or exchange, or tilenet.train"
+                f"{halo_mode}); use overlap, exchange or auto, or tilenet.train"
             )
         self._meeting.at("split")
         adopted: Adopted | None = None
@@ -130,6 +131,8 @@ class Job:
             statistics = None if known is None else (known.mean, known.std)
             own = open_data(local, given, statistics, stack, self.comm)
             self._record = own.plan.record
+            if own.choice is not None and self.rank == 0:
+                say(str(own.choice))
             pipe = own.network.pipe
             assert isinstance(pipe, Pipe)
             local.over(pipe)

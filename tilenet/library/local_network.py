@@ -1,12 +1,12 @@
 """A network over this rank's windows, as a module that loops of one's own call."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 
 from tilenet.adoption.adopt import Adopted
 from tilenet.errors import TilenetError
-from tilenet.model.choices import HaloMode, parameter_dtype
+from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, network_to_fill
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
@@ -15,7 +15,9 @@ from tilenet.parallel.sums.gradients import GradientSum
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["LocalNetwork"]
+__all__ = ["LocalNetwork", "OwnHaloMode"]
+
+OwnHaloMode = Literal["auto", "overlap", "exchange"]
 
 
 class LocalNetwork(nn.Module):
@@ -23,14 +25,14 @@ class LocalNetwork(nn.Module):
 
     Called with a tile's image, (1, bands, H, W), it gives its map (1, classes, H′, W′), of which
     `[tile.own]` is exact; what it takes from the other tiles of an image comes on the way, and so
-    do their gradients. Forward and backward are collective where `halo_mode` is `exchange`.
+    do their gradients. Forward and backward are collective where ranks exchange halos.
 
     Args:
         adopted: The network, the same on all ranks.
-        halo_mode: How tiles get their context.
+        halo_mode: How tiles get their context; `auto`: the images say so.
     """
 
-    def __init__(self, adopted: Adopted, halo_mode: HaloMode) -> None:
+    def __init__(self, adopted: Adopted, halo_mode: OwnHaloMode) -> None:
         super().__init__()
         self.adopted, self.halo_mode = adopted, halo_mode
         self.network = adopted.network(parameter_dtype(adopted.precision))

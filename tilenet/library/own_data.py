@@ -22,7 +22,7 @@ from tilenet.training.images.survey import run_survey
 from tilenet.training.images.workload import RunData
 from tilenet.training.network import RunNetwork
 from tilenet.training.proof.run import proved_network
-from tilenet.training.setup import RunPlan, plan_run
+from tilenet.training.setup import HaloChoice, RunPlan, choose_halo_mode, plan_run
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -50,6 +50,7 @@ class OwnData:
         data: This rank's tiles of each step.
         network: Over the devices; to be closed.
         watchdog: Rests.
+        choice: How tiles get their context; None: it was asked for.
     """
 
     run: RunFile
@@ -57,6 +58,7 @@ class OwnData:
     data: RunData
     network: RunNetwork
     watchdog: Watchdog
+    choice: HaloChoice | None
 
 
 def open_data(
@@ -86,9 +88,9 @@ def open_data(
     with agreed(comm):
         adopted = local.adopted
         _check_bands(local, opened)
-        plan = plan_run(
-            run, opened.shapes, comm.size, Architecture(adopted.layers, adopted=adopted)
-        )
+        asked = run, opened.shapes, comm.size, Architecture(adopted.layers, adopted=adopted)
+        choice = choose_halo_mode(*asked) if local.halo_mode == "auto" else None
+        plan = plan_run(*asked) if choice is None else choice.plan
     agree_on_files(opened, comm, watchdog)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
     folder = _folder(run, keys, comm)
@@ -109,7 +111,7 @@ def open_data(
     local.network.mask_key.seed = run.seed
     network = proved_network(run, plan, None, data, devices, comm, filled=local.network)
     watchdog.rest()
-    return OwnData(run, plan, data, network, watchdog)
+    return OwnData(run, plan, data, network, watchdog, choice)
 
 
 def _run(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:
@@ -117,7 +119,7 @@ def _run(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:
         "classes": local.adopted.classes,
         "network": {"module": f"tilenet:{local.adopted.name}"},
         "output": ".",  # a run has one; nothing is written
-        "halo_mode": local.halo_mode,
+        "halo_mode": "overlap" if local.halo_mode == "auto" else local.halo_mode,
         "precision": local.adopted.precision,
     }
     if keys.get("steps") is None and keys.get("epochs") is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from html import escape
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from tilenet.training.share import share_adopted
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Map", "given_network", "predict", "predict_given"]
+__all__ = ["Map", "given_network", "module_record", "predict", "predict_given"]
 
 Source = Run | nn.Module | Adopted | str | os.PathLike[str]
 IGNORED = 255  # the value of nodata in maps of classes
@@ -230,7 +231,7 @@ def given_network(
             adopted = net if isinstance(net, Adopted) else adopt(net, len(numbers))
     adopted = share_adopted(adopted if comm.rank == 0 else None, comm)
     with agreed(comm):
-        record = _record(adopted, path, numbers, names, statistics)
+        record = module_record(adopted, path, numbers, names, statistics)
         if window_px is not None:
             module = copy.deepcopy(_module_of(net)).cpu()
             return GivenNetwork(adopted.name, record, adopted.around(module, 0, adopted.precision))
@@ -249,14 +250,24 @@ def _module_of(net: nn.Module | Adopted | None) -> nn.Module:
     return net
 
 
-def _record(
+def module_record(
     adopted: Adopted,
     path: str,
     numbers: tuple[int, ...],
     names: Sequence[str] | None,
     statistics: tuple[Sequence[float] | None, Sequence[float] | None],
 ) -> NetworkRecord:
-    """What the network takes and gives."""
+    """What a module takes and gives.
+
+    Args:
+        path: What has the bands, for the sentence.
+        numbers: Of the bands.
+        names: Of the classes; None: their numbers.
+        statistics: Mean and std per band; None: 0 and 1.
+
+    Raises:
+        TilenetError: These are other than the network's channels.
+    """
     count = len(numbers)
     mean, std = (
         (default,) * count if given is None else tuple(map(float, given))
@@ -264,7 +275,8 @@ def _record(
     )
     classes = tuple(map(str, range(adopted.classes)) if names is None else names)
     sizes = adopted.bands, len(mean), len(std), len(classes)
-    if sizes != (count, count, count, adopted.classes) or not min(std) > 0:
+    finite = all(map(isfinite, (*mean, *std)))
+    if sizes != (count, count, count, adopted.classes) or not finite or not min(std) > 0:
         raise TilenetError(
             f"a network has a mean and a std above 0 for each band, a name for each class "
             f"(bands of {path}: {count}, of the network: {adopted.bands}, mean: {len(mean)}, "

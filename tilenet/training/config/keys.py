@@ -183,7 +183,7 @@ class GradientKeys:
     """how gradients travel between ranks: `host` (MPI on host memory), `device` (MPI on device
     memory, if it is CUDA-aware), `nccl` (NCCL or RCCL)"""
     piece_mb: float = 4.0
-    """MiB of the pieces in which they travel, 1/1024 to 1024"""
+    """MiB of the pieces in which they travel"""
 
     @property
     def piece_bytes(self) -> int:

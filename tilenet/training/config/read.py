@@ -9,8 +9,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, asdict, fields, is_dataclass, replace
-from itertools import pairwise
+from dataclasses import asdict, fields, is_dataclass, replace
 from os.path import normpath
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,7 @@ def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
         keys = json.dumps(read_plan(Path(namespace.plan)).keys)
         namespace = _parse(made, ["--config", keys, *arguments])
     for part in fields(RunFile):
-        if _is_group(part) and not isinstance(namespace[part.name], Namespace):
+        if is_dataclass(part.default_factory) and not isinstance(namespace[part.name], Namespace):
             raise UsageError(
                 f"{part.name} is a group of keys ({part.name}: {namespace[part.name]}); write keys "
                 "under it, or leave it out"
@@ -136,54 +135,24 @@ def _plain(value: Any) -> Any:
 
 
 def _parse(made: ArgumentParser, arguments: list[str]) -> Namespace:
-    for word in arguments:
-        if word != word.encode(errors="replace").decode():  # Python keeps bytes as lone surrogates
-            raise UsageError(
-                f"words of the command line are UTF-8 ({word!r}); rename the file, or write the "
-                "word in a terminal that writes UTF-8"
-            )
     try:
         return made.parse_args(arguments)
     except UsageError:
         raise
     except Exception as error:  # jsonargparse raises several kinds; all speak of the user's input
-        files = [b for a, b in pairwise(arguments) if a in ("-c", "--config")]
-        raise UsageError(_explain(" ".join(str(error).split()), ", ".join(files))) from None
+        raise UsageError(_explain(" ".join(str(error).split()), made)) from None
 
 
-def _is_group(part: "Field[Any]") -> bool:
-    return is_dataclass(part.default_factory)
-
-
-def _explain(message: str, run_file: str) -> str:
+def _explain(message: str, made: ArgumentParser) -> str:
     """jsonargparse's words, with the nearest known key where a key is unknown."""
-    for words, sentence in SENTENCES:
-        if words in message:
-            return sentence.format(f"{run_file[:200]}: {message[:80]}")
     found = re.search(r"(?:Group '([\w.]+)' does not accept o|O)ption '([\w.]+)'", message)
     found = found or re.search(r"unrecognized arguments:()\s*--([\w.]+)", message)
     if not found:
         return message
     unknown = f"{found[1]}.{found[2]}" if found[1] else found[2]
-    near = difflib.get_close_matches(unknown, _names(RunFile), n=1, cutoff=0)
+    known = list(made.get_defaults().keys(branches=True))
+    near = difflib.get_close_matches(unknown, known, n=1, cutoff=0)
     return f"{message.rstrip('.')} (unknown key {unknown}; the nearest known key is {near[0]})"
-
-
-SENTENCES = (
-    ("codec can't decode", "a run file is UTF-8 text ({}); save it as UTF-8"),
-    ("Unexpected config", "a run file holds keys and values ({}); write some, as in steps: 9"),
-    ("object has no attribute", "a run file names no other ones ({}); leave the key config out"),
-)
-
-
-def _names(kind: Any, prefix: str = "") -> list[str]:
-    """Dotted names of all keys."""
-    names = []
-    for part in fields(kind):
-        names.append(prefix + part.name)
-        if is_dataclass(part.default_factory):
-            names.extend(_names(part.default_factory, f"{prefix}{part.name}."))
-    return names
 
 
 def run_file_text(run: RunFile) -> str:

@@ -75,12 +75,6 @@ def check_pairs(images: tuple[str, ...], labels: tuple[str, ...], group: str = "
             f"each image needs one label file ({group}images: {len(images)}, {group}labels: "
             f"{len(labels)}); list them in the same order"
         )
-    wrong = [path for path in images + labels if "\0" in path or not path]
-    if wrong:
-        raise TilenetError(
-            f"a path is not empty and holds no NUL bytes ({group}images or {group}labels: "
-            f"{wrong[0]!r}); write it again"
-        )
 
 
 def _listed(paths: str | list[str] | None) -> tuple[str, ...]:
