@@ -1,4 +1,4 @@
-"""`tilenet plan`: what it explains, prints as JSON, sweeps, draws and refuses."""
+"""`tilenet plan`: what it explains, prints as JSON, draws and refuses."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from zoo import ZOO
 
 from tilenet.adoption.adopt import adopt
 from tilenet.cli.plan import main
-from tilenet.geometry.halo import context_of, epsilon_px
+from tilenet.geometry.halo import context_of
 from tilenet.geometry.tiles import Cut, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.maps import MapQuestion, choose_map
@@ -218,44 +218,6 @@ def test_a_node_with_too_little_memory_is_noted(
     assert "a node's memory is too small for its ranks" in printed(capsys, *TINY)
 
 
-def test_the_sweep_compares_the_exact_work_with_the_formula(capsys: Capture) -> None:
-    layers = unet_layers(UNetOptions(poolings=1, convolutions=1, base=4))
-    epsilon = epsilon_px(2, 1, 3)
-    fixed = ["--partitions", "1", "--micro-batches", "1"]
-    asked = [*SMALL, "--image", "300x200", *fixed, "--sweep", "grid"]
-    rows: list[dict[str, Any]] = json.loads(printed(capsys, *asked, "--json"))
-    assert [row["grid"] for row in rows] == list(range(4, 17))
-    rule = halo_rule("exact", context_of(layers), layers, epsilon)
-    for row in rows:
-        count = row["grid"]
-        assert row["work_ratio"] == cut(300, 200, Cut((count, count)), rule).work_ratio
-        assert row["formula_ratio"] == pytest.approx(1 + 4 * count * epsilon / 300)
-        assert row["fits"] == ("step_s" in row)
-    text = printed(capsys, *asked)
-    (best,) = (line for line in text.splitlines() if "← fastest" in line)
-    fastest = min((row for row in rows if row["fits"]), key=lambda row: row["step_s"])
-    assert best.split()[0] == str(fastest["grid"])
-    assert text.count("\n") == 1 + len(rows)
-
-
-def test_grids_that_do_not_fit_say_so(capsys: Capture) -> None:
-    small = [*SMALL, "--image", "200", "--sweep", "grid", "--partitions", "1"]
-    small += ["--micro-batches", "1"]
-    rows = json.loads(printed(capsys, *small, "--json"))
-    sizes = [row["device_bytes"] for row in rows]
-    between = (min(sizes) + max(sizes)) / 2 / 0.9 / 2**30
-    text = printed(capsys, *small, "--device-gib", f"{between:.9f}")
-    assert 0 < text.count("does not fit") < len(rows)
-    assert "fastest" in text
-
-
-def test_a_small_image_is_swept_as_far_as_it_goes(capsys: Capture) -> None:
-    asked = [*SMALL, "--image", "13", "--sweep", "grid", "--partitions", "1", "--json"]
-    rows = json.loads(printed(capsys, *asked))
-    assert [row["grid"] for row in rows] == [4, 5, 6, 7]  # seven units of two pixels
-    assert "at most 3 tiles" in refusal(capsys, 1, *SMALL, "--image", "6", "--sweep", "grid")
-
-
 def test_pictures_are_drawn(capsys: Capture, tmp_path: Path) -> None:
     paths = [tmp_path / "timeline.png", tmp_path / "memory.png"]
     printed(capsys, *TINY, "--plot", str(paths[0]), "--plot", str(paths[1]))
@@ -272,7 +234,6 @@ def test_pictures_are_drawn(capsys: Capture, tmp_path: Path) -> None:
         (2, [*TINY, "--balance", "3,x"], "expected whole numbers with commas between, got '3,x'"),
         (2, [*TINY, "--device-gib", "nan"], "--device-gib must be above 0"),
         (2, [*TINY, "--devices-per-node", "0"], "--devices-per-node must be above 0"),
-        (2, [*TINY, "--sweep", "grid", "-o", "plan.json"], "leave --plot and -o out"),
         (2, [*TINY, "--colour"], "unrecognized arguments: --colour"),
         (1, [*SMALL, "--image", "99", "--machine", "sumit"], "nearest: summit"),
         (1, [*TINY, "--precision", "bfloat16"], "has no peak for precision bfloat16"),
@@ -286,7 +247,6 @@ def test_pictures_are_drawn(capsys: Capture, tmp_path: Path) -> None:
         (1, [*TINY, "-o", "no/such/folder/plan.json"], "name another file"),
         (1, [*TINY, "--plot", "no/such/folder/a.png"], "no/such/folder"),
         (1, [*TINY, "--halo-mode", "exchange"], "leave the tiles out"),
-        (1, [*SMALL, "--image", "99", "--halo-mode", "exchange", "--sweep", "grid"], "--sweep"),
     ],
 )
 def test_what_is_impossible_is_said_in_a_sentence(
@@ -315,9 +275,6 @@ def test_a_plan_of_a_module(capsys: Capture, tmp_path: Path) -> None:
     again = printed(capsys, "--again", str(path), "--nodes", "2", "--json")
     assert json.loads(again)["answer"]["device_bytes"] == part.total
     assert json.loads(again)["run"]["tiles"] == {"rows": 4, "columns": 3}
-    swept = printed(capsys, *OWN, "--sweep", "grid", "--partitions", "1")
-    assert "ε" not in swept
-    assert re.search(r"^ +4 × 4 +\d+ +[\d.]+ +[\d.]+ +[\d.]+ ms", swept, re.MULTILINE)
 
 
 def test_batch_norm_and_bands_reach_the_module(capsys: Capture) -> None:

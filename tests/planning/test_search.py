@@ -83,7 +83,7 @@ def test_the_bounds_of_bytes_are_below_the_bytes_and_close_to_them() -> None:
 
 
 def test_the_bounds_of_seconds_count_reading() -> None:
-    """Where files are slow all layouts take as long, and only those of fewest pixels are planned."""
+    """Where files are slow reading decides, and only layouts that read least are planned."""
     slow = replace(ROOMY, machine=replace(ROOMY.machine, file_bandwidth=1e3))
     search = Search(slow)
     (plan,) = search.best(1)

@@ -21,8 +21,8 @@ from tilenet.cli.own_network import adopt_named
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.unet import UNetOptions
-from tilenet.planning.advise import question_again, sweep
-from tilenet.planning.explain import GIB, answer, explain, in_px, in_seconds
+from tilenet.planning.advise import question_again
+from tilenet.planning.explain import GIB, answer, explain, in_px
 from tilenet.planning.machines import known_machines, machine
 from tilenet.planning.memory.paper import level_bytes
 from tilenet.planning.plan import OwnNetwork, Plan, Question, write_plan
@@ -39,12 +39,6 @@ def main(arguments: list[str]) -> int:
     try:
         given = _parser().parse_args(arguments)
         question = _question(given, arguments)
-        if given.sweep and (given.plot or given.out):
-            raise UsageError("--sweep prints a table; leave --plot and -o out")
-        if given.sweep:
-            rows = sweep(question)
-            print(json.dumps(rows) if given.json else _sweep_table(rows))
-            return 0
         search = Search(question)
         plans = answer(search)
         for path in given.plot or []:
@@ -59,21 +53,6 @@ def main(arguments: list[str]) -> int:
         return 1
     print(json.dumps(plans[0].to_json()) if given.json else explain(plans))
     return 0
-
-
-def _sweep_table(rows: list[dict[str, Any]]) -> str:
-    ours = "formula_ratio" in rows[0]
-    lines = [f"  grid  read px      E  {'1 + 4qε/N    ' * ours}GiB     step"]
-    fitting = [row["step_s"] for row in rows if row["fits"]]
-    for row in rows:
-        size = f"{row['device_bytes'] / GIB:.2f}" if "device_bytes" in row else "-"
-        took = in_seconds(row["step_s"]) if row["fits"] else "does not fit"
-        best = "  ← fastest" if row["fits"] and row["step_s"] == min(fitting) else ""
-        grid = f"{row['grid']:>3} × {row['grid']:<2} {row['tile_read_px']:>6}"
-        ratios = f"{row['work_ratio']:>5.2f}"
-        ratios += f"  {row['formula_ratio']:>9.2f}" if ours else ""
-        lines.append(f"{grid}  {ratios}  {size:>5}  {took:>7}{best}")
-    return "\n".join(lines)
 
 
 def _plot(search: Search, plan: Plan, path: Path) -> None:
@@ -210,7 +189,6 @@ def _parser() -> Arguments:
         metavar="PLAN",
         help="that plan for another number of --nodes: the same tiles, other ranks",
     )
-    parser.add_argument("--sweep", choices=["grid"], help="compare grids of 4 × 4 to 16 × 16")
     parser.add_argument(
         "--plot",
         action="append",
