@@ -162,7 +162,7 @@ class Estimator:
         """Seconds that each layer waits for other ranks, of one micro-batch."""
         asked, mesh, link = self.question, self.mesh(partitions), self._link(partitions)
         at_image = mesh.rows * mesh.columns
-        waits = [norm_times(self.layers, at_image, mesh.num_ranks, 1, link)]
+        waits = [norm_times(self.layers, at_image, mesh.num_ranks, link)]
         if asked.halo_mode == "exchange" and at_image > 1:
             item_bytes = ITEM_BYTES[asked.precision]
             waits.append(halo_times(self.layers, self.tiling(grid), item_bytes, link))
