@@ -6,7 +6,6 @@ Tiles, halo, batch and precision stay: so does a result that depends on tiles, a
 `halo: epsilon`.
 """
 
-import json
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -94,8 +93,7 @@ def question_again(path: Path, nodes: int) -> Question:
     if nodes < 1:
         raise TilenetError(f"nodes must be at least 1 (nodes: {nodes})")
     planned = read_plan(path)
-    entry = json.loads(path.read_bytes().decode("utf-8"))
-    keys, asked = planned.keys, entry["asked"]
+    keys, asked = planned.keys, planned.asked
     try:
         table = dict(asked["machine"])
         question = Question(

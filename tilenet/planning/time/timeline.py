@@ -43,7 +43,6 @@ class Timeline:
     """A step: its events, partition by partition, each in the order of time."""
 
     num_partitions: int
-    micro_batches: int
     events: tuple[Event, ...]
 
     @cached_property
@@ -107,7 +106,7 @@ def simulate(
                 run(j, i, "R", 0, forward_s[j])
             left_s.append(run(j, i, "B", gradient_s, backward_s[j]))
         arrived_s = _moved(left_s, transfer_s[j - 1]) if j else left_s
-    return Timeline(n, m, tuple(event for events in devices for event in events))
+    return Timeline(n, tuple(event for events in devices for event in events))
 
 
 def _moved(left_s: list[float], takes_s: float) -> list[float]:
