@@ -1,4 +1,4 @@
-"""`tilenet plan`: what it explains, prints as JSON, sweeps, draws and refuses."""
+"""`tilenet plan`: what it explains, prints as JSON, draws and refuses."""
 
 import json
 import re

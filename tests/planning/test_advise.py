@@ -8,7 +8,7 @@ import pytest
 from questions import small_machine
 
 from tilenet.geometry.unet import UNetOptions
-from tilenet.planning.advise import why_nothing_fits
+from tilenet.planning.advise import CHOICES, why_nothing_fits
 from tilenet.planning.plan import Question
 from tilenet.planning.search import Search
 
@@ -16,13 +16,12 @@ pytestmark = pytest.mark.usefixtures("fewer_layouts")
 ASKED = Question(
     UNetOptions(poolings=2, convolutions=1, base=4), 5, (150, 100), small_machine(4, 2**20)
 )
-FREED: dict[str, dict[str, Any]] = {
+FREE = dict.fromkeys(CHOICES)
+REMEDIES: dict[str, dict[str, Any]] = {
     "swap auto": {"swap": "auto"},
-    "choose other checkpointing": {"checkpointing": None},
-    "choose other balance": {"balance": None},
-    "choose other micro-batches": {"micro_batches": None, "mbpp": None},
-    "choose other tiles": {"grid": None, "tile_px": None},
-    "choose other partitions": {"partitions": None, "balance": None},
+    "leave all choices to the planner": FREE,
+    "leave all choices to the planner, halo_mode overlap": {**FREE, "halo_mode": "overlap"},
+    "precision bfloat16": {"precision": "bfloat16"},
 }
 
 
@@ -41,39 +40,30 @@ def limited(asked: Question, gib: float) -> Question:
 @pytest.mark.parametrize(
     ("changes", "remedies"),
     [
-        (
-            {"grid": (1, 1), "partitions": 1},
-            {"swap auto", "choose other tiles", "choose other partitions"},
-        ),
-        (
-            {"partitions": 2, "micro_batches": 3, "checkpointing": "never", "grid": (3, 2)},
-            {"choose other checkpointing", "choose other micro-batches", "choose other tiles"},
-        ),
-        ({"balance": (20, 1, 1), "partitions": 3, "grid": (1, 1)}, {"choose other tiles"}),
+        ({"grid": (1, 1), "partitions": 1}, {"swap auto", "leave all choices to the planner"}),
+        ({"grid": (3, 2), "micro_batches": 3}, {"leave all choices to the planner"}),
+        ({"halo_mode": "exchange"}, {"leave all choices to the planner, halo_mode overlap"}),
+        ({"checkpointing": "never", "swap": "auto", "grid": (1, 1)}, {"precision bfloat16"}),
     ],
 )
 def test_every_remedy_named_fits_when_it_is_tried(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], remedies: set[str]
 ) -> None:
     monkeypatch.setattr("tilenet.planning.estimate.MIN_BYTES", 0)  # tensors here are small
-    asked = replace(ASKED, **changes)
-    if asked.balance:
-        layers = len(Search(ASKED).estimator.layers)
-        asked = replace(asked, balance=(layers - 2, 1, 1))
+    asked = replace(ASKED, options=replace(ASKED.options, base=32), **changes)
     leanest = Search(asked).leanest()
     assert leanest is not None
     plans = Search(asked).best(1)
     least = min([leanest.device_bytes, *(plan.device_bytes for plan in plans)])
-    asked = limited(asked, 0.97 * least / (1 - asked.reserve) / 2**30)
+    asked = limited(asked, 0.9 * least / (1 - asked.reserve) / 2**30)
     said = sentence(asked)
-    named = {name for name in FREED if f"{name}: " in said}
-    assert named
+    named = {name for name in REMEDIES if f"; {name}: " in said or f"; or {name}: " in said}
     for name in named:
-        (plan,) = Search(replace(asked, **FREED[name])).best(1)
+        (plan,) = Search(replace(asked, **REMEDIES[name])).best(1)
         assert f"{name}: {plan.layout} take " in said
     assert named >= remedies
-    for name in FREED.keys() - named:
-        question = replace(asked, **FREED[name])
+    for name in REMEDIES.keys() - named:
+        question = replace(asked, **REMEDIES[name])
         layouts = {plan.layout for plan in Search(question).best(1)}
         assert all(str(layout) in said for layout in layouts)  # another remedy says the same
 
@@ -93,24 +83,3 @@ def test_a_larger_device_is_the_last_resort_and_its_size_does() -> None:
     assert gib > 1
     assert Search(limited(asked, gib)).best(1)
     assert leanest.device_bytes > limited(asked, gib - 0.15).limit_bytes
-
-
-def test_other_precisions_optimizers_and_nodes_are_tried() -> None:
-    asked = replace(ASKED, options=replace(ASKED.options, base=32), halo_mode="exchange")
-    leanest = Search(asked).leanest()
-    assert leanest is not None
-    asked = limited(asked, 0.8 * leanest.device_bytes / 0.9 / 2**30)
-    said = sentence(asked)
-    nodes = re.search(r"take (\d+) nodes: ", said)
-    assert nodes
-    count = int(nodes[1])
-    assert Search(replace(asked, nodes=count)).best(1)
-    assert not Search(replace(asked, nodes=count // 2)).best(1)
-    for name, change in {
-        "halo_mode overlap": {"halo_mode": "overlap"},
-        "precision bfloat16": {"precision": "bfloat16"},
-        "optimizer sgd": {"optimizer": "sgd"},
-    }.items():
-        fits = bool(Search(replace(asked, **change)).best(1))  # type: ignore[arg-type]
-        assert (f"{name}: " in said) == fits
-    assert "float16: " not in said.replace("bfloat16: ", "")  # this machine has no such units

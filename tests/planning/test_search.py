@@ -82,6 +82,16 @@ def test_the_bounds_of_bytes_are_below_the_bytes_and_close_to_them() -> None:
     assert np.median(ratios) > 0.85
 
 
+def test_the_bounds_of_seconds_count_reading() -> None:
+    """Where files are slow reading decides, and only layouts that read least are planned."""
+    slow = replace(ROOMY, machine=replace(ROOMY.machine, file_bandwidth=1e3))
+    search = Search(slow)
+    (plan,) = search.best(1)
+    assert plan.step_s == plan.read_s
+    planned = search.planned.cache_info().currsize
+    assert planned < len(list(search.layouts())) / 4
+
+
 @pytest.mark.parametrize("seed", SEEDS[::4])
 def test_the_balance_of_a_layout_is_hardly_slower_than_the_best_of_all(seed: int) -> None:
     search = searched(seed)

@@ -20,7 +20,7 @@ from tilenet.report.charts import GIB, plot_level_bytes, plot_timeline, thinned
 def timeline() -> Timeline:
     rng = random.Random(5)
     costs = [[rng.uniform(0.01, 0.03) for _ in range(4)] for _ in range(2)]
-    return simulate(*costs, [0.002] * 3, 3, "except_last", 0.003, 0.004)
+    return simulate(*costs, [0.002] * 3, 3, "except_last")
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_timeline_has_a_bar_for_each_event(
     assert len(set.union(*colours.values())) == 3
     (legend,) = drawn[0].legends
     labels = [text.get_text() for text in legend.get_texts()]
-    assert labels == ["forward", "recomputation", "backward", "loss", "update"]
+    assert labels == ["forward", "recomputation", "backward"]
 
 
 def test_levels_are_stacked_and_then_in_network_order(tmp_path: Path, drawn: list[Figure]) -> None:

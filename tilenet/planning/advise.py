@@ -1,6 +1,4 @@
-"""When nothing fits: the smallest changes that would make it fit, each tried.
-
-What square grids of tiles cost: the paper's question of how finely to cut.
+"""When nothing fits: changes that would make it fit, each tried.
 
 A plan made again for another number of nodes, so that a run can go on with those that are left.
 
@@ -8,10 +6,7 @@ Tiles, halo, batch and precision stay: so does a result that depends on tiles, a
 `halo: epsilon`.
 """
 
-import json
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from math import ceil
 from pathlib import Path
 from typing import Any, get_args
@@ -21,12 +16,13 @@ from tilenet.model.choices import Checkpointing
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.machines import PRECISIONS, checked_machine
 from tilenet.planning.memory.partition import OPTIMIZER_STATES
-from tilenet.planning.plan import Layout, Plan, Question, read_plan
+from tilenet.planning.plan import Plan, Question, read_plan
 from tilenet.planning.search import Search
 
-__all__ = ["question_again", "sweep", "why_nothing_fits"]
+__all__ = ["question_again", "why_nothing_fits"]
 
 GIB = 2**30
+CHOICES = ("grid", "tile_px", "partitions", "balance", "micro_batches", "mbpp", "checkpointing")
 
 
 def why_nothing_fits(search: Search) -> str:
@@ -39,139 +35,40 @@ def why_nothing_fits(search: Search) -> str:
             f"{_gib(leanest.device_bytes)} at least, with {leanest.layout} and balance "
             f"{list(leanest.balance)}"
         )
-    changes = _changes(asked, leanest)
-    remedy = "; or ".join(changes) if changes else "take a smaller network"
+    free: dict[str, Any] = dict.fromkeys(CHOICES)
+    remedies = {
+        "swap auto": {"swap": "auto"},
+        "leave all choices to the planner": free,
+        "leave all choices to the planner, halo_mode overlap": {**free, "halo_mode": "overlap"},
+        "precision bfloat16": {"precision": "bfloat16"},
+    }
+    changes = {}
+    for words, change in remedies.items():
+        question = replace(asked, **change)
+        plan = None if question == asked else _first(question)
+        if plan is not None and plan.layout not in changes:
+            changes[plan.layout] = f"{words}: {plan.layout} take {_gib(plan.device_bytes)}"
+    remedy = "; or ".join(changes.values())
+    if not changes and leanest is not None:
+        # Rounded up, so that a device of what is said does.
+        tenths = ceil(leanest.device_bytes / (1 - asked.reserve) / GIB * 10 + 0.01)
+        remedy = f"take devices of at least {tenths / 10:.1f} GiB"
     return (
         f"a plan must fit its devices (needed: {needed}; there is: {_gib(asked.limit_bytes)} of "
         f"{_gib(asked.machine.memory_bytes)} on {asked.machine.device}, {asked.reserve:.0%} kept "
-        f"free); {remedy}"
+        f"free); {remedy or 'take a smaller network'}"
     )
-
-
-def _changes(asked: Question, leanest: Plan | None) -> list[str]:
-    """What would make it fit, one change at a time."""
-    free = {
-        "checkpointing": replace(asked, checkpointing=None),
-        "balance": replace(asked, balance=None),
-        "micro-batches": replace(asked, micro_batches=None, mbpp=None),
-        "tiles": replace(asked, grid=None, tile_px=None),
-        "partitions": replace(asked, partitions=None, balance=None),
-    }
-    changes: dict[Layout, str] = {}
-    if asked.swap == "off":  # whatever else was fixed may stay
-        plan = _first(replace(asked, swap="auto"))
-        if plan is not None:
-            changes[plan.layout] = f"swap auto: {_takes(plan)}"
-    for name, question in free.items():
-        plan = None if question == asked else _first(question)
-        if plan is not None and plan.layout not in changes:
-            changes[plan.layout] = f"choose other {name}: {_takes(plan)}"
-    if changes:
-        return list(changes.values())
-    everything = replace(
-        asked,
-        checkpointing=None,
-        partitions=None,
-        balance=None,
-        micro_batches=None,
-        mbpp=None,
-        grid=None,
-        tile_px=None,
-    )
-    plan = None if everything == asked else _first(everything)
-    if plan is not None:
-        return [f"leave all choices to the planner: {_takes(plan)}"]
-    found = []
-    for change, question in _larger(everything):
-        plan = _first(question)
-        if plan is not None:
-            found.append(f"{change}: {_takes(plan)}")
-    if leanest is not None:
-        # Rounded up, so that a device of what is said does.
-        tenths = ceil(leanest.device_bytes / (1 - asked.reserve) / GIB * 10 + 0.01)
-        found.append(f"take devices of at least {tenths / 10:.1f} GiB")
-    return found
-
-
-def _larger(asked: Question) -> Iterator[tuple[str, Question]]:
-    """Changes of what was given: swapping, the machine, the precision, the optimizer."""
-    if asked.swap == "off":
-        yield "swap auto", replace(asked, swap="auto")
-    if asked.halo_mode == "exchange":
-        # More ranks hold less each; tiles that overlap can be as small without more nodes.
-        nodes = (asked.nodes * factor for factor in (2, 4, 8, 16, 32, 64))
-        fitting = (n for n in nodes if _first(replace(asked, nodes=n)) is not None)
-        for count in islice(fitting, 1):
-            yield f"take {count} nodes", replace(asked, nodes=count)
-        yield "halo_mode overlap", replace(asked, halo_mode="overlap")
-    if asked.precision in ("float32", "float64"):
-        for precision in ("float32", "bfloat16", "float16"):
-            if precision != asked.precision and precision in asked.machine.flops:
-                yield f"precision {precision}", replace(asked, precision=precision)
-    if asked.optimizer == "adamw":
-        yield "optimizer sgd", replace(asked, optimizer="sgd")
-
-
-def _takes(plan: Plan) -> str:
-    return f"{plan.layout} take {_gib(plan.device_bytes)}"
 
 
 def _first(question: Question) -> Plan | None:
     try:
         return next(iter(Search(question).best(1)), None)
-    except TilenetError:
+    except TilenetError:  # a machine without that precision
         return None
 
 
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f} GiB"
-
-
-COUNTS = range(4, 17)  # tiles along each side
-
-
-def sweep(question: Question) -> list[dict[str, Any]]:
-    """What square grids cost: exact and formula work ratios, bytes, and time where they fit.
-
-    Raises:
-        TilenetError: The question contradicts itself, or leaves no grid to choose.
-    """
-    if question.halo_mode == "exchange":
-        raise TilenetError(
-            "grids are compared for tiles that overlap (halo_mode: exchange, where each rank holds "
-            "one tile); leave --sweep out, or set --halo-mode overlap"
-        )
-    rows: list[dict[str, Any]] = []
-    for count in COUNTS:
-        search = Search(replace(question, grid=(count, count), tile_px=None))
-        try:
-            tiling = search.estimator.tiling((count, count))
-        except TilenetError:
-            if rows:
-                break  # finer grids are impossible too
-            raise
-        row: dict[str, Any] = {
-            "grid": count,
-            "tile_read_px": max(tiling.rows[0].read, tiling.cols[0].read),
-            "work_ratio": tiling.work_ratio,
-        }
-        if question.epsilon_px:
-            row["formula_ratio"] = 1 + 4 * count * question.epsilon_px / max(question.image)
-        rows.append(row | _cost(search))
-    return rows
-
-
-def _cost(search: Search) -> dict[str, Any]:
-    """Cost of one grid."""
-    try:
-        best = search.best(1)
-    except TilenetError as error:  # fewer tiles than the micro-batches that were asked for
-        return {"fits": False, "reason": str(error)}
-    if best:
-        took = {"layout": str(best[0].layout), "step_s": best[0].step_s}
-        return {"device_bytes": best[0].device_bytes, "fits": True} | took
-    least = search.leanest()
-    return {"fits": False} | ({"device_bytes": least.device_bytes} if least else {})
 
 
 # Values that a plan's question can have
@@ -196,8 +93,7 @@ def question_again(path: Path, nodes: int) -> Question:
     if nodes < 1:
         raise TilenetError(f"nodes must be at least 1 (nodes: {nodes})")
     planned = read_plan(path)
-    entry = json.loads(path.read_bytes().decode("utf-8"))
-    keys, asked = planned.keys, entry["asked"]
+    keys, asked = planned.keys, planned.asked
     try:
         table = dict(asked["machine"])
         question = Question(

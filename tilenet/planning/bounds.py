@@ -71,7 +71,8 @@ class Bounds:
         if slowest_s == inf:
             return inf
         pipeline_s = mini_batches * self.through_s(read_px) + (tiles - mini_batches) * slowest_s
-        return pipeline_s + self.estimator.least_rest_s(layout.partitions)
+        step_s = pipeline_s + self.estimator.least_rest_s(layout.partitions)
+        return max(step_s, self.estimator.read_s(layout))
 
     def _through_s(self, read_px: Pixels) -> float:
         times = self.estimator.times(read_px)

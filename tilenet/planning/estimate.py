@@ -1,9 +1,6 @@
-"""What a layout is predicted to cost: seconds and bytes.
+"""What a layout is predicted to cost: seconds, bytes of devices, and bytes of nodes."""
 
-Bytes that the ranks of a node need of its memory, besides what is on devices.
-"""
-
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
@@ -33,48 +30,20 @@ from tilenet.planning.time.profile import layer_times_of_profile
 from tilenet.planning.time.roofline import ITEM_BYTES, roofline
 from tilenet.planning.time.timeline import Timeline, simulate
 
-__all__ = ["Estimator", "HostBytes", "host_bytes"]
+__all__ = ["READ_AHEAD", "Estimator"]
 
 PROCESS_BYTES = 600 << 20  # Python, torch, GDAL and MPI; measured 0.4 GiB, CUDA's context more
 GDAL_CACHE_BYTES = 64 << 20  # as data/rasters/raster.py sets it
 READ_COPIES = 3  # the raster's own dtype, float64 while it is standardised, and the result
+PIECE_BYTES = 4 << 20  # of gradients that are summed at once, see docs/run-file.md
 LABEL_BYTES = 8 + 1  # int64, and the mask of valid pixels
 READ_AHEAD = 2  # micro-batches that are read before they are needed, unless the run file says more
 
 
-@dataclass(frozen=True)
-class HostBytes:
-    """Host memory of one rank.
-
-    Attributes:
-        process: The programs and libraries.
-        cache: GDAL's.
-        pixels: Tiles of a mini-batch, with their labels.
-        ahead: Tiles that wait to be taken, with their labels.
-        weights: As they are drawn or loaded before they go to the devices, and the copy of them
-            and of the optimizer's states that a checkpoint is written from while training goes on;
-            there is one at a time.
-        pieces: Gradients on their way between ranks.
-    """
-
-    process: int
-    cache: int
-    pixels: int
-    ahead: int
-    weights: int
-    pieces: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        tiles = self.pixels + self.ahead
-        return self.process + self.cache + tiles + self.weights + self.pieces
-
-
-def host_bytes(
+def _host_bytes(
     tile_px: int, bands: int, micro_batches: int, parameter_bytes: int, optimizer_states: int
-) -> HostBytes:
-    """Host memory of one rank.
+) -> int:
+    """Bytes of host memory of one rank.
 
     Args:
         tile_px: Pixels that a tile reads.
@@ -83,20 +52,17 @@ def host_bytes(
         parameter_bytes: Bytes of the whole network.
         optimizer_states: Values that the optimizer keeps per parameter.
     """
-    return HostBytes(
-        process=PROCESS_BYTES,
-        cache=GDAL_CACHE_BYTES,
-        pixels=micro_batches * tile_px * (bands * 4 * READ_COPIES + LABEL_BYTES),
-        # What they take while they are read is counted there.
-        ahead=READ_AHEAD * tile_px * (bands * 4 + LABEL_BYTES),
-        weights=parameter_bytes * (1 + optimizer_states),
-        pieces=4 << 20,
-    )
+    tiles = micro_batches * tile_px * (bands * 4 * READ_COPIES + LABEL_BYTES)
+    # What those that wait take while they are read is counted there.
+    ahead = READ_AHEAD * tile_px * (bands * 4 + LABEL_BYTES)
+    # As they are drawn or loaded before they go to the devices, and the copy of them and of the
+    # optimizer's states that a checkpoint is written from: there is one at a time.
+    weights = parameter_bytes * (1 + optimizer_states)
+    return PROCESS_BYTES + GDAL_CACHE_BYTES + tiles + ahead + weights + PIECE_BYTES
 
 
 Pixels = tuple[int, int]
 Balance = tuple[int, ...]
-PIECE_BYTES = 4 << 20  # of gradients that are summed at once, see docs/run-file.md
 NO_SWAPS = PartitionSwaps((), (), 0)
 
 
@@ -162,7 +128,7 @@ class Estimator:
         """Seconds that each layer waits for other ranks, of one micro-batch."""
         asked, mesh, link = self.question, self.mesh(partitions), self._link(partitions)
         at_image = mesh.rows * mesh.columns
-        waits = [norm_times(self.layers, at_image, mesh.num_ranks, 1, link)]
+        waits = [norm_times(self.layers, at_image, mesh.num_ranks, link)]
         if asked.halo_mode == "exchange" and at_image > 1:
             item_bytes = ITEM_BYTES[asked.precision]
             waits.append(halo_times(self.layers, self.tiling(grid), item_bytes, link))
@@ -297,7 +263,7 @@ class Estimator:
     def host_bytes(self, layout: Layout, swapped_bytes: int) -> int:
         """Bytes of a node, whose ranks swap so much each."""
         rows, cols = self.read_px(layout.grid)
-        of_rank = host_bytes(
+        of_rank = _host_bytes(
             rows * cols,
             self.question.options.bands,
             layout.micro_batches,
@@ -305,7 +271,7 @@ class Estimator:
             OPTIMIZER_STATES[self.question.optimizer],
         )
         ranks = max(1, self.question.machine.devices_per_node // layout.partitions)
-        return ranks * (of_rank.total + swapped_bytes)
+        return ranks * (of_rank + swapped_bytes)
 
     def describe(self, layout: Layout, balance: Balance) -> Plan:
         """All that a plan says."""

@@ -81,8 +81,6 @@ class Question:
         options: The network: a U-Net's, or somebody's list of layers.
         epsilon_px: The paper's halo for it; 0: it is no U-Net.
         image: Height and width of the largest image, pixels.
-        machine: Its nodes' facts.
-        nodes: Number of nodes.
         num_images: Images of an epoch.
         batch_size: Images of a step.
         precision: As in run files.
@@ -193,8 +191,6 @@ class Plan:
     """The answer.
 
     Attributes:
-        question: What was asked.
-        layout: What was chosen.
         mesh: Replicas, rows and columns of ranks.
         ranks_per_node: Ranks that share a node.
         halo_px: Pixels read around own windows.
@@ -203,7 +199,6 @@ class Plan:
         work_ratio: Pixels read by all tiles, per pixel of the image.
         tiles_per_rank: Most tiles of a rank in a step.
         balance: Layers per partition.
-        parts: The partitions.
         device_bytes: Predicted peak of the fullest device.
         host_bytes: Predicted bytes of a node's memory.
         bubble: Idle share of the pipeline.
@@ -291,13 +286,15 @@ class PlannedRun:
 
     Attributes:
         keys: For the run file.
-        options: The network that was planned for: a U-Net's, or somebody's.
+        options: The network that was planned for.
         image: Height and width that were planned for.
+        asked: The question, as it is written.
     """
 
     keys: dict[str, Any]
     options: UNetOptions | OwnNetwork
     image: tuple[int, int]
+    asked: dict[str, Any]
 
 
 def read_plan(path: Path) -> PlannedRun:
@@ -335,7 +332,7 @@ def read_plan(path: Path) -> PlannedRun:
         and partitions == len(balance)
     ):
         raise _wrong(path, "run has no balance with one number of layers per partition")
-    return PlannedRun(keys, options, image)
+    return PlannedRun(keys, options, image, asked)
 
 
 def planned_bytes(path: Path) -> dict[str, int] | None:

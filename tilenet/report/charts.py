@@ -146,8 +146,6 @@ PART_COLOURS = {
     "F": ("#3b75af", "forward"),
     "R": ("#c9d9ea", "recomputation"),
     "B": ("#e08a3c", "backward"),
-    "loss": ("#8c3b5c", "loss"),
-    "update": ("#5b5b5b", "update"),
 }
 ENCODER, DECODER = "#3b75af", "#e08a3c"
 UNITS = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -179,7 +177,7 @@ def plot_timeline(timeline: "Timeline", path: Path, title: str = "") -> None:
             linewidth=0.5,
         )
         # a digit takes about a hundredth of the width
-        if event.micro_batch is not None and length * scale > 0.015 * span_s:
+        if length * scale > 0.015 * span_s:
             axes.text(
                 (event.start_s + event.stop_s) / 2 / scale,
                 event.partition,

@@ -58,13 +58,6 @@ def test_the_profile_counts_the_networks_convolutions(seed: int) -> None:
         assert found.decoder[level] == 2**level * options.base * maps
 
 
-def test_levels_hold_encoder_and_decoder() -> None:
-    found = level_bytes(UNetOptions(poolings=3, padding="valid"), 572)
-    assert sum(found.levels) == sum(found.encoder) + sum(found.decoder)
-    assert found.levels[-1] == found.encoder[-1]
-    assert found.levels[0] == found.encoder[0] + found.decoder[0]
-
-
 def test_an_odd_size_is_halved_downwards_and_padded_on_the_way_up() -> None:
     found = level_bytes(UNetOptions(poolings=2, base=2, convolutions=1), 103, 1)
     assert found.encoder == (103**2 * 3, 51**2 * 5, 25**2 * 9)

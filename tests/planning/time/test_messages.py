@@ -73,18 +73,18 @@ def test_norms_sum_twice_forward_and_once_backward() -> None:
     link = Link(message_s=1, latency_s=0, bandwidth=inf)
     norms = 2 * 2 * 4 + 2  # two behind the convolutions of each level, the deepest once
     for norm, sums in (("none", 0), ("instance", norms), ("group", norms), ("batch", norms)):
-        times = norm_times(layers_of(norm), 4, 8, 1, link)
+        times = norm_times(layers_of(norm), 4, 8, link)
         assert sum(one.forward_s for one in times) == 2 * sums
         assert sum(one.backward_s for one in times) == sums
     wide = Link(message_s=0, latency_s=0, bandwidth=1)
     by_norm = {
-        norm: sum(one.forward_s for one in norm_times(layers_of(norm), 4, 8, 3, wide))
+        norm: sum(one.forward_s for one in norm_times(layers_of(norm), 4, 8, wide))
         for norm in ("instance", "group", "batch")
     }
-    # Eight groups are fewer than channels; batch norm sums once for all images, over more ranks.
+    # Eight groups are fewer than channels; batch norm sums over more ranks.
     assert by_norm["group"] < by_norm["instance"]
-    assert by_norm["batch"] == pytest.approx(by_norm["instance"] / 3 * (7 / 8) / (3 / 4))
-    alone = norm_times(layers_of("instance"), 1, 8, 1, link)
+    assert by_norm["batch"] == pytest.approx(by_norm["instance"] * (7 / 8) / (3 / 4))
+    alone = norm_times(layers_of("instance"), 1, 8, link)
     assert all(one.forward_s == one.backward_s == 0 for one in alone)
 
 

@@ -6,18 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilenet.errors import TilenetError
 from tilenet.model.choices import Checkpointing
 from tilenet.planning.time.timeline import Event, Timeline, simulate
 
-# Y. Huang et al., "GPipe", 2019, figure 2(c), its devices from the top to the bottom, the loss in a
-# slot of its own
+# Y. Huang et al., "GPipe", 2019, figure 2(c), its devices from the top to the bottom
 GPIPE = """\
-             t0  t1  t2  t3  t4  t5  t6  t7    t8  t9  t10  t11  t12  t13  t14  t15
-partition 0  F0  F1  F2  F3  ·   ·   ·   ·     ·   ·   ·    B3   B2   B1   B0   update
-partition 1  ·   F0  F1  F2  F3  ·   ·   ·     ·   ·   B3   B2   B1   B0   ·    update
-partition 2  ·   ·   F0  F1  F2  F3  ·   ·     ·   B3  B2   B1   B0   ·    ·    update
-partition 3  ·   ·   ·   F0  F1  F2  F3  loss  B3  B2  B1   B0   ·    ·    ·    update"""
+             t0  t1  t2  t3  t4  t5  t6  t7  t8  t9  t10  t11  t12  t13
+partition 0  F0  F1  F2  F3  ·   ·   ·   ·   ·   ·   B3   B2   B1   B0
+partition 1  ·   F0  F1  F2  F3  ·   ·   ·   ·   B3  B2   B1   B0   ·
+partition 2  ·   ·   F0  F1  F2  F3  ·   ·   B3  B2  B1   B0   ·    ·
+partition 3  ·   ·   ·   F0  F1  F2  F3  B3  B2  B1  B0   ·    ·    ·"""
 
 # followed by hand: partition 0 recomputes 1 and 0 while it waits for their gradients
 RECOMPUTED = """\
@@ -40,7 +38,7 @@ def table(timeline: Timeline) -> str:
     for number in range(timeline.num_partitions):
         mine = [event for event in timeline.events if event.partition == number]
         shown = {
-            slot: f"{event.kind}{'' if event.micro_batch is None else event.micro_batch}"
+            slot: f"{event.kind}{event.micro_batch}"
             for event in mine
             for slot in slots
             if event.start_s < slot + 0.5 < event.stop_s
@@ -51,11 +49,11 @@ def table(timeline: Timeline) -> str:
 
 
 def test_four_partitions_and_four_micro_batches_are_gpipes_figure() -> None:
-    timeline = simulate([1] * 4, [1] * 4, [0] * 3, 4, "never", loss_s=1, update_s=1)
+    timeline = simulate([1] * 4, [1] * 4, [0] * 3, 4, "never")
     assert table(timeline) == GPIPE
-    assert timeline.makespan_s == 16
-    assert timeline.busy_s == (9, 9, 9, 10)
-    assert timeline.bubble == 1 - 37 / 64
+    assert timeline.makespan_s == 14
+    assert timeline.busy_s == (8, 8, 8, 8)
+    assert timeline.bubble == 1 - 32 / 56
 
 
 def test_recomputation_starts_before_the_gradient_arrives() -> None:
@@ -66,20 +64,20 @@ def test_recomputation_starts_before_the_gradient_arrives() -> None:
 
 
 SECONDS = st.floats(0.01, 10)
-Step = tuple[list[float], list[float], list[float], int, float, float]
+Step = tuple[list[float], list[float], list[float], int]
 
 
 @st.composite
 def steps(draw: st.DrawFn) -> Step:
-    """Seconds of partitions and boundaries, micro-batches, loss and update."""
+    """Seconds of partitions and boundaries, and micro-batches."""
     n = draw(st.integers(1, 6))
     several = st.lists(SECONDS, min_size=n, max_size=n)
     forward, backward = draw(several), draw(several)
     transfer = draw(st.lists(st.floats(0, 15), min_size=n - 1, max_size=n - 1))
-    return forward, backward, transfer, draw(st.integers(1, 7)), draw(SECONDS), draw(SECONDS)
+    return forward, backward, transfer, draw(st.integers(1, 7))
 
 
-def by_name(timeline: Timeline) -> dict[tuple[str, int | None, int], Event]:
+def by_name(timeline: Timeline) -> dict[tuple[str, int, int], Event]:
     found = {(e.kind, e.micro_batch, e.partition): e for e in timeline.events}
     assert len(found) == len(timeline.events)
     return found
@@ -87,23 +85,19 @@ def by_name(timeline: Timeline) -> dict[tuple[str, int | None, int], Event]:
 
 @given(steps(), st.sampled_from(MODES))
 def test_nothing_starts_before_what_it_needs(step: Step, mode: Checkpointing) -> None:
-    forward, backward, transfer, m, loss_s, update_s = step
+    forward, backward, transfer, m = step
     n = len(forward)
-    timeline = simulate(*step[:4], mode, loss_s, update_s)
+    timeline = simulate(*step, mode)
     events = by_name(timeline)
     recomputed = {"always": m, "except_last": m - 1, "never": 0}[mode]
-    assert len(events) == n * (2 * m + recomputed + 1) + 1
-    loss = events["loss", None, n - 1]
+    assert len(events) == n * (2 * m + recomputed)
+    loss_s = events["F", m - 1, n - 1].stop_s  # when it is taken
     for j in range(n):
         for i in range(m):
             first, last = events["F", i, j], events["B", i, j]
             assert first.stop_s - first.start_s == pytest.approx(forward[j])
             assert last.stop_s - last.start_s == pytest.approx(backward[j])
-            assert loss.start_s >= events["F", i, n - 1].stop_s
-            assert last.start_s >= loss.stop_s
-            assert events["update", None, j].start_s >= max(
-                events["B", k, p].stop_s for k in range(m) for p in range(n)
-            )
+            assert last.start_s >= loss_s
             if i:
                 assert first.start_s >= events["F", i - 1, j].stop_s
                 assert events["B", i - 1, j].start_s >= last.stop_s
@@ -118,8 +112,6 @@ def test_nothing_starts_before_what_it_needs(step: Step, mode: Checkpointing) ->
                 assert last.start_s >= again.stop_s
                 # as early as the device allows, however late the gradient is
                 before = events["B", i + 1, j] if i + 1 < m else events["F", i, j]
-                if j == n - 1 and i + 1 == m:
-                    before = loss
                 assert again.start_s == before.stop_s
 
 
@@ -127,13 +119,13 @@ def test_nothing_starts_before_what_it_needs(step: Step, mode: Checkpointing) ->
 def test_a_device_does_one_thing_at_a_time_and_no_step_is_too_short(
     step: Step, mode: Checkpointing
 ) -> None:
-    forward, backward, transfer, m, loss_s, update_s = step
-    timeline = simulate(*step[:4], mode, loss_s, update_s)
+    forward, backward, transfer, m = step
+    timeline = simulate(*step, mode)
     for j in range(len(forward)):
         mine = [event for event in timeline.events if event.partition == j]
         assert all(a.stop_s <= b.start_s for a, b in pairwise(mine))
     near = pytest.approx
-    path_s = sum(forward) + sum(backward) + 2 * sum(transfer) + loss_s + update_s
+    path_s = sum(forward) + sum(backward) + 2 * sum(transfer)
     assert timeline.makespan_s >= path_s or timeline.makespan_s == near(path_s)
     busy_s = max(timeline.busy_s)
     assert timeline.makespan_s >= busy_s or timeline.makespan_s == near(busy_s)
@@ -142,7 +134,7 @@ def test_a_device_does_one_thing_at_a_time_and_no_step_is_too_short(
     assert -1e-9 < timeline.bubble < 1
     # never later than doing everything in turn
     again = {"always": m, "except_last": m - 1, "never": 0}[mode] * sum(forward)
-    in_turn_s = m * (sum(forward) + sum(backward) + 2 * sum(transfer)) + again + loss_s + update_s
+    in_turn_s = m * (sum(forward) + sum(backward) + 2 * sum(transfer)) + again
     assert timeline.makespan_s <= in_turn_s or timeline.makespan_s == near(in_turn_s)
 
 
@@ -155,20 +147,5 @@ def test_equal_partitions_follow_the_closed_form(n: int, m: int, f: float, b: fl
 
 @given(steps())
 def test_more_recomputation_is_never_faster(step: Step) -> None:
-    spans = [simulate(*step[:4], mode, *step[4:]).makespan_s for mode in MODES]
+    spans = [simulate(*step, mode).makespan_s for mode in MODES]
     assert spans[0] >= spans[1] >= spans[2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (([], [], [], 1, "never"), r"\(forward: 0, backward: 0, transfers: 0\)"),
-        (([1], [1, 2], [], 1, "never"), r"\(forward: 1, backward: 2, transfers: 0\)"),
-        (([1, 2], [1, 2], [], 1, "never"), r"transfers: 0\)"),
-        (([1, 2], [1, 2], [0], 0, "never"), r"micro_batches: 0\); nearest: 1"),
-        (([1, 2], [1, 2], [0], 3, "sometimes"), r"\(checkpointing: sometimes\)"),
-    ],
-)
-def test_what_makes_no_timeline_is_refused(arguments: tuple[object, ...], said: str) -> None:
-    with pytest.raises(TilenetError, match=said):
-        simulate(*arguments)  # type: ignore[arg-type]

@@ -63,7 +63,6 @@ class LayerBytes:
     """What one layer costs for one micro-batch, in bytes.
 
     Attributes:
-        layer: The layer.
         parameters: Trained values.
         buffers: Running statistics.
         input: The map that comes in.

@@ -29,11 +29,6 @@ class LevelBytes:
     encoder: tuple[int, ...]
     decoder: tuple[int, ...]
 
-    @property
-    def levels(self) -> tuple[int, ...]:
-        """E + D, level by level, as the paper draws them."""
-        return tuple(down + up for down, up in zip(self.encoder, (*self.decoder, 0), strict=True))
-
 
 def level_bytes(options: UNetOptions, size_px: int, item_bytes: int = 4) -> LevelBytes:
     """Bytes per level for a square input of `size_px`.

@@ -271,7 +271,6 @@ class Choices:
         groups: In the order of forward.
         chosen: Indices of actions.
         bandwidth: Bytes per second in each direction.
-        micro_batches: Number of micro-batches.
 
     Attributes:
         least_peaks: Bytes that each choice needs at the least: where computing waits for each copy

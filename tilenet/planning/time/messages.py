@@ -82,14 +82,13 @@ def halo_times(
 
 
 def norm_times(
-    layers: tuple[Layer, ...], image_ranks: int, step_ranks: int, images: int, link: Link
+    layers: tuple[Layer, ...], image_ranks: int, step_ranks: int, link: Link
 ) -> tuple[LayerTime, ...]:
     """Seconds of the sums inside each norm over the image, for one micro-batch.
 
     Args:
         image_ranks: Ranks that hold the same image: over them instance and group norm sum.
         step_ranks: All ranks: over them batch norm sums.
-        images: Images of a micro-batch.
     """
     times = []
     for layer in layers:
@@ -98,8 +97,7 @@ def norm_times(
             continue
         ranks = step_ranks if layer.norm == "batch" else image_ranks
         groups = layer.groups if layer.norm == "group" else layer.out_channels
-        values = 2 * groups * (1 if layer.norm == "batch" else images)
-        one_s = link.sum_s(ranks, STATISTIC_BYTES * values)
+        one_s = link.sum_s(ranks, STATISTIC_BYTES * 2 * groups)
         times.append(LayerTime(FORWARD_SUMS * one_s, BACKWARD_SUMS * one_s))
     return tuple(times)
 

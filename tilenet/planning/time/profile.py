@@ -1,16 +1,13 @@
 """Seconds that each layer was measured to take: the file that `tilenet profile` writes."""
 
-import math
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.layer_json import KINDS, POP, layer_from_json, layer_to_json
+from tilenet.geometry.layer_json import layer_from_json, layer_to_json
 from tilenet.geometry.layers import Layer
 from tilenet.parallel.pipeline.layer_times import LayerTime
-from tilenet.planning.machines import PRECISIONS
 from tilenet.storage.checksums import parsed_json
 
 __all__ = ["Profile", "ProfiledLayer", "layer_times_of_profile", "read_profile"]
@@ -38,6 +35,12 @@ class ProfiledLayer:
         """As a plain dictionary, the way it is written: the layer's own fields, and its seconds."""
         seconds = {"forward_s": self.forward_s, "backward_s": self.backward_s}
         return {**layer_to_json(self.layer), **seconds}
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> "ProfiledLayer":
+        """What `to_json` wrote."""
+        own = {key: value for key, value in entry.items() if key not in ("forward_s", "backward_s")}
+        return cls(layer_from_json(own), float(entry["forward_s"]), float(entry["backward_s"]))
 
 
 @dataclass(frozen=True)
@@ -80,39 +83,28 @@ def read_profile(path: Path) -> Profile:
         ) from error
     except (ValueError, RecursionError) as error:
         raise _wrong(path, f"no JSON: {error}") from error
-    if not isinstance(entry, dict) or "tilenet_profile" not in entry:
-        raise _wrong(path, "the key tilenet_profile is missing")
-    version = entry["tilenet_profile"]
+    version = entry.get("tilenet_profile") if isinstance(entry, dict) else None
     if version is True or version != VERSION:
-        raise TilenetError(
-            f"this version of tilenet reads profiles of version {VERSION} ({path}: "
-            f"{_short(version)}); measure again and write one with tilenet profile"
+        raise _wrong(path, f"of version {VERSION}, tilenet_profile: {_short(version)}")
+    try:
+        profile = Profile(
+            device=str(entry["device"]),
+            precision=str(entry["precision"]),
+            height=int(entry["height"]),
+            width=int(entry["width"]),
+            layers=tuple(map(ProfiledLayer.from_json, entry["layers"])),
+            memory=dict(entry.get("memory", {})),
         )
-    layers = entry.get("layers")
-    if not isinstance(layers, list) or not layers:
-        raise _wrong(path, "the list of layers is missing")
-    memory = entry.get("memory", {})
-    if not isinstance(memory, dict):
-        raise _wrong(path, f"memory must be an object (got {_short(memory)})")
-    precision = entry.get("precision")
-    if precision not in PRECISIONS:
-        raise _wrong(
-            path, f"precision must be one of {', '.join(PRECISIONS)} (got {_short(precision)})"
-        )
-    device = entry.get("device")
-    if not isinstance(device, str):
-        raise _wrong(path, f"device must be a text (got {_short(device)})")
-    read = tuple(_layer(path, number, layer) for number, layer in enumerate(layers))
-    if not any(layer.forward_s or layer.backward_s for layer in read):
-        raise _wrong(path, "no layer takes any time")
-    return Profile(
-        device=device,
-        precision=precision,
-        height=_pixels(path, entry, "height"),
-        width=_pixels(path, entry, "width"),
-        layers=read,
-        memory=memory,
-    )
+    except (
+        ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TilenetError,
+    ) as error:  # fmt: skip
+        raise _wrong(path, f"{type(error).__name__}: {error}") from error
+    seconds = [one for layer in profile.layers for one in (layer.forward_s, layer.backward_s)]
+    if not all(0 <= one <= LONGEST_S for one in seconds) or not any(seconds):
+        raise _wrong(path, f"seconds of layers, 0 to {LONGEST_S:.0f}, some above 0")
+    if not all(1 <= side <= LARGEST_PX for side in (profile.height, profile.width)):
+        raise _wrong(path, "height and width in pixels")
+    return profile
 
 
 def layer_times_of_profile(
@@ -152,47 +144,6 @@ def _difference(measured: tuple[Layer, ...], wanted: tuple[Layer, ...]) -> str:
 
 def _said(entry: dict[str, Any], keys: list[str]) -> str:
     return ", ".join(f"{key} {_short(entry[key])}" for key in keys)
-
-
-def _layer(path: Path, number: int, entry: Any) -> ProfiledLayer:
-    if not isinstance(entry, dict):
-        raise _wrong(path, f"layer {number} must be an object (got {_short(entry)})")
-    kind = entry.get("kind")
-    if not isinstance(kind, str) or kind not in (*KINDS, POP):
-        raise _wrong(
-            path, f"layer {number} must have a kind of {', '.join(KINDS)} (got {_short(kind)})"
-        )
-    own = {key: value for key, value in entry.items() if key not in ("forward_s", "backward_s")}
-    try:
-        layer = layer_from_json(own)
-    except TilenetError as error:
-        raise _wrong(path, f"layer {number}, {kind}, must have that kind's fields") from error
-    return ProfiledLayer(
-        layer,
-        _seconds(path, number, entry, "forward_s"),
-        _seconds(path, number, entry, "backward_s"),
-    )
-
-
-def _seconds(path: Path, number: int, entry: dict[str, Any], key: str) -> float:
-    value = entry.get(key)
-    seconds = math.nan
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        with suppress(OverflowError):
-            seconds = float(value)
-    if not 0 <= seconds <= LONGEST_S:
-        raise _wrong(
-            path,
-            f"layer {number}: {key} must be seconds, 0 to {LONGEST_S:.0f} (got {_short(value)})",
-        )
-    return seconds
-
-
-def _pixels(path: Path, entry: dict[str, Any], key: str) -> int:
-    value = entry.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_PX:
-        raise _wrong(path, f"{key} must be a number of pixels (got {_short(value)})")
-    return value
 
 
 def _wrong(path: Path, what: str) -> TilenetError:

@@ -55,7 +55,6 @@ def roofline(
     width: int,
     precision: str,
     machine: Machine,
-    batch: int = 1,
 ) -> tuple[LayerTime, ...]:
     """Seconds of each layer, forward and backward, for tiles of (height, width) pixels.
 
@@ -74,7 +73,7 @@ def roofline(
     times = []
     trained = False
     for layer, before, after in zip(layers, shapes, shapes[1:], strict=False):
-        forward, to_weights, to_input = _kernels(layer, before, after, ITEM_BYTES[precision], batch)
+        forward, to_weights, to_input = _kernels(layer, before, after, ITEM_BYTES[precision])
         backward = [*to_weights, *(to_input if trained else [])]
         times.append(
             LayerTime(
@@ -87,15 +86,15 @@ def roofline(
 
 
 def _kernels(
-    layer: Layer, before: MapShape, after: MapShape, item_bytes: int, batch: int
+    layer: Layer, before: MapShape, after: MapShape, item_bytes: int
 ) -> tuple[list[Kernel], list[Kernel], list[Kernel]]:
     """Forward, the weights' gradient, the input's gradient."""
-    before_bytes = before.num_elements * item_bytes * batch
-    after_bytes = after.num_elements * item_bytes * batch
+    before_bytes = before.num_elements * item_bytes
+    after_bytes = after.num_elements * item_bytes
     if isinstance(layer, (Conv, TransposedConv)):
         weight_bytes = layer.num_parameters * item_bytes
         kernel = Kernel(
-            batch * _convolution_operations(layer, before, after),
+            _convolution_operations(layer, before, after),
             before_bytes + weight_bytes + after_bytes,
         )
         # Each of the three reads two of (input, weights, output) or their gradients and writes
@@ -104,7 +103,7 @@ def _kernels(
     if isinstance(layer, Cellwise):
         # As if each step moved the map, and each matrix among the weights met each cell.
         numbers = sum(prod(shape) for _, shape, _ in layer.weights if len(shape) > 1)
-        cells = batch * after.rows * after.cols
+        cells = after.rows * after.cols
         kernel = Kernel(2 * numbers * cells, len(layer.steps) * (before_bytes + after_bytes))
         return [kernel], [], [kernel, kernel]
     forward, backward = _maps_moved(layer, before_bytes, after_bytes, item_bytes)
@@ -114,7 +113,7 @@ def _kernels(
 def _convolution_operations(
     layer: Conv | TransposedConv, before: MapShape, after: MapShape
 ) -> float:
-    """Multiplications and additions, for each sample."""
+    """Multiplications and additions."""
     # a transposed convolution spreads every input cell, a convolution gathers every output cell
     cells = before if isinstance(layer, TransposedConv) else after
     numbers = layer.num_parameters - layer.bias * layer.out_channels

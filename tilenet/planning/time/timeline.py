@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from tilenet.errors import TilenetError
 from tilenet.model.choices import Checkpointing
 
 __all__ = ["Event", "Timeline", "simulate"]
 
-Kind = Literal["F", "R", "B", "loss", "update"]
+Kind = Literal["F", "R", "B"]
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,14 @@ class Event:
 
     Attributes:
         partition: Its number, from 0.
-        micro_batch: Its number, from 0; None for the loss and the update.
-        kind: Forward, recomputation, backward, loss or update.
+        micro_batch: Its number, from 0.
+        kind: Forward, recomputation or backward.
         start_s: Since the step began, seconds.
         stop_s: Since the step began, seconds.
     """
 
     partition: int
-    micro_batch: int | None
+    micro_batch: int
     kind: Kind
     start_s: float
     stop_s: float
@@ -44,7 +43,6 @@ class Timeline:
     """A step: its events, partition by partition, each in the order of time."""
 
     num_partitions: int
-    micro_batches: int
     events: tuple[Event, ...]
 
     @cached_property
@@ -73,8 +71,6 @@ def simulate(
     transfer_s: Sequence[float],
     micro_batches: int,
     checkpointing: Checkpointing,
-    loss_s: float = 0,
-    update_s: float = 0,
 ) -> Timeline:
     """The timeline of a step.
 
@@ -86,19 +82,12 @@ def simulate(
             one value fewer than there are partitions.
         micro_batches: Number of micro-batches.
         checkpointing: Which micro-batches are recomputed.
-        loss_s: Seconds of the loss, on the last partition, once all outputs are there.
-        update_s: Seconds of the update of the weights, on every partition, once all are done.
-
-    Raises:
-        TilenetError: The numbers of partitions do not agree, there is no micro-batch, or
-            checkpointing is none of the three.
     """
     n, m = len(forward_s), micro_batches
-    _check(n, len(backward_s), len(transfer_s), m, checkpointing)
     stop = {"always": m, "except_last": m - 1, "never": 0}[checkpointing]
     devices: list[list[Event]] = [[] for _ in range(n)]
 
-    def run(partition: int, batch: int | None, kind: Kind, ready_s: float, takes_s: float) -> float:
+    def run(partition: int, batch: int, kind: Kind, ready_s: float, takes_s: float) -> float:
         """Let the device do it as soon as it is free; return when that is done."""
         before = devices[partition]
         start_s = max(ready_s, before[-1].stop_s if before else 0.0)
@@ -109,7 +98,7 @@ def simulate(
     for j in range(n):
         left_s = [run(j, i, "F", arrived_s[i], forward_s[j]) for i in range(m)]
         arrived_s = _moved(left_s, transfer_s[j]) if j < n - 1 else left_s
-    arrived_s = [run(n - 1, None, "loss", 0, loss_s)] * m  # for i = m − 1 … 0
+    arrived_s = [devices[-1][-1].stop_s] * m  # the loss is taken; for i = m − 1 … 0
     for j in reversed(range(n)):
         left_s = []
         for i, gradient_s in zip(reversed(range(m)), arrived_s, strict=True):
@@ -117,30 +106,7 @@ def simulate(
                 run(j, i, "R", 0, forward_s[j])
             left_s.append(run(j, i, "B", gradient_s, backward_s[j]))
         arrived_s = _moved(left_s, transfer_s[j - 1]) if j else left_s
-    done_s = max(events[-1].stop_s for events in devices)
-    for j in range(n):
-        run(j, None, "update", done_s, update_s)
-    return Timeline(n, m, tuple(event for events in devices for event in events))
-
-
-def _check(
-    forward: int, backward: int, transfers: int, micro_batches: int, checkpointing: str
-) -> None:
-    if not forward or backward != forward or transfers != forward - 1:
-        raise TilenetError(
-            "a timeline needs the seconds of every partition and of every boundary between two "
-            f"(forward: {forward}, backward: {backward}, transfers: {transfers}); give one "
-            "transfer fewer than partitions"
-        )
-    if micro_batches < 1:
-        raise TilenetError(
-            f"a step has at least one micro-batch (micro_batches: {micro_batches}); nearest: 1"
-        )
-    if checkpointing not in ("always", "except_last", "never"):
-        raise TilenetError(
-            "checkpointing must be always, except_last or never "
-            f"(checkpointing: {checkpointing}); torchgpipe's own choice is except_last"
-        )
+    return Timeline(n, tuple(event for events in devices for event in events))
 
 
 def _moved(left_s: list[float], takes_s: float) -> list[float]:
