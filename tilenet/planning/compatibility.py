@@ -12,7 +12,9 @@ from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import GlobalPool, Layer, Norm
 from tilenet.model.choices import HaloMode
 
-__all__ = ["batch_obstacle", "needs_all_tiles", "obstacle", "stacks", "whole_image"]
+__all__ = [
+    "batch_obstacle", "most_stacked", "needs_all_tiles", "obstacle", "stacks", "whole_image",
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -126,3 +128,14 @@ def stacks(layers: tuple[Layer, ...], work: Sequence[T], images: Sequence[int]) 
     for one, image in zip(work, images, strict=True):
         found.setdefault(image, []).append(one)
     return list(found.values())
+
+
+def most_stacked(layers: tuple[Layer, ...], tiles: int, images: int) -> int:
+    """Most tiles that form a micro-batch, as `stacks` has it.
+
+    Args:
+        tiles: A rank's, of an image.
+        images: Of a step, on a replica.
+    """
+    whole = whole_image(layers)
+    return tiles * images if whole == "batch norm" else tiles if whole else 1
