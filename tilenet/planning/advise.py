@@ -104,7 +104,7 @@ def _larger(asked: Question) -> Iterator[tuple[str, Question]]:
         for count in islice(fitting, 1):
             yield f"take {count} nodes", replace(asked, nodes=count)
         yield "halo_mode overlap", replace(asked, halo_mode="overlap")
-    if asked.precision in ("float32", "float64"):
+    if asked.precision in ("float32", "tf32", "float64"):
         for precision in ("float32", "bfloat16", "float16"):
             if precision != asked.precision and precision in asked.machine.flops:
                 yield f"precision {precision}", replace(asked, precision=precision)

@@ -20,8 +20,8 @@ from tilenet.planning.balance import (
     most_partitions,
 )
 from tilenet.planning.bounds import Bounds
-from tilenet.planning.estimate import Estimator
 from tilenet.planning.compatibility import most_stacked
+from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.layer import countable
 from tilenet.planning.mesh import most_tiles
 from tilenet.planning.plan import Layout, Plan, Question
