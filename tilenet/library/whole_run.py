@@ -12,7 +12,6 @@ from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
 from tilenet.parallel.ranks.layout import RunDevices
-from tilenet.parallel.ranks.tf32 import say_where_no_tf32, tf32_if_asked
 from tilenet.parallel.ranks.together import end_if_asked, together
 from tilenet.report.page import try_report
 from tilenet.training.announce import announce_images
@@ -91,7 +90,6 @@ def _train(
             watchdog = stack.enter_context(Watchdog(run.hang_seconds, name))
             # From here on: MPICH catches SIGUSR1 itself, and forgets it.
             stop = stack.enter_context(StopRequests())
-        stack.enter_context(tf32_if_asked(run.precision))
         with together(comm, stop) as turns:
             opened = open_images(run, stack, watchdog, turns.part_done)
         kind = run.network, len(opened.shapes[0][0]), len(run.class_names), run.seed
@@ -109,7 +107,7 @@ def _train(
             as_made = run.init is None and not folder.has_checkpoint
             announce_images(opened, plan, as_made=as_made)
         made = architecture.module
-        loop = _prepare(run, plan, made, opened, folder, callbacks, watchdog, stop, comm)
+        loop = _prepare(run, plan, made, opened, folder, callbacks, watchdog, stop, stack, comm)
         finished = loop.run()
         if comm.rank == 0:
             # A job that was told to end has no time for maps.
@@ -129,6 +127,7 @@ def _prepare(
     callbacks: Callbacks,
     watchdog: Watchdog,
     stop: StopRequests,
+    stack: ExitStack,
     comm: "MPI.Intracomm",
 ) -> Loop:
     """Look at the images, build the network, and make ready what the steps need. Collective.
@@ -138,7 +137,7 @@ def _prepare(
     """
     watchdog.arm("the start of the run", SLOW)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
-    say_where_no_tf32(run.precision, devices.partitions, comm)
+    devices.compute_in(run.precision, stack, comm)
     found = run_survey(opened, plan, run.reading, folder.path, comm, watchdog, stop)
     watchdog.arm("the plan and the proof of the run", SLOW)
     weights = class_weights(run.class_weights, run.class_names, found.class_pixels, comm)

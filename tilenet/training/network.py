@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tilenet.errors import AgreedError
 from tilenet.geometry.layers import by_place
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, build_network
@@ -14,7 +13,7 @@ from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.pipeline.swaps import PipeSwaps
-from tilenet.parallel.ranks.comm import agreed, threads_may_call
+from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.together import together
 from tilenet.parallel.sums.transport_choice import exchange_from
@@ -73,7 +72,7 @@ class RunNetwork:
     ) -> None:
         record = plan.record
         if plan.needs_all_tiles:
-            _check_threads(devices, comm)
+            devices.check_threads(comm)
         swaps = decide_swaps(swap, swapping, plan, optimizer, loads, devices, comm)
         with together(comm, stop) as turns:
             dtype, done = parameter_dtype(record.precision), turns.part_done
@@ -134,21 +133,6 @@ class RunNetwork:
         if isinstance(self.network, SpatialNetwork):
             self.network.close()
         self.image_comm.Free()
-
-
-def _check_threads(devices: RunDevices, comm: "MPI.Intracomm") -> None:
-    """Refuse layers that call MPI from threads which it does not take. Collective.
-
-    Each partition has a thread, and autograd computes backward in one per GPU.
-    """
-    count, kind = len(devices.partitions), devices.partitions[0].type
-    several = any(comm.allgather(count > 1 or kind != "cpu"))
-    if comm.size > 1 and several and not threads_may_call(comm):
-        raise AgreedError(
-            f"layers that reach over ranks call MPI from several threads (partitions: {count}, on "
-            f"{kind}; MPI grants less than MPI_THREAD_MULTIPLE); use an MPI that grants it, "
-            "without MPI4PY_RC_THREAD_LEVEL, or one partition per rank on CPUs"
-        )
 
 
 def _device_mpi(halos_from: str, devices: RunDevices, comm: "MPI.Intracomm") -> bool:
