@@ -26,6 +26,7 @@ from tilenet.geometry.tiles import HaloRule
 from tilenet.library.whole_run import train
 from tilenet.mapping.blended import tiles_of_windows, window_ratio
 from tilenet.mapping.predict import Prediction, predict
+from tilenet.planning.memory.layer import countable
 from tilenet.random_keys import key
 from tilenet.training.config.keys import AugmentKeys, MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
@@ -247,6 +248,14 @@ def test_a_checkpoint_of_windows_names_the_code_that_it_lacks(
     named += ["--options", f"window_px={WINDOW}"]
     assert main([*named, "--window-px", str(WINDOW), "--weights", weights]) == 0
     assert main([*named, "--network", "attending:network"]) == 1
+
+
+def test_a_tile_of_windows_has_a_map_that_kernels_can_count() -> None:
+    layer = Opaque(3, 12, 2048, "nets:Net")
+    tiling = tiles_of_windows(layer, (30_000,) * 2, HaloRule(1024, 1024, exact=False), 1 << 40)
+    assert tiling.rows[0].own > 2 * 1024
+    read_px = max(span.read for span in tiling.rows)
+    assert countable((layer,), read_px, read_px)
 
 
 def test_the_work_ratio_counts_all_windows() -> None:

@@ -11,6 +11,7 @@ from tilenet.geometry.layers import Norm
 from tilenet.geometry.tiles import Cut, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.maps import MapQuestion, _tile_px, choose_map
+from tilenet.planning.memory.layer import countable
 from tilenet.planning.memory.partition import inference_bytes
 from tilenet.planning.memory.swept_maps import swept_bytes
 
@@ -101,6 +102,23 @@ def test_a_tile_that_is_narrow_for_its_halo_may_take_more_memory() -> None:
     assert widest(need(2 * halo) // 4 - 1) == 2 * halo - unit
     assert widest(need(2 * halo + unit) - 1) == 2 * halo
     assert widest(need(2 * halo + unit)) == 2 * halo + unit
+
+
+@pytest.mark.parametrize("poolings", [4, 5])
+def test_no_tile_of_a_large_device_has_maps_that_kernels_cannot_count(poolings: int) -> None:
+    layers = unet_layers(options := replace(OPTIONS, norm="none", poolings=poolings))
+    asked = question(1, 80 << 30, options, size=(20_000, 20_000), most_px=4096)
+    read = choose_map(asked).tiling.tiles[0].read
+    assert countable(layers, read.height, read.width)
+    larger = _tile_px(asked) + asked.unit_px + 2 * asked.rule.halo_px
+    assert not countable(layers, larger, larger)
+    # Nor has a rank's share of an image, nor a strip.
+    asked = question(4, 1 << 50, size=(10_000, 10_000))
+    assert choose_map(asked).method == "passes"
+    swept = question(1, 0, options, size=(2048, 400_000), sweep_bytes=1 << 50)
+    tiling = choose_map(swept).tiling
+    assert tiling.grid[1] > 1
+    assert countable(layers, tiling.rows[0].own, tiling.cols[0].read)
 
 
 def test_a_tile_or_a_halo_that_is_asked_for_means_passes() -> None:

@@ -15,6 +15,7 @@ from tilenet.library.predict import given_network
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.parallel.ranks.comm import agreed, run_as_rank, world
 from tilenet.parallel.ranks.together import together
+from tilenet.planning.machines import PRECISIONS
 from tilenet.planning.plan import read_plan
 
 __all__ = ["main"]
@@ -195,7 +196,7 @@ def _add_ways(parser: Arguments) -> None:
     )
     parser.add_argument(
         "--precision",
-        choices=["float32", "float64", "bfloat16", "float16"],
+        choices=list(PRECISIONS),
         help="default: that of the training run",
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")

@@ -26,6 +26,7 @@ from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import build_network
 from tilenet.parallel.pipeline.layer_times import measure_layers
 from tilenet.parallel.ranks.devices import NodePlace, choose_devices
+from tilenet.parallel.ranks.tf32 import has_tf32, tf32_if_asked
 from tilenet.planning.machines import PRECISIONS
 from tilenet.planning.time.profile import Profile, ProfiledLayer
 from tilenet.storage.atomic import write_aside
@@ -70,9 +71,15 @@ def profile(given: Namespace) -> Profile:
     if given.repeats < 1:
         raise TilenetError(f"repeats must be at least 1 (repeats: {given.repeats}); 5 is usual")
     (device,) = choose_devices(given.device, NodePlace(0, 1))
+    if given.precision == "tf32" and not has_tf32(device):
+        raise TilenetError(
+            f"tf32 is measured where there is TF32, on CUDA devices of compute capability 8 and "
+            f"later (device: {device}); measure float32"
+        )
     try:
         image = torch.randn(1, layers[0].in_channels, height, width, dtype=dtype, device=device)
-        seconds = measure_layers(network.train(), image, given.precision, given.repeats)
+        with tf32_if_asked(given.precision):
+            seconds = measure_layers(network.train(), image, given.precision, given.repeats)
     except RuntimeError as error:  # torch's OutOfMemoryError is one, an illegal size another
         raise TilenetError(
             f"the tile must run on the device, one layer at a time (tile: {height} × {width} px on "

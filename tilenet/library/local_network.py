@@ -10,6 +10,7 @@ from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, network_to_fill
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.ranks.tf32 import tf32_if_asked
 from tilenet.parallel.sums.gradients import GradientSum
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class LocalNetwork(nn.Module):
                 "a network over ranks computes tiles of a step (called: outside of one); call it "
                 "in `for tile in step`, and use job.predict for maps"
             )
-        found: Tensor = self._pipe([image], [self._origin])[0]
+        with tf32_if_asked(self.adopted.precision):
+            found: Tensor = self._pipe([image], [self._origin])[0]
         return found
 
     def copied(self) -> Network:

@@ -15,6 +15,7 @@ from tilenet.model.skips import Origin
 from tilenet.model.summed import check_summed
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.meeting import Meeting
+from tilenet.parallel.ranks.tf32 import tf32_if_asked
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.values import RunningStatistics
 from tilenet.training.images.workload import ReadTile
@@ -154,7 +155,8 @@ class OwnStep:
         self._waits = False
         if self._last:
             self._means.gradients.arm()
-        loss_sum.reshape(()).backward()  # type: ignore[no-untyped-call]
+        with tf32_if_asked(self._means.local.adopted.precision):
+            loss_sum.reshape(()).backward()  # type: ignore[no-untyped-call]
         self._sums += float(loss_sum.detach()), value
 
     def apply(

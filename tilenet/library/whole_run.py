@@ -107,7 +107,7 @@ def _train(
             as_made = run.init is None and not folder.has_checkpoint
             announce_images(opened, plan, as_made=as_made)
         made = architecture.module
-        loop = _prepare(run, plan, made, opened, folder, callbacks, watchdog, stop, comm)
+        loop = _prepare(run, plan, made, opened, folder, callbacks, watchdog, stop, stack, comm)
         finished = loop.run()
         if comm.rank == 0:
             # A job that was told to end has no time for maps.
@@ -127,6 +127,7 @@ def _prepare(
     callbacks: Callbacks,
     watchdog: Watchdog,
     stop: StopRequests,
+    stack: ExitStack,
     comm: "MPI.Intracomm",
 ) -> Loop:
     """Look at the images, build the network, and make ready what the steps need. Collective.
@@ -136,6 +137,7 @@ def _prepare(
     """
     watchdog.arm("the start of the run", SLOW)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
+    devices.compute_in(run.precision, stack, comm)
     found = run_survey(opened, plan, run.reading, folder.path, comm, watchdog, stop)
     watchdog.arm("the plan and the proof of the run", SLOW)
     weights = class_weights(run.class_weights, run.class_names, found.class_pixels, comm)

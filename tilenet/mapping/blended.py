@@ -16,6 +16,7 @@ from tilenet.geometry.opaque import Opaque
 from tilenet.geometry.tiles import Cut, HaloRule, Span, Tile, Tiling, cut
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.planning.memory.layer import countable
 
 __all__ = ["BlendedWindows", "tiles_of_windows", "window_ratio"]
 
@@ -52,7 +53,8 @@ def tiles_of_windows(
     step, cell_bytes = layer.step_px, 4 * layer.out_channels
     own_px = FEW_STEPS * step
     while not few and own_px < MOST_STEPS * step:
-        if cell_bytes * (own_px + 3 * step) ** 2 > budget_bytes:
+        read_px = own_px + 3 * step
+        if cell_bytes * read_px**2 > budget_bytes or not countable((layer,), read_px, read_px):
             break
         own_px += step
     return cut(*size, Cut(size_px=own_px if tile_px is None else tile_px), rule)

@@ -28,6 +28,7 @@ from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
 from tilenet.parallel.ranks.devices import choose_devices, node_place
 from tilenet.parallel.ranks.layout import say_layout
+from tilenet.parallel.ranks.tf32 import say_where_no_tf32, tf32_if_asked
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.storage.lock import Lock
 
@@ -70,8 +71,10 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         except StopAgreed:
             return {"map": wanted.out, "stopped": True}
         watchdog.arm("the start of the map", SLOW)
+        stack.enter_context(tf32_if_asked(source.precision))
         job = _job(wanted, source, devices, watchdog, comm)
         say_layout(comm, place, devices)
+        say_where_no_tf32(source.precision, devices, comm)
         if first:
             announce_map(job.plan, source)
         if wanted.prove and source.record.names is not None and job.plan.method != "windows":

@@ -13,8 +13,8 @@ over it strip by strip; windows have none, and are blended."""
 Checkpointing = Literal["always", "except_last", "never"]
 """Which micro-batches keep their input only and are computed again in backward."""
 
-Precision = Literal["float32", "float64", "bfloat16", "float16"]
-"""The last two under autocast, with parameters in float32."""
+Precision = Literal["float32", "tf32", "float64", "bfloat16", "float16"]
+"""The last two under autocast, with parameters in float32; `tf32` rounds what is multiplied."""
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tilenet.errors import AgreedError
 from tilenet.parallel.health.progress import EXCHANGING, say
+from tilenet.parallel.ranks.tf32 import tf32_if_asked
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -77,13 +78,9 @@ def proof_precision(devices: Sequence[torch.device], comm: "MPI.Comm") -> str:
 def no_trace(devices: Sequence[torch.device]) -> Generator[None, None, None]:
     """Leave random states, clocks and the memory of devices as they were."""
     cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False  # it rounds more than what many mistakes change
-    try:
-        with torch.random.fork_rng(devices=cuda):
-            yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
+    # TF32 rounds more than what many mistakes change.
+    with torch.random.fork_rng(devices=cuda), tf32_if_asked("float32"):
+        yield
     EXCHANGING.take()
     if cuda:
         torch.cuda.empty_cache()

@@ -15,6 +15,7 @@ from tilenet.model.choices import HaloMode
 __all__ = [
     "batch_obstacle",
     "device_obstacle",
+    "most_stacked",
     "needs_all_tiles",
     "obstacle",
     "stacks",
@@ -163,3 +164,14 @@ def stacks(layers: tuple[Layer, ...], work: Sequence[T], images: Sequence[int]) 
     for one, image in zip(work, images, strict=True):
         found.setdefault(image, []).append(one)
     return list(found.values())
+
+
+def most_stacked(layers: tuple[Layer, ...], tiles: int, images: int) -> int:
+    """Most tiles that form a micro-batch, as `stacks` has it.
+
+    Args:
+        tiles: A rank's, of an image.
+        images: Of a step, on a replica.
+    """
+    whole = whole_image(layers)
+    return tiles * images if whole == "batch norm" else tiles if whole else 1

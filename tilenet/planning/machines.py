@@ -22,7 +22,7 @@ else:
 __all__ = ["PRECISIONS", "LaunchFacts", "Machine", "checked_machine", "known_machines", "machine"]
 __all__ += ["user_file"]
 
-PRECISIONS = ("float32", "float64", "bfloat16", "float16")
+PRECISIONS = ("float32", "tf32", "float64", "bfloat16", "float16")
 LARGEST = 1e30  # beyond any machine; products of whole numbers stay within floats
 PACKAGED = Path(__file__).with_name("machines.toml")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

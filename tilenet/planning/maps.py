@@ -21,6 +21,7 @@ from tilenet.geometry.ownership import check_shares, prefix_halo_px
 from tilenet.geometry.sweep import maps_before
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_cells, cut
 from tilenet.planning.kept_maps import kept_maps
+from tilenet.planning.memory.layer import countable
 from tilenet.planning.memory.partition import inference_bytes
 from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.mesh import choose_mesh
@@ -90,9 +91,9 @@ class MapQuestion:
         return context_of(self.layers).alignment_px
 
     def fits(self, height: int, width: int, times: float = 1) -> bool:
-        """Whether the feature maps of a window, several times over, fit a rank's memory."""
+        """Whether the maps of a window are countable and fit memory, several times over."""
         need = inference_bytes(self.layers, height, width, self.item_bytes)
-        return need * times <= self.budget_bytes
+        return need * times <= self.budget_bytes and countable(self.layers, height, width)
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,8 @@ def _strips(asked: MapQuestion, height: int, width: int, num_cols: int, halo_px:
     read = min(width, -(-width // num_cols // unit) * unit + 2 * halo_px)
     for cells in STRIP_CELLS:
         rows = max(cells * unit, STRIP_PX // unit * unit)
-        if swept_bytes(asked.layers, height, read, rows, asked.item_bytes) <= asked.sweep_bytes:
+        need = swept_bytes(asked.layers, height, read, rows, asked.item_bytes)
+        if need <= asked.sweep_bytes and countable(asked.layers, rows, read):
             return -(-height // rows)
     return None
 

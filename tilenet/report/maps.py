@@ -17,6 +17,7 @@ from tilenet.mapping.mapper import Mapper
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import load_weights, network_to_fill
 from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.ranks.tf32 import tf32_if_asked
 from tilenet.planning.balance import likely_balance
 from tilenet.planning.maps import MapQuestion, choose_map
 from tilenet.report.run_view import RunView
@@ -110,7 +111,8 @@ def computed_maps(view: RunView, image: Raster, blocks: Sequence[Window]) -> Sma
 
     @lru_cache(maxsize=1)
     def tile_map(tile: Tile) -> NDArray[np.int64]:
-        (computed,) = mapper.tiles(pipe, [tile])
+        with tf32_if_asked(record.precision):
+            (computed,) = mapper.tiles(pipe, [tile])
         classes = mapper.values(computed)[0].astype(np.int64)
         return np.where(classes == mapper.kind.nodata, NO_CLASS, classes)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, get_args
 from xml.etree import ElementTree
 
 from tilenet.errors import TilenetError
@@ -22,6 +22,7 @@ from tilenet.geometry.layer_json import (
 )
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.opaque import Opaque, opaque_of
+from tilenet.model.choices import Precision
 
 __all__ = ["NetworkRecord", "check_class_names", "names_in_map"]
 
@@ -73,7 +74,6 @@ def names_in_map(path: str, tags: Mapping[str, str]) -> tuple[str, ...]:
 
 FORMAT = "tilenet-network-1"
 TASKS = "classification", "regression"
-PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def _number(value: Any) -> float | None:
 
 
 def _known(precision: str) -> str:
-    if precision not in PRECISIONS:
+    if precision not in get_args(Precision):
         raise ValueError(f"{precision!r} is no precision")
     return precision
 

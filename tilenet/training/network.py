@@ -69,6 +69,8 @@ class RunNetwork:
     ) -> None:
         record = plan.record
         self._device, self._optimizer = devices.partitions[0], optimizer
+        if plan.needs_all_tiles:
+            devices.check_threads(comm)
         swaps = decide_swaps(swap, swapping, plan, optimizer, loads, devices, comm)
         with together(comm, stop) as turns:
             dtype, done = parameter_dtype(record.precision), turns.part_done

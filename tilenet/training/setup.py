@@ -20,6 +20,7 @@ from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.compatibility import (
     batch_obstacle,
     device_obstacle,
+    most_stacked,
     needs_all_tiles,
     obstacle,
     whole_image,
@@ -154,7 +155,7 @@ def plan_run(
         _check_whole_loss(run.loss, plan, _micro_batches(plan, num_samples, max(sizes, key=busy)))
     grid_asked = run.tiles.rows is not None and not run.crop_px
     for size in sizes:
-        _check_tiles(plan, size, min(per_step), grid_asked=grid_asked)
+        _check_tiles(plan, size, per_step, grid_asked=grid_asked)
     plan = replace(plan, balance=_balance(run, plan, max(sizes, key=prod)))
     unit, whole = record.context().alignment_px, [size for _, size in shapes]
     cell_px = cell_side(whole, len(run.class_names), unit, run.crop_px)
@@ -487,8 +488,10 @@ def _with_tiles_for_micro_batches(
     return min(finer, key=lambda one: one.tiling(*size).work_ratio)
 
 
-def _check_tiles(plan: RunPlan, size: tuple[int, int], images: int, *, grid_asked: bool) -> None:
-    """Refuse tiles of images or crops of a size, of which a step has `images`."""
+def _check_tiles(
+    plan: RunPlan, size: tuple[int, int], per_step: Sequence[int], *, grid_asked: bool
+) -> None:
+    """Refuse tiles of images or crops of a size; see `_check_exact` for `per_step`."""
     if grid_asked:  # a grid that cannot be had is refused, not made coarser
         cut(*size, plan.uncut or plan.asked, plan.rule)
     tiling, layers = plan.tiling(*size), plan.record.layers
@@ -504,8 +507,9 @@ def _check_tiles(plan: RunPlan, size: tuple[int, int], images: int, *, grid_aske
         check_shares(layers, tiling.cols, "columns")
     # What a norm takes its statistics of
     of = (height, width) if whole_image(layers) is None else tiling.extended
-    check_cells(layers, replace(tiling.tiles[0].read, height=of[0], width=of[1]), images)
+    check_cells(layers, replace(tiling.tiles[0].read, height=of[0], width=of[1]), min(per_step))
     if plan.swept:
         height = training_edges(layers, plan.rule.alignment_px, height, width, 4)[1]
-    check_map_sizes(layers, height, width)
+    images, tiles = -(-max(per_step) // plan.mesh.replicas), most_tiles(plan.mesh, tiling.grid)
+    check_map_sizes(layers, height, width, most_stacked(layers, tiles, images))
     check_weight_bytes(layers)

@@ -16,7 +16,13 @@ from torch import Tensor
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.parallel.sums import transport_choice
 from tilenet.parallel.sums import transports as module
-from tilenet.parallel.sums.transport_choice import RankFacts, choose_transport, rank_facts
+from tilenet.parallel.sums.transport_choice import (
+    RankFacts,
+    arrives_from,
+    choose_transport,
+    exchange_from,
+    rank_facts,
+)
 from tilenet.parallel.sums.transports import (
     DeviceTransport,
     NcclTransport,
@@ -269,6 +275,38 @@ def test_cray_says_by_its_environment(
     if setting is not None:
         monkeypatch.setenv("MPICH_GPU_SUPPORT_ENABLED", setting)
     assert transport_choice.mpi_takes_device_memory() is wanted
+
+
+class Himself:
+    """Takes messages to himself and loses what is in them, or refuses."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error, self.sent_bytes = error, 0
+
+    def Sendrecv(self, sent: torch.Tensor, *_: object) -> None:
+        self.sent_bytes += sent.nbytes
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.ranks  # no rank is needed
+@pytest.mark.parametrize("error", [None, MPI.Exception(MPI.ERR_BUFFER)])
+def test_what_mpi_says_of_device_memory_is_tried(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """Memory of the CPU stands for that of a device."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    assert arrives_from(cpu)
+    monkeypatch.setattr(MPI, "COMM_SELF", himself := Himself(error))
+    assert not arrives_from(cpu)
+    assert himself.sent_bytes == 1024
+    monkeypatch.setattr(transport_choice, "arrives_from", lambda device: device == cpu)
+    monkeypatch.setattr(transport_choice, "mpi_takes_device_memory", lambda: True)
+    assert exchange_from("auto", [gpu], MPI.COMM_WORLD) == "host"
+    with pytest.raises(AgreedError, match="on rank 0 it does not: "):
+        exchange_from("device", [gpu], MPI.COMM_WORLD)
+    monkeypatch.setattr(transport_choice, "arrives_from", lambda device: device == gpu)
+    assert exchange_from("auto", [gpu], MPI.COMM_WORLD) == "device"
 
 
 @pytest.mark.ranks  # no rank is needed

@@ -38,3 +38,6 @@ def test_ranks_agree(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> No
     assert not sums_pay_meanwhile(comm, on_devices=False)
     last = comm.rank == comm.size - 1
     assert sums_pay_meanwhile(comm, on_devices=last)  # one rank's devices are enough
+    if last:  # whose MPI takes one thread at a time
+        monkeypatch.setattr(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
+    assert not sums_pay_meanwhile(comm, on_devices=True)

@@ -186,7 +186,7 @@ def test_maps_of_2_to_the_31_elements_are_refused_by_layer() -> None:
     with pytest.raises(TilenetError, match=r"layer \d+, join: .* use smaller tiles$"):
         check_map_sizes(layers, 4096, 4096)
     check_map_sizes(layers, 4095, 4096)
-    with pytest.raises(TilenetError, match="or fewer samples per micro-batch"):
+    with pytest.raises(TilenetError, match="use more ranks, or fewer or smaller images"):
         check_map_sizes(layers, 4095, 4096, batch=2)
     # Many bands are the input of the first layer.
     layers = unet_layers(UNetOptions(poolings=1, base=2, bands=200))

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
-    "agreed", "end_where_uncaught", "launched", "run_as_rank", "unname_shared_memory",
-    "wait_quietly", "world",
+    "agreed", "end_where_uncaught", "launched", "run_as_rank", "threads_may_call",
+    "unname_shared_memory", "wait_quietly", "world",
 ]  # fmt: skip
 
 MAPS = Path("/proc/self/maps")
@@ -92,6 +92,16 @@ def _begin_once() -> None:
     if MPI.COMM_WORLD.rank == 0:
         say_started()
     unname_shared_memory(MPI.COMM_WORLD)
+
+
+def threads_may_call(comm: "MPI.Comm") -> bool:
+    """Whether several threads of each rank may call MPI at a time. Collective.
+
+    Where they may not, they would hang it or mix messages up.
+    """
+    from mpi4py import MPI
+
+    return all(comm.allgather(MPI.Query_thread() >= MPI.THREAD_MULTIPLE))
 
 
 @contextmanager

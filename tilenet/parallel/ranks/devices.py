@@ -86,7 +86,7 @@ def _name(number: int, entry: str) -> str:
     if entry.startswith("MIG-"):  # slices of a GPU have its UUID
         return entry
     found = torch.cuda.get_device_properties(number)
-    uuid = str(getattr(found, "uuid", ""))  # from torch 2.4 on; some ROCm releases leave it zero
+    uuid = str(getattr(found, "uuid", ""))  # some ROCm releases leave it zero
     if uuid.strip("0-"):
         return uuid
     bus = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]

@@ -2,15 +2,18 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
 
+from tilenet.errors import AgreedError
 from tilenet.parallel.health.progress import say
-from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.comm import agreed, threads_may_call
 from tilenet.parallel.ranks.devices import NodePlace, choose_devices, node_place
+from tilenet.parallel.ranks.tf32 import say_where_no_tf32, tf32_if_asked
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -197,3 +200,25 @@ class RunDevices:
         with agreed(comm):
             partitions = choose_devices(asked, place, num_partitions)
         return cls(partitions, place, say_layout(comm, place, partitions))
+
+    def check_threads(self, comm: "MPI.Intracomm") -> None:
+        """Refuse layers that call MPI from threads which it does not take. Collective.
+
+        Each partition has a thread, and autograd computes backward in one per GPU.
+
+        Raises:
+            AgreedError: It does not.
+        """
+        count, kind = len(self.partitions), self.partitions[0].type
+        several = any(comm.allgather(count > 1 or kind != "cpu"))
+        if comm.size > 1 and several and not threads_may_call(comm):
+            raise AgreedError(
+                f"layers that reach over ranks call MPI from several threads (partitions: {count}, "
+                f"on {kind}; MPI grants less than MPI_THREAD_MULTIPLE); use an MPI that grants it, "
+                "without MPI4PY_RC_THREAD_LEVEL, or one partition per rank on CPUs"
+            )
+
+    def compute_in(self, precision: str, stack: ExitStack, comm: "MPI.Intracomm") -> None:
+        """Until the stack ends, with TF32 where `precision` is `tf32`. Collective."""
+        stack.enter_context(tf32_if_asked(precision))
+        say_where_no_tf32(precision, self.partitions, comm)

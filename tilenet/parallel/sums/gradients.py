@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from tilenet.parallel.ranks.comm import threads_may_call
 from tilenet.parallel.sums.transports import Transport, open_transport
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def room_for_helpers(cores: Sequence[Iterable[int]], threads: Sequence[int]) -> 
 def sums_pay_meanwhile(comm: "MPI.Intracomm", *, on_devices: bool) -> bool:
     """Whether a helper should sum gradients while backward runs; alike on all ranks. Collective.
 
+    Backward may call MPI too, so it should not where MPI takes one thread at a time.
+
     Args:
         on_devices: Whether this rank's gradients, or some of them, lie on devices, which compute
             without its cores.
@@ -60,7 +63,8 @@ def sums_pay_meanwhile(comm: "MPI.Intracomm", *, on_devices: bool) -> bool:
     alone = node.size == comm.size
     node.Free()
     cores, threads = zip(*facts, strict=True)
-    return any(comm.allgather(on_devices or not alone or room_for_helpers(cores, threads)))
+    pays = any(comm.allgather(on_devices or not alone or room_for_helpers(cores, threads)))
+    return threads_may_call(comm) and pays
 
 
 PIECE_BYTES = 4 << 20

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RankFacts",
+    "arrives_from",
     "choose_transport",
     "exchange_from",
     "mpi_takes_device_memory",
@@ -40,7 +41,7 @@ class RankFacts:
     Attributes:
         gpus: Names, unique over all nodes, of the GPUs that hold gradients; empty: a CPU does.
         has_nccl: Whether torch can use NCCL, or RCCL.
-        device_mpi: Whether MPI takes device memory; None: it does not say.
+        device_mpi: Whether MPI takes device memory, which was tried; None: it does not say.
         mpi: The first line of MPI's version.
     """
 
@@ -120,8 +121,9 @@ def exchange_from(
     Raises:
         AgreedError: `device` was asked for, and MPI does not take its memory.
     """
-    on_gpus = any(device.type == "cuda" for device in devices)
-    takes = mpi_takes_device_memory() if on_gpus else None
+    gpus = [device for device in devices if device.type == "cuda"]
+    on_gpus = bool(gpus)
+    takes = _takes_memory_of(gpus) if gpus else None
     facts = comm.allgather((on_gpus, takes))
     if asked == "host" or not any(gpus for gpus, _ in facts):
         return "host"
@@ -151,7 +153,7 @@ def rank_facts(pieces: Sequence[Tensor]) -> RankFacts:
             f"GPU {names[device.index or 0]} of {MPI.Get_processor_name()}" for device in devices
         ),
         has_nccl=distributed and torch.distributed.is_nccl_available(),
-        device_mpi=mpi_takes_device_memory(),
+        device_mpi=_takes_memory_of(list(devices)),
         mpi=_mpi_version(MPI.Get_library_version()),
     )
 
@@ -160,8 +162,32 @@ def _mpi_version(version: str) -> str:
     return " ".join(version.partition("\n")[0].replace("\0", "").split())
 
 
+TRIED_BYTES = 1024
+
+
+def _takes_memory_of(gpus: Sequence[torch.device]) -> bool | None:
+    """As `mpi_takes_device_memory`, but where it says so it is tried too."""
+    says = mpi_takes_device_memory()
+    return arrives_from(gpus[0]) if says and gpus else says
+
+
+def arrives_from(device: torch.device) -> bool:
+    """Whether a message of device memory from this rank to itself arrives as it was sent."""
+    from mpi4py import MPI
+
+    sent = torch.arange(TRIED_BYTES // 4, dtype=torch.float32, device=device)
+    taken = torch.zeros_like(sent)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # MPI knows of no streams
+    try:
+        MPI.COMM_SELF.Sendrecv(sent, 0, 0, taken, 0)
+    except MPI.Exception:
+        return False
+    return torch.equal(sent, taken)
+
+
 def mpi_takes_device_memory() -> bool | None:
-    """Whether this rank's MPI takes device memory; None: it does not say."""
+    """Whether this rank's MPI says that it takes device memory; None: it does not say."""
     from mpi4py import MPI
 
     if "CRAY MPICH" in MPI.Get_library_version():

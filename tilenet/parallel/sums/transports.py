@@ -109,8 +109,7 @@ class NcclTransport:
 
     def close(self) -> None:
         for group in self._groups.values():
-            # torch 2.3's groups have `_shutdown`
-            end = getattr(group, "shutdown", None) or getattr(group, "_shutdown", None)
+            end = getattr(group, "shutdown", None)  # gloo's have none
             if end is not None:
                 end()
         self._groups.clear()

@@ -46,12 +46,12 @@ from tilenet.model.skips import stash_layer
 from tilenet.planning.memory.live import LiveBytes
 
 __all__ = [
-    "LARGEST_MAP",
     "Case",
     "LayerBytes",
     "cast_parameters",
     "check_map_sizes",
     "check_weight_bytes",
+    "countable",
     "largest_map",
     "layer_bytes",
     "measure",
@@ -367,6 +367,11 @@ def largest_map(
     return max(0, largest - 1), elements[largest]
 
 
+def countable(layers: tuple[Layer, ...], height: int, width: int, batch: int = 1) -> bool:
+    """Whether torch's kernels, many of which count with 32 bits, can index all maps."""
+    return largest_map(layers, height, width, batch)[1] < LARGEST_MAP
+
+
 def check_map_sizes(layers: tuple[Layer, ...], height: int, width: int, batch: int = 1) -> None:
     """Refuse maps that many of torch's kernels cannot index.
 
@@ -378,8 +383,12 @@ def check_map_sizes(layers: tuple[Layer, ...], height: int, width: int, batch: i
         raise TilenetError(
             f"a feature map must have fewer than 2³¹ elements, which kernels count with 32 bits "
             f"(layer {index}, {layers[index].kind}: {elements} elements for {batch} × {height} × "
-            f"{width} px); use smaller tiles"
-            + (", or fewer samples per micro-batch" if batch > 1 else "")
+            f"{width} px); use "
+            + (
+                "smaller tiles"
+                if batch == 1
+                else "more ranks, or fewer or smaller images in a step"
+            )
         )
 
 

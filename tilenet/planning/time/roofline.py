@@ -30,7 +30,7 @@ from tilenet.planning.machines import Machine
 
 __all__ = ["ITEM_BYTES", "roofline"]
 
-ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+ITEM_BYTES = {"float32": 4, "tf32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 INDEX_BYTES = 8  # of a maximum pool's indices
 
 

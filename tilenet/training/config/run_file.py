@@ -163,7 +163,9 @@ class RunFile:
     """first weights, dropout masks, crops and augmentation depend on it, and on nothing else"""
     precision: Precision = "float32"
     """`float32`, `float64`, or `bfloat16`, `float16` (autocast; weights stay float32). `float16`
-    scales the loss; a step whose gradients overflow is thrown away on all ranks"""
+    scales the loss; a step whose gradients overflow is thrown away on all ranks. `tf32` is float32
+    but for the factors of convolutions and products, which GPUs of compute capability 8 and later
+    round to 10 bits of mantissa; elsewhere, as a line then says, it is `float32`"""
     device: Literal["auto", "cpu", "cuda"] | list[str] = "auto"
     """`cpu`, `cuda` (ROCm too), `auto`: cuda where there is one; or a list with one device per
     partition, of which one may be named several times (with GPUs for one rank per node)"""
