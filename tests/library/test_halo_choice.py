@@ -15,7 +15,7 @@ from torch import nn
 import tilenet
 from tilenet.training.architecture import Architecture
 from tilenet.training.config.read import read_keys
-from tilenet.training.setup import choose_halo_mode
+from tilenet.training.halo_choice import choose_halo_mode
 
 TWO = {"images": ["a.tif", "b.tif"], "labels": ["c.tif", "d.tif"]}
 SHAPES = ((1, 2), (90, 70)), ((1, 2), SIZE)

@@ -17,12 +17,13 @@ from tilenet.parallel.ranks.together import together
 from tilenet.training.architecture import Architecture
 from tilenet.training.config.read import read_keys
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.halo_choice import HaloChoice, choose_halo_mode
 from tilenet.training.images.open import RunImages, agree_on_files, open_images
 from tilenet.training.images.survey import run_survey
 from tilenet.training.images.workload import RunData
 from tilenet.training.network import RunNetwork
 from tilenet.training.proof.run import proved_network
-from tilenet.training.setup import HaloChoice, RunPlan, choose_halo_mode, plan_run
+from tilenet.training.setup import RunPlan, plan_run
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -15,12 +15,13 @@ from tilenet.data.survey import share_collars
 from tilenet.mapping.announce import announce_map
 from tilenet.mapping.choose import decide_map
 from tilenet.mapping.in_memory import MapInMemory
-from tilenet.mapping.job import MapJob, WritingSink
+from tilenet.mapping.job import MapJob
 from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.prediction import MapSource, Prediction
 from tilenet.mapping.prove import prove_map
 from tilenet.mapping.resume import MapResume
 from tilenet.mapping.writer import MapWriter, check_target, map_lock
+from tilenet.mapping.writing import WritingSink
 from tilenet.model.choices import parameter_dtype
 from tilenet.parallel.health.progress import peak_bytes, say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests

@@ -33,7 +33,7 @@ from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.architecture import Architecture
 from tilenet.training.config.run_file import RunFile
 
-__all__ = ["HaloChoice", "RunPlan", "choose_halo_mode", "plan_run"]
+__all__ = ["RunPlan", "Shape", "plan_run"]
 
 Shape = tuple[tuple[int, ...], tuple[int, int]]  # an image's bands; its height and width
 
@@ -160,47 +160,6 @@ def plan_run(
     unit, whole = record.context().alignment_px, [size for _, size in shapes]
     cell_px = cell_side(whole, len(run.class_names), unit, run.crop_px)
     return replace(plan, cell_px=cell_px)
-
-
-@dataclass(frozen=True)
-class HaloChoice:
-    """A plan whose tiles overlap or exchange halos, and why they do."""
-
-    plan: RunPlan
-    why: str
-
-    def __str__(self) -> str:
-        return f"halo_mode: {self.plan.halo_mode}, since {self.why}"
-
-
-def choose_halo_mode(
-    run: RunFile, shapes: tuple[Shape, ...], num_ranks: int, architecture: Architecture
-) -> HaloChoice:
-    """Exchange where ranks share an image and compute less of it so; overlap elsewhere.
-
-    Args:
-        run: Its own `halo_mode` counts for nothing.
-        shapes: As of `plan_run`.
-
-    Raises:
-        TilenetError: The images cannot be cut into tiles that overlap.
-    """
-    asked = shapes, num_ranks, architecture
-    overlap = plan_run(replace(run, halo_mode="overlap"), *asked)
-    if overlap.mesh.rows * overlap.mesh.columns == 1:
-        return HaloChoice(overlap, "each rank has images or crops of its own")
-    try:
-        exchange = plan_run(replace(run, halo_mode="exchange"), *asked)
-    except TilenetError as error:
-        return HaloChoice(overlap, f"ranks cannot exchange halos here: {error}")
-    largest = max(_sizes([size for _, size in shapes], run.crop_px, rotations=False), key=prod)
-    tilings = [plan.tiling(*largest) for plan in (overlap, exchange)]
-    # The rank that computes most sets the pace.
-    most = [max(s.read for s in t.rows) * max(s.read for s in t.cols) for t in tilings]
-    if most[1] >= most[0]:
-        return HaloChoice(overlap, "a rank that exchanges halos would compute no less")
-    more = f"a tile that overlaps would compute {most[0] / most[1]:.2f} times as much"
-    return HaloChoice(exchange, more)
 
 
 def _ranks_of_an_image(run: RunFile) -> tuple[int | None, int | None]:
