@@ -212,6 +212,9 @@ SUMS: dict[str, Callable[[nn.Module, Tensor, Tensor], Tensor]] = {
     "average of enlarged bins": lambda m, x, y: x * mean(like(bins(y), x) * x),
     "norm of bins": lambda m, x, y: x * like(m.norm(bins(y)), x),
     "norm of enlarged bins": lambda m, x, y: x + m.norm(like(bins(y), x)),
+    "shares of all cells": lambda m, x, y: (
+        x + (y.flatten(2).softmax(-1) @ x.flatten(2).mT).sum(2)[..., None, None]
+    ),
     "norm of averages": lambda m, x, y: x * m.groups(mean(y).tanh()),
 }
 

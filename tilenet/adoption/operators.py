@@ -10,9 +10,9 @@ from typing import Any
 
 from tilenet.adoption.calls import OPERATORS, Call, Moved, Noise, operator
 from tilenet.adoption.cells import Cells, Weight, cells_of
-from tilenet.adoption.cellwise import from_map, to_map
 from tilenet.adoption.dropping import drop_path
 from tilenet.adoption.edges import settled
+from tilenet.adoption.over_cells import over_cells
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import (
     Activation,
@@ -29,8 +29,6 @@ from tilenet.geometry.layers import (
 
 __all__ = ["OPERATORS"]
 
-TINY = 1e-36  # the square of a number that is as good as 0
-
 
 @operator("conv2d")
 def _conv(
@@ -42,8 +40,10 @@ def _conv(
     padding: Any,
     dilation: Any,
     groups: int,
-) -> Cells:
+) -> Any:
     x = x if isinstance(x, Moved) and x.pads_evenly else settled(call, x)
+    if isinstance(x, Cells) and not (x.is_map or x.size):
+        return NotImplemented  # numbers for each image, in rows of their own
     before, behind, edge = (*x.rows[:2], x.edge) if isinstance(x, Moved) else (0, 0, "zeros")
     value, kernel = call.map_of(x.cells if isinstance(x, Moved) else x), call.kernel(weight)
     kernels, dilations = kernel.shape[2:], call.pair(dilation)
@@ -189,7 +189,7 @@ def _max_pool(
 ) -> Any:
     value = call.map_of(x)
     if value.size == tuple(kernel_size) and not any(call.pair(padding)):  # whatever its size
-        return _over_cells(call, call.cells(x), [2, 3], keep=True, takes="maximum")
+        return over_cells(call, call.cells(x), [2, 3], keep=True, takes="maximum")
     width, both = call.square(kernel_size), call.square(padding)
     step = call.square(stride) if stride else width
     extra = 0
@@ -239,60 +239,6 @@ def _adaptive_pool(call: Call, x: Any, output_size: Any) -> Cells:
     if value.size == call.sizes[2:]:
         return cells_of(value)
     return call.made(GlobalPool(value.channels, value.channels, call.square(output_size)), value)
-
-
-@operator("mean")
-def _mean(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False) -> Any:
-    return _over_cells(call, call.cells(x), dim or [], keep=keepdim)
-
-
-def _over_cells(
-    call: Call, cells: Cells, dim: list[int], *, keep: bool, takes: Any = "mean"
-) -> Any:
-    """A mean, a sum or a maximum over all rows and columns, in whatever dimensions they are."""
-    places = {place % len(cells.dims) for place in dim}
-    letters = sorted(one for n in places for one in cells.dims[n] if isinstance(one, str))
-    if not letters:
-        return NotImplemented
-    if letters != ["H", "W"] or any(isinstance(one, int) for n in places for one in cells.dims[n]):
-        raise call.refused(f"a {takes} is taken over other dimensions than rows and columns")
-    value = call.map_of(to_map(cells))
-    layer = GlobalPool(value.channels, value.channels, 1, takes)
-    pooled = Value(value.channels, (1, 1), True, layer, (value,))
-    dims = [
-        () if n in places else one for n, one in enumerate(cells.dims) if keep or n not in places
-    ]
-    return from_map(cells_of(call.entered(pooled)), dims)
-
-
-@operator("amax")
-def _largest(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False) -> Any:
-    return _over_cells(call, call.cells(x), dim or [], keep=keepdim, takes="maximum")
-
-
-@operator("adaptive_max_pool2d")
-def _adaptive_maximum(call: Call, x: Any, output_size: list[int]) -> list[Any]:
-    """The largest value, and where it is."""
-    if set(output_size) != {1}:
-        raise call.refused("maxima are taken of parts of the image", values=f" {output_size}")
-    largest = _over_cells(call, call.cells(x), [2, 3], keep=True, takes="maximum")
-    return [largest, call.refused("the place of a maximum is taken")]
-
-
-@operator("linalg_vector_norm", "norm")
-def _length(
-    call: Call, x: Any, ord: Any = 2, p: Any = 2, dim: Any = None, keepdim: bool = False
-) -> Any:
-    """The root of a sum of squares over all cells."""
-    cells = call.cells(x)
-    dim = [dim] if isinstance(dim, int) else list(dim or [])
-    if (ord, p) != (2, 2) or not any(cells.over_cells(place) for place in dim):
-        return NotImplemented
-    squares = replace(cells, source=None, operator="mul.Tensor", arguments=(cells, cells))
-    total = _over_cells(call, squares, dim, keep=keepdim, takes="sum")
-    # Of zeros alone the root has no gradient; torch takes 0.
-    above = replace(total, source=None, operator="clamp.default", arguments=(total, TINY))
-    return replace(total, source=None, operator="sqrt.default", arguments=(above,))
 
 
 @operator("upsample_nearest2d", "upsample_bilinear2d")
@@ -403,7 +349,7 @@ def _cat(call: Call, tensors: list[Any], dim: int) -> Any:
 def _sum(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False) -> Any:
     """Over all cells, or of maps that were stacked in a dimension of their own."""
     if not isinstance(x, Cells) or x.operator != "stack.default" or keepdim:
-        return _over_cells(call, call.cells(x), dim or [], keep=keepdim, takes="sum")
+        return over_cells(call, call.cells(x), dim or [], keep=keepdim, takes="sum")
     (_, *maps), *place = x.arguments
     return _joined(call, "add", maps) if list(dim or []) == (place or [0]) else NotImplemented
 

@@ -25,13 +25,12 @@ __all__ = [
 
 # Operators that act on channels, or only change how a tensor is seen.
 BY_NAME = frozenset({
-    "amax", "amin", "argmax", "argmin", "bmm", "cat", "chunk", "conv1d", "cumsum", "detach", "flip",
-    "full_like", "glu", "hardswish", "index_select", "layer_norm", "linalg_vector_norm", "linear",
-    "log_sigmoid", "log_softmax", "logsumexp", "matmul", "max", "mean", "min", "mm", "norm",
-    "ones_like", "pad", "permute", "prelu", "prod", "repeat", "repeat_interleave",
-    "reshape", "rms_norm", "roll", "select",
-    "slice", "softmax", "split", "split_with_sizes", "stack", "std", "sum", "unbind", "var",
-    "var_mean", "zeros_like",
+    "amax", "amin", "argmax", "argmin", "bmm", "cat", "chunk", "conv1d", "conv2d", "cumsum",
+    "detach", "flip", "full_like", "glu", "hardswish", "index_select", "layer_norm",
+    "linalg_vector_norm", "linear", "log_sigmoid", "log_softmax", "logsumexp", "matmul", "max",
+    "mean", "min", "mm", "norm", "ones_like", "pad", "permute", "prelu", "prod", "repeat",
+    "repeat_interleave", "reshape", "rms_norm", "roll", "select", "slice", "softmax", "split",
+    "split_with_sizes", "stack", "std", "sum", "unbind", "var", "var_mean", "zeros_like",
 })  # fmt: skip
 VIEWS = frozenset({
     "chunk", "detach", "item", "permute", "reshape", "select", "slice", "split",
