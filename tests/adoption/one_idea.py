@@ -353,6 +353,9 @@ CASES = {
         lambda m, x: ((x.flatten(2).mT @ x.flatten(2)) @ x.flatten(2).mT).mT.reshape(x.shape),
         "matrices",
     ),
+    "samples dropped": Case(
+        lambda: Around(lambda m, x: F.dropout3d(x, 0.5, m.training)), trains=False
+    ),
     # Pads
     "unequal zeros that keep the size": around(
         lambda m, x: m.one(F.pad(x, [0, 1, 0, 1])), one=nn.Conv2d(4, 2, 2)
