@@ -193,6 +193,14 @@ def regions(m: Around, x: Tensor) -> Tensor:
     return (likeness @ objects.mT).mT.reshape(x.shape) + x
 
 
+def put_back(
+    x: Tensor, width: int, change: Callable[[Tensor], Tensor] = torch.tanh, **windows: int
+) -> Tensor:
+    largest, places = F.max_pool2d(x, width, return_indices=True, **windows)
+    windows = {"stride": width, **windows}
+    return F.max_unpool2d(change(largest), places, width, output_size=x.shape[2:], **windows)
+
+
 def fixed_parts() -> nn.Module:
     module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1))
     module[0].requires_grad_(False)
@@ -352,6 +360,16 @@ CASES = {
     "cells by cells": around(
         lambda m, x: ((x.flatten(2).mT @ x.flatten(2)) @ x.flatten(2).mT).mT.reshape(x.shape),
         "matrices",
+    ),
+    "maxima put back": around(lambda m, x: put_back(x.relu(), 2)),
+    "maxima of three put back, to other values": around(
+        lambda m, x: put_back(x, 3, lambda y: m.one(y)), one=nn.Conv2d(4, 4, 3, padding=1)
+    ),
+    "maxima of windows that overlap": around(
+        lambda m, x: put_back(x, 3, stride=2, padding=1), "windows that overlap"
+    ),
+    "a place as a number": around(
+        lambda m, x: F.max_pool2d(x, 3, 1, 1, return_indices=True)[1] * x, "place of a maximum"
     ),
     "samples dropped": Case(
         lambda: Around(lambda m, x: F.dropout3d(x, 0.5, m.training)), trains=False

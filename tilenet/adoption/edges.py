@@ -15,7 +15,7 @@ from tilenet.adoption.cellwise import from_map
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import Conv
 
-__all__ = ["settled"]
+__all__ = ["parted", "settled"]
 
 EDGES: Any = {"constant": "zeros", "replicate": "replicate", "reflect": "reflect"}
 
@@ -142,7 +142,7 @@ def _sliced(
 
 @operator("pixel_unshuffle")
 def _unshuffled(call: Call, x: Any, downscale_factor: int) -> Cells:
-    return _parted(call, call.map_of(x), downscale_factor)
+    return parted(call, call.map_of(x), downscale_factor)
 
 
 @operator("view", "reshape")
@@ -155,12 +155,12 @@ def _viewed(call: Call, x: Any, **_: Any) -> Any:
     step, parts = both[1], [cells.size[0] // both[1], both[1], cells.size[1] // both[1], both[1]]
     if step == 1 or (images, wide) != (IMAGES, cells.shape[1]) or both != parts:
         return NotImplemented
-    parted = _parted(call, call.map_of(cells), step)
+    blocks = parted(call, call.map_of(cells), step)
     channels = (wide,) if wide > 1 else ()
-    return from_map(parted, (cells.dims[0], channels, (ROWS,), (step,), (COLS,), (step,)))
+    return from_map(blocks, (cells.dims[0], channels, (ROWS,), (step,), (COLS,), (step,)))
 
 
-def _parted(call: Call, value: Value, step: int) -> Cells:
+def parted(call: Call, value: Value, step: int) -> Cells:
     """The cells of each block as channels, those of a channel one after another."""
     if any(cells % step for cells in value.size):
         raise call.refused("every nth cell is taken of a part of a map", values=f" {value.size}")

@@ -8,10 +8,13 @@ NotImplemented for calls that may act on cells alone (`cellwise`).
 from dataclasses import replace
 from typing import Any
 
-from tilenet.adoption.calls import OPERATORS, Call, Moved, Noise, operator
-from tilenet.adoption.cells import Cells, Weight, cells_of
+import torch
+
+from tilenet.adoption.calls import OPERATORS, Call, Moved, Noise, Places, operator
+from tilenet.adoption.cells import Cells, Weight, applied, cells_of, numbers_of
+from tilenet.adoption.cellwise import reshaped, to_map
 from tilenet.adoption.dropping import drop_path
-from tilenet.adoption.edges import settled
+from tilenet.adoption.edges import parted, settled
 from tilenet.adoption.over_cells import over_cells
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import (
@@ -26,6 +29,7 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
+from tilenet.model.cellwise import CONVERT
 
 __all__ = ["OPERATORS"]
 
@@ -206,7 +210,28 @@ def _max_pool_and_places(
 ) -> list[Any]:
     one = replace(call, shape=call.shape[0])  # type: ignore[arg-type]
     largest = _max_pool(one, x, kernel_size, stride, padding, ceil_mode)
-    return [largest, call.refused("the place of a maximum is taken")]
+    side_by_side = len({*kernel_size, *(stride or kernel_size)}) == 1 and not any(padding)
+    refusal = call.refused("the place of a maximum is taken")
+    return [largest, Places(refusal, call.map_of(x), kernel_size[0] if side_by_side else None)]
+
+
+@operator("max_unpool2d")
+def _unpooled(call: Call, x: Any, indices: Places, output_size: Any) -> Cells:
+    """Values put back to where a pool found its maxima, the first of each window; else zeros."""
+    value, pooled, width = call.map_of(x), indices.pooled, indices.width
+    size = tuple(cells * (width or 0) for cells in value.size)
+    if not pooled.channels == value.channels or not pooled.size == call.sizes[2:] == size:
+        raise call.refused("values are put back to places of windows that overlap, or of others")
+    images, wide, *spatial = cells_of(value).dims
+    alone, many = (images, wide, (), *spatial), (images, wide, (width * width,), *spatial)
+    blocks = reshaped(parted(call, pooled, width), many)
+    first = applied("argmax.default", blocks, blocks, 2, dims=cells_of(value).dims, floats=False)
+    place = cells_of(call.map_of(applied(CONVERT, first, first, floats=True)))
+    numbers = numbers_of(torch.arange(float(width * width)).view(-1, 1, 1), (1, 1, 1))
+    there = applied("eq.Tensor", blocks, reshaped(place, alone), numbers)
+    spread = to_map(applied("mul.Tensor", blocks, reshaped(cells_of(value), alone), there))
+    layer = Upsample(spread.shape[1], value.channels, width, "shuffle")
+    return call.made(layer, call.map_of(spread))
 
 
 @operator("avg_pool2d")

@@ -3,11 +3,10 @@
 Each is a sum or a maximum over the whole image, made of maps that are computed cell by cell.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from tilenet.adoption.calls import Call, operator
-from tilenet.adoption.cells import COLS, ROWS, Cells, cells_of
+from tilenet.adoption.cells import COLS, ROWS, Cells, applied, cells_of
 from tilenet.adoption.cellwise import broadcast, from_map, reshaped, to_map
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import GlobalPool
@@ -62,10 +61,10 @@ def _length(
     dim = [dim] if isinstance(dim, int) else list(dim or [])
     if (ord, p) != (2, 2) or not any(cells.over_cells(place) for place in dim):
         return NotImplemented
-    squares = _step("mul.Tensor", cells, cells, cells)
+    squares = applied("mul.Tensor", cells, cells, cells)
     total = over_cells(call, squares, dim, keep=keepdim, takes="sum")
     # Of zeros alone the root has no gradient; torch takes 0.
-    return _step("sqrt.default", total, _step("clamp.default", total, total, TINY))
+    return applied("sqrt.default", total, applied("clamp.default", total, total, TINY))
 
 
 @operator("softmax")
@@ -75,10 +74,10 @@ def _softmax(call: Call, x: Any, dim: int) -> Any:
     if set(cells.dims[dim]) != {ROWS, COLS}:
         return NotImplemented
     largest = over_cells(call, cells, [dim], keep=True, takes="maximum")
-    fixed = _step("detach.default", largest, largest)
-    powers = _step("exp.default", cells, _step("sub.Tensor", cells, cells, fixed))
+    fixed = applied("detach.default", largest, largest)
+    powers = applied("exp.default", cells, applied("sub.Tensor", cells, cells, fixed))
     total = over_cells(call, powers, [dim], keep=True, takes="sum")
-    return _step("div.Tensor", cells, powers, total)
+    return applied("div.Tensor", cells, powers, total)
 
 
 @operator("matmul", "bmm")
@@ -91,10 +90,5 @@ def _product(call: Call, x: Any, other: Any = None, mat2: Any = None) -> Any:
     rows = reshaped(first, (*first.dims, ()))
     cols = reshaped(second, (*second.dims[:-2], (), *second.dims[-2:]))
     dims = broadcast(call, [rows, cols])
-    products = _step("mul.Tensor", replace(rows, dims=dims), rows, cols)
+    products = applied("mul.Tensor", rows, rows, cols, dims=dims)
     return over_cells(call, products, [-2], keep=False, takes="sum")
-
-
-def _step(operator: str, like: Cells, *arguments: Any) -> Cells:
-    """What an operator makes of tensors, of the dimensions of one."""
-    return replace(like, source=None, operator=operator, arguments=arguments)

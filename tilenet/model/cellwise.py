@@ -75,7 +75,8 @@ class CellwiseModule(nn.Module):
         if self._copies:  # a part of a map would keep all of it
             y = y.clone(memory_format=torch.contiguous_format)
         # Backward reaches each map that is handed on, for which torchgpipe waits.
-        return _Tied.apply(y, *maps) if kept else y  # type: ignore[no-untyped-call]
+        alone = y.requires_grad and not kept
+        return y if alone else _Tied.apply(y, *maps)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         return ", ".join(str(step[0]) for step in self.layer.steps)
