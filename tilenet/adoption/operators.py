@@ -64,6 +64,11 @@ def _conv(
         )
     if edge != "zeros" and (any(pads) or 2 * before > min(reaches)):
         raise call.refused("more cells than a kernel reaches over are padded", values=f" {edge}")
+    if edge == "zeros" and any(one + before > r for one, r in zip(pads, reaches, strict=True)):
+        # No row of a layer may see its border alone, as a sweep goes.
+        sides = [(one + before, one + behind, 1) for one in pads]
+        padded = settled(call, Moved(x.cells if isinstance(x, Moved) else x, *sides))
+        return _conv(call, padded, weight, bias, stride, 0, dilation, groups)
     rows, cols = zip(kernels, dilations, (one + before for one in pads), strict=True)
     width, dilation, pad = rows
     layer = Conv(
@@ -198,8 +203,11 @@ def _max_pool(
     step = call.square(stride) if stride else width
     extra = 0
     if ceil_mode:
-        # As far as the last window reaches over sizes that the stride divides.
-        extra = next(e for e in range(width) if not (step * width + 2 * both + e - width) % step)
+        # As far as the last window reaches over the map.
+        over = {(width - 2 * both - cells) % step for cells in value.size}
+        if len(over) > 1:
+            raise call.refused("windows reach further over rows than over columns")
+        extra = min(over) if min(over) < width else 0
     layer = Pool(value.channels, value.channels, width, step, both, "max", extra)
     return call.made(layer, value)
 
