@@ -66,8 +66,8 @@ def _conv(
         raise call.refused("more cells than a kernel reaches over are padded", values=f" {edge}")
     if edge == "zeros" and any(one + before > r for one, r in zip(pads, reaches, strict=True)):
         # No row of a layer may see its border alone, as a sweep goes.
-        sides = [(one + before, one + behind, 1) for one in pads]
-        padded = settled(call, Moved(x.cells if isinstance(x, Moved) else x, *sides))
+        above, left = ((one + before, one + behind, 1) for one in pads)
+        padded = settled(call, Moved(x.cells if isinstance(x, Moved) else x, above, left))
         return _conv(call, padded, weight, bias, stride, 0, dilation, groups)
     rows, cols = zip(kernels, dilations, (one + before for one in pads), strict=True)
     width, dilation, pad = rows
@@ -226,8 +226,8 @@ def _max_pool_and_places(
 @operator("max_unpool2d")
 def _unpooled(call: Call, x: Any, indices: Places, output_size: Any) -> Cells:
     """Values put back to where a pool found its maxima, the first of each window; else zeros."""
-    value, pooled, width = call.map_of(x), indices.pooled, indices.width
-    size = tuple(cells * (width or 0) for cells in value.size)
+    value, pooled, width = call.map_of(x), indices.pooled, indices.width or 0
+    size = tuple(cells * width for cells in value.size)
     if not pooled.channels == value.channels or not pooled.size == call.sizes[2:] == size:
         raise call.refused("values are put back to places of windows that overlap, or of others")
     images, wide, *spatial = cells_of(value).dims
