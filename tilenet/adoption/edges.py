@@ -48,10 +48,15 @@ def _moved(call: Call, x: Moved) -> Value:
         taps[0, 0, first[0], first[1]] = 1
         layer = Conv(value.channels, value.channels, max(first) + 1, step)
         return _convolved(value, layer, taps, x.size)
+    lost = [-cells for side in sides for cells in side[:2]]
+    if 0 < (even := min(lost)) < max(lost):
+        # One kernel for both would have as many cells as are lost.
+        alike = settled(call, Moved(x.cells, (-even, -even, 1), (-even, -even, 1)))
+        rows, cols = ((before + even, behind + even, 1) for before, behind, _ in sides)
+        return _moved(call, Moved(alike, rows, cols))
     axes = [_tap(before, behind) for before, behind, _ in sides]
     rows, cols = ((reach // by + 1, by, pad) for reach, _, by, pad, _ in axes)
-    lost = {(2 * pad - reach, extra) for reach, _, _, pad, extra in axes}
-    if len(lost) > 1:
+    if len({(2 * pad - reach, extra) for reach, _, _, pad, extra in axes}) > 1:
         raise call.refused("rows and columns are treated differently", values=f" {sides}")
     taps = torch.zeros(1, 1, rows[0], cols[0])
     taps[0, 0, axes[0][1] // rows[1], axes[1][1] // cols[1]] = 1
