@@ -185,6 +185,22 @@ def channels_last_drop(m: nn.Module, x: Tensor) -> Tensor:
     return F.dropout2d(x.permute(0, 2, 3, 1), 0.5, m.training).permute(0, 3, 1, 2)
 
 
+def regions(m: Around, x: Tensor) -> Tensor:
+    """Each cell by its likeness to averages over regions, as in OCR."""
+    shares = m.one(x).flatten(2).softmax(2)
+    objects = m.two((shares @ x.flatten(2).mT).mT.unsqueeze(3)).squeeze(3)
+    likeness = torch.bmm(x.flatten(2).mT, objects).softmax(-1)
+    return (likeness @ objects.mT).mT.reshape(x.shape) + x
+
+
+def put_back(
+    x: Tensor, width: int, change: Callable[[Tensor], Tensor] = torch.tanh, **windows: int
+) -> Tensor:
+    largest, places = F.max_pool2d(x, width, return_indices=True, **windows)
+    windows = {"stride": width, **windows}
+    return F.max_unpool2d(change(largest), places, width, output_size=x.shape[2:], **windows)
+
+
 def fixed_parts() -> nn.Module:
     module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1))
     module[0].requires_grad_(False)
@@ -315,6 +331,48 @@ CASES = {
     ),
     "everything dropped": Case(
         lambda: Around(lambda m, x: m.drop(x), drop=nn.Dropout(1.0)), "everything is dropped"
+    ),
+    # All cells
+    "a context of all cells": around(
+        lambda m, x: (
+            x
+            + (x.flatten(2).unsqueeze(1) @ m.one(x).flatten(2).softmax(2).unsqueeze(3))[
+                :, 0, ..., None
+            ]
+        ),
+        one=nn.Conv2d(4, 1, 1),
+    ),
+    "regions and cells": around(regions, one=nn.Conv2d(4, 3, 1), two=nn.Conv2d(4, 4, 1)),
+    "channels by channels": around(
+        lambda m, x: (
+            F.softmax(torch.bmm(x.flatten(2), x.flatten(2).mT) * 0.01, -1) @ x.flatten(2)
+        ).view_as(x)
+    ),
+    "large numbers of all cells": around(
+        lambda m, x: x + 3 * (900 * x).flatten(2).softmax(2).view_as(x)
+    ),
+    "a softmax of the batch": around(
+        lambda m, x: (
+            x.permute(1, 0, 2, 3).flatten(1).softmax(1).view(4, -1, *x.shape[2:]).transpose(0, 1)
+        ),
+        "taken together",
+    ),
+    "cells by cells": around(
+        lambda m, x: ((x.flatten(2).mT @ x.flatten(2)) @ x.flatten(2).mT).mT.reshape(x.shape),
+        "matrices",
+    ),
+    "maxima put back": around(lambda m, x: put_back(x.relu(), 2)),
+    "maxima of three put back, to other values": around(
+        lambda m, x: put_back(x, 3, lambda y: m.one(y)), one=nn.Conv2d(4, 4, 3, padding=1)
+    ),
+    "maxima of windows that overlap": around(
+        lambda m, x: put_back(x, 3, stride=2, padding=1), "windows that overlap"
+    ),
+    "a place as a number": around(
+        lambda m, x: F.max_pool2d(x, 3, 1, 1, return_indices=True)[1] * x, "place of a maximum"
+    ),
+    "samples dropped": Case(
+        lambda: Around(lambda m, x: F.dropout3d(x, 0.5, m.training)), trains=False
     ),
     # Pads
     "unequal zeros that keep the size": around(

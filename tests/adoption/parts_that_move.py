@@ -92,3 +92,16 @@ def _cropped(draw: Draw) -> nn.Module:
         lambda m, x: m.up(x)[:, :, : 2 * x.shape[2], : 2 * x.shape[3]],
         up=nn.ConvTranspose2d(WIDE, WIDE, 3, 2),
     )
+
+
+@rule(UP, "maxima put back")
+def _put_back(draw: Draw) -> nn.Module:
+    width = draw.of("width", 2, 2, 4)
+
+    def put_back(m: Any, x: Tensor) -> Tensor:
+        fine = F.pixel_shuffle(m.wide(x), width).relu()
+        values, places = F.max_pool2d(fine, width, return_indices=True)
+        spread = F.max_unpool2d(m.one(values) + x, places, width)
+        return spread if width == 2 else F.max_pool2d(spread, 2)
+
+    return Part(put_back, wide=conv(3, WIDE, WIDE * width * width), one=conv(1))

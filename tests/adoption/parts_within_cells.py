@@ -54,6 +54,12 @@ CHANNELS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "largest of all": lambda m, x: (
         x * m.line(F.adaptive_max_pool2d(m.conv(x), 1) + x.amax((2, 3), keepdim=True)).sigmoid()
     ),
+    "shares of all cells": lambda m, x: (
+        x + (m.conv(x).flatten(2).softmax(2) @ x.flatten(2).mT).sum(1)[..., None, None].tanh()
+    ),
+    "channels by channels": lambda m, x: (
+        torch.bmm(x.flatten(2), x.flatten(2).mT).tanh().softmax(-1) @ x.flatten(2)
+    ).view_as(x),
     "more channels": lambda m, x: x + F.pad(m.two(x[:, 1:3]), [0, 0, 0, 0, 1, 1]),
     "where": lambda m, x: torch.where(x > m.scale, x, m.conv(x)),
     "bounded": lambda m, x: x.clamp(-0.5, 0.7) - 0.1 * m.conv(x).abs().sqrt(),

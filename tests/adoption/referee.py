@@ -206,7 +206,7 @@ class Drops(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in (F.dropout, F.dropout2d):
+        if func in (F.dropout, F.dropout2d, F.dropout3d):
             training = kwargs["training"] if "training" in kwargs else args[2]
             self.count += bool(training)
         return func(*args, **kwargs)

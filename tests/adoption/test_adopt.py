@@ -322,3 +322,21 @@ def test_a_list_that_is_not_the_module_is_refused(
         monkeypatch.setattr("tilenet.adoption.proof.module.ROUNDING", -1.0)
         with pytest.raises(TilenetError, match=r"differs by \d"):
             adopt(network("dense"), 3)
+
+
+def test_uneven_crops_take_small_kernels() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 2, 1, padding=44), Crop(31))
+    kernels = [layer.kernel for layer in adopt(module, 3).layers if isinstance(layer, Conv)]
+    assert max(kernels) == 3
+
+
+class Crop(nn.Module):
+    """As many cells as come less 88, from a place on."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place = place
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, cols = (self.place + cells - 88 for cells in x.shape[2:])
+        return x[:, :, self.place : rows, self.place : cols]

@@ -190,6 +190,41 @@ class Between(nn.Module):
         return out
 
 
+class Cropped(nn.Module):
+    """Maps that are joined between each other's cells, as in FCN-8s, with a gate in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 4, 3, padding=10), nn.Conv2d(4, 4, 3, padding=1)
+        self.last, self.gate = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1)
+        self.up, self.head = nn.ConvTranspose2d(4, 4, 4, 2), nn.ConvTranspose2d(4, 2, 4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[2:]
+        x = F.max_pool2d(F.relu(self.one(x)), 2, ceil_mode=True)
+        y = self.up(self.last(F.max_pool2d(self.two(x).relu(), 2, ceil_mode=True)))
+        x = y + x[:, :, 1 : 1 + y.shape[2], 1 : 1 + y.shape[3]]
+        large = F.interpolate(F.adaptive_avg_pool2d(x, 2), x.shape[2:], mode="bilinear")
+        x = x * self.gate(x.mean((2, 3), keepdim=True)).sigmoid() + large
+        out: Tensor = self.head(x)[:, :, 8 : 8 + size[0], 8 : 8 + size[1]]
+        return out
+
+
+class Begun(nn.Module):
+    """A valid encoder whose map is enlarged to the image's size, as under backbones of timm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        self.deep = nn.Conv2d(4, 4, 3, padding=1)
+        self.head, self.gate = nn.Conv2d(4, 2, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.deep(self.stem(x))
+        y = y * self.gate(y.mean((2, 3), keepdim=True)).sigmoid()
+        return F.interpolate(self.head(y), size=x.shape[2:], mode="bilinear", align_corners=True)
+
+
 def mean(x: Tensor) -> Tensor:
     return x.mean((2, 3), keepdim=True)
 
@@ -212,6 +247,9 @@ SUMS: dict[str, Callable[[nn.Module, Tensor, Tensor], Tensor]] = {
     "average of enlarged bins": lambda m, x, y: x * mean(like(bins(y), x) * x),
     "norm of bins": lambda m, x, y: x * like(m.norm(bins(y)), x),
     "norm of enlarged bins": lambda m, x, y: x + m.norm(like(bins(y), x)),
+    "shares of all cells": lambda m, x, y: (
+        x + (y.flatten(2).softmax(-1) @ x.flatten(2).mT).sum(2)[..., None, None]
+    ),
     "norm of averages": lambda m, x, y: x * m.groups(mean(y).tanh()),
 }
 
@@ -317,6 +355,8 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
     "looking": Looking,
     "shifted": Shifted,
     "between": Between,
+    "cropped": Cropped,
+    "begun": Begun,
     "grouped": Grouped,
     "shared": Shared,
     "moved": Moved,

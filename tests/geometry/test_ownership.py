@@ -248,5 +248,5 @@ def test_a_skip_is_shared_out_as_the_map_that_it_joins() -> None:
     assert "a skip must be shared out as the map that it joins (a: cells end at" in str(
         caught.value
     )
-    assert "(0, 7, 20) and (0, 6, 18)" in str(caught.value)
+    assert "(0, 7, 20) and (0, 7, 18)" in str(caught.value)
     assert str(caught.value).endswith("use halo_mode: overlap")

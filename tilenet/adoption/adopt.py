@@ -14,7 +14,7 @@ from tilenet.adoption.state import copied, state_of, trained_names, twins
 from tilenet.adoption.values import linearise, name_of
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
-from tilenet.geometry.halo import Context, context_of
+from tilenet.geometry.halo import Context, context_of, image_grid
 from tilenet.geometry.layers import Cellwise, Conv, GlobalPool, Join, Layer, Norm, walk
 from tilenet.model.network import Network, load_weights, network_to_fill, tie_weights
 from tilenet.model.opaque import opaque_network
@@ -284,7 +284,7 @@ def _check_places(layers: tuple[Layer, ...]) -> None:
                 )
         return out
 
-    end = walk(layers, Grid(), through)[-1]
+    end = walk(layers, image_grid(layers), through)[-1]
     if end != Grid():
         raise TilenetError(
             "a network gives one cell per input pixel, and its map begins where the image does "

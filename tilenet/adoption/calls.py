@@ -13,7 +13,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Expand, GlobalPool, Layer
 
 __all__ = [
-    "OPERATORS", "Call", "Given", "Moved", "Noise", "Refusal", "operator", "refusal_of",
+    "OPERATORS", "Call", "Given", "Moved", "Noise", "Places", "Refusal", "operator", "refusal_of",
 ]  # fmt: skip
 
 MOST_LETTERS = 160  # of values in a sentence
@@ -112,6 +112,19 @@ class Refusal(TilenetError):
     def __init__(self, why: str, where: str) -> None:
         self.why, self.where = why, where
         super().__init__(refusal_of([self]))
+
+
+class Places(Refusal):
+    """Where a maximum pool found its values: nothing but `max_unpool2d` can take it.
+
+    Attributes:
+        pooled: The map that was pooled.
+        width: Rows and columns of its windows, which lie side by side; None: they do not.
+    """
+
+    def __init__(self, refusal: Refusal, pooled: Value, width: int | None) -> None:
+        super().__init__(refusal.why, refusal.where)
+        self.pooled, self.width = pooled, width
 
 
 def refusal_of(refusals: "Sequence[Refusal]") -> str:

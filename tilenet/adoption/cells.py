@@ -6,7 +6,7 @@ all that lies between becomes one cellwise layer.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -17,8 +17,9 @@ from tilenet.geometry.layers import Cellwise, HeldWeight, Step
 from tilenet.model.cellwise import CONSTANT
 
 __all__ = [
-    "BATCH", "COLS", "IMAGES", "ROWS", "Atom", "Cells", "Dim", "Weight", "cells_of", "constant_of",
-    "kernel_of", "map_of", "maps_in", "merged", "numbers_of", "regroup", "sizes_of", "tensors_in",
+    "BATCH", "COLS", "IMAGES", "ROWS", "Atom", "Cells", "Dim", "Weight", "applied", "cells_of",
+    "constant_of", "kernel_of", "map_of", "maps_in", "merged", "numbers_of", "regroup", "sizes_of",
+    "tensors_in",
 ]  # fmt: skip
 
 Atom = int | str  # channels, or one of the letters
@@ -89,6 +90,11 @@ class Cells:
     def over_cells(self, place: int) -> bool:
         """Whether a dimension runs over images, rows or columns."""
         return any(isinstance(one, str) for one in self.dims[place])
+
+
+def applied(operator: str, like: Cells, *arguments: Any, **other: Any) -> Cells:
+    """What an operator makes of arguments: as one of them is, but for what else is said."""
+    return replace(like, source=None, operator=operator, arguments=arguments, **other)
 
 
 def cells_of(source: Value | Weight) -> Cells:

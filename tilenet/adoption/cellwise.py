@@ -28,7 +28,7 @@ from tilenet.adoption.cells import (
 )
 from tilenet.model.cellwise import CONVERT, ITEM, find_operator
 
-__all__ = ["cellwise", "from_map", "to_map"]
+__all__ = ["broadcast", "cellwise", "from_map", "reshaped", "to_map"]
 
 Rule = Callable[[Call, Cells, Given], "tuple[Dim, ...] | Cells"]
 RULES: dict[str, Rule] = {}
@@ -64,7 +64,7 @@ def cellwise(call: Call, given: Given) -> Any:
     if call.operator in RULES:
         dims = RULES[call.operator](call, tensors[0], given)
     elif operator is not None and torch.Tag.pointwise in operator.tags:
-        dims = _broadcast(call, tensors)
+        dims = broadcast(call, tensors)
     elif operator is not None and not any(one.size for one in tensors):
         dims = _of_averages(call, tensors)
     else:
@@ -93,7 +93,7 @@ def _computed(call: Call, tensors: Sequence[Cells], arguments: tuple[Any, ...], 
     ]
 
 
-def _broadcast(call: Call, tensors: Sequence[Cells]) -> tuple[Dim, ...]:
+def broadcast(call: Call, tensors: Sequence[Cells]) -> tuple[Dim, ...]:
     """Dimensions of what acts on each number of tensors that are laid on each other."""
     dims: list[Dim] = []
     for place in range(1, max(len(one.dims) for one in tensors) + 1):
@@ -207,7 +207,7 @@ def _normed(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
       "argmin", "norm", "linalg_vector_norm", "var_mean")  # fmt: skip
 def _reduced(call: Call, x: Cells, given: Given) -> Any:
     if isinstance(given.value("other"), Cells):  # the larger of two maps
-        return _broadcast(call, list(tensors_in(tuple(given.arguments.values()))))
+        return broadcast(call, list(tensors_in(tuple(given.arguments.values()))))
     places = given.places("dim") or range(len(x.dims))
     places = _alone(call, x, places)
     keep = bool(given.value("keepdim"))
@@ -289,19 +289,21 @@ def _together(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
     return tuple(dims)
 
 
-@rule("linear", "matmul", "mm")
+@rule("linear", "matmul", "mm", "bmm")
 def _product(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
     tensors = list(tensors_in(tuple(given.arguments.values())))
     first, second = tensors[:2]
-    fixed = [not any(x.over_cells(n) for n in range(len(x.dims))) for x in (first, second)]
-    if call.operator == "linear" or (fixed[1] and len(second.dims) == 2):
+    if call.operator == "linear":
         _alone(call, first, [-1])
         return (*first.dims[:-1], *_sized([()], call.sizes[-1:]))
-    if fixed[0] and len(first.dims) == 2:
-        _alone(call, second, [-2])
-        return (*second.dims[:-2], *_sized([()], [call.sizes[-2]]), second.dims[-1])
     if not any(one.size for one in tensors):
         return _of_averages(call, tensors)
+    if all(len(one.dims) > 1 for one in tensors) and not first.over_cells(-1):
+        lead = [replace(one, dims=one.dims[:-2]) for one in tensors]
+        dims = *broadcast(call, lead), first.dims[-2], second.dims[-1]
+        letters = [one for dim in dims for one in dim if isinstance(one, str)]
+        if first.dims[-1] == second.dims[-2] and len(set(letters)) == len(letters):
+            return dims
     raise call.refused("maps are multiplied as matrices, so that cells are taken together")
 
 

@@ -64,6 +64,8 @@ def _dropout(call: Call, x: Any, p: float, train: bool) -> Any:
         return cells
     if p == 1:
         raise call.refused("everything is dropped")
-    if call.operator == "dropout":
-        return _dropped(call, call.map_of(to_map(cells)), cells, float(p), "cells")
+    rows = cells.dims[:2] == ((), (BATCH,))  # Dropout3d takes a map's images for channels
+    if call.operator == "dropout" or rows:
+        drops = "samples" if call.operator != "dropout" else "cells"
+        return _dropped(call, call.map_of(to_map(cells)), cells, float(p), drops)
     return _dropped(call, call.map_of(cells), cells, float(p), "channels")

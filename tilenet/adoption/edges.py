@@ -15,7 +15,7 @@ from tilenet.adoption.cellwise import from_map
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import Conv
 
-__all__ = ["settled"]
+__all__ = ["parted", "settled"]
 
 EDGES: Any = {"constant": "zeros", "replicate": "replicate", "reflect": "reflect"}
 
@@ -48,10 +48,15 @@ def _moved(call: Call, x: Moved) -> Value:
         taps[0, 0, first[0], first[1]] = 1
         layer = Conv(value.channels, value.channels, max(first) + 1, step)
         return _convolved(value, layer, taps, x.size)
+    lost = [-cells for side in sides for cells in side[:2]]
+    if 0 < (even := min(lost)) < max(lost):
+        # One kernel for both would have as many cells as are lost.
+        alike = settled(call, Moved(x.cells, (-even, -even, 1), (-even, -even, 1)))
+        rows, cols = ((before + even, behind + even, 1) for before, behind, _ in sides)
+        return _moved(call, Moved(alike, rows, cols))
     axes = [_tap(before, behind) for before, behind, _ in sides]
     rows, cols = ((reach // by + 1, by, pad) for reach, _, by, pad, _ in axes)
-    lost = {(2 * pad - reach, extra) for reach, _, _, pad, extra in axes}
-    if len(lost) > 1:
+    if len({(2 * pad - reach, extra) for reach, _, _, pad, extra in axes}) > 1:
         raise call.refused("rows and columns are treated differently", values=f" {sides}")
     taps = torch.zeros(1, 1, rows[0], cols[0])
     taps[0, 0, axes[0][1] // rows[1], axes[1][1] // cols[1]] = 1
@@ -142,7 +147,7 @@ def _sliced(
 
 @operator("pixel_unshuffle")
 def _unshuffled(call: Call, x: Any, downscale_factor: int) -> Cells:
-    return _parted(call, call.map_of(x), downscale_factor)
+    return parted(call, call.map_of(x), downscale_factor)
 
 
 @operator("view", "reshape")
@@ -155,12 +160,12 @@ def _viewed(call: Call, x: Any, **_: Any) -> Any:
     step, parts = both[1], [cells.size[0] // both[1], both[1], cells.size[1] // both[1], both[1]]
     if step == 1 or (images, wide) != (IMAGES, cells.shape[1]) or both != parts:
         return NotImplemented
-    parted = _parted(call, call.map_of(cells), step)
+    blocks = parted(call, call.map_of(cells), step)
     channels = (wide,) if wide > 1 else ()
-    return from_map(parted, (cells.dims[0], channels, (ROWS,), (step,), (COLS,), (step,)))
+    return from_map(blocks, (cells.dims[0], channels, (ROWS,), (step,), (COLS,), (step,)))
 
 
-def _parted(call: Call, value: Value, step: int) -> Cells:
+def parted(call: Call, value: Value, step: int) -> Cells:
     """The cells of each block as channels, those of a channel one after another."""
     if any(cells % step for cells in value.size):
         raise call.refused("every nth cell is taken of a part of a map", values=f" {value.size}")

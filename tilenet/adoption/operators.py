@@ -8,11 +8,14 @@ NotImplemented for calls that may act on cells alone (`cellwise`).
 from dataclasses import replace
 from typing import Any
 
-from tilenet.adoption.calls import OPERATORS, Call, Moved, Noise, operator
-from tilenet.adoption.cells import Cells, Weight, cells_of
-from tilenet.adoption.cellwise import from_map, to_map
+import torch
+
+from tilenet.adoption.calls import OPERATORS, Call, Moved, Noise, Places, operator
+from tilenet.adoption.cells import Cells, Weight, applied, cells_of, numbers_of
+from tilenet.adoption.cellwise import reshaped, to_map
 from tilenet.adoption.dropping import drop_path
-from tilenet.adoption.edges import settled
+from tilenet.adoption.edges import parted, settled
+from tilenet.adoption.over_cells import over_cells
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import (
     Activation,
@@ -26,10 +29,9 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
+from tilenet.model.cellwise import CONVERT
 
 __all__ = ["OPERATORS"]
-
-TINY = 1e-36  # the square of a number that is as good as 0
 
 
 @operator("conv2d")
@@ -42,8 +44,10 @@ def _conv(
     padding: Any,
     dilation: Any,
     groups: int,
-) -> Cells:
+) -> Any:
     x = x if isinstance(x, Moved) and x.pads_evenly else settled(call, x)
+    if isinstance(x, Cells) and not (x.is_map or x.size):
+        return NotImplemented  # numbers for each image, in rows of their own
     before, behind, edge = (*x.rows[:2], x.edge) if isinstance(x, Moved) else (0, 0, "zeros")
     value, kernel = call.map_of(x.cells if isinstance(x, Moved) else x), call.kernel(weight)
     kernels, dilations = kernel.shape[2:], call.pair(dilation)
@@ -60,6 +64,11 @@ def _conv(
         )
     if edge != "zeros" and (any(pads) or 2 * before > min(reaches)):
         raise call.refused("more cells than a kernel reaches over are padded", values=f" {edge}")
+    if edge == "zeros" and any(one + before > r for one, r in zip(pads, reaches, strict=True)):
+        # No row of a layer may see its border alone, as a sweep goes.
+        above, left = ((one + before, one + behind, 1) for one in pads)
+        padded = settled(call, Moved(x.cells if isinstance(x, Moved) else x, above, left))
+        return _conv(call, padded, weight, bias, stride, 0, dilation, groups)
     rows, cols = zip(kernels, dilations, (one + before for one in pads), strict=True)
     width, dilation, pad = rows
     layer = Conv(
@@ -189,13 +198,16 @@ def _max_pool(
 ) -> Any:
     value = call.map_of(x)
     if value.size == tuple(kernel_size) and not any(call.pair(padding)):  # whatever its size
-        return _over_cells(call, call.cells(x), [2, 3], keep=True, takes="maximum")
+        return over_cells(call, call.cells(x), [2, 3], keep=True, takes="maximum")
     width, both = call.square(kernel_size), call.square(padding)
     step = call.square(stride) if stride else width
     extra = 0
     if ceil_mode:
-        # As far as the last window reaches over sizes that the stride divides.
-        extra = next(e for e in range(width) if not (step * width + 2 * both + e - width) % step)
+        # As far as the last window reaches over the map.
+        over = {(width - 2 * both - cells) % step for cells in value.size}
+        if len(over) > 1:
+            raise call.refused("windows reach further over rows than over columns")
+        extra = min(over) if min(over) < width else 0
     layer = Pool(value.channels, value.channels, width, step, both, "max", extra)
     return call.made(layer, value)
 
@@ -206,7 +218,28 @@ def _max_pool_and_places(
 ) -> list[Any]:
     one = replace(call, shape=call.shape[0])  # type: ignore[arg-type]
     largest = _max_pool(one, x, kernel_size, stride, padding, ceil_mode)
-    return [largest, call.refused("the place of a maximum is taken")]
+    side_by_side = len({*kernel_size, *(stride or kernel_size)}) == 1 and not any(padding)
+    refusal = call.refused("the place of a maximum is taken")
+    return [largest, Places(refusal, call.map_of(x), kernel_size[0] if side_by_side else None)]
+
+
+@operator("max_unpool2d")
+def _unpooled(call: Call, x: Any, indices: Places, output_size: Any) -> Cells:
+    """Values put back to where a pool found its maxima, the first of each window; else zeros."""
+    value, pooled, width = call.map_of(x), indices.pooled, indices.width or 0
+    size = tuple(cells * width for cells in value.size)
+    if not pooled.channels == value.channels or not pooled.size == call.sizes[2:] == size:
+        raise call.refused("values are put back to places of windows that overlap, or of others")
+    images, wide, *spatial = cells_of(value).dims
+    alone, many = (images, wide, (), *spatial), (images, wide, (width * width,), *spatial)
+    blocks = reshaped(parted(call, pooled, width), many)
+    first = applied("argmax.default", blocks, blocks, 2, dims=cells_of(value).dims, floats=False)
+    place = cells_of(call.map_of(applied(CONVERT, first, first, floats=True)))
+    numbers = numbers_of(torch.arange(float(width * width)).view(-1, 1, 1), (1, 1, 1))
+    there = applied("eq.Tensor", blocks, reshaped(place, alone), numbers)
+    spread = to_map(applied("mul.Tensor", blocks, reshaped(cells_of(value), alone), there))
+    layer = Upsample(spread.shape[1], value.channels, width, "shuffle")
+    return call.made(layer, call.map_of(spread))
 
 
 @operator("avg_pool2d")
@@ -239,60 +272,6 @@ def _adaptive_pool(call: Call, x: Any, output_size: Any) -> Cells:
     if value.size == call.sizes[2:]:
         return cells_of(value)
     return call.made(GlobalPool(value.channels, value.channels, call.square(output_size)), value)
-
-
-@operator("mean")
-def _mean(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False) -> Any:
-    return _over_cells(call, call.cells(x), dim or [], keep=keepdim)
-
-
-def _over_cells(
-    call: Call, cells: Cells, dim: list[int], *, keep: bool, takes: Any = "mean"
-) -> Any:
-    """A mean, a sum or a maximum over all rows and columns, in whatever dimensions they are."""
-    places = {place % len(cells.dims) for place in dim}
-    letters = sorted(one for n in places for one in cells.dims[n] if isinstance(one, str))
-    if not letters:
-        return NotImplemented
-    if letters != ["H", "W"] or any(isinstance(one, int) for n in places for one in cells.dims[n]):
-        raise call.refused(f"a {takes} is taken over other dimensions than rows and columns")
-    value = call.map_of(to_map(cells))
-    layer = GlobalPool(value.channels, value.channels, 1, takes)
-    pooled = Value(value.channels, (1, 1), True, layer, (value,))
-    dims = [
-        () if n in places else one for n, one in enumerate(cells.dims) if keep or n not in places
-    ]
-    return from_map(cells_of(call.entered(pooled)), dims)
-
-
-@operator("amax")
-def _largest(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False) -> Any:
-    return _over_cells(call, call.cells(x), dim or [], keep=keepdim, takes="maximum")
-
-
-@operator("adaptive_max_pool2d")
-def _adaptive_maximum(call: Call, x: Any, output_size: list[int]) -> list[Any]:
-    """The largest value, and where it is."""
-    if set(output_size) != {1}:
-        raise call.refused("maxima are taken of parts of the image", values=f" {output_size}")
-    largest = _over_cells(call, call.cells(x), [2, 3], keep=True, takes="maximum")
-    return [largest, call.refused("the place of a maximum is taken")]
-
-
-@operator("linalg_vector_norm", "norm")
-def _length(
-    call: Call, x: Any, ord: Any = 2, p: Any = 2, dim: Any = None, keepdim: bool = False
-) -> Any:
-    """The root of a sum of squares over all cells."""
-    cells = call.cells(x)
-    dim = [dim] if isinstance(dim, int) else list(dim or [])
-    if (ord, p) != (2, 2) or not any(cells.over_cells(place) for place in dim):
-        return NotImplemented
-    squares = replace(cells, source=None, operator="mul.Tensor", arguments=(cells, cells))
-    total = _over_cells(call, squares, dim, keep=keepdim, takes="sum")
-    # Of zeros alone the root has no gradient; torch takes 0.
-    above = replace(total, source=None, operator="clamp.default", arguments=(total, TINY))
-    return replace(total, source=None, operator="sqrt.default", arguments=(above,))
 
 
 @operator("upsample_nearest2d", "upsample_bilinear2d")
@@ -403,7 +382,7 @@ def _cat(call: Call, tensors: list[Any], dim: int) -> Any:
 def _sum(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False) -> Any:
     """Over all cells, or of maps that were stacked in a dimension of their own."""
     if not isinstance(x, Cells) or x.operator != "stack.default" or keepdim:
-        return _over_cells(call, call.cells(x), dim or [], keep=keepdim, takes="sum")
+        return over_cells(call, call.cells(x), dim or [], keep=keepdim, takes="sum")
     (_, *maps), *place = x.arguments
     return _joined(call, "add", maps) if list(dim or []) == (place or [0]) else NotImplemented
 

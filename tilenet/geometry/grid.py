@@ -1,6 +1,6 @@
 """Where the cells of a feature map stand on the input's pixels."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil
 
@@ -19,10 +19,13 @@ class Grid:
     Attributes:
         stride: Distance between neighbouring cells, in input pixels; 0: a whole map.
         origin: First input pixel of cell 0.
+        centred: Whether maps that lose or gain cells stand in the middle of the image; else their
+            first cells stand for its first pixels.
     """
 
     stride: Fraction = Fraction(1)
     origin: Fraction = Fraction(0)
+    centred: bool = field(default=True, compare=False)
 
     @property
     def whole(self) -> bool:
@@ -40,10 +43,11 @@ class Grid:
     def scaled(self, stride: Fraction, more: int) -> "Grid":
         """The grid of a map with cells of another stride, and `more` of them than fill this map.
 
-        Half of them lie on each side: maps stand in the middle of the image, so that maps of as
-        many cells of one stride lie on each other, as sums of them take them.
+        Half of them lie on each side of a centred one, so that maps of as many cells of one stride
+        lie on each other, as sums of them take them.
         """
-        return Grid(stride, self.origin - stride * more * HALF)
+        shift = stride * more * HALF if self.centred else 0
+        return replace(self, stride=stride, origin=self.origin - shift)
 
 
 WHOLE = Grid(Fraction(0))

@@ -42,6 +42,7 @@ __all__ = [
     "context_of",
     "epsilon_px",
     "fewest_cells",
+    "image_grid",
     "input_interval",
     "map_grids",
     "map_shapes",
@@ -51,6 +52,7 @@ __all__ = [
     "summed_cells",
 ]
 
+MANY = 2**20  # more than any halo has units
 NormContext = Literal["none", "tile", "image"]
 
 
@@ -188,14 +190,22 @@ def input_interval(
 
 
 def reached(
-    layers: tuple[Layer, ...], first: int, last: int, own_px: tuple[int, int] | None = None
+    layers: tuple[Layer, ...],
+    first: int,
+    last: int,
+    own_px: tuple[int, int] | None = None,
+    stop: int | None = None,
 ) -> Interval:
-    """As `input_interval`; None: averages alone."""
+    """As `input_interval`; None: averages alone.
+
+    Args:
+        stop: How many layers make the output, of which kept maps that they do not take are none.
+    """
     interval: Interval = (first, last)
     waiting: dict[str, Interval] = {}
     sums = frozenset(summed_cells(layers)) if own_px else frozenset()
     grids = map_grids(layers) if own_px else []
-    for number, shifts in reversed(list(enumerate(_shifts(layers)))):
+    for number, shifts in reversed(list(enumerate(_shifts(layers)))[:stop]):
         layer = layers[number]
         if isinstance(layer, Joining | Expand):
             own, *kept = shifts
@@ -204,7 +214,7 @@ def reached(
             }
             interval = _moved(interval, own)
         elif isinstance(layer, Stash):
-            interval = _both(interval, waiting.pop(layer.name))
+            interval = _both(interval, waiting.pop(layer.name, None))
         elif isinstance(layer, GlobalPool):
             interval = None
         elif interval is not None:
@@ -229,7 +239,30 @@ def _both(a: Interval, b: Interval) -> Interval:
 
 def map_grids(layers: tuple[Layer, ...]) -> list[Grid]:
     """Where the cells of each layer's output stand, the input's first."""
-    return walk(layers, Grid(), lambda layer, grid, kept: layer.grid(grid, *kept))
+    return walk(layers, image_grid(layers), lambda layer, grid, kept: layer.grid(grid, *kept))
+
+
+@lru_cache(maxsize=16)
+def image_grid(layers: tuple[Layer, ...]) -> Grid:
+    """The grid of the input, from which those of all maps follow.
+
+    Maps are centred, unless the output is as large as the input and yet begins elsewhere, or maps
+    that are joined lie between each other's cells: then crops, or more zeros on one side, put
+    together what has one number, and maps lie on each other by their first cells.
+    """
+    apart = False
+
+    def through(layer: Layer, grid: Grid, kept: tuple[Grid, ...]) -> Grid:
+        nonlocal apart
+        out = layer.grid(grid, *kept)
+        if isinstance(layer, Join) and layer.how != "take":
+            apart |= any(one != out for one in (grid, *kept) if not (one.whole or out.whole))
+        return out
+
+    grids = walk(layers, Grid(), through)
+    large = MANY * lcm(*(grid.stride.numerator for grid in grids if not grid.whole))
+    moved = apart or grids[-1] != Grid()
+    return Grid(centred=not (moved and output_size(layers, large) == large))
 
 
 Shifts = tuple[int | None, ...]
@@ -257,7 +290,7 @@ def _shifts(layers: tuple[Layer, ...]) -> tuple[Shifts, ...]:
             found.append(())
         return out
 
-    walk(layers, Grid(), through)
+    walk(layers, image_grid(layers), through)
     return tuple(found)
 
 

@@ -291,7 +291,7 @@ class Upsample(Layer):
         return floor(low), ceil(high)
 
     def grid(self, grid: Grid, *kept: Grid) -> Grid:
-        return Grid(grid.stride / self.factor, grid.origin)
+        return replace(grid, stride=grid.stride / self.factor)
 
 
 @dataclass(frozen=True)

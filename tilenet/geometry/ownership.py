@@ -19,7 +19,7 @@ from math import ceil
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
-from tilenet.geometry.halo import context_of, map_grids, reached
+from tilenet.geometry.halo import context_of, image_grid, map_grids, reached
 from tilenet.geometry.layers import Conv, Join, Joining, Layer, Stash, across, walk
 from tilenet.geometry.tiles import Span, Tiling
 from tilenet.geometry.windows import Window, overlap
@@ -135,7 +135,8 @@ def axis_shares(
         shares.append(AxisShares(stride, before.cells, before.edges, out.edges, tuple(needs)))
         return out
 
-    walk(layers, _Map(Grid(), pixels, own_edges(Grid(), pixels, edges_px)), through)
+    image = image_grid(layers)
+    walk(layers, _Map(image, pixels, own_edges(image, pixels, edges_px)), through)
     return tuple(shares)
 
 
@@ -288,10 +289,9 @@ def prefix_halo_px(layers: tuple[Layer, ...], stop: int) -> int:
     Sums on the way are those of earlier passes, so that no tile's cells count for them.
     """
     unit = context_of(layers).alignment_px
-    useless = unjoined(layers, stop)
-    prefix = tuple(layer for index, layer in enumerate(layers[:stop]) if index not in useless)
-    first, last = map_grids(prefix)[-1].cells(0, unit)
-    intervals = [one for line in (prefix, across(prefix)) if (one := reached(line, first, last))]
+    first, last = map_grids(layers)[stop].cells(0, unit)
+    lines = layers, across(layers)
+    intervals = [one for line in lines if (one := reached(line, first, last, stop=stop))]
     if not intervals:  # an average that was enlarged: no tile looks at its own pixels for it
         return 0
     context = max(0, *(max(-low, high - (unit - 1)) for low, high in intervals))

@@ -25,13 +25,12 @@ __all__ = [
 
 # Operators that act on channels, or only change how a tensor is seen.
 BY_NAME = frozenset({
-    "amax", "amin", "argmax", "argmin", "bmm", "cat", "chunk", "conv1d", "cumsum", "detach", "flip",
-    "full_like", "glu", "hardswish", "index_select", "layer_norm", "linalg_vector_norm", "linear",
-    "log_sigmoid", "log_softmax", "logsumexp", "matmul", "max", "mean", "min", "mm", "norm",
-    "ones_like", "pad", "permute", "prelu", "prod", "repeat", "repeat_interleave",
-    "reshape", "rms_norm", "roll", "select",
-    "slice", "softmax", "split", "split_with_sizes", "stack", "std", "sum", "unbind", "var",
-    "var_mean", "zeros_like",
+    "amax", "amin", "argmax", "argmin", "bmm", "cat", "chunk", "conv1d", "conv2d", "cumsum",
+    "detach", "flip", "full_like", "glu", "hardswish", "index_select", "layer_norm",
+    "linalg_vector_norm", "linear", "log_sigmoid", "log_softmax", "logsumexp", "matmul", "max",
+    "mean", "min", "mm", "norm", "ones_like", "pad", "permute", "prelu", "prod", "repeat",
+    "repeat_interleave", "reshape", "rms_norm", "roll", "select", "slice", "softmax", "split",
+    "split_with_sizes", "stack", "std", "sum", "unbind", "var", "var_mean", "zeros_like",
 })  # fmt: skip
 VIEWS = frozenset({
     "chunk", "detach", "item", "permute", "reshape", "select", "slice", "split",
@@ -76,7 +75,8 @@ class CellwiseModule(nn.Module):
         if self._copies:  # a part of a map would keep all of it
             y = y.clone(memory_format=torch.contiguous_format)
         # Backward reaches each map that is handed on, for which torchgpipe waits.
-        return _Tied.apply(y, *maps) if kept else y  # type: ignore[no-untyped-call]
+        alone = y.requires_grad and not kept
+        return y if alone else _Tied.apply(y, *maps)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         return ", ".join(str(step[0]) for step in self.layer.steps)

@@ -39,12 +39,15 @@ def placed_network(network: Network, layers: tuple[Layer, ...], balance: Sequenc
     """The same network in evaluation mode, for tiles that are computed one after another.
 
     Its layers need nothing of other tiles, but some must know where on the image their tile lies.
+
+    Args:
+        layers: All that it was built of, also where it is only the first of them.
     """
     if not any(by_place(layer) for layer in layers):
         return network
     around = Surroundings(layers, balance, None, None)
     modules = []
-    for index, (layer, module) in enumerate(zip(layers, network, strict=True)):
+    for index, (layer, module) in enumerate(zip(layers, network, strict=False)):
         placed = placed_layer(layer, index, module, around) if by_place(layer) else None
         modules.append(placed or module)
     return Network(modules, network.mask_key).eval()

@@ -143,7 +143,7 @@ class StatisticPasses:
         for size in self.balance:
             balance.append(min(size, stop - sum(balance)))
         balance = [size for size in balance if size > 0]
-        prefix = placed_network(Network(modules, network.mask_key), self.layers[:stop], balance)
+        prefix = placed_network(Network(modules, network.mask_key), self.layers, balance)
         return Pipe(
             prefix.eval(),
             balance,

@@ -116,10 +116,12 @@ def _strips_back(
             del edges, their, found
 
 
-def _adds(total: Tensor) -> Callable[[Tensor], Tensor]:
+def _adds(total: Tensor) -> Callable[[Tensor | None], Tensor | None]:
     """Adds a gradient to a total as soon as it comes; what waits in its place takes no memory."""
 
-    def add(gradient: Tensor) -> Tensor:
+    def add(gradient: Tensor | None) -> Tensor | None:
+        if gradient is None:
+            return None
         total.add_(gradient)
         return gradient.new_zeros(()).expand_as(gradient)
 
@@ -161,9 +163,14 @@ def _as_leaves(state: State) -> tuple[State, list[Tensor]]:
     return [image, *fresh], _of_layers([image, *fresh])
 
 
-def _alone(gradient: Tensor) -> Tensor:
-    """A gradient that keeps nothing else in memory, such as that of all rows it came with."""
-    return gradient.clone() if gradient.untyped_storage().nbytes() > gradient.nbytes else gradient
+def _alone(gradient: Tensor | None) -> Tensor | None:
+    """A gradient that keeps nothing else in memory, such as that of all rows it came with.
+
+    There is none of a map of which only places or comparisons were taken.
+    """
+    if gradient is None or gradient.untyped_storage().nbytes() <= gradient.nbytes:
+        return gradient
+    return gradient.clone()
 
 
 def _of_layers(state: State) -> list[Tensor]:
