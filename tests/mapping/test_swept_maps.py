@@ -37,7 +37,7 @@ SIZE = 203, 157
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tile is the whole image, no rank holds its share, strips are as low as they can be."""
-    monkeypatch.setattr(tilenet.mapping.choose, "_memory", lambda device: (1 << 14, 32))
+    monkeypatch.setattr(tilenet.mapping.choose, "_memory", lambda *_: (1 << 14, 32))
     monkeypatch.setattr(tilenet.mapping.choose, "SWEEP_TIMES", 1 << 20)
     monkeypatch.setattr(tilenet.planning.maps, "STRIP_PX", 16)
     monkeypatch.setattr(tilenet.planning.maps, "STRIP_CELLS", (1,))
