@@ -20,10 +20,8 @@ from tilenet.planning.balance import (
     most_partitions,
 )
 from tilenet.planning.bounds import Bounds
-from tilenet.planning.compatibility import most_stacked
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.layer import countable
-from tilenet.planning.mesh import most_tiles
 from tilenet.planning.plan import Layout, Plan, Question
 
 __all__ = ["Search"]
@@ -298,10 +296,7 @@ class Search:
 
     def _countable(self, layout: Layout) -> bool:
         """Whether kernels can index all maps."""
-        layers, mesh = self.estimator.layers, self.estimator.mesh(layout.partitions)
-        images = -(-self.question.batch_size // mesh.replicas)
-        stacked = most_stacked(layers, most_tiles(mesh, layout.grid), images)
-        return countable(layers, *self.estimator.read_px(layout.grid), stacked)
+        return countable(self.estimator.layers, *self.estimator.read_px(layout.grid))
 
     def _leanest(self, layout: Layout) -> Plan:
         asked, partitions = self.question, layout.partitions
