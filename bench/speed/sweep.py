@@ -31,6 +31,7 @@ from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.swept_training import SweptPipe
+from tilenet.planning.kept_maps import kept_cells
 from tilenet.planning.maps import MapPlan, MapQuestion, choose_map
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.swept_maps import swept_bytes
@@ -124,6 +125,7 @@ def mapping(name: str, way: str, side: int) -> dict[str, Any]:
 
     rows = max(span.own for span in plan.tiling.rows)
     predicted = swept_bytes(layers, side, side, rows, 4) if way == "sweep" else 0
+    predicted += 4 * kept_cells(layers, plan.kept, plan.tiling.extended, 1)
     return {"passes": len(plan.passes) + 1, "grid": plan.tiling.grid, **taken(run, predicted)}
 
 

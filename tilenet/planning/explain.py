@@ -9,6 +9,7 @@ from tilenet.geometry.halo import context_of
 from tilenet.geometry.tiles import halo_rule
 from tilenet.planning.advise import why_nothing_fits
 from tilenet.planning.compatibility import obstacle, whole_image
+from tilenet.planning.kept_maps import kept_cells
 from tilenet.planning.maps import MapQuestion, choose_map
 from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.plan import Plan
@@ -145,6 +146,8 @@ def _map_lines(plan: Plan) -> list[str]:
     tiling = found.tiling
     rows, cols = max(row.own for row in tiling.rows), max(col.read for col in tiling.cols)
     num_bytes = swept_bytes(layers, tiling.extended[0], cols, rows, item_bytes)
+    kept = kept_cells(layers, found.kept, tiling.extended, 1)
+    num_bytes += kept * item_bytes
     return [
         f"  map            swept in strips of {rows} × {cols} px over {_many(ranks, 'rank')}, "
         f"work ratio {found.work_ratio:.2f}; {in_gib(num_bytes)} GiB of feature maps per rank"

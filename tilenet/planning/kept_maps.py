@@ -5,12 +5,13 @@ has computed and others need is a few maps behind strides: those which the layer
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.sweep import maps_before
 
-__all__ = ["kept_maps"]
+__all__ = ["kept_cells", "kept_maps"]
 
 
 def kept_maps(
@@ -30,8 +31,7 @@ def kept_maps(
         num_cols: Ranks that hold columns of them.
         most_cells: Of the maps that a rank keeps, those of the pass at hand and of the one before.
     """
-    shapes = map_shapes(layers, *size)
-    cells = [one.channels * one.rows * -(-one.cols // num_cols) for one in shapes]
+    cells = _cells(layers, size, num_cols)
     there, found = frozenset[int](), []
     for place, layer in enumerate(passes):
         computed, _ = maps_before(layers, [layer], there)
@@ -43,3 +43,21 @@ def kept_maps(
                 break
         found.append(there)
     return tuple(found)
+
+
+def kept_cells(
+    layers: tuple[Layer, ...],
+    kept: Sequence[frozenset[int]],
+    size: tuple[int, int],
+    num_cols: int,
+) -> int:
+    """Most cells of kept maps that a rank holds at one time; arguments as of `kept_maps`."""
+    cells = _cells(layers, size, num_cols)
+    together = (before | after for before, after in pairwise((frozenset(), *kept)))
+    return max((sum(cells[one] for one in maps) for maps in together), default=0)
+
+
+def _cells(layers: tuple[Layer, ...], size: tuple[int, int], num_cols: int) -> list[int]:
+    """Cells of a rank's part of each map."""
+    shapes = map_shapes(layers, *size)
+    return [one.channels * one.rows * -(-one.cols // num_cols) for one in shapes]
