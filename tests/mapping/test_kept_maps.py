@@ -15,7 +15,7 @@ from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import GlobalPool
 from tilenet.geometry.sweep import maps_before
 from tilenet.parallel.exchange.swept import Sweep
-from tilenet.planning.kept_maps import kept_maps
+from tilenet.planning.kept_maps import kept_cells, kept_maps
 from tilenet.planning.maps import MapPlan
 
 SIZE = 96, 61
@@ -103,14 +103,14 @@ def test_the_maps_that_are_kept_fit(name: str) -> None:
     cells = [one.channels * one.rows * one.cols for one in map_shapes(layers, *size)]
     last = None
     for most in (0, 2_000, 20_000, 200_000, 10**9):
-        there, work = frozenset[int](), 0
-        for stop, kept in zip(
-            (*passes, len(layers)), (*kept_maps(layers, passes, size, 1, most), there), strict=True
-        ):
+        there, work, together = frozenset[int](), 0, [0]
+        sets = kept_maps(layers, passes, size, 1, most)
+        for stop, kept in zip((*passes, len(layers)), (*sets, there), strict=True):
             computed, read = maps_before(layers, [stop], there)
             assert read <= there | {0}
             assert kept <= computed | there
-            assert sum(cells[one] for one in kept | there) <= most
+            together.append(sum(cells[one] for one in kept | there))
             work, there = work + sum(cells[one] for one in computed), kept
+        assert kept_cells(layers, sets, size, 1) == max(together) <= most
         assert last is None or work <= last
         last = work
