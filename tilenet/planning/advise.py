@@ -42,7 +42,6 @@ def why_nothing_fits(search: Search) -> str:
         "swap auto": {"swap": "auto"},
         "leave all choices to the planner": free,
         "leave all choices to the planner, halo_mode overlap": {**free, "halo_mode": "overlap"},
-        "precision bfloat16": {"precision": "bfloat16"},
     }
     if whole_image(asked.layers):
         exchange = {**free, "halo_mode": "exchange"}
@@ -50,6 +49,7 @@ def why_nothing_fits(search: Search) -> str:
         if isinstance(asked.options, UNetOptions):
             local = replace(asked.options, norm_scope="tile")
             remedies["norm_scope tile (approximate)"] = {"options": local}
+    remedies["precision bfloat16"] = {"precision": "bfloat16"}
     changes = {}
     for words, change in remedies.items():
         question = replace(asked, **change)
