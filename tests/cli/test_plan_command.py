@@ -44,12 +44,12 @@ def refusal(capsys: Capture, code: int, *arguments: str) -> str:
 def test_the_papers_small_model_on_a_summit_node(capsys: Capture) -> None:
     """8 × 8 tiles fit a V100 without a second partition."""
     paper = ["--preset", "small", "--image", "10000", "--machine", "summit", "--halo", "epsilon"]
-    said = printed(capsys, *paper, "--grid", "8x8")
+    said = printed(capsys, *paper, "--grid", "8x8", "--norm-scope", "tile")
     assert "8 × 8, own 1250 × 1250 px, read 1434 × 1434 px, halo 92 px, overlap" in said
     assert "6 per node, 1 device each" in said
     assert re.search(r"^ +0 +109 +72,301,856 +\d+\.\d\d ", said, re.MULTILINE)
     assert "approximate: the halo (92 px) is narrower than the exact one (192 px)" in said
-    assert "takes the 12 tiles of an image on a rank in one batch" in said
+    assert "pipeline       12 tiles per rank, 1 micro-batch at once" in said
     assert "Seconds are the roofline's for NVIDIA V100 SXM2 16 GB" in said
 
 
@@ -279,8 +279,7 @@ def test_a_plan_of_a_module(capsys: Capture, tmp_path: Path) -> None:
 
 def test_batch_norm_and_bands_reach_the_module(capsys: Capture) -> None:
     said = printed(capsys, *OWN, "--batch-norm", "step", "--partitions", "1", "--grid", "6x6")
-    assert "batch norm over the whole image takes the 6 tiles of an image on a rank" in said
-    assert "norm-scope" not in said
+    assert "6 tiles per rank, 6 in a micro-batch for batch norm, 1 micro-batch at once" in said
     assert "another number of bands" in refusal(capsys, 1, *OWN, "--bands", "2")
 
 

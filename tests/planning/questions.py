@@ -44,6 +44,7 @@ def small_question(seed: int) -> Question:
         bands=int(rng.integers(1, 5)),
         classes=int(rng.integers(1, 4)),
         norm=str(rng.choice(["none", "instance"])),  # type: ignore[arg-type]
+        norm_scope="tile" if seed % 2 else "image",
         padding=str(rng.choice(["same", "same", "valid"])),  # type: ignore[arg-type]
     )
     height, width = (int(size) for size in rng.integers(40, 130, 2))

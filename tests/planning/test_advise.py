@@ -23,6 +23,11 @@ REMEDIES: dict[str, dict[str, Any]] = {
     "leave all choices to the planner, halo_mode overlap": {**FREE, "halo_mode": "overlap"},
     "precision bfloat16": {"precision": "bfloat16"},
 }
+OVER_IMAGES = replace(ASKED.options, base=32, norm="instance")  # type: ignore[type-var]
+OF_NORMS: dict[str, dict[str, Any]] = {
+    "leave all choices to the planner, halo_mode exchange": {**FREE, "halo_mode": "exchange"},
+    "norm_scope tile (approximate)": {"options": replace(OVER_IMAGES, norm_scope="tile")},
+}
 
 
 def sentence(asked: Question) -> str:
@@ -43,6 +48,8 @@ def limited(asked: Question, gib: float) -> Question:
         ({"grid": (1, 1), "partitions": 1}, {"swap auto", "leave all choices to the planner"}),
         ({"grid": (3, 2), "micro_batches": 3}, {"leave all choices to the planner"}),
         ({"halo_mode": "exchange"}, {"leave all choices to the planner, halo_mode overlap"}),
+        ({"options": OVER_IMAGES}, {"leave all choices to the planner, halo_mode exchange"}),
+        ({"grid": (4, 4), "options": OVER_IMAGES}, {"norm_scope tile (approximate)"}),
         ({"checkpointing": "never", "swap": "auto", "grid": (1, 1)}, {"precision bfloat16"}),
     ],
 )
@@ -50,20 +57,21 @@ def test_every_remedy_named_fits_when_it_is_tried(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], remedies: set[str]
 ) -> None:
     monkeypatch.setattr("tilenet.planning.estimate.MIN_BYTES", 0)  # tensors here are small
-    asked = replace(ASKED, options=replace(ASKED.options, base=32), **changes)
+    asked = replace(ASKED, **({"options": replace(ASKED.options, base=32)} | changes))
+    tried = REMEDIES | (OF_NORMS if asked.options == OVER_IMAGES else {})
     leanest = Search(asked).leanest()
     assert leanest is not None
     plans = Search(asked).best(1)
     least = min([leanest.device_bytes, *(plan.device_bytes for plan in plans)])
     asked = limited(asked, 0.9 * least / (1 - asked.reserve) / 2**30)
     said = sentence(asked)
-    named = {name for name in REMEDIES if f"; {name}: " in said or f"; or {name}: " in said}
+    named = {name for name in tried if f"; {name}: " in said or f"; or {name}: " in said}
     for name in named:
-        (plan,) = Search(replace(asked, **REMEDIES[name])).best(1)
+        (plan,) = Search(replace(asked, **tried[name])).best(1)
         assert f"{name}: {plan.layout} take " in said
     assert named >= remedies
-    for name in REMEDIES.keys() - named:
-        question = replace(asked, **REMEDIES[name])
+    for name in tried.keys() - named:
+        question = replace(asked, **tried[name])
         layouts = {plan.layout for plan in Search(question).best(1)}
         assert all(str(layout) in said for layout in layouts)  # another remedy says the same
 

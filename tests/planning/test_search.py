@@ -11,6 +11,7 @@ from questions import every_balance, small_machine, small_question
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import PRESETS, UNetOptions
+from tilenet.planning.compatibility import whole_image
 from tilenet.planning.machines import machine
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.mesh import MeshShape, tiles_of
@@ -69,12 +70,13 @@ def test_no_balance_of_any_layout_beats_the_bounds(seed: int) -> None:
 
 def test_the_bounds_of_bytes_are_below_the_bytes_and_close_to_them() -> None:
     """On paper's tiles: what lets a search leave most tiles unmeasured."""
-    question = Question(PRESETS["small"], 92, (5000, 5000), machine("summit"), halo="epsilon")
+    options = replace(PRESETS["small"], norm_scope="tile")
+    question = Question(options, 92, (5000, 5000), machine("summit"), halo="epsilon")
     search = Search(question)
-    tile = (829, 1053)
+    tile = (1, 829, 1053)
     ratios = []
     for many, mode in ((1, "always"), (4, "always"), (4, "never")):
-        below = search.bounds._bytes_of_tile(tile, many, mode == "always")
+        below = search.bounds._bytes_of_batch(tile, many, mode == "always")
         exact = search.estimator.blocks(tile, many, mode, 2)
         blocks = np.triu_indices(len(exact), 1)
         ratios.append(below[blocks] / exact[blocks])
@@ -120,7 +122,7 @@ def test_plans_fit_and_add_up(seed: int) -> None:
         assert sum(part.parameters for part in plan.parts) == sum(x.num_parameters for x in layers)
         assert sum(part.share for part in plan.parts) == pytest.approx(1)
         exact = partition_bytes(
-            search.estimator.costs(plan.tile_read_px),
+            search.estimator.costs((plan.stacked, *plan.tile_read_px)),
             plan.balance,
             plan.layout.micro_batches,
             plan.layout.checkpointing,
@@ -137,7 +139,10 @@ def test_plans_fit_and_add_up(seed: int) -> None:
         rows, cols = plan.layout.grid
         assert sum(dealt) == rows * cols
         images = -(-asked.batch_size // mesh.replicas)
-        assert plan.tiles_per_rank == max(dealt) * images >= plan.layout.micro_batches
+        assert plan.tiles_per_rank == max(dealt) * images
+        taken = max(dealt) if whole_image(layers) else 1
+        assert plan.stacked == taken
+        assert plan.layout.micro_batches <= plan.tiles_per_rank // taken
         assert plan.step_s >= plan.pipeline_s + plan.sum_s
         assert plan.epoch_s == pytest.approx(plan.step_s * -(-7 // asked.batch_size))
         assert 0 <= plan.bubble < 1
@@ -229,8 +234,12 @@ NORMED = replace(ROOMY.options, norm="instance")
         ({"reserve": -0.1}, "reserve is a share"),
         ({"reserve": float("nan")}, r"reserve is a share .*\(reserve: nan\)"),
         ({"image": (0, 7)}, r"at least one pixel a side \(image: 0 × 7 px\)"),
-        ({"grid": (2, 2), "partitions": 2, "micro_batches": 3}, r"3, tiles of a rank: 2\); ask"),
-        ({"grid": (2, 2), "partitions": 4, "mbpp": 2}, r"micro-batches: 8, tiles of a rank: 4"),
+        ({"grid": (2, 2), "partitions": 2, "micro_batches": 3}, r"3, of a rank: 2\); ask"),
+        ({"grid": (2, 2), "partitions": 4, "mbpp": 2}, r"micro-batches: 8, of a rank: 4"),
+        (
+            {"grid": (4, 4), "partitions": 4, "micro_batches": 2, "options": NORMED},
+            r"stacks of tiles, for instance norm, as .*2, of a rank: 1\); ask for at most 1$",
+        ),
         ({"image": (4, 4), "options": NORMED}, "more than one cell on every level"),
         ({"tile_px": 3}, "nearest legal tile: 4"),
         ({"grid": (100, 1)}, "at most 75 tiles are possible"),

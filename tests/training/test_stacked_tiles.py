@@ -1,12 +1,16 @@
 """Tiles that a layer takes in one batch: what kernels can count is their sum."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from questions import small_machine
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.planning.compatibility import most_stacked, stacks
+from tilenet.planning.compatibility import most_micro_batches, most_stacked, stacks
+from tilenet.planning.plan import Question
+from tilenet.planning.search import Search
 from tilenet.training.config.keys import NetworkKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.setup import plan_run
@@ -40,3 +44,12 @@ def test_as_many_tiles_are_stacked_as_a_step_stacks(norm: str) -> None:
     images = [number for number in range(3) for _ in range(4)]
     stacked = stacks(layers, range(12), images)
     assert most_stacked(layers, 4, 3) == max(map(len, stacked))
+    assert most_micro_batches(layers, 4, 3) == len(stacked)
+
+
+def test_a_planner_knows_of_stacks() -> None:
+    alone = UNetOptions(poolings=1, base=64, bands=3, classes=2, norm="none")
+    machine = small_machine(1, 2**43)
+    asked = Question(alone, 0, (SIDE, SIDE), machine, 1, 2, batch_size=2, grid=(1, 1))
+    assert Search(asked).leanest() is not None
+    assert Search(replace(asked, options=replace(alone, norm="batch"))).leanest() is None

@@ -62,9 +62,9 @@ def _plot(search: Search, plan: Plan, path: Path) -> None:
         title = f"Feature maps of a {in_px(plan.tile_read_px)} tile"
         plot_level_bytes(levels.encoder, levels.decoder, path, title)
         return
-    many = min(plan.layout.micro_batches, plan.tiles_per_rank)
-    timeline = search.estimator.timeline(plan.layout, plan.balance, many)
-    plot_timeline(timeline, path, f"One mini-batch: {plan.layout}")
+    layout = plan.layout
+    timeline = search.estimator.timeline(layout, plan.balance, layout.micro_batches)
+    plot_timeline(timeline, path, f"One mini-batch: {layout}")
 
 
 def _question(given: Namespace, arguments: Sequence[str]) -> Question:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.unet import UNetOptions
 from tilenet.model.choices import Checkpointing
+from tilenet.planning.compatibility import whole_image
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.machines import PRECISIONS, checked_machine
 from tilenet.planning.memory.partition import OPTIMIZER_STATES
@@ -29,19 +31,25 @@ def why_nothing_fits(search: Search) -> str:
     """One sentence: what the leanest layout needs, and what would do."""
     asked = search.question
     leanest = search.leanest()
-    needed = "a feature map has 2³¹ elements or more on every tile"
+    needed = "a feature map has 2³¹ elements or more in every micro-batch"
     if leanest is not None:
         needed = (
             f"{_gib(leanest.device_bytes)} at least, with {leanest.layout} and balance "
             f"{list(leanest.balance)}"
         )
     free: dict[str, Any] = dict.fromkeys(CHOICES)
-    remedies = {
+    remedies: dict[str, dict[str, Any]] = {
         "swap auto": {"swap": "auto"},
         "leave all choices to the planner": free,
         "leave all choices to the planner, halo_mode overlap": {**free, "halo_mode": "overlap"},
-        "precision bfloat16": {"precision": "bfloat16"},
     }
+    if whole_image(asked.layers):
+        exchange = {**free, "halo_mode": "exchange"}
+        remedies["leave all choices to the planner, halo_mode exchange"] = exchange
+        if isinstance(asked.options, UNetOptions):
+            local = replace(asked.options, norm_scope="tile")
+            remedies["norm_scope tile (approximate)"] = {"options": local}
+    remedies["precision bfloat16"] = {"precision": "bfloat16"}
     changes = {}
     for words, change in remedies.items():
         question = replace(asked, **change)
@@ -113,12 +121,12 @@ def question_again(path: Path, nodes: int) -> Question:
             return question
         grid = _whole(keys["tiles"]["rows"]), _whole(keys["tiles"]["columns"])
         # Of fewer ranks the fullest can have fewer tiles: 10 are 2 × 5, 11 only 1 × 11.
-        tiles = Estimator(question).tiles_per_rank(grid, len(keys["balance"]))
+        most = Estimator(question).micro_batches(grid, len(keys["balance"]))
         return replace(
             question,
             grid=grid,
             balance=tuple(keys["balance"]),
-            micro_batches=min(_whole(keys["micro_batches"]), tiles),
+            micro_batches=min(_whole(keys["micro_batches"]), most),
             checkpointing=_one_of(keys["checkpointing"], get_args(Checkpointing)),
         )
     except (KeyError, TypeError, ValueError) as error:

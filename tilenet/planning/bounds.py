@@ -31,7 +31,7 @@ from tilenet.planning.plan import Layout
 
 __all__ = ["Bounds"]
 
-Pixels = tuple[int, int]
+Shape = tuple[int, int, int]
 Matrix = NDArray[np.float64]
 
 
@@ -39,15 +39,15 @@ class Bounds:
     """Lower bounds for the layouts of a question.
 
     Args:
-        tiles: Rows and columns that tiles read, of all layouts there are.
+        shapes: Tiles, rows and columns of micro-batches, of all layouts there are.
     """
 
-    def __init__(self, estimator: Estimator, tiles: Sequence[Pixels]) -> None:
+    def __init__(self, estimator: Estimator, shapes: Sequence[Shape]) -> None:
         self.estimator = estimator
         self.question = estimator.question
         self.context = context_of(estimator.layers)
         self.unit_px = self.context.alignment_px
-        self.small = self._two_small_tiles(tiles)
+        self.small = self._two_small_tiles(shapes)
         self.busy = lru_cache(maxsize=None)(self._busy)
         self.through_s = lru_cache(maxsize=None)(self._through_s)
         self.num_bytes = lru_cache(maxsize=None)(self._num_bytes)
@@ -62,33 +62,33 @@ class Bounds:
         return self._step_s(layout, layout.micro_batches)
 
     def _step_s(self, layout: Layout, micro_batches: int | None) -> float:
-        read_px = self.estimator.read_px(layout.grid)
-        tiles = self.estimator.tiles_per_rank(layout.grid, layout.partitions)
-        mini_batches = len(mini_batch_sizes(tiles, layout.micro_batches))
+        shape = self.estimator.shape(layout)
+        many = self.estimator.micro_batches(layout.grid, layout.partitions)
+        mini_batches = len(mini_batch_sizes(many, layout.micro_batches))
         again = layout.checkpointing != "never"
         swap = layout.swap
-        slowest_s = self.slowest_s(read_px, layout.partitions, micro_batches, again, swap)
+        slowest_s = self.slowest_s(shape, layout.partitions, micro_batches, again, swap)
         if slowest_s == inf:
             return inf
-        pipeline_s = mini_batches * self.through_s(read_px) + (tiles - mini_batches) * slowest_s
+        pipeline_s = mini_batches * self.through_s(shape) + (many - mini_batches) * slowest_s
         step_s = pipeline_s + self.estimator.least_rest_s(layout.partitions)
         return max(step_s, self.estimator.read_s(layout))
 
-    def _through_s(self, read_px: Pixels) -> float:
-        times = self.estimator.times(read_px)
+    def _through_s(self, shape: Shape) -> float:
+        times = self.estimator.times(shape)
         return sum(time.forward_s + time.backward_s for time in times)
 
-    def _busy(self, read_px: Pixels, again: bool) -> Matrix:
+    def _busy(self, shape: Shape, again: bool) -> Matrix:
         """Seconds that each block computes per micro-batch."""
         return block_seconds(
             [
                 LayerTime(time.forward_s, time.backward_s + again * time.forward_s)
-                for time in self.estimator.times(read_px)
+                for time in self.estimator.times(shape)
             ]
         )
 
     def _slowest_s(
-        self, read_px: Pixels, partitions: int, micro_batches: int | None, again: bool, swap: bool
+        self, shape: Shape, partitions: int, micro_batches: int | None, again: bool, swap: bool
     ) -> float:
         """Seconds of the slowest partition per micro-batch, at least.
 
@@ -96,13 +96,13 @@ class Bounds:
             micro_batches: So many must fit; None: memory is endless.
             again: Whether they are computed again in backward.
         """
-        busy, asked = self.busy(read_px, again), self.question
+        busy, asked = self.busy(shape, again), self.question
         if micro_batches is None:
             room = np.zeros_like(busy)
         elif swap:
-            room = self._bytes_of_layers(read_px)
+            room = self._bytes_of_layers(shape)
         else:
-            room = self._bytes_of_tile(read_px, micro_batches, again)
+            room = self._bytes_of_batch(shape, micro_batches, again)
         if asked.balance is not None:
             found = [asked.balance]
         else:
@@ -114,24 +114,24 @@ class Bounds:
     def _fit(self, room: Matrix, blocks: Sequence[tuple[int, int]]) -> bool:
         return all(room[block] <= self.question.limit_bytes for block in blocks)
 
-    def _bytes_of_tile(self, read_px: Pixels, micro_batches: int, again: bool) -> Matrix:
+    def _bytes_of_batch(self, shape: Shape, micro_batches: int, again: bool) -> Matrix:
         """Bytes that each block needs at least."""
         if self.small is None:
             return np.zeros((len(self.estimator.layers) + 1,) * 2)
         # What is left over beyond whole alignment units only adds: maps, and copies that pad them.
-        units = (read_px[0] // self.unit_px) * (read_px[1] // self.unit_px)
+        units = self._units(shape)
         few, more = self.small
         low = self.num_bytes(few, micro_batches, again)
         high = self.num_bytes(more, micro_batches, again)
         line = high + (high - low) * ((units - more**2) / (more**2 - few**2))
         return np.maximum(line, self.at_least)
 
-    def _bytes_of_layers(self, read_px: Pixels) -> Matrix:
+    def _bytes_of_layers(self, shape: Shape) -> Matrix:
         """Bytes that each block needs at least, if all that waits is elsewhere.
 
         Its weights and their gradients and states, and what its largest layer works on.
         """
-        single = np.diagonal(self._bytes_of_tile(read_px, 1, True), 1)
+        single = np.diagonal(self._bytes_of_batch(shape, 1, True), 1)
         states = 2 + OPTIMIZER_STATES[self.question.optimizer]
         fixed = states * self.estimator.parameter_bytes
         sums, count = np.cumsum([0, *fixed]), len(fixed)
@@ -148,7 +148,7 @@ class Bounds:
         """
         size_px = side * self.unit_px
         mode: Checkpointing = "always" if again else "never"
-        costs = self.estimator.costs((size_px, size_px))
+        costs = self.estimator.costs((1, size_px, size_px))
         # Two partitions: no fewer gradients of skips wait than from one to the next.
         plain = block_bytes(costs, micro_batches, mode, "sgd", 2)
         sums = np.cumsum([0, *(cost.parameters for cost in costs)])
@@ -158,22 +158,26 @@ class Bounds:
 
     @cached_property
     def at_least(self) -> Matrix:
-        """Bytes that each block needs for any of the tiles."""
+        """Bytes that each block needs for any of the micro-batches."""
         assert self.small is not None
         size_px = self.small[1] * self.unit_px
-        costs = self.estimator.costs((size_px, size_px))
+        costs = self.estimator.costs((1, size_px, size_px))
         return block_bytes(costs, 1, "always", self.question.optimizer, 2)
 
-    def _two_small_tiles(self, tiles: Sequence[Pixels]) -> tuple[int, int] | None:
-        """Sides of two square tiles, in alignment units, no larger than any tile asked for.
+    def _units(self, shape: Shape) -> int:
+        """Whole alignment units in a micro-batch."""
+        stacked, rows, cols = shape
+        return stacked * (rows // self.unit_px) * (cols // self.unit_px)
+
+    def _two_small_tiles(self, shapes: Sequence[Shape]) -> tuple[int, int] | None:
+        """Sides of two square tiles, in alignment units, no larger than any micro-batch asked for.
 
         None where nothing is gained: there is one size only, or one that is too small; or where
         maps are no multiple of the pixels: the halos that a rank gets from its neighbours.
         """
-        sizes = {tuple(sorted(size)) for size in tiles}
+        sizes = {(stacked, *sorted(size)) for stacked, *size in shapes}
         exchanged = self.question.halo_mode == "exchange"
         if len(sizes) < 3 or exchanged or self.context.valid:
             return None
-        units = min((rows // self.unit_px) * (cols // self.unit_px) for rows, cols in sizes)
-        more = isqrt(units)
+        more = isqrt(min(map(self._units, shapes)))
         return (more - 1, more) if more > 2 else None

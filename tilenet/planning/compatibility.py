@@ -15,6 +15,7 @@ from tilenet.model.choices import HaloMode
 __all__ = [
     "batch_obstacle",
     "device_obstacle",
+    "most_micro_batches",
     "most_stacked",
     "needs_all_tiles",
     "obstacle",
@@ -175,3 +176,8 @@ def most_stacked(layers: tuple[Layer, ...], tiles: int, images: int) -> int:
     """
     whole = whole_image(layers)
     return tiles * images if whole == "batch norm" else tiles if whole else 1
+
+
+def most_micro_batches(layers: tuple[Layer, ...], tiles: int, images: int) -> int:
+    """Most micro-batches that a rank has in a step; arguments as of `most_stacked`."""
+    return tiles * images // most_stacked(layers, tiles, images)

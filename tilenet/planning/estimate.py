@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
 from tilenet.model.choices import Checkpointing
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import block_seconds, without_cuts
+from tilenet.planning.compatibility import most_micro_batches, most_stacked
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.memory.partition import OPTIMIZER_STATES, block_bytes, partition_bytes
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
@@ -41,20 +43,20 @@ READ_AHEAD = 2  # micro-batches that are read before they are needed, unless the
 
 
 def _host_bytes(
-    tile_px: int, bands: int, micro_batches: int, parameter_bytes: int, optimizer_states: int
+    pixels: int, bands: int, micro_batches: int, parameter_bytes: int, optimizer_states: int
 ) -> int:
     """Bytes of host memory of one rank.
 
     Args:
-        tile_px: Pixels that a tile reads.
+        pixels: Pixels that the tiles of a micro-batch read.
         bands: Bands of the image.
-        micro_batches: Tiles of a mini-batch.
+        micro_batches: Those of a mini-batch.
         parameter_bytes: Bytes of the whole network.
         optimizer_states: Values that the optimizer keeps per parameter.
     """
-    tiles = micro_batches * tile_px * (bands * 4 * READ_COPIES + LABEL_BYTES)
+    tiles = micro_batches * pixels * (bands * 4 * READ_COPIES + LABEL_BYTES)
     # What those that wait take while they are read is counted there.
-    ahead = READ_AHEAD * tile_px * (bands * 4 + LABEL_BYTES)
+    ahead = READ_AHEAD * pixels * (bands * 4 + LABEL_BYTES)
     # As they are drawn or loaded before they go to the devices, and the copy of them and of the
     # optimizer's states that a checkpoint is written from: there is one at a time.
     weights = parameter_bytes * (1 + optimizer_states)
@@ -62,6 +64,7 @@ def _host_bytes(
 
 
 Pixels = tuple[int, int]
+Shape = tuple[int, int, int]  # tiles, rows and columns of a micro-batch
 Balance = tuple[int, ...]
 NO_SWAPS = PartitionSwaps((), (), 0)
 
@@ -82,6 +85,7 @@ class Estimator:
         self.tiling = lru_cache(maxsize=None)(self._tiling)
         self.times = lru_cache(maxsize=None)(self._times)
         self.waits = lru_cache(maxsize=None)(self._waits)
+        self.shape = lru_cache(maxsize=None)(self._shape)
         self.costs = lru_cache(maxsize=None)(self._costs)
         self.seconds = lru_cache(maxsize=None)(self._seconds)
         self.blocks = lru_cache(maxsize=None)(self._blocks)
@@ -96,7 +100,23 @@ class Estimator:
     def tiles_per_rank(self, grid: Pixels, partitions: int) -> int:
         """Most tiles of a rank in a step."""
         mesh = self.mesh(partitions)
-        return most_tiles(mesh, grid) * -(-self.question.batch_size // mesh.replicas)
+        return most_tiles(mesh, grid) * self._images(partitions)
+
+    def _images(self, partitions: int) -> int:
+        """Most images of a replica in a step."""
+        return -(-self.question.batch_size // self.mesh(partitions).replicas)
+
+    def micro_batches(self, grid: Pixels, partitions: int) -> int:
+        """Most micro-batches of a rank in a step."""
+        tiles = most_tiles(self.mesh(partitions), grid)
+        return most_micro_batches(self.layers, tiles, self._images(partitions))
+
+    def _shape(self, layout: Layout) -> Shape:
+        """Tiles of a micro-batch, and rows and columns that each holds at the input."""
+        grid, partitions = layout.grid, layout.partitions
+        tiles = most_tiles(self.mesh(partitions), grid)
+        stacked = most_stacked(self.layers, tiles, self._images(partitions))
+        return stacked, *self.read_px(grid)
 
     def _tiling(self, grid: Pixels) -> Tiling:
         return cut(*self.question.image, Cut(grid=grid), self.rule)
@@ -108,11 +128,11 @@ class Estimator:
             return max(span.own for span in tiling.rows), max(span.own for span in tiling.cols)
         return tiling.rows[0].read, tiling.cols[0].read
 
-    def _times(self, read_px: Pixels) -> tuple[LayerTime, ...]:
-        asked = self.question
+    def _times(self, shape: Shape) -> tuple[LayerTime, ...]:
+        asked, (stacked, rows, cols) = self.question, shape
         if asked.profile is not None:
-            return layer_times_of_profile(asked.profile, self.layers, *read_px)
-        return roofline(self.layers, *read_px, asked.precision, asked.machine)
+            return layer_times_of_profile(asked.profile, self.layers, stacked * rows, cols)
+        return roofline(self.layers, rows, cols, asked.precision, asked.machine, stacked)
 
     def _link(self, partitions: int) -> Link:
         """Link of a rank, whose node's other ranks send as much as it does."""
@@ -124,22 +144,22 @@ class Estimator:
         )
         return Link(facts.message_s, facts.latency_s, bandwidth * facts.memory_efficiency)
 
-    def _waits(self, grid: Pixels, partitions: int) -> tuple[LayerTime, ...]:
+    def _waits(self, layout: Layout) -> tuple[LayerTime, ...]:
         """Seconds that each layer waits for other ranks, of one micro-batch."""
-        asked, mesh, link = self.question, self.mesh(partitions), self._link(partitions)
+        asked, mesh = self.question, self.mesh(layout.partitions)
+        link = self._link(layout.partitions)
         at_image = mesh.rows * mesh.columns
         waits = [norm_times(self.layers, at_image, mesh.num_ranks, link)]
         if asked.halo_mode == "exchange" and at_image > 1:
-            item_bytes = ITEM_BYTES[asked.precision]
-            waits.append(halo_times(self.layers, self.tiling(grid), item_bytes, link))
+            item_bytes = ITEM_BYTES[asked.precision] * self.shape(layout)[0]
+            waits.append(halo_times(self.layers, self.tiling(layout.grid), item_bytes, link))
         return together(*waits)
 
     def exchange_s(self, layout: Layout) -> float:
         """Seconds of a step in which layers wait for other ranks, forward and backward."""
-        waits = self.waits(layout.grid, layout.partitions)
-        tiles = self.tiles_per_rank(layout.grid, layout.partitions)
+        waits, many = self.waits(layout), self.micro_batches(layout.grid, layout.partitions)
         again = layout.checkpointing != "never"
-        return tiles * sum((1 + again) * one.forward_s + one.backward_s for one in waits)
+        return many * sum((1 + again) * one.forward_s + one.backward_s for one in waits)
 
     def read_s(self, layout: Layout) -> float:
         """Seconds in which a node reads a step's tiles, of two bytes a band and one of labels."""
@@ -149,55 +169,51 @@ class Estimator:
         pixels = self.tiles_per_rank(layout.grid, layout.partitions) * rows * cols * ranks
         return pixels * (2 * asked.options.bands + 1) / asked.machine.file_bandwidth
 
-    def _costs(self, read_px: Pixels) -> tuple[LayerBytes, ...]:
-        asked = self.question
-        return layer_bytes(self.layers, *read_px, asked.precision, 1, asked.halo_mode)
+    def _costs(self, shape: Shape) -> tuple[LayerBytes, ...]:
+        asked, (stacked, rows, cols) = self.question, shape
+        return layer_bytes(self.layers, rows, cols, asked.precision, stacked, asked.halo_mode)
 
-    def _seconds(self, read_px: Pixels) -> NDArray[np.float64]:
-        seconds = block_seconds(self.times(read_px), self._transfers(read_px))
+    def _seconds(self, shape: Shape) -> NDArray[np.float64]:
+        seconds = block_seconds(self.times(shape), self._transfers(shape))
         return without_cuts(seconds, self.question.together)
 
-    def _transfers(self, read_px: Pixels) -> list[float]:
+    def _transfers(self, shape: Shape) -> list[float]:
         """Seconds to hand a micro-batch's map over in front of each layer, and behind the last.
 
         Skips are copied straight from the stash's device to the pop's, long before they are needed.
         """
-        item_bytes = ITEM_BYTES[self.question.precision]
-        shapes = map_shapes(self.layers, *read_px)
-        return [self.question.machine.transfer_s(s.num_elements * item_bytes) for s in shapes]
+        cell_bytes = shape[0] * ITEM_BYTES[self.question.precision]
+        maps = map_shapes(self.layers, *shape[1:])
+        return [self.question.machine.transfer_s(one.num_elements * cell_bytes) for one in maps]
 
     def _blocks(
         self,
-        read_px: Pixels,
+        shape: Shape,
         micro_batches: int,
         mode: Checkpointing,
         partitions: int,
         stored: bool = False,
     ) -> NDArray[np.float64]:
         optimizer = self.question.optimizer
-        costs = self.costs(read_px)
+        costs = self.costs(shape)
         sizes = block_bytes(costs, micro_batches, mode, optimizer, partitions, stored)
         return without_cuts(sizes, self.question.together)
 
     def _swaps(self, layout: Layout, balance: Balance) -> SwapPlan | None:
         """What a rank swaps; None: nothing makes it fit."""
-        asked, read_px = self.question, self.read_px(layout.grid)
+        asked, shape = self.question, self.shape(layout)
         link = asked.machine.host_bandwidth * asked.machine.memory_efficiency
-        speeds, costs = Speeds(self.times(read_px), link, MIN_BYTES), self.costs(read_px)
-        many, mode = self._micro_batches(layout), layout.checkpointing
+        speeds, costs = Speeds(self.times(shape), link, MIN_BYTES), self.costs(shape)
+        many, mode = layout.micro_batches, layout.checkpointing
         job = costs, balance, many, mode, asked.optimizer, [asked.limit_bytes] * len(balance)
         if asked.swap == "all":
             return swap_everything(*job, speeds)
         return plan_swaps(*job, lambda: speeds)
 
-    def _micro_batches(self, layout: Layout) -> int:
-        return min(layout.micro_batches, self.tiles_per_rank(layout.grid, layout.partitions))
-
     def timeline(self, layout: Layout, balance: Balance, micro_batches: int) -> Timeline:
         """The pipeline's timeline for one mini-batch."""
-        read_px = self.read_px(layout.grid)
-        waits = self.waits(layout.grid, layout.partitions)
-        times, moves = together(self.times(read_px), waits), self._transfers(read_px)
+        shape, waits = self.shape(layout), self.waits(layout)
+        times, moves = together(self.times(shape), waits), self._transfers(shape)
         edges = [0, *accumulate(balance)]
         swaps = self.swaps(layout, balance) if layout.swap else None
         late = swaps.partitions if swaps else [NO_SWAPS] * len(balance)
@@ -212,8 +228,8 @@ class Estimator:
 
     def step_s(self, layout: Layout, balance: Balance) -> tuple[float, float, float]:
         """Seconds of a step, of its pipeline, and of the sum of gradients."""
-        tiles = self.tiles_per_rank(layout.grid, layout.partitions)
-        sizes = mini_batch_sizes(tiles, layout.micro_batches)
+        many = self.micro_batches(layout.grid, layout.partitions)
+        sizes = mini_batch_sizes(many, layout.micro_batches)
         took = {size: self.timeline(layout, balance, size).makespan_s for size in set(sizes)}
         pipeline_s = sum(took[size] for size in sizes)
         sum_s = self._sum_s(layout.partitions)
@@ -256,15 +272,14 @@ class Estimator:
         swaps = self.swaps(layout, balance) if layout.swap else None
         if swaps:
             return [part.device_bytes for part in swaps.partitions]
-        costs, many = self.costs(self.read_px(layout.grid)), self._micro_batches(layout)
+        costs, many = self.costs(self.shape(layout)), layout.micro_batches
         mode, optimizer = layout.checkpointing, self.question.optimizer
         return [part.total for part in partition_bytes(costs, balance, many, mode, optimizer)]
 
     def host_bytes(self, layout: Layout, swapped_bytes: int) -> int:
         """Bytes of a node, whose ranks swap so much each."""
-        rows, cols = self.read_px(layout.grid)
         of_rank = _host_bytes(
-            rows * cols,
+            prod(self.shape(layout)),
             self.question.options.bands,
             layout.micro_batches,
             int(self.parameter_bytes.sum()),
@@ -277,8 +292,8 @@ class Estimator:
         """All that a plan says."""
         asked, tiling = self.question, self.tiling(layout.grid)
         mesh = self.mesh(layout.partitions)
-        read_px = self.read_px(layout.grid)
-        times = self.times(read_px)
+        stacked, *_ = shape = self.shape(layout)
+        times = self.times(shape)
         edges = [0, *accumulate(balance)]
         seconds = [
             sum(time.forward_s + time.backward_s for time in times[a:b]) for a, b in pairwise(edges)
@@ -298,7 +313,6 @@ class Estimator:
         swaps = self.swaps(layout, balance) if layout.swap else None
         swapped = swaps.swapped_bytes if swaps else 0
         endless_s = self.step_s(replace(layout, swap=False), balance)[0]
-        tiles = self.tiles_per_rank(layout.grid, layout.partitions)
         ranks_per_node = max(1, asked.machine.devices_per_node // layout.partitions)
         return Plan(
             question=asked,
@@ -307,14 +321,15 @@ class Estimator:
             ranks_per_node=ranks_per_node,
             halo_px=self.rule.halo_px,
             tile_own_px=(max(s.own for s in tiling.rows), max(s.own for s in tiling.cols)),
-            tile_read_px=read_px,
+            tile_read_px=self.read_px(layout.grid),
             work_ratio=tiling.work_ratio,
-            tiles_per_rank=tiles,
+            tiles_per_rank=self.tiles_per_rank(layout.grid, layout.partitions),
+            stacked=stacked,
             balance=balance,
             parts=parts,
             device_bytes=max(part.num_bytes for part in parts),
             host_bytes=self.host_bytes(layout, swapped),
-            bubble=self.timeline(layout, balance, min(layout.micro_batches, tiles)).bubble,
+            bubble=self.timeline(layout, balance, layout.micro_batches).bubble,
             pipeline_s=pipeline_s,
             sum_s=sum_s,
             exchange_s=self.exchange_s(layout),

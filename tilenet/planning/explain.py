@@ -47,14 +47,6 @@ def _notes(plan: Plan) -> tuple[str, ...]:
             f"approximate: the halo ({plan.halo_px} px) is narrower than the exact one "
             f"({context.halo_px} px), so the result depends on the tiles."
         )
-    together = plan.tiles_per_rank // -(-asked.batch_size // plan.mesh[0])
-    scope = ", or --norm-scope tile (approximate)" * bool(asked.epsilon_px)  # a key of U-Nets
-    if whole_image(layers) and together > 1:
-        notes.append(
-            f"{whole_image(layers)} over the whole image takes the {together} tiles of an "
-            "image on a rank in one batch, and the bytes above are for one at a time; use "
-            f"--halo-mode exchange{scope}."
-        )
     reason = obstacle(layers, plan.layout.grid, plan.mesh, asked.halo_mode)
     if reason:
         notes.append(f"train refuses this plan as it stands: {reason}.")
@@ -84,7 +76,7 @@ def explain(plans: Sequence[Plan]) -> str:
         f"read {in_px(plan.tile_read_px)}, {_halo(plan)}; work ratio {plan.work_ratio:.2f}",
         f"  ranks          {replicas} × {rows} × {columns} (replicas × rows × columns), "
         f"{plan.ranks_per_node} per node, {_many(layout.partitions, 'device')} each",
-        f"  pipeline       {_many(plan.tiles_per_rank, 'tile')} per rank, "
+        f"  pipeline       {_many(plan.tiles_per_rank, 'tile')} per rank{_stacked(plan)}, "
         f"{_many(layout.micro_batches, 'micro-batch')} at once "
         f"({layout.micro_batches / layout.partitions:.3g} mbpp), "
         f"checkpointing {layout.checkpointing}, bubble {plan.bubble:.0%}",
@@ -113,6 +105,12 @@ def _other_ranks(plan: Plan) -> str:
     waits = f", halos and norms {in_seconds(plan.exchange_s)}" if plan.exchange_s else ""
     late = plan.read_s >= plan.step_s
     return waits + (f", reading {in_seconds(plan.read_s)}, which it waits for" if late else "")
+
+
+def _stacked(plan: Plan) -> str:
+    if plan.stacked == 1:
+        return ""
+    return f", {plan.stacked} in a micro-batch for {whole_image(plan.question.layers)}"
 
 
 def _swap_lines(plan: Plan) -> list[str]:

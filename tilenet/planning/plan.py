@@ -91,7 +91,7 @@ class Question:
         tile_px: Largest own size of a tile.
         partitions: Devices per rank.
         balance: Layers per partition.
-        micro_batches: Tiles of a rank in the pipeline at once.
+        micro_batches: Those of a rank in the pipeline at once, of a tile each, or of a stack.
         mbpp: Micro-batches per partition, the paper's measure; micro_batches = mbpp · partitions.
         checkpointing: Which micro-batches are computed again in backward.
         swap: `off`; `auto`: what must, where that is fastest; `all`: whatever is large enough.
@@ -145,7 +145,7 @@ class Layout:
     Attributes:
         grid: Tiles along rows and columns of an image.
         partitions: Devices per rank.
-        micro_batches: Tiles of a rank in the pipeline at once.
+        micro_batches: Those of a rank in the pipeline at once, of a tile each, or of a stack.
         checkpointing: Which micro-batches are computed again in backward.
         swap: Whether tensors go to the host, or layer groups are computed again.
     """
@@ -198,6 +198,7 @@ class Plan:
         tile_read_px: Rows and columns that a tile reads.
         work_ratio: Pixels read by all tiles, per pixel of the image.
         tiles_per_rank: Most tiles of a rank in a step.
+        stacked: Tiles of a micro-batch: more than 1 where a layer needs them at once.
         balance: Layers per partition.
         device_bytes: Predicted peak of the fullest device.
         host_bytes: Predicted bytes of a node's memory.
@@ -224,6 +225,7 @@ class Plan:
     tile_read_px: tuple[int, int]
     work_ratio: float
     tiles_per_rank: int
+    stacked: int
     balance: tuple[int, ...]
     parts: tuple[PartitionPlan, ...]
     device_bytes: int

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from math import inf
+from math import inf, prod
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import output_size
@@ -20,6 +20,7 @@ from tilenet.planning.balance import (
     most_partitions,
 )
 from tilenet.planning.bounds import Bounds
+from tilenet.planning.compatibility import whole_image
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.layer import countable
 from tilenet.planning.plan import Layout, Plan, Question
@@ -109,8 +110,7 @@ class Search:
     @cached_property
     def bounds(self) -> Bounds:
         """What no plan can beat."""
-        grids = {layout.grid for layout in self.layouts()}
-        return Bounds(self.estimator, [self.estimator.read_px(grid) for grid in grids])
+        return Bounds(self.estimator, [self.estimator.shape(one) for one in self.layouts()])
 
     @cached_property
     def _bounded(self) -> list[tuple[float, Layout]]:
@@ -126,9 +126,9 @@ class Search:
             if partitions > most_partitions(len(self.estimator.layers), asked.together):
                 continue
             for grid in self._grids(partitions):
-                tiles = self._tiles(grid, partitions)
-                for micro_batches in self._micro_batches(partitions, tiles):
-                    if micro_batches > tiles:
+                most = self.estimator.micro_batches(grid, partitions)
+                for micro_batches in self._micro_batches(partitions, most):
+                    if micro_batches > most:
                         continue
                     for mode in [asked.checkpointing] if asked.checkpointing else MODES:
                         if asked.checkpointing is None and micro_batches == 1 and mode != "never":
@@ -142,17 +142,16 @@ class Search:
     def _no_layout(self) -> str:
         asked = self.question
         partitions = asked.partitions or 1
-        tiles = max(self._tiles(grid, partitions) for grid in self._grids(partitions))
+        grids, whole = self._grids(partitions), whole_image(self.estimator.layers)
+        most = max(self.estimator.micro_batches(grid, partitions) for grid in grids)
+        tiles = f"stacks of tiles, for {whole}," if whole else "tiles"
         return (
-            f"a rank needs at least as many tiles as micro-batches (micro-batches: "
-            f"{self._micro_batches(partitions, tiles)[0]}, tiles of a rank: {tiles}); ask for at "
-            f"most {tiles}, a finer grid, fewer nodes or a larger batch"
+            f"a rank needs at least as many {tiles} as micro-batches (micro-batches: "
+            f"{self._micro_batches(partitions, most)[0]}, of a rank: {most}); ask for at most "
+            f"{most}" + ", a finer grid, fewer nodes or a larger batch" * (whole is None)
         )
 
-    def _tiles(self, grid: Pixels, partitions: int) -> int:
-        return self.estimator.tiles_per_rank(grid, partitions)
-
-    def _micro_batches(self, partitions: int, tiles: int) -> list[int]:
+    def _micro_batches(self, partitions: int, most: int) -> list[int]:
         asked = self.question
         if asked.micro_batches is not None:
             return [asked.micro_batches]
@@ -160,7 +159,7 @@ class Search:
             return [asked.mbpp * partitions]
         if partitions == 1:
             return [1]
-        return sorted({min(count, tiles) for count in (*MICRO_BATCHES, tiles)})
+        return sorted({min(count, most) for count in (*MICRO_BATCHES, most)})
 
     def _grids(self, partitions: int) -> list[Pixels]:
         asked, mesh = self.question, self.estimator.mesh(partitions)
@@ -189,8 +188,9 @@ class Search:
         grids = {grid for grid in grids if self._computes(grid)} or {self._checked((1, 1))}
         # Oblong tiles only where nothing squarer is possible: they read more for the same work.
         square = sorted(grid for grid in grids if _oblong(asked.image, grid) <= 1.5)
+        tiles = self.estimator.tiles_per_rank
         few = {
-            (*sorted(self.estimator.read_px(grid)), self._tiles(grid, partitions)): grid
+            (*sorted(self.estimator.read_px(grid)), tiles(grid, partitions)): grid
             for grid in square or [min(grids, key=lambda grid: _oblong(asked.image, grid))]
         }
         return list(few.values())  # of tiles turned by a right angle, one kind
@@ -259,13 +259,13 @@ class Search:
         asked, partitions = self.question, layout.partitions
         if asked.balance is not None:
             return [asked.balance]
-        read_px = self.estimator.read_px(layout.grid)
+        shape = self.estimator.shape(layout)
         if partitions == 1:
             return [(len(self.estimator.layers),)]
         room = self.estimator.blocks(
-            read_px, layout.micro_batches, layout.checkpointing, partitions, layout.swap
+            shape, layout.micro_batches, layout.checkpointing, partitions, layout.swap
         )
-        seconds = self.estimator.seconds(read_px)
+        seconds = self.estimator.seconds(shape)
         if layout.swap:  # of these fewer: to choose what to swap takes a tenth of a second
             few = least_time(seconds, partitions, room, asked.limit_bytes, few=1)
             more = least_time(seconds, partitions, few=1)
@@ -282,7 +282,7 @@ class Search:
         """
         fewest: dict[int, Layout] = {}
         for layout in self.layouts():
-            # Of layouts with as many partitions the smallest tile, and the fewest at once.
+            # Of layouts with as many partitions the smallest micro-batch, and the fewest at once.
             least = fewest.setdefault(layout.partitions, layout)
             if self._asks(layout) < self._asks(least):
                 fewest[layout.partitions] = layout
@@ -290,20 +290,22 @@ class Search:
         return min(found, key=lambda plan: plan.device_bytes, default=None)
 
     def _asks(self, layout: Layout) -> tuple[int, int, bool]:
-        """Pixels of a tile, how many tiles at once, and whether all their activations live."""
-        rows, cols = self.estimator.read_px(layout.grid)
-        return rows * cols, layout.micro_batches, layout.checkpointing != "always"
+        """Pixels of a micro-batch, how many at once, and whether all their activations live."""
+        return (
+            prod(self.estimator.shape(layout)),
+            layout.micro_batches,
+            layout.checkpointing != "always",
+        )
 
     def _countable(self, layout: Layout) -> bool:
         """Whether kernels can index all maps."""
-        return countable(self.estimator.layers, *self.estimator.read_px(layout.grid))
+        stacked, rows, cols = self.estimator.shape(layout)
+        return countable(self.estimator.layers, rows, cols, stacked)
 
     def _leanest(self, layout: Layout) -> Plan:
         asked, partitions = self.question, layout.partitions
-        read_px = self.estimator.read_px(layout.grid)
-        room = self.estimator.blocks(
-            read_px, layout.micro_batches, layout.checkpointing, partitions
-        )
+        shape = self.estimator.shape(layout)
+        room = self.estimator.blocks(shape, layout.micro_batches, layout.checkpointing, partitions)
         few = [asked.balance] if asked.balance else least_bytes(room, partitions)
         best = min(few, key=lambda balance: self.estimator.num_bytes(layout, balance))
         return self.estimator.describe(layout, best)

@@ -20,6 +20,7 @@ from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.compatibility import (
     batch_obstacle,
     device_obstacle,
+    most_micro_batches,
     most_stacked,
     needs_all_tiles,
     obstacle,
@@ -390,13 +391,9 @@ def _check_whole_loss(loss: str | None, plan: RunPlan, most: int) -> None:
 
 def _micro_batches(plan: RunPlan, num_samples: int, size: tuple[int, int]) -> int:
     """Most micro-batches that a rank can have in a step on the tiles as they are."""
+    tiles = most_tiles(plan.mesh, plan.tiling(*size).grid)
     images = -(-num_samples // plan.mesh.replicas)
-    whole = whole_image(plan.record.layers)
-    if whole == "batch norm":
-        return 1
-    if whole or plan.rule.exchanged:  # the tiles of an image cannot wait for one another
-        return images
-    return images * most_tiles(plan.mesh, plan.tiling(*size).grid)
+    return most_micro_batches(plan.record.layers, tiles, images)
 
 
 def _with_tiles_for_micro_batches(

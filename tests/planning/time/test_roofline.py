@@ -132,3 +132,15 @@ def test_unknown_precisions_are_refused() -> None:
         roofline(layers, 64, 64, "float8", machine("summit"))
     with pytest.raises(TilenetError, match="summit has no peak for precision bfloat16"):
         roofline(layers, 64, 64, "bfloat16", machine("summit"))
+
+
+def test_tiles_of_a_batch_move_their_maps_and_the_weights_once() -> None:
+    layers = unet_layers(UNetOptions(poolings=1, base=4, norm="instance", upsampling="bilinear"))
+    one = roofline(layers, 34, 26, "float32", SLOW_MEMORY)
+    four = roofline(layers, 34, 26, "float32", SLOW_MEMORY, 4)
+    for layer, alone, together in zip(layers, one, four, strict=True):
+        again_s = 3 * 4 * layer.num_parameters / (1e6 * 0.5)
+        assert together.forward_s == pytest.approx(4 * alone.forward_s - again_s)
+    maths = [roofline(layers, 34, 26, "float32", SLOW_MATHS, tiles) for tiles in (1, 4)]
+    for alone, together in zip(*maths, strict=True):
+        assert together.backward_s == pytest.approx(4 * alone.backward_s)

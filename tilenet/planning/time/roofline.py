@@ -6,7 +6,7 @@ tiles of a few hundred pixels look faster than they are. `profile.py` reads what
 instead.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilenet.errors import TilenetError
@@ -55,8 +55,9 @@ def roofline(
     width: int,
     precision: str,
     machine: Machine,
+    tiles: int = 1,
 ) -> tuple[LayerTime, ...]:
-    """Seconds of each layer, forward and backward, for tiles of (height, width) pixels.
+    """Seconds of each layer, forward and backward, for a batch of tiles of (height, width) pixels.
 
     Gradients with respect to the image are not computed, so that whatever stands before the first
     trained layer has no backward, and that layer itself only its weights' gradient.
@@ -69,7 +70,9 @@ def roofline(
             f"precision must be one of {', '.join(ITEM_BYTES)} (precision: {precision}); nearest: "
             "float32"
         )
-    shapes = map_shapes(layers, height, width)
+    # As if the tiles of a batch lay below one another: only cells count.
+    maps = map_shapes(layers, height, width)
+    shapes = [replace(one, rows=tiles * one.rows) for one in maps]
     times = []
     trained = False
     for layer, before, after in zip(layers, shapes, shapes[1:], strict=False):
