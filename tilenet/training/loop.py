@@ -126,19 +126,14 @@ class Loop:
         return RunLog(path, *more, tensorboard=run.tensorboard, callbacks=callbacks, task=task)
 
     def _step(self) -> Step:
-        gradients = self.run_file.gradients
         return Step(
-            self.network.pipe,
+            self.plan,
+            self.network,
             self.loss,
             self.update,
-            gradients.transport,
-            gradients.piece_bytes,
-            self.plan.rule.offset_px,
-            self.plan.micro_batches,
+            self.run_file.gradients,
             self.folder.path,
             self.comm,
-            self.network.image_comm,
-            self.network.swap_statistics,
         )
 
     def _close(self, step: Step) -> None:
