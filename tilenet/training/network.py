@@ -1,6 +1,5 @@
 """The network of a run over the devices of a rank, with what it swaps."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,8 @@ from tilenet.parallel.ranks.together import together
 from tilenet.parallel.sums.transport_choice import exchange_from
 from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.planning.memory.partition import OPTIMIZER_STATES
-from tilenet.training.config.keys import SwappingKeys
 from tilenet.training.setup import RunPlan
-from tilenet.training.swap import Load, SwapMode, decide_swaps, pipe_swaps
+from tilenet.training.swap import SwapRequest, decide_swaps, pipe_swaps
 from tilenet.training.swept import AnyPipe, swept_pipe
 
 if TYPE_CHECKING:
@@ -33,10 +31,7 @@ class RunNetwork:
     Args:
         plan: How the run is laid out.
         devices: One per partition.
-        swap: What is swapped: `off`, `auto` or `all`.
-        swapping: Where swapped tensors go, and how much may stay.
-        optimizer: What it keeps of each parameter, see `partition_bytes`.
-        loads: What this rank computes at a time, in steps of whatever size.
+        request: What is swapped.
         seed: Seed of the first weights.
         halos_from: From where halos of feature maps are sent: `auto`, `host` or `device`.
         comm: All ranks.
@@ -57,10 +52,7 @@ class RunNetwork:
         self,
         plan: RunPlan,
         devices: RunDevices,
-        swap: SwapMode,
-        swapping: SwappingKeys,
-        optimizer: str,
-        loads: Sequence[Load],
+        request: SwapRequest,
         seed: int,
         halos_from: str,
         comm: "MPI.Intracomm",
@@ -68,10 +60,10 @@ class RunNetwork:
         filled: Network | None = None,
     ) -> None:
         record = plan.record
-        self._device, self._optimizer = devices.partitions[0], optimizer
+        self._device, self._optimizer = devices.partitions[0], request.optimizer
         if plan.needs_all_tiles:
             devices.check_threads(comm)
-        swaps = decide_swaps(swap, swapping, plan, optimizer, loads, devices, comm)
+        swaps = decide_swaps(request, plan, devices, comm)
         with together(comm, stop) as turns:
             dtype, done = parameter_dtype(record.precision), turns.part_done
             self.network: Network = filled or build_network(
@@ -98,7 +90,8 @@ class RunNetwork:
                 device_mpi=_device_mpi(halos_from, devices, comm),
             )
         with agreed(comm):
-            self._swaps = None if swaps is None else pipe_swaps(swaps, swapping, devices.partitions)
+            keys, here = request.keys, devices.partitions
+            self._swaps = None if swaps is None else pipe_swaps(swaps, keys, here)
         self.pipe = Pipe(
             self.network,
             plan.balance,

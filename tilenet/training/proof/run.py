@@ -33,7 +33,6 @@ from tilenet.planning.small_image import (
     proof_grid,
     untested_halo,
 )
-from tilenet.training.config.keys import SwappingKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.images.workload import RunData
 from tilenet.training.network import RunNetwork
@@ -47,6 +46,7 @@ from tilenet.training.proof.reference import (
 )
 from tilenet.training.proof.tiles import run_tiles
 from tilenet.training.setup import RunPlan
+from tilenet.training.swap import SwapRequest
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -96,8 +96,8 @@ def proved_network(
     if module is not None:
         with suppress(Exception):  # a user's module may have its own ideas of moving
             module.to("meta")  # frees its memory
-    kinds = run.optimizer.kind, data.work.loads(), run.seed, run.exchange_from
-    return RunNetwork(plan, devices, run.swap, run.swapping, *kinds, comm, stop, filled)
+    request = SwapRequest(run.swap, run.swapping, run.optimizer.kind, data.work.loads())
+    return RunNetwork(plan, devices, request, run.seed, run.exchange_from, comm, stop, filled)
 
 
 def _problem(plan: RunPlan, size: tuple[int, int], run_pixels: float) -> Problem:
@@ -180,7 +180,7 @@ def compare(
         return [], reason
     logits = share_tensors({} if answer is None else {"logits": answer.logits}, comm)["logits"]
     # It swaps nothing, and its weights are the module's.
-    network = RunNetwork(own, devices, "off", SwappingKeys(), "sgd", (), 0, halos_from, comm, stop)
+    network = RunNetwork(own, devices, SwapRequest(), 0, halos_from, comm, stop)
     of_device = rounding if precision == "float32" else (None, None)
     with torch.set_grad_enabled(problem.chosen is None):
         apart = run_tiles(own, problem, network, logits, comm)
