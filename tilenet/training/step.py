@@ -33,7 +33,6 @@ from tilenet.storage.checkpoints import kept_checkpoint
 from tilenet.training.config.keys import GradientKeys
 from tilenet.training.images.workload import ReadTile
 from tilenet.training.network import RunNetwork
-from tilenet.training.setup import RunPlan
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -112,7 +111,6 @@ class Step:
     """Steps of a run on one rank. Collective to make, to run and to close.
 
     Args:
-        plan: Most tiles in the pipeline at once, and where the output lies in what a tile reads.
         network: Over this rank's devices; its swap statistics are reset by each step.
         loss: Summed over the pixels that tiles own.
         update: Changes the weights.
@@ -123,7 +121,6 @@ class Step:
 
     def __init__(
         self,
-        plan: RunPlan,
         network: RunNetwork,
         loss: Loss,
         update: Update,
@@ -134,6 +131,7 @@ class Step:
         self.pipe, self.loss, self.update = network.pipe, loss, update
         parameters = self.pipe.network.trained
         self.gradients = GradientSum(parameters, comm, gradients.piece_bytes, gradients.transport)
+        plan = network.plan
         self.offset_px, self.micro_batches = plan.rule.offset_px, plan.micro_batches
         self.folder, self.comm, self.image_comm = folder, comm, network.image_comm
         self.statistics = network.swap_statistics
