@@ -98,6 +98,7 @@ def _compared(
     from tilenet.geometry.tiles import cut
     from tilenet.parallel.ranks.devices import NodePlace
     from tilenet.parallel.ranks.layout import RunDevices
+    from tilenet.parallel.ranks.together import RankControl
     from tilenet.planning.small_image import ImageQuestion, choose_small_image, untested_halo
     from tilenet.training.proof.reference import random_problem
     from tilenet.training.proof.run import compare
@@ -110,7 +111,7 @@ def _compared(
     problem = random_problem(choose_small_image(question), adopted.layers, 1)
     devices = RunDevices((torch.device("cpu"),), NodePlace(comm.rank, comm.size), [])
     mine = copy.deepcopy(module)
-    found, reason = compare(plan, problem, mine, "frozen", devices, "host", comm)
+    found, reason = compare(plan, problem, mine, "frozen", devices, "host", RankControl(comm))
     if reason:
         return {"left_out": reason}
     note = untested_halo(problem.tiling)

@@ -24,7 +24,7 @@ from tilenet.geometry.sweep import strip_edges
 from tilenet.geometry.tiles import Cut, HaloRule, cut
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
-from tilenet.parallel.exchange.swept import Sweep
+from tilenet.parallel.exchange.swept import Sweep, SweptPart
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.live import LiveBytes
 
@@ -81,7 +81,8 @@ def of_sweep(name: str, image: Tensor) -> Any:
     pipe = SweptPipe(network, layers, torch.device("cpu"), "float32", lambda rows, cols: edges)
 
     def features() -> float:
-        sweep, total = Sweep(layers, network, size, strip_edges(size[0], 64)), 0.0
+        part = SweptPart(size, strip_edges(size[0], 64))
+        sweep, total = Sweep(layers, network, part), 0.0
         for plan in list(sweep.strips):
             with torch.inference_mode():
                 rows = image[:, :, plan.image[0] : plan.image[1]]

@@ -97,7 +97,7 @@ def mapping(name: str, way: str, side: int) -> dict[str, Any]:
     """What a map by one way takes; in a process of its own."""
     from mpi4py import MPI
 
-    from tilenet.mapping.job import MapJob
+    from tilenet.mapping.job import MapJob, Placement
     from tilenet.parallel.health.watchdog import Watchdog
 
     layers, network = built(name)
@@ -118,8 +118,8 @@ def mapping(name: str, way: str, side: int) -> dict[str, Any]:
                 )
             return float(whole.double().sum())
         mapper, sink = InMemory(layers, plan.tiling, pixels), Summing()
-        balance, quiet = (len(layers),), Watchdog(0)
-        job = MapJob(plan, mapper, network, balance, (CPU,), "float32", quiet, brief=True)
+        placement = Placement((len(layers),), (CPU,), "float32")
+        job = MapJob(plan, mapper, network, placement, Watchdog(0))
         job.map(job.fix_statistics(MPI.COMM_SELF), MPI.COMM_SELF, sink)
         return sink.total
 

@@ -13,7 +13,7 @@ from tilenet.adoption.adopt import Adopted
 from tilenet.geometry.sweep import strip_edges
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut
 from tilenet.geometry.windows import Window
-from tilenet.mapping.job import MapJob
+from tilenet.mapping.job import MapJob, Placement
 from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
@@ -67,8 +67,9 @@ def swept_map(adopted: Adopted, image: Tensor) -> Tensor:
     if asked.of_whole_image and len(tiling.tiles) > 1:
         plan = plan_passes(asked, tiling, "", 1.0)
     network, sink = adopted.network(torch.float64).eval(), Keeping()
-    mapper, balance = InMemory(adopted, tiling, image), (len(adopted.layers),)
-    job = MapJob(plan, mapper, network, balance, (CPU,), "float64", Watchdog(0), brief=True)
+    mapper = InMemory(adopted, tiling, image)
+    placement = Placement((len(adopted.layers),), (CPU,), "float64")
+    job = MapJob(plan, mapper, network, placement, Watchdog(0))
     job.map(job.fix_statistics(MPI.COMM_SELF), MPI.COMM_SELF, sink)
     return torch.cat(sink.strips, 1)[None]
 

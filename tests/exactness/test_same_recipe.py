@@ -230,7 +230,7 @@ def test_memory_is_planned_for_turned_images(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = []
-    monkeypatch.setattr(run_network, "decide_swaps", lambda *given: loads.append(given[4]))
+    monkeypatch.setattr(run_network, "decide_swaps", lambda *given: loads.append(given[0].loads))
     scenes = scenes_of(shared_path, [(51, 83)], comm)
     for seed in range(4):
         for rotations in (False, True):

@@ -17,6 +17,7 @@ from tilenet.adoption.adopt import Adopted
 from tilenet.errors import AgreedError
 from tilenet.library.whole_run import train
 from tilenet.parallel.ranks.comm import run_as_rank
+from tilenet.parallel.ranks.together import RankControl
 from tilenet.training.architecture import Architecture
 from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.config.run_file import RunFile
@@ -85,7 +86,8 @@ def run_of(shared_path: Path, scene: Scene, module: str, **options: Any) -> RunF
 
 def test_all_of_an_adopted_network_goes_to_all_ranks(comm: MPI.Intracomm) -> None:
     keys = NetworkKeys(module="zoo:Residual"), 3, 4, 5
-    made, shared = Architecture.of(*keys).adopted, share_architecture(*keys, comm).adopted
+    made = Architecture.of(*keys).adopted
+    shared = share_architecture(*keys, RankControl(comm)).adopted
     assert made is not None
     assert shared is not None
     assert list(shared.state) == list(made.state)

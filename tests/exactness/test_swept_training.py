@@ -217,9 +217,9 @@ def test_a_proof_has_many_strips(
     """Of the rows that take the least memory a small image is one."""
     seen: list[tuple[int, ...]] = []
 
-    def kept(layers: Any, network: Any, size: Any, edges: Any, *more: Any, **keys: Any) -> Sweep:
-        seen.append(edges)
-        return Sweep(layers, network, size, edges, *more, **keys)
+    def kept(layers: Any, network: Any, part: Any, *more: Any, **keys: Any) -> Sweep:
+        seen.append(part.edges)
+        return Sweep(layers, network, part, *more, **keys)
 
     monkeypatch.setattr(swept_training, "Sweep", kept)
     scenes = scenes_of(shared_path, [SIZE], comm)

@@ -30,6 +30,7 @@ from tilenet.errors import AgreedError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.unet import unet_layers
 from tilenet.library.whole_run import train
+from tilenet.parallel.ranks.together import RankControl
 from tilenet.training.config.keys import AugmentKeys, MeshKeys
 from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.images.held_out import hold_out
@@ -137,7 +138,9 @@ def test_validation_sees_what_training_does_not(comm: MPI.Intracomm, shared_path
     held = held_out(scenes[:2], other)
     with ExitStack() as stack:
         opened = open_images(replace(run, validation=other), stack)
-        parts = hold_out(opened, other, len(run.class_names), run.seed, CONTEXT_PX, comm)
+        parts = hold_out(
+            opened, other, len(run.class_names), run.seed, CONTEXT_PX, RankControl(comm)
+        )
         assert [part.path for part in parts.all_images] == [str(scene.image) for scene in scenes]
         whole, *blocks = parts.validation
         assert (whole.image.path, whole.windows) == (str(scenes[2].image), None)

@@ -40,6 +40,7 @@ from tilenet.library.whole_run import train
 from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.parallel.health.watchdog import Watchdog
+from tilenet.parallel.ranks.together import RankControl
 from tilenet.scores import scores
 from tilenet.training.config.keys import OptimizerKeys, ScheduleKeys, SwappingKeys
 from tilenet.training.config.run_file import RunFile
@@ -271,7 +272,7 @@ def test_held_out_blocks_are_scored_as_their_part_of_the_map(
     out = shared_path / "map.tif"
     predict(Prediction(run.output, path, str(out)), comm)
     with ExitStack() as stack:
-        opened = hold_out(open_images(run, stack), keys, 3, run.seed, 21, comm)
+        opened = hold_out(open_images(run, stack), keys, 3, run.seed, 21, RankControl(comm))
         (block,) = opened.validation
         truth = block.labels.read(block.image.whole)
         with rasterio.open(out) as file:

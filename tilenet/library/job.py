@@ -143,17 +143,9 @@ class Job:
             own.network.close()
 
     def _steps(self, local: LocalNetwork, own: OwnData, stack: ExitStack) -> Iterator[OwnStep]:
-        data, pipe, network = own.data, own.network.pipe, own.network.pipe.network
-        means = StepMeans(
-            local,
-            local.gradients(self.comm),
-            RunningStatistics(network, self.comm),
-            own.plan.rule.offset_px,
-            pipe.devices[-1],
-            self.comm,
-            self._meeting,
-            own.watchdog,
-        )
+        data, network = own.data, own.network.pipe.network
+        gradients, running = local.gradients(self.comm), RunningStatistics(network, self.comm)
+        means = StepMeans(local, own, gradients, running, self.comm, self._meeting)
         first, ahead = self.step, own.run.read_ahead
         reads = stack.enter_context(data.work.reads(data.reader, first, data.last, ahead))
         for number in range(first, data.last):

@@ -13,7 +13,7 @@ from tilenet.library.train import read_once
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
-from tilenet.parallel.ranks.together import together
+from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.training.architecture import Architecture
 from tilenet.training.config.read import read_keys
 from tilenet.training.config.run_file import RunFile
@@ -110,7 +110,7 @@ def open_data(
             )
     watchdog.arm("the proof and the network over the ranks", SLOW)
     local.network.mask_key.seed = run.seed
-    network = proved_network(run, plan, None, data, devices, comm, filled=local.network)
+    network = proved_network(run, plan, None, data, devices, RankControl(comm), local.network)
     watchdog.rest()
     return OwnData(run, plan, data, network, watchdog, choice)
 

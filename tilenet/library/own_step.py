@@ -11,9 +11,10 @@ from torch import Tensor
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.tiles import Tile, owned
 from tilenet.library.local_network import LocalNetwork
+from tilenet.library.own_data import OwnData
 from tilenet.model.skips import Origin
 from tilenet.model.summed import check_summed
-from tilenet.parallel.health.watchdog import SLOW, Watchdog
+from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.meeting import Meeting
 from tilenet.parallel.ranks.tf32 import tf32_if_asked
 from tilenet.parallel.sums.gradients import GradientSum
@@ -57,27 +58,23 @@ class StepMeans:
 
     Attributes:
         local: The network.
+        own: What the loop opened; its watchdog rests when a step is applied.
         gradients: Sums its gradients.
         running: Its running statistics.
-        offset_px: Offset of the output in what a tile reads.
-        device: Where images and labels go.
         comm: All ranks.
         meeting: Where they meet.
-        watchdog: Rests when a step is applied.
     """
 
     local: LocalNetwork
+    own: OwnData
     gradients: GradientSum
     running: RunningStatistics
-    offset_px: int
-    device: torch.device
     comm: "MPI.Intracomm"
     meeting: Meeting
-    watchdog: Watchdog
 
     def begin(self, number: int, *, slow: bool) -> None:
         """Make ready for a step; the first takes longer."""
-        self.watchdog.arm(f"step {number + 1}", SLOW if slow else 1.0)
+        self.own.watchdog.arm(f"step {number + 1}", SLOW if slow else 1.0)
         self.gradients.zero()
         self.running.begin()
 
@@ -111,6 +108,8 @@ class OwnStep:
                 f"the tiles of a step are computed once (step {self.number + 1}: iterated again); "
                 "keep what you need of them"
             )
+        own = self._means.own
+        offset_px, device = own.plan.rule.offset_px, own.network.pipe.devices[-1]
         for place in range(self._count):
             parts = next(self._tiles)
             self._last = place + 1 == self._count
@@ -119,7 +118,7 @@ class OwnStep:
             (part,) = parts
             work, self._waits = part.work, True
             self._means.local.at(Origin((work.sample.number,), work.tiling, (work.number,)))
-            yield OwnTile.of(part, self._means.offset_px, self._means.device)
+            yield OwnTile.of(part, offset_px, device)
             self._check_added()
         self._over = True
         self._means.local.at(None)
@@ -185,7 +184,7 @@ class OwnStep:
         self._means.running.finish()
         sums = np.empty(2)
         self._means.comm.Allreduce(self._sums, sums)
-        self._means.watchdog.rest()  # what comes behind a step is somebody else's
+        self._means.own.watchdog.rest()  # what comes behind a step is somebody else's
         loss, weight = map(float, sums)
         if not weight > 0:
             return 0.0

@@ -12,7 +12,7 @@ from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
 from tilenet.parallel.ranks.layout import RunDevices
-from tilenet.parallel.ranks.together import end_if_asked, together
+from tilenet.parallel.ranks.together import RankControl, end_if_asked, together
 from tilenet.report.page import try_report
 from tilenet.training.announce import announce_images
 from tilenet.training.config.run_file import RunFile
@@ -90,25 +90,26 @@ def _train(
             watchdog = stack.enter_context(Watchdog(run.hang_seconds, name))
             # From here on: MPICH catches SIGUSR1 itself, and forgets it.
             stop = stack.enter_context(StopRequests())
+        control = RankControl(comm, watchdog, stop)
         with together(comm, stop) as turns:
             opened = open_images(run, stack, watchdog, turns.part_done)
-        kind = run.network, len(opened.shapes[0][0]), len(run.class_names), run.seed
-        architecture = share_architecture(*kind, comm, watchdog, stop, module, run.window_px)
+        names, num_bands = run.class_names, len(opened.shapes[0][0])
+        architecture = share_architecture(
+            run.network, num_bands, len(names), run.seed, control, module, run.window_px
+        )
         with together(comm, stop):
             plan = plan_run(run, opened.shapes, comm.size, architecture)
         terms = run.terms | {"files": agree_on_files(opened, comm, watchdog, stop)}
         keep = run.checkpoints.keep
         folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms, keep=keep)
         stack.enter_context(folder).open(comm, watchdog, resume=resume, overwrite=overwrite)
-        context_px, names = plan.record.context().context_any_pixel_px, run.class_names
-        chosen_by = run.validation, len(names), run.seed, context_px
-        opened = hold_out(opened, *chosen_by, comm, watchdog, stop)
+        context_px = plan.record.context().context_any_pixel_px
+        opened = hold_out(opened, run.validation, len(names), run.seed, context_px, control)
         if comm.rank == 0:
             as_made = run.init is None and not folder.has_checkpoint
             announce_images(opened, plan, as_made=as_made)
-        made = architecture.module
-        loop = _prepare(run, plan, made, opened, folder, callbacks, watchdog, stop, stack, comm)
-        finished = loop.run()
+        loop = _prepare(run, plan, architecture.module, opened, folder, control, stack)
+        finished = loop.run(callbacks)
         if comm.rank == 0:
             # A job that was told to end has no time for maps.
             try_report(folder.path, maps=finished)
@@ -124,17 +125,15 @@ def _prepare(
     module: nn.Module | None,
     opened: RunImages,
     folder: RunFolder,
-    callbacks: Callbacks,
-    watchdog: Watchdog,
-    stop: StopRequests,
+    control: RankControl,
     stack: ExitStack,
-    comm: "MPI.Intracomm",
 ) -> Loop:
     """Look at the images, build the network, and make ready what the steps need. Collective.
 
     Args:
         module: The user module, on the rank that made it; its proof uses it up.
     """
+    comm, watchdog, stop = control.comm, control.watchdog, control.stop
     watchdog.arm("the start of the run", SLOW)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
     devices.compute_in(run.precision, stack, comm)
@@ -145,14 +144,12 @@ def _prepare(
         statistics = run.network.statistics or (found.mean, found.std)
         plan = replace(plan, record=folder.record(plan.record, *statistics))
         data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
-    network = proved_network(run, plan, module, data, devices, comm, stop)
+    network = proved_network(run, plan, module, data, devices, control)
     validation, loss = None, run.loss_with(weights)
     if opened.validation:
-        scored = plan.record, opened.validation, loss, run.validation.batch_size
-        places, later = (plan.balance, devices.partitions), network.later_bytes
-        scoring = Validation(*scored, *places, watchdog, comm, stop, later)
+        batch_size = run.validation.batch_size
+        scoring = Validation(network, opened.validation, loss, batch_size, control)
         every = run.validation.every or data.schedule.steps_per_epoch
         validation = RunValidation(scoring, run.score, every, data.last, folder)
     end_if_asked(comm, stop)
-    common = callbacks, watchdog, stop, comm
-    return Loop(run, plan, data, network, loss, validation, folder, devices.layout, *common)
+    return Loop(run, network, data, loss, validation, folder, control)

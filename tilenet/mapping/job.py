@@ -31,7 +31,7 @@ from tilenet.planning.maps import MapPlan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["MapJob", "MapSink"]
+__all__ = ["MapJob", "MapSink", "Placement"]
 
 # What rank 0 takes of another rank's window at once, if the image is shared out over the ranks.
 PIECE_PX = BLOCK_PX, 4 * BLOCK_PX
@@ -48,27 +48,36 @@ class MapSink(Protocol):
 
 
 @dataclass(frozen=True)
+class Placement:
+    """A network's partitions on the devices of a rank.
+
+    Attributes:
+        balance: Layers per partition.
+        devices: One per partition.
+        precision: Precision of the arithmetic, as for `Pipe`.
+    """
+
+    balance: tuple[int, ...]
+    devices: tuple[torch.device, ...]
+    precision: str
+
+
+@dataclass(frozen=True)
 class MapJob:
     """The ranks' work on a map. All methods are collective.
 
     Attributes:
         at_once: Tiles that a rank has in the pipeline at a time.
-        first_rank: Rank that computes the first tile; the others follow in turn.
-        brief: Whether progress shows only while it takes long.
-        what: Is said before it.
+        what: Is said before progress; None: it shows only while it takes long.
         maps: What the passes of a sweep for statistics leave for the one that maps.
     """
 
     plan: MapPlan
     mapper: Mapper
     network: Network
-    balance: tuple[int, ...]
-    devices: tuple[torch.device, ...]
-    precision: str
+    placement: Placement
     watchdog: Watchdog
     at_once: int = 1
-    first_rank: int = 0
-    brief: bool = False
     what: str | None = None
     maps: KeptMaps = field(default_factory=KeptMaps, init=False)
 
@@ -80,28 +89,29 @@ class MapJob:
         """
         if not self.plan.passes:
             return self.network
+        placement, brief = self.placement, self.what is None
         if self.plan.method == "sweep":
             layers = [index for index, _ in self.plan.passes]
             self.maps.after = dict(zip(layers, self.plan.kept, strict=True))
             return sweep_statistics(
-                self.network.to(self.devices[0]),
+                self.network.to(placement.devices[0]),
                 self.mapper.record.layers,
                 self.plan.passes,
-                self.precision,
-                lambda w: self.mapper.input(w)[0].to(self.devices[0]),
+                placement.precision,
+                lambda w: self.mapper.input(w)[0].to(placement.devices[0]),
                 comm,
                 self.watchdog,
                 self.maps,
                 kept,
-                brief=self.brief,
+                brief=brief,
             )
         finder = StatisticPasses(
             self.mapper.record.layers,
-            self.balance,
-            self.devices,
-            self.precision,
+            placement.balance,
+            placement.devices,
+            placement.precision,
             lambda w: self.mapper.input(w)[0],
-            brief=self.brief,
+            brief=brief,
         )
         return finder.run(self.network, self.plan.passes, comm, self.watchdog, kept)
 
@@ -111,6 +121,7 @@ class MapJob:
         comm: "MPI.Intracomm",
         sink: MapSink,
         resume: MapResume | None = None,
+        first_rank: int = 0,
     ) -> None:
         """Compute the map and hand it to the sink.
 
@@ -119,6 +130,7 @@ class MapJob:
 
         Args:
             resume: Hears of each round of tiles.
+            first_rank: Rank that computes the first of tiles; the others follow in turn.
 
         Raises:
             StopAgreed: On all ranks, if `resume` had any of them asked to stop.
@@ -128,13 +140,14 @@ class MapJob:
         elif self.plan.method == "sweep":
             self._strip_by_strip(network, comm, sink, resume)
         elif self.plan.method == "windows":
-            self._tile_by_tile(self._pipe(network), comm, sink, resume)
+            self._tile_by_tile(self._pipe(network), comm, sink, resume, first_rank)
         else:
-            placed = placed_network(network, self.mapper.record.layers, self.balance)
-            self._tile_by_tile(self._pipe(placed), comm, sink, resume)
+            placed = placed_network(network, self.mapper.record.layers, self.placement.balance)
+            self._tile_by_tile(self._pipe(placed), comm, sink, resume, first_rank)
 
     def _pipe(self, network: Network) -> Pipe:
-        return Pipe(network, self.balance, self.devices, precision=self.precision, inline=True)
+        at = self.placement
+        return Pipe(network, at.balance, at.devices, precision=at.precision, inline=True)
 
     def wanted(self, comm: "MPI.Intracomm", sink: MapSink) -> list[Tile]:
         """The tiles that have to be computed; not collective."""
@@ -142,14 +155,19 @@ class MapJob:
         return [tile for tile in self.plan.tiling.tiles if sink.wants(comm.rank, tile.own)]
 
     def _tile_by_tile(
-        self, pipe: Pipe, comm: "MPI.Intracomm", sink: MapSink, resume: MapResume | None
+        self,
+        pipe: Pipe,
+        comm: "MPI.Intracomm",
+        sink: MapSink,
+        resume: MapResume | None,
+        first_rank: int,
     ) -> None:
         """Compute the tiles in rounds, as many per rank as are in the pipeline at a time."""
         tiles = self.wanted(comm, sink)
         began, pixels = time.monotonic(), 0
         each = comm.size * self.at_once
-        place = (comm.rank - self.first_rank) % comm.size
-        bar = progress_bar(comm, len(tiles), "tile", brief=self.brief, what=self.what)
+        place = (comm.rank - first_rank) % comm.size
+        bar = progress_bar(comm, len(tiles), "tile", brief=self.what is None, what=self.what)
         with bar as progress:
             for start in range(0, len(tiles), each):
                 # A rank that is ahead waits for rank 0 when it hands on its next tile but one.
@@ -157,7 +175,7 @@ class MapJob:
                 turn = tiles[start : start + each]
                 found = self.mapper.tiles(pipe, turn[place :: comm.size])
                 for number, tile in enumerate(turn):
-                    rank = (number + self.first_rank) % comm.size
+                    rank = (number + first_rank) % comm.size
                     if sink.wants(rank, tile.own):
                         # Taken off the list, so that logits go as soon as they are taken up.
                         computed = found.pop(0) if rank == comm.rank else None
@@ -177,17 +195,16 @@ class MapJob:
         tiles, wanted = tiling.tiles, [tiling.number(t.own) for t in self.wanted(comm, sink)]
         shares = bands(tiling, wanted, comm.size)
         turns = [[number for band in share for number in band.tiles] for share in shares]
-        network = network.to(self.devices[0]).eval()
+        device, precision = self.placement.devices[0], self.placement.precision
+        network = network.to(device).eval()
         apart = comm.Dup()  # halos are sent while sinks send pieces
         columns = columns_of(layers, tiling, apart)
         mine = chain.from_iterable(
-            self.mapper.strips(
-                network, layers, band, self.devices[0], self.precision, columns, self.maps
-            )
+            self.mapper.strips(network, layers, band, device, precision, columns, self.maps)
             for band in shares[comm.rank]
         )
         rounds = max(len(turn) for turn in turns)
-        bar = progress_bar(comm, len(wanted), "strip", brief=self.brief, what=self.what)
+        bar = progress_bar(comm, len(wanted), "strip", brief=self.what is None, what=self.what)
         with bar as progress:
             for number in range(rounds):
                 self.watchdog.arm(f"round {number} of strips", 1.0 if number else SLOW)
@@ -208,7 +225,7 @@ class MapJob:
         """Compute all windows at once, one per rank, and hand them on in pieces."""
         tiling, mapper = self.plan.tiling, self.mapper
         spatial = spatial_network(
-            network, mapper.record.layers, self.balance, "exchange", comm, comm
+            network, mapper.record.layers, self.placement.balance, "exchange", comm, comm
         ).eval()
         self.watchdog.arm("the pass over the image", SLOW)
         mine = tiling.tiles[comm.rank].own
@@ -220,7 +237,7 @@ class MapJob:
         spatial.close()
         pieces = list(own_pieces(tiling, *PIECE_PX))
         last = 0
-        bar = progress_bar(comm, len(pieces), "piece", brief=self.brief, what=self.what)
+        bar = progress_bar(comm, len(pieces), "piece", brief=self.what is None, what=self.what)
         with bar as progress:
             for number, (rank, window) in enumerate(pieces):
                 if not sink.wants(rank, window):

@@ -15,7 +15,7 @@ from tilenet.data.survey import share_collars
 from tilenet.mapping.announce import announce_map
 from tilenet.mapping.choose import decide_map
 from tilenet.mapping.in_memory import MapInMemory
-from tilenet.mapping.job import MapJob
+from tilenet.mapping.job import MapJob, Placement
 from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.prediction import MapSource, Prediction
 from tilenet.mapping.prove import prove_map
@@ -147,9 +147,7 @@ def _job(
         plan,
         Mapper(source.output, record, image, plan.tiling, dtype, scaled=scaled),
         source.network,
-        tuple(balance),
-        tuple(devices),
-        source.precision,
+        Placement(tuple(balance), tuple(devices), source.precision),
         watchdog,
         what=os.path.basename(image.files[0]),
     )
@@ -178,7 +176,7 @@ def _make(
     with agreed(comm):
         made_of = None
         if resumes and comm.rank == 0:
-            how = tiling, plan.method, job.devices[0].type
+            how = tiling, plan.method, job.placement.devices[0].type
             made_of = source.made_of(*how, scaled=wanted.scaled)
     # Opened before the work: what cannot be written is known before hours have passed.
     target: AbstractContextManager[MapWriter | MapInMemory | None] = nullcontext()

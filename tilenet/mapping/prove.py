@@ -59,7 +59,7 @@ def prove_map(job: MapJob, comm: "MPI.Intracomm") -> None:
     except TilenetError as error:
         reason = str(error)
     else:
-        with no_trace(job.devices):
+        with no_trace(job.placement.devices):
             reason = _prove(job, plan, comm)
     say_why_not(reason, comm)
 
@@ -115,7 +115,7 @@ def _prove(job: MapJob, plan: MapPlan, comm: "MPI.Intracomm") -> str:
     generator = torch.Generator().manual_seed(0)
     shape = 1, layers[0].in_channels, *size
     image = torch.randn(shape, generator=generator, dtype=torch.float64)
-    precision = proof_precision(job.devices, comm)
+    precision = proof_precision(job.placement.devices, comm)
     dtype = torch.float64 if precision == "float64" else torch.float32
     wanted, rounding = {}, 0.0
     reason: str = ""
@@ -125,7 +125,8 @@ def _prove(job: MapJob, plan: MapPlan, comm: "MPI.Intracomm") -> str:
             if not wanted["logits"].isfinite().all():
                 reason = "the network gives values without end"
             elif precision == "float32":
-                apart = _on_whole(job.network, image, dtype, job.devices[0]) - wanted["logits"]
+                device = job.placement.devices[0]
+                apart = _on_whole(job.network, image, dtype, device) - wanted["logits"]
                 rounding = float(apart.abs().max()) / _scale(wanted["logits"])
     reason, rounding = comm.bcast((reason, rounding))
     if reason:
@@ -136,8 +137,8 @@ def _prove(job: MapJob, plan: MapPlan, comm: "MPI.Intracomm") -> str:
         plan=plan,
         mapper=_RandomMapper(job.mapper, plan.tiling, image.to(dtype)),
         network=copy.deepcopy(job.network).to(dtype),
-        precision=precision,
-        brief=True,
+        placement=replace(job.placement, precision=precision),
+        what=None,
     )
     sink = _Comparing(comm.rank, logits)
     own.map(own.fix_statistics(comm), comm, sink)
@@ -151,7 +152,7 @@ def _prove(job: MapJob, plan: MapPlan, comm: "MPI.Intracomm") -> str:
 def _how(job: MapJob, num_ranks: int) -> str:
     """Ranks, method and partitions, for people."""
     rows, cols = job.plan.tiling.grid
-    number, parts, passes = num_ranks, len(job.balance), len(job.plan.passes) + 1
+    number, parts, passes = num_ranks, len(job.placement.balance), len(job.plan.passes) + 1
     ranks = f"{rows} × {cols}" if job.plan.method == "exchange" else f"{number}"
     kind = "sweeps" if job.plan.method == "sweep" else "passes"
     method = f"{passes} {kind}" if passes > 1 else job.plan.method

@@ -54,7 +54,7 @@ def rgba(picture: NDArray[np.uint8], valid: NDArray[np.bool_]) -> NDArray[np.uin
 def class_picture(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.uint8]:
     """Classes in their colours (3, H, W); light grey where there is none."""
     known = (labels >= 0) & (labels < num_classes)
-    colours = _colours(num_classes)
+    colours = np.array([colour[:3] for colour in class_colours(num_classes)], np.uint8)
     picture = colours[np.where(known, labels, 0)].transpose(2, 0, 1)
     return np.where(known, picture, 245).astype(np.uint8)
 
@@ -88,10 +88,6 @@ def error_picture(
     for colour, where in ((RIGHT, labels == found), (WRONG, labels != found)):
         picture[:, counts & where] = np.array(colour, np.uint8)[:, None]
     return picture
-
-
-def _colours(num_classes: int) -> NDArray[np.uint8]:
-    return np.array([colour[:3] for colour in class_colours(num_classes)], np.uint8)
 
 
 def _stretch(

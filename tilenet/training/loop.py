@@ -1,16 +1,14 @@
 """The steps of a run on one rank: read, compute, sum, update, record."""
 
-from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 from tilenet.errors import AgreedError
 from tilenet.model.loss import Loss
 from tilenet.parallel.health.progress import progress_bar
-from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.trace import TraceRecorder
-from tilenet.parallel.health.watchdog import SLOW, Watchdog
+from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.together import RankControl
 from tilenet.training.announce import announce
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder import RunFolder
@@ -18,12 +16,8 @@ from tilenet.training.images.workload import RunData
 from tilenet.training.log import Callbacks, RunLog
 from tilenet.training.network import RunNetwork
 from tilenet.training.record import RunAccount, keep_run
-from tilenet.training.setup import RunPlan
 from tilenet.training.step import Step, StepResult, Update
 from tilenet.training.validation import RunValidation
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 __all__ = ["Loop"]
 
@@ -33,44 +27,36 @@ class Loop:
 
     Args:
         run: What was asked.
-        plan: How the run is laid out, with the statistics of the images.
-        data: What the steps see.
         network: Over the devices of this rank; closed after the last step.
+        data: What the steps see.
         loss: With the weights of the classes.
         validation: Between the steps; None: nothing is held out.
         folder: Folder of the run.
-        layout: What ranks there are, in lines.
-        callbacks: Hear of each step and validation.
-        watchdog: Armed for each step, checkpoint and validation.
-        stop: Requests to stop.
-        comm: All ranks.
+        control: Ranks of the run; the watchdog is armed for each step, checkpoint and validation.
     """
 
     def __init__(
         self,
         run: RunFile,
-        plan: RunPlan,
-        data: RunData,
         network: RunNetwork,
+        data: RunData,
         loss: Loss,
         validation: RunValidation | None,
         folder: RunFolder,
-        layout: Sequence[str],
-        callbacks: Callbacks,
-        watchdog: Watchdog,
-        stop: StopRequests,
-        comm: "MPI.Intracomm",
+        control: RankControl,
     ) -> None:
-        self.run_file, self.plan, self.data, self.network = run, plan, data, network
-        self.loss, self.validation, self.folder, self.layout = loss, validation, folder, layout
-        self.callbacks = callbacks
-        self.watchdog, self.stop, self.comm = watchdog, stop, comm
+        self.run_file, self.network, self.data = run, network, data
+        self.plan, self.loss, self.validation, self.folder = network.plan, loss, validation, folder
+        self.watchdog, self.stop, self.comm = control.watchdog, control.stop, control.comm
         self.account = RunAccount()
         steps, shown = run.profile.numbers, network.pipe.devices
-        self.trace = TraceRecorder(folder.path, steps, shown, write=comm.rank == 0)
+        self.trace = TraceRecorder(folder.path, steps, shown, write=self.comm.rank == 0)
 
-    def run(self) -> bool:
+    def run(self, callbacks: Callbacks) -> bool:
         """Make all steps that are left; return whether nothing of the run is left to do.
+
+        Args:
+            callbacks: Hear of each step and validation.
 
         Raises:
             AgreedError: On all ranks, for what any rank found wrong.
@@ -88,7 +74,7 @@ class Loop:
             state = self.update.optimizer, self.update.scale, run.init, self.plan.record.names
             first = self.folder.load(network, *state)
         with agreed(comm):  # and not before: others may still read what begin deletes
-            log = self._begin(first)
+            log = self._begin(first, callbacks)
         step = self._step()
         if comm.rank == 0:
             left, transport = max(self.data.last - first, 0), step.gradients.transport
@@ -112,33 +98,33 @@ class Loop:
         self.account.write(self.folder.path, first, comm)
         return finished
 
-    def _begin(self, first: int) -> RunLog | None:
+    def _begin(self, first: int, callbacks: Callbacks) -> RunLog | None:
         """Delete what an earlier run left; have rank 0 keep the run file, and open its log."""
         self.folder.begin()
         if self.comm.rank > 0:
             return None
         run, path, sample = self.run_file, self.folder.path, self.data.schedule.samples(0)[0]
-        left = self.data.images.validation, self.layout
+        left = self.data.images.validation, self.network.devices.layout
         keep_run(path, run, self.plan, self.network.pipe, sample, *left)
         score = run.score if run.validation.wanted else None
-        names, callbacks, task = run.class_names, self.callbacks, run.task
-        more = names, score, first
-        return RunLog(path, *more, tensorboard=run.tensorboard, callbacks=callbacks, task=task)
+        return RunLog(
+            path,
+            run.class_names,
+            score,
+            first,
+            tensorboard=run.tensorboard,
+            callbacks=callbacks,
+            task=run.task,
+        )
 
     def _step(self) -> Step:
-        gradients = self.run_file.gradients
         return Step(
-            self.network.pipe,
+            self.network,
             self.loss,
             self.update,
-            gradients.transport,
-            gradients.piece_bytes,
-            self.plan.rule.offset_px,
-            self.plan.micro_batches,
+            self.run_file.gradients,
             self.folder.path,
             self.comm,
-            self.network.image_comm,
-            self.network.swap_statistics,
         )
 
     def _close(self, step: Step) -> None:

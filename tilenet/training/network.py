@@ -1,6 +1,5 @@
 """The network of a run over the devices of a rank, with what it swaps."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -8,17 +7,15 @@ from tilenet.geometry.layers import by_place
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, build_network
 from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
-from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
-from tilenet.parallel.ranks.together import together
+from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.parallel.sums.transport_choice import exchange_from
 from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.planning.memory.partition import OPTIMIZER_STATES
-from tilenet.training.config.keys import SwappingKeys
 from tilenet.training.setup import RunPlan
-from tilenet.training.swap import Load, SwapMode, decide_swaps, pipe_swaps
+from tilenet.training.swap import SwapRequest, decide_swaps, pipe_swaps
 from tilenet.training.swept import AnyPipe, swept_pipe
 
 if TYPE_CHECKING:
@@ -33,17 +30,15 @@ class RunNetwork:
     Args:
         plan: How the run is laid out.
         devices: One per partition.
-        swap: What is swapped: `off`, `auto` or `all`.
-        swapping: Where swapped tensors go, and how much may stay.
-        optimizer: What it keeps of each parameter, see `partition_bytes`.
-        loads: What this rank computes at a time, in steps of whatever size.
+        request: What is swapped.
         seed: Seed of the first weights.
         halos_from: From where halos of feature maps are sent: `auto`, `host` or `device`.
-        comm: All ranks.
-        stop: Stop to stop while weights are drawn.
+        control: Ranks of the run; requests to stop are heard while weights are drawn.
         filled: The plain network with its weights; None: it is built here, and they are drawn.
 
     Attributes:
+        plan: As given.
+        devices: As given.
         network: Its layers reach over the ranks of an image where they must.
         pipe: The network over the devices.
         image_comm: Ranks of the same image, row by row of the grid.
@@ -57,22 +52,18 @@ class RunNetwork:
         self,
         plan: RunPlan,
         devices: RunDevices,
-        swap: SwapMode,
-        swapping: SwappingKeys,
-        optimizer: str,
-        loads: Sequence[Load],
+        request: SwapRequest,
         seed: int,
         halos_from: str,
-        comm: "MPI.Intracomm",
-        stop: StopRequests | None = None,
+        control: RankControl,
         filled: Network | None = None,
     ) -> None:
-        record = plan.record
-        self._device, self._optimizer = devices.partitions[0], optimizer
+        record, comm = plan.record, control.comm
+        self.plan, self.devices, self._optimizer = plan, devices, request.optimizer
         if plan.needs_all_tiles:
             devices.check_threads(comm)
-        swaps = decide_swaps(swap, swapping, plan, optimizer, loads, devices, comm)
-        with together(comm, stop) as turns:
+        swaps = decide_swaps(request, plan, devices, comm)
+        with together(comm, control.stop) as turns:
             dtype, done = parameter_dtype(record.precision), turns.part_done
             self.network: Network = filled or build_network(
                 record.layers, seed, dtype, layer_done=done
@@ -98,7 +89,8 @@ class RunNetwork:
                 device_mpi=_device_mpi(halos_from, devices, comm),
             )
         with agreed(comm):
-            self._swaps = None if swaps is None else pipe_swaps(swaps, swapping, devices.partitions)
+            keys, here = request.keys, devices.partitions
+            self._swaps = None if swaps is None else pipe_swaps(swaps, keys, here)
         self.pipe = Pipe(
             self.network,
             plan.balance,
@@ -118,7 +110,8 @@ class RunNetwork:
     @property
     def later_bytes(self) -> int:
         """Bytes of the first device that gradients and states of the optimizer will take."""
-        here = sum(one.nbytes for one in self.network.trained if one.device == self._device)
+        device = self.devices.partitions[0]
+        here = sum(one.nbytes for one in self.network.trained if one.device == device)
         return here * (1 + OPTIMIZER_STATES[self._optimizer])
 
     def swapping(self) -> AbstractContextManager[None]:

@@ -24,20 +24,20 @@ from tilenet.errors import AgreedError
 from tilenet.geometry.tiles import halo_rule
 from tilenet.mapping.choose import decide_map
 from tilenet.mapping.count import CountingSink, NumbersSink, ScoringSink
-from tilenet.mapping.job import MapJob
+from tilenet.mapping.job import MapJob, Placement
 from tilenet.mapping.mapper import Mapper
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.loss import Loss
 from tilenet.model.network import Network, network_to_score
-from tilenet.parallel.health.signals import StopRequests
-from tilenet.parallel.health.watchdog import SLOW, Watchdog
+from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.together import RankControl
 from tilenet.planning.maps import MapPlan
 from tilenet.scores import number_scores, scores
-from tilenet.storage.network_json import NetworkRecord
+from tilenet.training.network import RunNetwork
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    pass
 
 __all__ = ["Validated", "ValidatedNumbers", "Validation"]
 
@@ -90,15 +90,13 @@ class Validation:
     """Validations of a run. Collective to make and to run.
 
     Args:
-        record: The network, with the statistics of the training images.
+        network: That of training; its layers stay on their devices, so that no parameter moves.
+            What training will yet take of its first device is left free.
         images: What is held out.
         loss: That of training.
         batch_size: Tiles that are computed at once.
-        balance: Layers per partition, as in training, so that no parameter moves.
-        devices: One per partition.
-        watchdog: Armed for each block of images that are looked at, and each round of tiles.
-        requests: Requests to stop while images are looked at.
-        later_bytes: Bytes of the first device that training takes before the first validation.
+        control: Ranks of the run. The watchdog is armed for each block of images that are looked
+            at, and each round of tiles; requests to stop are heard while images are looked at.
 
     Raises:
         AgreedError: An image cannot be mapped, or labels do not fit the classes.
@@ -107,28 +105,24 @@ class Validation:
 
     def __init__(
         self,
-        record: NetworkRecord,
+        network: RunNetwork,
         images: Sequence[ValidationImage],
         loss: Loss,
         batch_size: int,
-        balance: tuple[int, ...],
-        devices: tuple[torch.device, ...],
-        watchdog: Watchdog,
-        comm: "MPI.Intracomm",
-        requests: StopRequests | None = None,
-        later_bytes: int = 0,
+        control: RankControl,
     ) -> None:
-        self.record, self.images = record, images
+        self.record, self.images = network.plan.record, images
         self.loss, self.batch_size = loss, batch_size
-        self.balance, self.devices = balance, devices
-        self.watchdog, self.comm = watchdog, comm
+        self.balance, self.devices = network.plan.balance, network.devices.partitions
+        self.watchdog, self.comm = control.watchdog, control.comm
+        record, devices, comm = self.record, self.devices, self.comm
         self.dtype = parameter_dtype(record.precision)
         context = record.context()
         if whole := [one for one in images if one.windows is None]:
             # What is wrong with them is found before the first step, not after an epoch.
             files = [one.image for one in whole], [one.labels for one in whole]
             number = len(record.classes)
-            survey(*files, number, None, comm, watchdog=watchdog, requests=requests)
+            survey(*files, number, None, comm, watchdog=self.watchdog, requests=control.stop)
         rule = halo_rule("exact", context, record.layers, record.epsilon_px)
         self.plans = [
             decide_map(
@@ -141,7 +135,7 @@ class Validation:
                 at_once=batch_size,
                 # Of blocks that are held out, tiles compute no more than is scored.
                 sweeps=len(devices) == 1 and one.windows is None,
-                later_bytes=later_bytes,
+                later_bytes=network.later_bytes,
             )
             for one in images
         ]
@@ -171,8 +165,8 @@ class Validation:
         with agreed(self.comm):  # nothing is sent, so that ranks share many small images too
             for one, plan in zip(self.images, self.plans, strict=True):
                 if plan.method in ("tiles", "windows"):
-                    job, sink = self._job(one, plan, plain, weights, first_rank)
-                    job.map(plain, self.comm, sink)
+                    job, sink = self._job(one, plan, plain, weights)
+                    job.map(plain, self.comm, sink, first_rank=first_rank)
                     sinks.append(sink)
                     first_rank = (first_rank + len(job.wanted(self.comm, sink))) % self.comm.size
             self._wait_for_others()
@@ -205,30 +199,15 @@ class Validation:
             )
 
     def _job(
-        self,
-        one: ValidationImage,
-        plan: MapPlan,
-        network: Network,
-        weights: Tensor,
-        first_rank: int = 0,
+        self, one: ValidationImage, plan: MapPlan, network: Network, weights: Tensor
     ) -> tuple[MapJob, ScoringSink]:
         """The map of an image, and what scores its pixels."""
         numbers = self.record.task == "regression"
         mapper = Mapper(
             "values" if numbers else "classes", self.record, one.image, plan.tiling, self.dtype
         )
-        job = MapJob(
-            plan,
-            mapper,
-            network,
-            self.balance,
-            self.devices,
-            self.record.precision,
-            self.watchdog,
-            self.batch_size,
-            first_rank,
-            brief=True,
-        )
+        placement = Placement(self.balance, self.devices, self.record.precision)
+        job = MapJob(plan, mapper, network, placement, self.watchdog, self.batch_size)
         if numbers:
             return job, NumbersSink(one, self.loss, self.comm.rank)
         return job, CountingSink(mapper, one, weights, self.comm.rank)

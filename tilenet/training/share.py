@@ -11,11 +11,10 @@ from torch import nn
 
 from tilenet.adoption.adopt import Adopted
 from tilenet.geometry.layer_json import layer_from_json, layer_to_json
-from tilenet.parallel.health.signals import StopRequests
-from tilenet.parallel.health.watchdog import NEVER, SLOW, Watchdog
+from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.share import share_tensors
-from tilenet.parallel.ranks.together import together
+from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.training.architecture import Architecture
 from tilenet.training.config.keys import NetworkKeys
 
@@ -30,9 +29,7 @@ def share_architecture(
     bands: int,
     classes: int,
     seed: int,
-    comm: "MPI.Comm",
-    watchdog: Watchdog = NEVER,
-    stop: StopRequests | None = None,
+    control: RankControl,
     given: nn.Module | None = None,
     window_px: int | None = None,
 ) -> Architecture:
@@ -46,12 +43,13 @@ def share_architecture(
         AgreedError: It cannot be made, or is for other bands or classes.
         StopAgreed: A rank was asked to stop.
     """
+    comm = control.comm
     if keys.module is None:
         with agreed(comm):
             return Architecture.of(keys, bands, classes, seed)
-    watchdog.arm("the adoption of the module", SLOW)
+    control.watchdog.arm("the adoption of the module", SLOW)
     made: Architecture | None = None
-    with together(comm, stop):  # ranks that wait leave the cores to rank 0
+    with together(comm, control.stop):  # ranks that wait leave the cores to rank 0
         if comm.rank == 0 or window_px is not None:
             made = Architecture.of(keys, bands, classes, seed, given, window_px)
     adopted = share_adopted(made.adopted if made is not None and comm.rank == 0 else None, comm)

@@ -27,11 +27,12 @@ from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.health.progress import EXCHANGING, peak_bytes
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.values import RunningStatistics, global_sum
-from tilenet.parallel.swap.statistics import SwapCounts, SwapStatistics
+from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.planning.learning_rate import LearningRate
 from tilenet.storage.checkpoints import kept_checkpoint
+from tilenet.training.config.keys import GradientKeys
 from tilenet.training.images.workload import ReadTile
-from tilenet.training.swept import AnyPipe
+from tilenet.training.network import RunNetwork
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -110,41 +111,33 @@ class Step:
     """Steps of a run on one rank. Collective to make, to run and to close.
 
     Args:
-        pipe: The network over this rank's devices.
+        network: Over this rank's devices; its swap statistics are reset by each step.
         loss: Summed over the pixels that tiles own.
         update: Changes the weights.
-        transport: How gradients travel between ranks.
-        piece_bytes: Size of the pieces in which they do.
-        offset_px: Offset of the output in what a tile reads.
-        micro_batches: Most tiles in the pipeline at once.
+        gradients: How they are summed over ranks.
         folder: Folder of the run, whose checkpoint errors name.
         comm: All ranks.
-        image_comm: Ranks of the same images.
-        statistics: Statistics of what the pipe swaps, reset by each step; None: it swaps nothing.
     """
 
     def __init__(
         self,
-        pipe: AnyPipe,
+        network: RunNetwork,
         loss: Loss,
         update: Update,
-        transport: str,
-        piece_bytes: int,
-        offset_px: int,
-        micro_batches: int,
+        gradients: GradientKeys,
         folder: Path,
         comm: "MPI.Intracomm",
-        image_comm: "MPI.Intracomm",
-        statistics: SwapStatistics | None = None,
     ) -> None:
-        self.pipe, self.loss, self.update = pipe, loss, update
-        parameters = pipe.network.trained
-        self.gradients = GradientSum(parameters, comm, piece_bytes, transport)
-        self.offset_px, self.micro_batches, self.folder = offset_px, micro_batches, folder
-        self.comm, self.image_comm, self.statistics = comm, image_comm, statistics
+        self.pipe, self.loss, self.update = network.pipe, loss, update
+        parameters = self.pipe.network.trained
+        self.gradients = GradientSum(parameters, comm, gradients.piece_bytes, gradients.transport)
+        plan = network.plan
+        self.offset_px, self.micro_batches = plan.rule.offset_px, plan.micro_batches
+        self.folder, self.comm, self.image_comm = folder, comm, network.image_comm
+        self.statistics = network.swap_statistics
         self.dtype = parameters[0].dtype
-        self.device = pipe.devices[-1]
-        self.running = RunningStatistics(pipe.network, comm)
+        self.device = self.pipe.devices[-1]
+        self.running = RunningStatistics(self.pipe.network, comm)
         self._peak_bytes, self._read_seconds = 0, 0.0
 
     def take(

@@ -4,7 +4,7 @@ They must where layers exchange halos: what one of them computes again, its neig
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from math import inf, prod
@@ -33,7 +33,7 @@ from tilenet.training.setup import RunPlan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Load", "decide_swaps", "pipe_swaps"]
+__all__ = ["Load", "SwapRequest", "decide_swaps", "pipe_swaps"]
 
 GIB = 2**30
 RESERVE = 0.1  # share of a device for workspaces and fragmentation
@@ -57,32 +57,38 @@ class Load:
 SwapMode = Literal["off", "auto", "all"] | bool
 
 
-def decide_swaps(
-    mode: SwapMode,
-    keys: SwappingKeys,
-    plan: RunPlan,
-    optimizer: str,
-    loads: Sequence[Load],
-    devices: RunDevices,
-    comm: "MPI.Intracomm",
-) -> SwapPlan | None:
-    """What to swap; None: nothing. Collective.
+@dataclass(frozen=True)
+class SwapRequest:
+    """What a step shall swap, and what it must hold.
 
-    Args:
+    Attributes:
         mode: Nothing, no more than must be, or all that can be.
         keys: Limits, and where tensors go.
-        optimizer: See `partition_bytes`.
+        optimizer: What it keeps of each parameter, see `partition_bytes`.
         loads: Loads of this rank, in steps of whatever size: each must fit.
+    """
+
+    mode: SwapMode = "off"
+    keys: SwappingKeys = field(default_factory=SwappingKeys)
+    optimizer: str = "sgd"
+    loads: Sequence[Load] = ()
+
+
+def decide_swaps(
+    request: SwapRequest, plan: RunPlan, devices: RunDevices, comm: "MPI.Intracomm"
+) -> SwapPlan | None:
+    """What to swap; None: nothing. Collective.
 
     Raises:
         AgreedError: Nothing makes a step fit.
     """
+    mode, keys, optimizer = request.mode, request.keys, request.optimizer
     if mode == "off":
         return None
     with agreed(comm):
         limit = _limit_bytes(keys.device_gib, devices)
     limit = min(comm.allgather(limit))
-    load = _most(list(chain(*comm.allgather(loads))))
+    load = _most(list(chain(*comm.allgather(request.loads))))
     swaps = None
     with agreed(comm):
         if comm.rank == 0:

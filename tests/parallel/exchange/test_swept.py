@@ -17,7 +17,7 @@ from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
 from tilenet.model.network import Network, build_network
 from tilenet.parallel.exchange.fixed import FixedNorm, FixedPool, moments_of
-from tilenet.parallel.exchange.swept import Sweep
+from tilenet.parallel.exchange.swept import Sweep, SweptPart
 
 STRIPS = (1, 7, 32, 61, 500)
 
@@ -49,7 +49,7 @@ def with_statistics(layers: tuple[Layer, ...], net: Network, image: Tensor) -> N
 
 def swept(layers: tuple[Layer, ...], net: Network, image: Tensor, strip_rows: int) -> Tensor:
     edges = strip_edges(image.shape[2], strip_rows)
-    sweep = Sweep(layers, net, (image.shape[2], image.shape[3]), edges)
+    sweep = Sweep(layers, net, SweptPart((image.shape[2], image.shape[3]), edges))
     parts = [sweep.feed(part) for part in torch.split(image, strip_rows, dim=2)]
     while sum(part.shape[2] for part in parts) < image.shape[2]:
         parts.append(sweep.feed(None))
@@ -113,10 +113,10 @@ def test_statistics_that_are_not_given_are_refused(norm: str) -> None:
     layers = unet_layers(replace(UNetOptions(poolings=2, base=4), norm=norm))
     net = build_network(layers).train(norm == "batch")
     with pytest.raises(TilenetError, match=r"statistics of the whole image as given \(layer"):
-        Sweep(layers, net, (64, 64), (0, 16, 64))
+        Sweep(layers, net, SweptPart((64, 64), (0, 16, 64)))
 
 
 def test_averages_that_are_not_given_are_refused() -> None:
     adopted = adopt(network("gated"), 3)
     with pytest.raises(TilenetError, match="global_pool"):
-        Sweep(adopted.layers, adopted.network().eval(), (64, 64), (0, 16, 64))
+        Sweep(adopted.layers, adopted.network().eval(), SweptPart((64, 64), (0, 16, 64)))

@@ -15,7 +15,7 @@ from tilenet.geometry.layers import Activation, Stash
 from tilenet.geometry.sweep import strip_edges
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.parallel.exchange.swept import Sweep
+from tilenet.parallel.exchange.swept import Sweep, SweptPart
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.partition import block_bytes, inference_bytes, partition_bytes
@@ -148,7 +148,7 @@ SWEPT = UNetOptions(poolings=3, base=8, bands=4, classes=5, norm="batch")
 def test_a_sweep_takes_what_was_predicted(upsampling: str, strip_rows: int) -> None:
     layers = unet_layers(replace(SWEPT, upsampling=upsampling))
     network, edges = build_network(layers).eval(), strip_edges(512, strip_rows)
-    sweep, done = Sweep(layers, network, (512, 256), edges), 0
+    sweep, done = Sweep(layers, network, SweptPart((512, 256), edges)), 0
     with torch.inference_mode(), LiveBytes() as live:
         for first in range(0, 2 * 512, strip_rows):
             rows = min(strip_rows, 512 - first)

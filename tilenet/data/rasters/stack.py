@@ -235,12 +235,6 @@ class FileStack:
         return max(rows, BLOCK_PX) if self.resampled else rows
 
     @property
-    def block_cols(self) -> int:
-        """Columns of the widest blocks."""
-        cols = max(int(d.block_shapes[0][1]) for d in self.on_grid)
-        return max(cols, BLOCK_PX) if self.resampled else cols
-
-    @property
     def files(self) -> tuple[str, ...]:
         """All files that are read, with masks and whatever else lies next to them."""
         return tuple(str(path) for dataset in self._datasets for path in dataset.files)

@@ -43,7 +43,7 @@ from tilenet.model.skips import joined
 from tilenet.parallel.exchange.halo import Journey, Line, extend
 from tilenet.parallel.exchange.layers import spatial_layer, without_border
 
-__all__ = ["Columns", "KeptMaps", "State", "Sweep"]
+__all__ = ["Columns", "KeptMaps", "State", "Sweep", "SweptPart"]
 
 State = list[list[tuple[int, Tensor]]]
 
@@ -110,6 +110,21 @@ class KeptMaps:
         self.coming = {}
 
 
+@dataclass(frozen=True)
+class SweptPart:
+    """What is swept of an image, and in which strips.
+
+    Attributes:
+        size: Rows and columns of the image, extended to a multiple of the alignment.
+        edges: Rows between strips, counted from the part's first, see `geometry.sweep`.
+        window: From multiples of the alignment to others; None: the whole image.
+    """
+
+    size: tuple[int, int]
+    edges: Sequence[int]
+    window: Window | None = None
+
+
 class Sweep:
     """Makes the map of a part of an image; strips go in by `feed`, in order.
 
@@ -120,9 +135,7 @@ class Sweep:
         layers: A network with *same* padding, or its first layers.
         network: Of these layers, in evaluation mode, on one device; statistics of whole images are
             given (`fixed.py`) or frozen.
-        size: Rows and columns of the image, extended to a multiple of the alignment.
-        edges: Rows between strips, counted from the part's first, see `geometry.sweep`.
-        part: What is swept of the image, from multiples of the alignment to others; None: all.
+        part: Which part of the image.
         columns: Those that this rank holds of the part, where others hold the rest; None: it holds
             all. Then `feed` and `pass_strip` are collective.
         precision: As for `Pipe`.
@@ -140,22 +153,20 @@ class Sweep:
         self,
         layers: tuple[Layer, ...],
         network: Network,
-        size: tuple[int, int],
-        edges: Sequence[int],
-        part: Window | None = None,
+        part: SweptPart,
         precision: str = "float32",
         columns: Columns | None = None,
         *,
         compact: bool = False,
     ) -> None:
-        part = part or Window(0, 0, *size)
+        window = part.window or Window(0, 0, *part.size)
         self.layers, self.grids = layers, map_grids(layers)
-        self.strips = sweep(layers, edges)
-        self._shapes = map_shapes(layers, part.height, part.width)
-        self._image = map_shapes(layers, *size)
-        self.starts = [_first_cells(grid, part) for grid in self.grids]
+        self.strips = sweep(layers, part.edges)
+        self._shapes = map_shapes(layers, window.height, window.width)
+        self._image = map_shapes(layers, *part.size)
+        self.starts = [_first_cells(grid, window) for grid in self.grids]
         if columns is None:
-            alone = axis_shares(across(layers), part.width, (0, part.width))
+            alone = axis_shares(across(layers), window.width, (0, window.width))
             self._columns = Columns(alone, 0, Line(None))
         else:
             self._columns = columns

@@ -23,7 +23,7 @@ from tilenet.parallel.exchange.fixed import Statistic, statistic_of
 from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.exchange.passes import KeptSums, Values
-from tilenet.parallel.exchange.swept import Columns, KeptMaps, Sweep
+from tilenet.parallel.exchange.swept import Columns, KeptMaps, Sweep, SweptPart
 from tilenet.parallel.exchange.whole_maps import AveragedOver
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
@@ -67,7 +67,8 @@ def sweep_band(
     part = band.part
     edges = [*(span.first - part.row for span in band.strips), part.height]
     whole = part if columns is None else Window(part.row, 0, part.height, tiling.extended[1])
-    sweep = Sweep(layers, network, tiling.extended, edges, whole, precision, columns)
+    swept = SweptPart(tiling.extended, edges, whole)
+    sweep = Sweep(layers, network, swept, precision, columns)
     if kept is not None and whole == Window(0, 0, *tiling.extended):
         sweep.use(kept)
     (done, left), there = sweep.starts[-1], list[Tensor]()

@@ -23,7 +23,7 @@ from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.fixed import FixedPool
 from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.norm import Cells
-from tilenet.parallel.exchange.swept import Columns, Sweep
+from tilenet.parallel.exchange.swept import Columns, Sweep, SweptPart
 from tilenet.parallel.exchange.swept_backward import OfRows, swept_sum
 from tilenet.parallel.exchange.whole_maps import AveragedOver, bin_sums
 from tilenet.parallel.sums.values import global_sum
@@ -121,7 +121,7 @@ class _Part:
         pipe, network = self.pipe, self.pipe.network
         numbers, modules = tuple(averages), list(network)[:stop]
         columns = self.columns and self.columns.before(stop)
-        part = None if columns else self.tile.read
+        part = SweptPart(self.size, self.edges, None if columns else self.tile.read)
 
         def make(given: Sequence[Tensor]) -> Sweep:
             network.mask_key.images = self.origin.images
@@ -130,8 +130,6 @@ class _Part:
             return Sweep(
                 pipe.layers[:stop],
                 Network(modules, network.mask_key),
-                self.size,
-                self.edges,
                 part,
                 pipe.precision,
                 columns,

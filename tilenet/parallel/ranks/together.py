@@ -8,20 +8,37 @@ they are at.
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilenet.errors import TilenetError
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
+from tilenet.parallel.health.watchdog import NEVER, Watchdog
 from tilenet.parallel.ranks.comm import agreed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Turns", "end_if_asked", "together"]
+__all__ = ["RankControl", "Turns", "end_if_asked", "together"]
 
 SHORTEST_S, LONGEST_S = 1e-4, 0.02  # between two looks at whether the others have come
+
+
+@dataclass(frozen=True)
+class RankControl:
+    """How a rank works with the others of its run, and how it ends.
+
+    Attributes:
+        comm: All ranks.
+        watchdog: Armed for each phase of the run.
+        stop: Requests to stop.
+    """
+
+    comm: "MPI.Intracomm"
+    watchdog: Watchdog = NEVER
+    stop: StopRequests = field(default_factory=StopRequests)
 
 
 class Turns:

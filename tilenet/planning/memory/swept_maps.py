@@ -60,7 +60,6 @@ class _Held:
     layers: tuple[Layer, ...]
     height: int
     width: int
-    compact: bool = False
     sizes: dict[int, int] = field(default_factory=dict)  # of storages that were ever made
 
     def __post_init__(self) -> None:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,15 +9,10 @@ from numpy.typing import NDArray
 from tilenet.data.holdout import HeldOut, blocks_of, choose_held_out, labelled_blocks
 from tilenet.data.labels.source import HeldOutLabels, LabelSource, ValidationImage
 from tilenet.geometry.windows import Window
-from tilenet.parallel.health.signals import StopRequests
-from tilenet.parallel.health.watchdog import NEVER, Watchdog
 from tilenet.parallel.ranks.comm import agreed
-from tilenet.parallel.ranks.together import together
+from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.images.open import RunImages
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 __all__ = ["hold_out"]
 
@@ -29,9 +23,7 @@ def hold_out(
     num_classes: int,
     seed: int,
     context_px: int,
-    comm: "MPI.Intracomm",
-    watchdog: Watchdog = NEVER,
-    requests: StopRequests | None = None,
+    control: RankControl,
 ) -> RunImages:
     """Hide held-out blocks from training, and show them to validation. Collective.
 
@@ -41,8 +33,7 @@ def hold_out(
         keys: Which share of which blocks is held out.
         seed: Seed of their choice.
         context_px: What the network looks at around any pixel.
-        watchdog: Armed for each piece of the labels.
-        requests: Requests to stop.
+        control: Ranks of the run; the watchdog is armed for each piece of the labels.
 
     Raises:
         AgreedError: Labels cannot be read or are no class, or blocks are too few to be shared out.
@@ -50,6 +41,7 @@ def hold_out(
     """
     if not keys.share:
         return opened
+    comm, watchdog, requests = control.comm, control.watchdog, control.stop
     sizes = [image.size for image in opened.images]
     with agreed(comm):
         blocks = blocks_of(sizes, keys.block_px)

@@ -17,6 +17,7 @@ from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule
 from tilenet.parallel.proof import Difference, check_rounding, no_trace
 from tilenet.parallel.ranks.devices import NodePlace
 from tilenet.parallel.ranks.layout import RunDevices
+from tilenet.parallel.ranks.together import RankControl
 from tilenet.planning.compatibility import needs_all_tiles
 from tilenet.planning.mesh import MeshShape
 from tilenet.planning.small_image import ImageQuestion, choose_number_too, untested_halo
@@ -68,8 +69,9 @@ def prove_over_tiles(
             continue
         cpu, mine = RunDevices((torch.device("cpu"),), NodePlace(0, 1), []), copy.deepcopy(module)
         plan = plan_of(adopted, problem.tiling.rule, problem.tiling.grid)
+        control = RankControl(comm)
         with no_trace(cpu.partitions):
-            differences, reason = compare(plan, problem, mine, batch_norm, cpu, "host", comm)
+            differences, reason = compare(plan, problem, mine, batch_norm, cpu, "host", control)
         check_rounding(differences, tiles, "--no-prove")
         note = untested_halo(problem.tiling)
         proofs.append(TilesProof(tiles, differences, reason or note.removeprefix("; ")))

@@ -13,7 +13,6 @@ from torch import nn
 
 from tilenet.errors import TilenetError
 from tilenet.model.network import Network
-from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.proof import (
     Difference,
     largest,
@@ -24,7 +23,7 @@ from tilenet.parallel.proof import (
 )
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.share import share_tensors
-from tilenet.parallel.ranks.together import together
+from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.planning.compatibility import whole_image
 from tilenet.planning.mesh import most_tiles
 from tilenet.planning.small_image import (
@@ -33,7 +32,6 @@ from tilenet.planning.small_image import (
     proof_grid,
     untested_halo,
 )
-from tilenet.training.config.keys import SwappingKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.images.workload import RunData
 from tilenet.training.network import RunNetwork
@@ -47,6 +45,7 @@ from tilenet.training.proof.reference import (
 )
 from tilenet.training.proof.tiles import run_tiles
 from tilenet.training.setup import RunPlan
+from tilenet.training.swap import SwapRequest
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -60,8 +59,7 @@ def proved_network(
     module: nn.Module | None,
     data: RunData,
     devices: RunDevices,
-    comm: "MPI.Intracomm",
-    stop: StopRequests | None = None,
+    control: RankControl,
     filled: Network | None = None,
 ) -> RunNetwork:
     """The network of a run, whose ranks were compared with the module before. Collective.
@@ -78,7 +76,7 @@ def proved_network(
         StopAgreed: A rank was asked to stop.
     """
     sizes = [one.size for one in data.schedule.samples(0)]
-    pixels = data.last * sum(map(prod, sizes)) / comm.size
+    pixels = data.last * sum(map(prod, sizes)) / control.comm.size
     reason = ""
     if plan.halo_mode == "windows":
         assert module is not None  # on all ranks
@@ -91,13 +89,13 @@ def proved_network(
             reason = str(error)
         else:
             with no_trace(devices.partitions):
-                reason = _prove(run, plan, problem, module, devices, comm, stop)
-    say_why_not(reason, comm)
+                reason = _prove(run, plan, problem, module, devices, control)
+    say_why_not(reason, control.comm)
     if module is not None:
         with suppress(Exception):  # a user's module may have its own ideas of moving
             module.to("meta")  # frees its memory
-    kinds = run.optimizer.kind, data.work.loads(), run.seed, run.exchange_from
-    return RunNetwork(plan, devices, run.swap, run.swapping, *kinds, comm, stop, filled)
+    request = SwapRequest(run.swap, run.swapping, run.optimizer.kind, data.work.loads())
+    return RunNetwork(plan, devices, request, run.seed, run.exchange_from, control, filled)
 
 
 def _problem(plan: RunPlan, size: tuple[int, int], run_pixels: float) -> Problem:
@@ -132,15 +130,14 @@ def _prove(
     problem: Problem,
     module: nn.Module | None,
     devices: RunDevices,
-    comm: "MPI.Intracomm",
-    stop: StopRequests | None,
+    control: RankControl,
 ) -> str:
     """Compute, compare and say it; returns why it cannot be done."""
     norms, halos_from = run.network.batch_norm, run.exchange_from
-    differences, reason = compare(plan, problem, module, norms, devices, halos_from, comm, stop)
+    differences, reason = compare(plan, problem, module, norms, devices, halos_from, control)
     if differences:
         note = untested_halo(problem.tiling)
-        say_or_refuse(differences, _how(plan), note, "prove: false", comm)
+        say_or_refuse(differences, _how(plan), note, "prove: false", control.comm)
     return reason
 
 
@@ -151,8 +148,7 @@ def compare(
     batch_norm: str | None,
     devices: RunDevices,
     halos_from: str,
-    comm: "MPI.Intracomm",
-    stop: StopRequests | None = None,
+    control: RankControl,
 ) -> tuple[list[Difference], str]:
     """How far the ranks are from the module on the whole image; or why it is not known. Collective.
 
@@ -164,13 +160,14 @@ def compare(
     Raises:
         StopAgreed: A rank was asked to stop.
     """
+    comm = control.comm
     precision = proof_precision(devices.partitions, comm)
     # The lowest strips there are, for a small image would be one strip or two.
     record, strip_rows = replace(plan.record, precision=precision), plan.rule.alignment_px
     own = replace(plan, record=record, strip_rows=strip_rows)
     answer, rounding = None, (inf, inf)
     reason: str = ""
-    with together(comm, stop):  # ranks that wait leave the cores to rank 0
+    with together(comm, control.stop):  # ranks that wait leave the cores to rank 0
         if comm.rank == 0 and plan.adopted is not None:
             answer, reason = answer_of_module(module, plan.adopted, batch_norm, problem)
             if answer is not None and precision == "float32":
@@ -180,7 +177,7 @@ def compare(
         return [], reason
     logits = share_tensors({} if answer is None else {"logits": answer.logits}, comm)["logits"]
     # It swaps nothing, and its weights are the module's.
-    network = RunNetwork(own, devices, "off", SwappingKeys(), "sgd", (), 0, halos_from, comm, stop)
+    network = RunNetwork(own, devices, SwapRequest(), 0, halos_from, control)
     of_device = rounding if precision == "float32" else (None, None)
     with torch.set_grad_enabled(problem.chosen is None):
         apart = run_tiles(own, problem, network, logits, comm)
