@@ -22,7 +22,7 @@ def layer_of(*steps: Step, out: int = 4) -> Cellwise:
 @pytest.mark.parametrize(
     "name",
     [
-        "relu_.default", "bernoulli.default", "rand_like.default", "conv2d.default", "sort.default",
+        "relu_.default", "bernoulli.default", "rand_like.default", "conv3d.default", "sort.default",
         "set_.source_Storage", "from_file.default", "silu", "silu.", ".default", "__class__.x",
         "silu.__call__", "add.out", "dropout.default", "resize_.default", "max_pool2d.default",
     ],
