@@ -88,7 +88,7 @@ def of_plain_torch(crop_px: int) -> Counter[str]:
 
     layers = unet_layers(replace(PRESETS["small"], base=4, classes=3, dropout=0.0))
     network = build_network(layers, 1, torch.float32).train()
-    optimizer = torch.optim.AdamW(network.parameters(), foreach=False)
+    optimizer = torch.optim.AdamW(network.parameters(), fused=True)
     x, labels = torch.randn(1, 4, crop_px, crop_px), torch.randint(3, (1, crop_px, crop_px))
 
     def step() -> None:

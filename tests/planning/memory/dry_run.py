@@ -235,7 +235,7 @@ def _step(
     parameters = list(pipe.network.parameters())
     dtype = parameters[0].dtype
     with counting or nullcontext():
-        update = _prepare(pipe, live, optimizer)
+        states = _prepare(pipe, live, optimizer)
         images = []
         labels = []
         for _ in range(micro_batches):
@@ -249,7 +249,7 @@ def _step(
         copies = copies_made_by(owners.copy, live.owner_of)
         with new_phonies(), nullcontext() if one_device else copies:
             _forward_backward(pipe, images, labels, cut)
-        update()
+        del states
     return StepBytes(live.peak, tuple(live.peak_of[j] for j in range(len(pipe.partitions))))
 
 
@@ -276,9 +276,9 @@ def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return losses.sum(dtype=torch.float64)
 
 
-def _prepare(pipe: Pipe, live: OwnedBytes, optimizer: str) -> Callable[[], None]:
-    """Make the flat gradients and the optimizer's states; return the optimizer's step."""
-    states: list[tuple[Tensor, list[Tensor]]] = []
+def _prepare(pipe: Pipe, live: OwnedBytes, optimizer: str) -> list[Tensor]:
+    """Make the flat gradients; return the optimizer's states. Its step takes nothing more."""
+    states: list[Tensor] = []
     dtype = next(pipe.network.parameters()).dtype
     for number, partition in enumerate(pipe.partitions):
         live.owner = number
@@ -291,19 +291,8 @@ def _prepare(pipe: Pipe, live: OwnedBytes, optimizer: str) -> Callable[[], None]
             parameter.grad = flat[start:stop].view_as(parameter)
             start = stop
         for parameter in parameters:
-            like = range(OPTIMIZER_STATES[optimizer])
-            states.append((parameter, [torch.zeros_like(parameter) for _ in like]))
-
-    @torch.no_grad()
-    def step() -> None:
-        # torch's own asks its step counter for a number, which fake tensors cannot tell. As there,
-        # a parameter's last temporary lives until the next one's takes its name.
-        for _, kept in states:
-            if optimizer == "adamw":
-                denominator = kept[1].sqrt() / 1.0
-                denominator.add_(1e-8)
-
-    return step
+            states += [torch.zeros_like(parameter) for _ in range(OPTIMIZER_STATES[optimizer])]
+    return states
 
 
 @contextmanager
