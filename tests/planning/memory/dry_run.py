@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from owned_bytes import OwnedBytes, ScratchRule
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -24,6 +23,7 @@ from tilenet.model.choices import Checkpointing, parameter_dtype
 from tilenet.model.dropout import MaskKey
 from tilenet.model.gpipe import Copy, SkipTrackerThroughPotals
 from tilenet.model.in_place import in_place
+from tilenet.model.loss import cross_entropy, pixel_weight
 from tilenet.model.network import Network, build_layer, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
@@ -261,19 +261,9 @@ def _forward_backward(pipe: Pipe, images: list[Tensor], labels: list[Tensor], cu
         logits = outputs.pop(0).to(next(pipe.network.parameters()).dtype)
         if cut:
             logits = logits[:, :, cut:-cut, cut:-cut]
-        total = total + _summed_loss(logits, target)
+        pixel_weight(target, IGNORED)
+        total = total + cross_entropy(logits, target, IGNORED)
     total.backward()  # type: ignore[no-untyped-call]
-
-
-def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """`model.loss.cross_entropy` where every pixel is labelled.
-
-    That selects the labels that count, and how many are selected no fake tensor can tell.
-    """
-    losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-    counted = labels.masked_fill(labels != IGNORED, 0)
-    del counted
-    return losses.sum(dtype=torch.float64)
 
 
 def _prepare(pipe: Pipe, live: OwnedBytes, optimizer: str) -> list[Tensor]:
