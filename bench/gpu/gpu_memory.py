@@ -93,7 +93,7 @@ def _bytes(options: UNetOptions, case: Case, device: torch.device) -> tuple[int,
     parameters = list(network.parameters())
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer = torch.optim.AdamW(parameters, 1e-5, foreach=False)
+    optimizer = torch.optim.AdamW(parameters, 1e-5, fused=True)
     shape = (1, options.bands, size, size)
     images = [torch.randn(shape, device=device) for _ in range(case.micro_batches)]
     for _ in range(2):

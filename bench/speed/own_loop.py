@@ -52,7 +52,7 @@ def steps_of(way: str, mode: Any, folder: str, crop_px: int, steps: int) -> dict
     else:
         job = tilenet.Job()
         local = job.split(module(), halo_mode=mode)
-        optimizer = torch.optim.SGD(local.parameters(), 1e-3, foreach=False)
+        optimizer = torch.optim.SGD(local.parameters(), 1e-3, fused=True)
         for step in job.steps(*files, prove=False, **keys):
             for tile in step:
                 logits = local(tile.image)[tile.own]

@@ -72,7 +72,7 @@ def test_a_loop_is_a_run(scene: Path, mode: Any, more: dict[str, Any]) -> None:
     )  # fmt: skip
     job = tilenet.Job()
     local = job.split(net_of(comm.rank), halo_mode=mode)
-    optimizer = torch.optim.AdamW(local.parameters(), 0.01, weight_decay=0, foreach=False)
+    optimizer = torch.optim.AdamW(local.parameters(), 0.01, weight_decay=0, fused=True)
     losses = loop(local, optimizer, job.steps(**SEEN, **more))
     assert losses == list(run.history["loss"])
     wanted = run.weights()

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tilenet.model.loss import SMOOTHING, cross_entropy, dice, dice_sums, focal, pixel_weight
+from tilenet.model.loss import SMOOTHING, Loss, cross_entropy, dice, dice_sums, focal, pixel_weight
 
 CLASSES, IGNORE = 5, 255
 
@@ -229,3 +230,23 @@ def test_pixels_that_are_sure_have_a_slope_of_0(gamma: float) -> None:
     assert single.grad.isfinite().all()
     assert (single.grad[sure] == 0).all()
     assert math.isfinite(found.item())
+
+
+@pytest.mark.parametrize("terms", [("ce",), ("focal", "dice"), ("ce", "dice")])
+@pytest.mark.parametrize("weights", [None, (0.1, 3.0, 0.0, 1.7, 1e-3)])
+def test_labels_of_few_bytes_lose_what_wide_ones_do(
+    terms: tuple[str, ...], weights: tuple[float, ...] | None
+) -> None:
+    logits, labels = (torch.from_numpy(x) for x in sample())
+    loss = Loss(terms, CLASSES, IGNORE, class_weights=weights)
+    assert torch.equal(loss.sums(logits, labels.to(torch.uint8)), loss.sums(logits, labels))
+
+
+@pytest.mark.parametrize("weights", [None, (0.1, 3.0, 0.0, 1.7, 1e-3)])
+def test_a_loss_never_makes_the_host_wait(weights: tuple[float, ...] | None) -> None:
+    """Not for numbers, and not for how many pixels count: fake tensors know neither."""
+    logits, labels = (torch.from_numpy(x) for x in sample())
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(logits), mode.from_tensor(labels)
+        sums = Loss(("ce", "dice"), CLASSES, IGNORE, class_weights=weights).sums(*fake)
+    assert sums.shape == (2 + 3 * CLASSES,)

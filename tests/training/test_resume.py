@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from left_by_runs import check_close, on_first, rows, same_tensors, stop_in, weights, whole
 from mpi4py import MPI
 from test_same_as_whole_image import NETWORKS, run_file, scenes_of
@@ -15,10 +16,13 @@ from whole_image import random_scene
 import tilenet.library.whole_run
 import tilenet.training.folder
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.geometry.layers import Conv
 from tilenet.library.whole_run import train
+from tilenet.model.network import build_network
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
+from tilenet.training.folder import fill_optimizer, optimizer_tensors
 from tilenet.training.step import Step
 
 pytestmark = pytest.mark.ranks(1, 2)
@@ -256,3 +260,18 @@ def test_weights_that_are_not_finite_are_not_saved(comm: MPI.Intracomm, shared_p
     with pytest.raises(AgreedError, match=r"weights must stay finite \(step 2: "):
         train(explodes, resume=True, comm=comm)
     assert all(tensor.isfinite().all() for tensor in weights(run).values())
+
+
+@pytest.mark.parametrize(("fused", "steps_on"), [(True, "meta"), (False, "cpu")])
+def test_an_optimizers_states_go_where_it_looks_for_them(fused: bool, steps_on: str) -> None:
+    """Fused it counts its steps on the device, else on the host."""
+    network = build_network((Conv(1, 1),)).to("meta")
+    optimizer = torch.optim.AdamW(network.parameters())
+    optimizer.defaults["fused"] = fused
+    names = [name for name, _ in network.named_parameters()]
+    state = {f"{name}.step": torch.tensor(1.0) for name in names}
+    for name, parameter in network.named_parameters():
+        state |= {f"{name}.{key}": torch.ones(parameter.shape) for key in ("exp_avg", "exp_avg_sq")}
+    fill_optimizer(network, optimizer, state, "a file")
+    found = {key: value.device.type for key, value in optimizer_tensors(network, optimizer).items()}
+    assert found == {key: steps_on if key.endswith(".step") else "meta" for key in state}

@@ -49,7 +49,9 @@ class OwnTile:
         left = tile.own.col - tile.read.col - offset_px
         own = ..., slice(top, top + tile.own.height), slice(left, left + tile.own.width)
         labels = owned(part.labels, Tile(tile.own, tile.own))
-        return cls(part.image.to(device), labels.to(device), own)
+        labels = labels.to(device)
+        wide = labels if labels.is_floating_point() else labels.long()
+        return cls(part.image.to(device), wide, own)
 
 
 @dataclass(frozen=True)

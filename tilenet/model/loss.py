@@ -71,10 +71,11 @@ def focal(
 
 def pixel_weight(labels: Tensor, ignore_index: int, class_weights: Tensor | None = None) -> Tensor:
     """Σ w over the pixels that count, in float64; arguments as above."""
-    counted = labels[labels != ignore_index]
+    # Not the labels that count by themselves: the host would wait to hear how many they are.
+    counted = labels != ignore_index
     if class_weights is None:
-        return labels.new_tensor(counted.numel(), dtype=torch.float64)
-    return class_weights.double()[counted].sum()
+        return counted.count_nonzero().double()
+    return class_weights.double()[labels.masked_fill(~counted, 0)].mul_(counted).sum()
 
 
 def value_loss(name: str, found: Tensor, values: Tensor, delta: float) -> Tensor:
@@ -154,7 +155,7 @@ class Loss:
 
         Args:
             logits: (B, K, H, W).
-            labels: (B, H, W), int64; of a regression float64.
+            labels: (B, H, W), whole numbers; of a regression float64.
 
         Returns:
             In float64, differentiable: the terms that are sums over pixels; Σ w over the pixels
@@ -162,7 +163,10 @@ class Loss:
         """
         if self.terms[0] in VALUE_LOSSES:
             return value_loss(self.terms[0], logits, labels, self.huber_delta)
-        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
+        weights, labels = None, labels.long()
+        if self.class_weights is not None:
+            given = torch.tensor(self.class_weights, dtype=logits.dtype)
+            weights = given.to(logits.device, non_blocking=True)
         loss = torch.zeros((), dtype=torch.float64, device=logits.device)
         if "ce" in self.terms:
             loss = cross_entropy(logits, labels, self.ignore_index, weights)

@@ -437,9 +437,10 @@ def fill_optimizer(
         }
         if kept:
             check_state(name, parameter, kept, optimizer, where)
+            # Unless it is fused, AdamW counts its steps on the host, for a GPU too.
+            on_host = set() if optimizer.defaults.get("fused") else {"step"}
             optimizer.state[parameter] = {
-                # AdamW counts its steps in a CPU tensor, also for parameters on a GPU
-                key: value if key == "step" else value.to(parameter.device)
+                key: value if key in on_host else value.to(parameter.device)
                 for key, value in kept.items()
             }
 

@@ -7,7 +7,7 @@ once by the sum of weights.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -219,8 +219,16 @@ class Step:
     def _forward_backward(
         self, batch: list[list[ReadTile]], images: Sequence[int]
     ) -> tuple[float, float]:
-        """Add the gradient of a mini-batch's summed loss; return the sum and its weight."""
-        total, weights = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
+        """Add the gradient of a mini-batch's summed loss; return the sum and its weight.
+
+        The host asks what they are at the end, since it waits for the device; for Dice before too.
+        """
+        # Labels go up before the device has work that they would have to wait for.
+        batch = [
+            [replace(one, labels=one.labels.to(self.device, non_blocking=True)) for one in parts]
+            for parts in batch
+        ]
+        added = torch.zeros(2, dtype=torch.float64, device=self.device)
         of_images = torch.zeros(
             (len(images), 3, self.loss.num_classes),
             dtype=torch.float64,
@@ -228,15 +236,17 @@ class Step:
             requires_grad=True,
         )
         for part, sums in self._sums(batch):
-            total = total + sums[0]
-            weights += float(sums[1].detach())
+            added = added + sums[:2]
             if self.loss.of_images:
-                row = torch.tensor([images.index(part.work.sample.number)]).to(self.device)
+                row = torch.tensor([images.index(part.work.sample.number)])
+                row = row.to(self.device, non_blocking=True)
                 of_images = of_images.index_add(0, row, sums[2:].view(1, *of_images.shape[1:]))
+        total, weight = added.unbind()
         if self.loss.of_images:
-            total = total + self._dice(of_images, weights)
+            total = total + self._dice(of_images, float(weight.detach()))
         (total * self.update.scale.value).backward()  # type: ignore[no-untyped-call]
-        return float(total.detach()), weights
+        loss, weights = torch.stack([total, weight]).tolist()
+        return loss, weights
 
     def _sums(self, batch: list[list[ReadTile]]) -> Iterator[tuple[ReadTile, Tensor]]:
         """For each tile what the pixels that it owns add to the step, see `Loss.sums`."""
@@ -253,7 +263,10 @@ class Step:
             for (part,), origin in zip(batch, origins, strict=True):
                 yield part, self.pipe(part.image, origin, partial(self._of_window, part))
             return
-        images = [torch.cat([part.image for part in parts]) for parts in batch]
+        images = [
+            torch.cat([one.image for one in parts]) if len(parts) > 1 else parts[0].image
+            for parts in batch
+        ]
         outputs = self.pipe(images, origins) if batch else []
         for parts in batch:
             # Taken off the list, so that a micro-batch's logits go as soon as its loss is taken.
@@ -265,7 +278,7 @@ class Step:
     def _of_window(self, part: ReadTile, logits: Tensor, window: Window) -> Tensor:
         """What the logits of a window that the tile owns add to the step."""
         labels = owned(part.labels, Tile(part.work.tile.own, window))
-        return self.loss.sums(logits.to(self.dtype), labels.to(self.device))
+        return self.loss.sums(logits.to(self.dtype), labels)
 
     def _dice(self, sums: Tensor, weight: float) -> Tensor:
         """This rank's share of the mean Dice loss of the step's images, times the step's weight.

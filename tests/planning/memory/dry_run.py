@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from owned_bytes import OwnedBytes, ScratchRule
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -24,6 +23,7 @@ from tilenet.model.choices import Checkpointing, parameter_dtype
 from tilenet.model.dropout import MaskKey
 from tilenet.model.gpipe import Copy, SkipTrackerThroughPotals
 from tilenet.model.in_place import in_place
+from tilenet.model.loss import cross_entropy, pixel_weight
 from tilenet.model.network import Network, build_layer, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
@@ -235,7 +235,7 @@ def _step(
     parameters = list(pipe.network.parameters())
     dtype = parameters[0].dtype
     with counting or nullcontext():
-        update = _prepare(pipe, live, optimizer)
+        states = _prepare(pipe, live, optimizer)
         images = []
         labels = []
         for _ in range(micro_batches):
@@ -249,7 +249,7 @@ def _step(
         copies = copies_made_by(owners.copy, live.owner_of)
         with new_phonies(), nullcontext() if one_device else copies:
             _forward_backward(pipe, images, labels, cut)
-        update()
+        del states
     return StepBytes(live.peak, tuple(live.peak_of[j] for j in range(len(pipe.partitions))))
 
 
@@ -261,24 +261,14 @@ def _forward_backward(pipe: Pipe, images: list[Tensor], labels: list[Tensor], cu
         logits = outputs.pop(0).to(next(pipe.network.parameters()).dtype)
         if cut:
             logits = logits[:, :, cut:-cut, cut:-cut]
-        total = total + _summed_loss(logits, target)
+        pixel_weight(target, IGNORED)
+        total = total + cross_entropy(logits, target, IGNORED)
     total.backward()  # type: ignore[no-untyped-call]
 
 
-def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """`model.loss.cross_entropy` where every pixel is labelled.
-
-    That selects the labels that count, and how many are selected no fake tensor can tell.
-    """
-    losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-    counted = labels.masked_fill(labels != IGNORED, 0)
-    del counted
-    return losses.sum(dtype=torch.float64)
-
-
-def _prepare(pipe: Pipe, live: OwnedBytes, optimizer: str) -> Callable[[], None]:
-    """Make the flat gradients and the optimizer's states; return the optimizer's step."""
-    states: list[tuple[Tensor, list[Tensor]]] = []
+def _prepare(pipe: Pipe, live: OwnedBytes, optimizer: str) -> list[Tensor]:
+    """Make the flat gradients; return the optimizer's states. Its step takes nothing more."""
+    states: list[Tensor] = []
     dtype = next(pipe.network.parameters()).dtype
     for number, partition in enumerate(pipe.partitions):
         live.owner = number
@@ -291,19 +281,8 @@ def _prepare(pipe: Pipe, live: OwnedBytes, optimizer: str) -> Callable[[], None]
             parameter.grad = flat[start:stop].view_as(parameter)
             start = stop
         for parameter in parameters:
-            like = range(OPTIMIZER_STATES[optimizer])
-            states.append((parameter, [torch.zeros_like(parameter) for _ in like]))
-
-    @torch.no_grad()
-    def step() -> None:
-        # torch's own asks its step counter for a number, which fake tensors cannot tell. As there,
-        # a parameter's last temporary lives until the next one's takes its name.
-        for _, kept in states:
-            if optimizer == "adamw":
-                denominator = kept[1].sqrt() / 1.0
-                denominator.add_(1e-8)
-
-    return step
+            states += [torch.zeros_like(parameter) for _ in range(OPTIMIZER_STATES[optimizer])]
+    return states
 
 
 @contextmanager

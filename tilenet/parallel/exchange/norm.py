@@ -84,14 +84,18 @@ class WholeImageNorm(nn.Module):
             mean, variance = self.running_mean, self.running_var
             return F.batch_norm(x, mean, variance, self.weight, self.bias, eps=self.layer.epsilon)
         call = _Call(self.layer, self.cells(), partial(add_over, self.comm), x.device)
-        y: Tensor = _Normalise.apply(x, self.weight, self.bias, call)  # type: ignore[no-untyped-call]
+        alone = self.comm is None or self.comm.size == 1
+        fused = alone and kernels_pay(x.device) and call.one_per_channel(x)
+        way = _Fused if fused else _Normalise
+        y: Tensor = way.apply(x, self.weight, self.bias, call)  # type: ignore[no-untyped-call]
         if self.layer.norm == "batch" and not is_recomputing():
             self._blend(call)
         return y
 
     def _blend(self, call: "_Call") -> None:
         """Update the running statistics as torch's batch norm does, alike on all ranks."""
-        unbiased = call.variance[0] * call.count[0] / (call.count[0] - 1).clamp(min=1)
+        count = call.count[0, 0]
+        unbiased = call.variance[0] * count / (count - 1).clamp(min=1)
         with torch.no_grad():
             for buffer, new in ((self.running_mean, call.mean[0]), (self.running_var, unbiased)):
                 buffer.lerp_(new.to(buffer), self.layer.momentum)
@@ -101,48 +105,99 @@ class WholeImageNorm(nn.Module):
         return f"{self.layer.norm}, {self.layer.out_channels}"
 
 
+def kernels_pay(device: torch.device) -> bool:
+    """Whether torch's kernels of batch norm pay: on a CPU they look at one cell after another."""
+    return device.type == "cuda"
+
+
 class _Call:
     """One forward pass of a norm: its statistics, float64, (images, groups); for batch norm (1, C).
 
     On the layer's device, so that one rank alone never waits for it.
+
+    Attributes:
+        cells: Of a channel or group of each image on this rank, (images, 1).
+        count: The same on all ranks.
     """
 
+    count: Tensor
     mean: Tensor
     variance: Tensor
 
     def __init__(self, layer: Norm, cells: Cells, add: Sum, device: torch.device) -> None:
-        self.layer, self.cells, self.add = layer, cells, add
+        self.layer, self.windows, self.add = layer, cells.own, add
         images = (0,) * len(cells.images) if layer.norm == "batch" else cells.images
         groups = layer.groups if layer.norm == "group" else layer.out_channels
         self.shape = max(images) + 1, groups
-        self.images = torch.tensor(images).to(device, non_blocking=True)
-        own = [0.0] * self.shape[0]
+        # None: each sample is an image of its own.
+        self.images: Tensor | None = None
+        if images != tuple(range(len(images))):
+            self.images = torch.tensor(images).to(device, non_blocking=True)
+        self.cells = [[0.0] for _ in range(self.shape[0])]
         for image, window in zip(images, cells.own, strict=True):
-            own[image] += window.height * window.width * layer.out_channels / groups
-        self.count = torch.tensor(own, dtype=torch.float64).to(device, non_blocking=True)
+            self.cells[image][0] += window.height * window.width * layer.out_channels / groups
 
-    def fold(self, values: Tensor) -> Tensor:
-        """Sums (B, C) of samples and channels as sums (images, groups), of this rank."""
-        by_group = values.double().view(len(values), self.shape[1], -1).sum(2)
-        empty = torch.zeros(self.shape, dtype=torch.float64, device=values.device)
-        return empty.index_add(0, self.images, by_group)
+    def whole(self, x: Tensor) -> bool:
+        """Whether all cells are own ones."""
+        return set(self.windows) == {Window(0, 0, x.shape[2], x.shape[3])}
 
-    def spread(self, values: Tensor, like: Tensor) -> Tensor:
-        """Values (images, groups) as (B, C, 1, 1), in the dtype of `like`."""
-        channels = self.layer.out_channels // self.shape[1]
-        wide = values.to(like.dtype).index_select(0, self.images)
-        return wide.repeat_interleave(channels, dim=1)[:, :, None, None]
+    def one_per_channel(self, x: Tensor) -> bool:
+        """Whether statistics are those of whole maps, of single channels of samples or of all."""
+        one = self.layer.norm == "batch" or (self.layer.norm == "instance" and self.images is None)
+        return one and self.whole(x)
 
-    def over_own(self, x: Tensor) -> Tensor:
-        """Sums (B, C) over the samples' own cells."""
-        full = Window(0, 0, x.shape[2], x.shape[3])
-        if all(window == full for window in self.cells.own):
-            return x.sum((2, 3))
-        parts = [
+    def fold(self, *values: Tensor) -> Tensor:
+        """Sums (B, C) of samples and channels as sums (…, images, groups), of this rank."""
+        by_group = torch.stack(values).double()
+        if self.shape[1] < by_group.shape[2]:
+            by_group = by_group.view(*by_group.shape[:2], self.shape[1], -1).sum(3)
+        if self.images is None:
+            return by_group
+        empty = by_group.new_zeros((len(values), *self.shape))
+        return empty.index_add(1, self.images, by_group)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Values (…, images, groups) as (…, B, C)."""
+        if self.images is not None:
+            values = values.index_select(-2, self.images)
+        if self.shape[1] < self.layer.out_channels:
+            values = values.repeat_interleave(self.layer.out_channels // self.shape[1], dim=-1)
+        return values
+
+    def own(self, x: Tensor) -> list[Tensor]:
+        """The samples' own cells; of all samples at once where they are the same."""
+        if self.whole(x):
+            return [x]
+        if len(set(self.windows)) == 1:
+            return [part_of(x, self.windows[0], 0, 0)]
+        return [
             part_of(x[sample : sample + 1], window, 0, 0)
-            for sample, window in enumerate(self.cells.own)
+            for sample, window in enumerate(self.windows)
         ]
-        return torch.cat([part.sum((2, 3)) for part in parts])
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return x.dtype if x.dtype == torch.float64 else torch.float32
+
+
+def _sum(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """Sums (B, C) of samples and channels over their cells."""
+    sums = [part.sum((2, 3), dtype=dtype) for part in parts]
+    return sums[0] if len(sums) == 1 else torch.cat(sums)
+
+
+SQUARES = 1 << 18  # so many values at once at least: they take memory of their own
+
+
+def _squares(parts: list[Tensor]) -> Tensor:
+    """Sums (B, C) of squares, some channels at once."""
+    channels, cells = parts[0].shape[1], max(part.numel() for part in parts) // parts[0].shape[1]
+    few = max(channels // 8, SQUARES // max(cells, 1), 1)
+    if few >= channels:
+        return _sum([part.square() for part in parts], parts[0].dtype)
+    split = zip(*(torch.split(part, few, dim=1) for part in parts), strict=True)
+    sums = [_sum([part.square() for part in some], some[0].dtype) for some in split]
+    return torch.cat(sums, dim=1)
 
 
 class _Normalise(torch.autograd.Function):
@@ -150,56 +205,112 @@ class _Normalise(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call
     ) -> Tensor:
-        wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        sums = call.fold(call.over_own(wide))
-        added = call.add(torch.cat([sums, call.count[:, None]], dim=1))
-        call.count = added[:, -1]
-        rough = (added[:, :-1] / call.count[:, None]).to(wide.dtype)
-        shift = call.spread(rough, wide)
-        centred = wide - shift
+        wide = _wide(x)
+        sums = call.fold(_sum(call.own(x), wide))[0]
+        count = torch.tensor(call.cells, dtype=torch.float64).to(x.device, non_blocking=True)
+        added = call.add(torch.cat([sums, count], dim=1))
+        call.count = added[:, -1:]
+        rough = (added[:, :-1] / call.count).to(wide)
+        shift = call.spread(rough)[..., None, None]
+        centred = x - shift
         # What the mean's rounding left: it is not the mean of these numbers to the last digit.
-        few = max(centred.shape[1] // 8, 1)  # channels at once: squares take memory of their own
-        squares = [call.over_own(part.square()) for part in torch.split(centred, few, dim=1)]
-        sums = torch.stack(
-            [call.fold(call.over_own(centred)), call.fold(torch.cat(squares, dim=1))]
-        )
-        rest, spread = (call.add(sums) / call.count[:, None]).unbind()
-        call.variance = (spread - rest.square()).clamp(min=0)
-        call.mean = rough.double() + rest
-        scale = call.spread((call.variance + call.layer.epsilon).rsqrt(), wide)
-        rest = call.spread(rest, wide)
-        ctx.save_for_backward(x, weight, shift, rest, scale)
+        own = call.own(centred)
+        rest, spread = (call.add(call.fold(_sum(own, wide), _squares(own))) / call.count).unbind()
+        call.variance = torch.addcmul(spread, rest, rest, value=-1).clamp_(min=0)
+        call.mean = rough + rest
         ctx.call = call
+        ctx.small = torch.stack([(call.variance + call.layer.epsilon).rsqrt(), rest])
+        ctx.save_for_backward(x, weight, shift)
+        scale, rest = call.spread(ctx.small)
         if weight is not None:
-            scale = scale * weight.to(scale)[:, None, None]
-        offset = -rest * scale
+            scale = scale * weight
+        level = -rest * scale
         if bias is not None:
-            offset = offset + bias.to(offset)[:, None, None]
-        return centred.mul_(scale).add_(offset).to(x.dtype)
+            level = level + bias
+        scale, level = torch.stack([scale, level]).to(wide)[..., None, None].unbind()
+        return centred.mul_(scale).add_(level).to(x.dtype)
 
     @staticmethod
     def backward(
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x, weight, shift, rest, scale = ctx.saved_tensors
+        x, weight, shift = ctx.saved_tensors
         call: _Call = ctx.call
-        wide = shift.dtype
-        gradient = grads[0].to(wide)
-        normal = x.to(wide).sub(shift).sub_(rest).mul_(scale)
-        to_x = gradient * normal
-        along, flat = to_x.sum((2, 3)), gradient.sum((2, 3))  # over all cells, not own ones only
-        to_weight = along.sum(0) if ctx.needs_input_grad[1] else None
-        to_bias = flat.sum(0) if ctx.needs_input_grad[2] else None
-        factor = x.new_ones((), dtype=wide) if weight is None else weight.to(wide)
-        sums = call.add(torch.stack([call.fold(flat * factor), call.fold(along * factor)]))
+        wide, gradient = shift.dtype, grads[0]
+        scale, rest = call.spread(ctx.small)
+        centred = x - shift
+        to_x = gradient * centred
+        # Over all cells, not own ones only.
+        flat, along = torch.stack([_sum([gradient], wide), _sum([to_x], wide)]).double().unbind()
+        along = torch.addcmul(along, rest, flat, value=-1) * scale
+        to_weight = along.sum(0).to(wide) if ctx.needs_input_grad[1] else None
+        to_bias = flat.sum(0).to(wide) if ctx.needs_input_grad[2] else None
+        if weight is not None:
+            flat, along = flat * weight, along * weight
+        sums = call.add(call.fold(flat, along))
         if not ctx.needs_input_grad[0]:
             return None, to_weight, to_bias, None
-        means = sums / call.count[:, None]  # of the gradient, and of it along the normal values
+        # Of the gradient, and of it along the normal values: (centred − rest) · scale.
+        flat, along = call.spread(sums / call.count).unbind()
+        along = along * scale.square()
+        level = torch.addcmul(flat * scale, along, rest, value=-1)
+        if weight is not None:
+            scale = scale * weight
+        scale, along, level = torch.stack([scale, along, level]).to(wide)[..., None, None].unbind()
         # What each own cell did to the statistics; cells of a halo did nothing.
-        normal.mul_(call.spread(means[1], normal)).add_(call.spread(means[0], normal))
-        torch.mul(gradient, factor.view(-1, 1, 1), out=to_x)
-        for sample, window in enumerate(call.cells.own):
-            part_of(to_x[sample : sample + 1], window, 0, 0).sub_(
-                part_of(normal[sample : sample + 1], window, 0, 0)
-            )
-        return to_x.mul_(scale).to(x.dtype), to_weight, to_bias, None
+        centred.mul_(along).add_(level)
+        torch.mul(gradient, scale, out=to_x)
+        for part, other in zip(call.own(to_x), call.own(centred), strict=True):
+            part.sub_(other)
+        return to_x.to(x.dtype), to_weight, to_bias, None
+
+
+class _Fused(torch.autograd.Function):
+    """The same of whole maps on one rank, by torch's kernels of batch norm.
+
+    Of deviations from a rounded mean, which have their digits near zero.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call
+    ) -> Tensor:
+        batch = call.layer.norm == "batch"
+        dims, wide = (0, 2, 3) if batch else (2, 3), _wide(x)
+        shift = x.mean(dims, keepdim=True, dtype=wide)
+        centred = (x - shift).contiguous()
+        ctx.shape = centred.shape if batch else (1, -1, *x.shape[2:])
+        ctx.repeats = 1 if batch else len(x)
+        maps = centred.view(ctx.shape)
+        if weight is not None:
+            weight = weight.repeat(ctx.repeats)
+        if bias is not None:
+            bias = bias.repeat(ctx.repeats)
+        rest, inverse = shift.new_empty(0), shift.new_empty(0)
+        found = maps, rest, inverse
+        torch.native_batch_norm(
+            maps, weight, bias, None, None, True, 0.0, call.layer.epsilon, out=found
+        )
+        if batch:
+            call.count = torch.tensor(call.cells, dtype=torch.float64)
+            call.mean = shift.view(1, -1).double() + rest
+            call.variance = inverse.double().pow(-2).sub(call.layer.epsilon).clamp(min=0)[None]
+        ctx.save_for_backward(x, weight, shift, rest, inverse)
+        ctx.epsilon = call.layer.epsilon
+        return centred.to(x.dtype)
+
+    @staticmethod
+    def backward(
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, weight, shift, rest, inverse = ctx.saved_tensors
+        maps = [one.contiguous().view(ctx.shape) for one in (grads[0].to(shift.dtype), x - shift)]
+        mask = ctx.needs_input_grad[:3]
+        found = torch.ops.aten.native_batch_norm_backward(
+            *maps, weight, None, None, rest, inverse, True, ctx.epsilon, mask
+        )
+        to_x, *of_affine = (found[i] if mask[i] else None for i in range(3))
+        to_weight, to_bias = (
+            one if one is None else one.view(ctx.repeats, -1).sum(0) for one in of_affine
+        )
+        return None if to_x is None else to_x.view_as(x).to(x.dtype), to_weight, to_bias, None

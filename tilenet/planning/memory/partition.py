@@ -362,7 +362,6 @@ class PartitionBytes:
         skip_gradients: Gradients that wait here for the backward of a stash.
         outputs: Logits of one micro-batch; only on the last partition.
         loss: Labels, and the logits' gradients of the others; only on the last partition.
-        step: Transients of the optimizer's step, when all but the first three are gone.
     """
 
     parameters: int
@@ -374,14 +373,13 @@ class PartitionBytes:
     skip_gradients: int
     outputs: int
     loss: int
-    step: int
 
     @property
     def total(self) -> int:
         """The peak."""
         work = self.inputs + self.skips + self.activations
         work += self.skip_gradients + self.outputs + self.loss
-        return self.parameters + self.gradients + self.optimizer + max(work, self.step)
+        return self.parameters + self.gradients + self.optimizer + work
 
 
 def partition_bytes(
@@ -405,7 +403,6 @@ def partition_bytes(
     ends = np.cumsum(balance)
     place = np.repeat(np.arange(len(balance)), balance)
     many = micro_batches
-    steps = _step_bytes(costs, optimizer)
     skips = find_skips(costs)
     found = []
     for j, (size, stop) in enumerate(zip(balance, ends, strict=True)):
@@ -426,7 +423,6 @@ def partition_bytes(
                 skip_gradients=waiting,
                 outputs=int(block["outputs"][at]),
                 loss=int(block["loss"][at]),
-                step=max(steps[start:stop]),
             )
         )
     return tuple(found)
@@ -456,7 +452,6 @@ def block_bytes(
     item_states = 2 + OPTIMIZER_STATES[optimizer]
     parameters = np.array([cost.parameters for cost in costs])
     buffers = np.array([cost.buffers for cost in costs])
-    steps = np.array(_step_bytes(costs, optimizer))
     for start in range(count):
         block = blocks_from(costs, start, micro_batches, checkpointing, stored)
         work = sum(block.values())
@@ -466,8 +461,7 @@ def block_bytes(
                 outside = (stops[start:] > skip.stash) & (stops[start:] <= skip.pop)
                 work = work + outside * far * skip.map_bytes
         fixed = np.cumsum(parameters[start:] * item_states + buffers[start:])
-        step = np.maximum.accumulate(steps[start:])
-        found[start, start + 1 :] = fixed + np.maximum(work, step)
+        found[start, start + 1 :] = fixed + work
     return found
 
 
@@ -484,15 +478,3 @@ def _fixed(costs: Sequence[LayerBytes], optimizer: str) -> tuple[int, int, int]:
     parameters = sum(cost.parameters for cost in costs)
     buffers = sum(cost.buffers for cost in costs)
     return parameters + buffers, parameters, parameters * OPTIMIZER_STATES[optimizer]
-
-
-def _step_bytes(costs: Sequence[LayerBytes], optimizer: str) -> list[int]:
-    """Transients of the optimizer's step at each layer."""
-    if optimizer != "adamw":
-        return [0] * len(costs)
-    # It makes two temporaries, parameter by parameter, of which the last lives on into the next.
-    found, before = [], 0
-    for cost in costs:
-        found.append(2 * cost.parameters + before if cost.parameters else 0)
-        before = cost.parameters or before
-    return found

@@ -216,7 +216,7 @@ class OptimizerKeys:
 
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of some parameters."""
-        # Not foreach: it makes temporary tensors as large as all parameters together.
+        # Fused: in one pass, and without temporary tensors.
         if self.name == "sgd":
             return torch.optim.SGD(
                 parameters,
@@ -224,9 +224,9 @@ class OptimizerKeys:
                 momentum=self.momentum,
                 weight_decay=self.weight_decay,
                 nesterov=self.nesterov,
-                foreach=False,
+                fused=True,
             )
-        return torch.optim.AdamW(parameters, self.lr, weight_decay=self.weight_decay, foreach=False)
+        return torch.optim.AdamW(parameters, self.lr, weight_decay=self.weight_decay, fused=True)
 
     def check(self) -> None:
         """Refuse Nesterov's momentum where there is none.

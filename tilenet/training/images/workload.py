@@ -32,7 +32,7 @@ from tilenet.training.images.open import RunImages
 from tilenet.training.setup import RunPlan
 from tilenet.training.swap import Load
 
-__all__ = ["RankWork", "ReadTile", "RunData", "TileReader", "Work", "read_turned"]
+__all__ = ["RankWork", "ReadTile", "RunData", "TileReader", "Work", "narrow", "read_turned"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,13 @@ class Work:
 
 @dataclass(frozen=True)
 class ReadTile:
-    """A tile that was read, a sample of a micro-batch."""
+    """A tile that was read, a sample of a micro-batch.
+
+    Attributes:
+        work: Which tile it is.
+        image: Standardised, of what it reads, (1, bands, H, W).
+        labels: Of what it owns, (1, h, w), whole numbers of any width; of a regression float64.
+    """
 
     work: Work
     image: Tensor
@@ -201,7 +207,15 @@ class TileReader:
         image = standardise(pixels.values, pixels.valid, mean, std, self.dtype)
         key = self.seed, step, sample.number
         self.radiometry.alter(image, pixels.valid, tile.read, sample.size, *key)
-        return ReadTile(work, image, torch.from_numpy(labels)[None])
+        return ReadTile(work, image, torch.from_numpy(narrow(labels))[None])
+
+
+def narrow(labels: NDArray[Any]) -> NDArray[Any]:
+    """Whole numbers in the fewest bytes that hold them: so many go to the device."""
+    kinds = (np.uint8, np.int16) if labels.dtype.kind == "i" and labels.size else ()
+    least, most = (labels.min(), labels.max()) if kinds else (0, 0)
+    fits = (one for one in kinds if np.iinfo(one).min <= least and most <= np.iinfo(one).max)
+    return labels.astype(next(fits, labels.dtype), copy=False)
 
 
 def read_turned(
