@@ -116,7 +116,14 @@ def network_to_score(layers: tuple[Layer, ...], network: Network) -> Network:
 
 def network_to_fill(layers: tuple[Layer, ...], dtype: torch.dtype = torch.float32) -> Network:
     """The network on the CPU, whose weights are whatever lay in memory, to be loaded."""
-    return _without_memory(layers).to(dtype).to_empty(device="cpu")
+    network = _without_memory(layers)
+    # Not `to_empty`, for which torch imports sympy: half a second at the start of each map.
+    empty = {
+        name: torch.empty(value.shape, dtype=dtype if value.is_floating_point() else value.dtype)
+        for name, value in network.state_dict().items()
+    }
+    network.load_state_dict(empty, assign=True)
+    return network
 
 
 def tie_weights(network: Network, shared: Iterable[Sequence[str]]) -> None:

@@ -40,6 +40,7 @@ from tilenet.storage.checkpoints import (
 )
 from tilenet.storage.lock import Lock
 from tilenet.storage.network_json import NetworkRecord
+from tilenet.training.config import eager
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -119,6 +120,7 @@ def check_state(
         TilenetError: With the first of them.
     """
     known = {torch.optim.AdamW: ADAMW, torch.optim.Adam: ADAMW, torch.optim.SGD: SGD}
+    known |= {eager.AdamW: ADAMW, eager.SGD: SGD}
     wanted = known.get(type(optimizer), frozenset(kept))
     wrong = sorted(wanted ^ set(kept)) or [
         key

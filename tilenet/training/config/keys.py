@@ -17,6 +17,7 @@ from tilenet.geometry.windows import Symmetry, symmetries
 from tilenet.model.inputs import Radiometry
 from tilenet.parallel.swap.host_pool import Slabs, open_slabs
 from tilenet.planning.learning_rate import LearningRate, ScheduleName
+from tilenet.training.config.eager import SGD, AdamW
 
 __all__ = [
     "AugmentKeys",
@@ -218,7 +219,7 @@ class OptimizerKeys:
         """The optimizer of some parameters."""
         # Not foreach: it makes temporary tensors as large as all parameters together.
         if self.name == "sgd":
-            return torch.optim.SGD(
+            return SGD(
                 parameters,
                 self.lr,
                 momentum=self.momentum,
@@ -226,7 +227,7 @@ class OptimizerKeys:
                 nesterov=self.nesterov,
                 foreach=False,
             )
-        return torch.optim.AdamW(parameters, self.lr, weight_decay=self.weight_decay, foreach=False)
+        return AdamW(parameters, self.lr, weight_decay=self.weight_decay, foreach=False)
 
     def check(self) -> None:
         """Refuse Nesterov's momentum where there is none.
