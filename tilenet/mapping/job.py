@@ -4,8 +4,10 @@ What becomes of it is a sink's business: `tilenet predict` has rank 0 write it, 
 """
 
 import time
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -80,6 +82,7 @@ class MapJob:
         """
         if not self.plan.passes:
             return self.network
+        reads = partial(self.mapper.images, self.devices[0], lambda valid: None)
         if self.plan.method == "sweep":
             layers = [index for index, _ in self.plan.passes]
             self.maps.after = dict(zip(layers, self.plan.kept, strict=True))
@@ -88,7 +91,7 @@ class MapJob:
                 self.mapper.record.layers,
                 self.plan.passes,
                 self.precision,
-                lambda w: self.mapper.input(w)[0].to(self.devices[0]),
+                reads,
                 comm,
                 self.watchdog,
                 self.maps,
@@ -100,7 +103,7 @@ class MapJob:
             self.balance,
             self.devices,
             self.precision,
-            lambda w: self.mapper.input(w)[0],
+            reads,
             brief=self.brief,
         )
         return finder.run(self.network, self.plan.passes, comm, self.watchdog, kept)
@@ -149,13 +152,16 @@ class MapJob:
         began, pixels = time.monotonic(), 0
         each = comm.size * self.at_once
         place = (comm.rank - self.first_rank) % comm.size
+        mine = [
+            tile.read for tile in tiles[place :: comm.size]
+        ]  # each round holds as many per rank
         bar = progress_bar(comm, len(tiles), "tile", brief=self.brief, what=self.what)
-        with bar as progress:
+        with bar as progress, self.mapper.inputs(mine, self.at_once) as inputs:
             for start in range(0, len(tiles), each):
                 # A rank that is ahead waits for rank 0 when it hands on its next tile but one.
                 self.watchdog.arm(f"the round of tile {start}", 1.0 if start else SLOW)
                 turn = tiles[start : start + each]
-                found = self.mapper.tiles(pipe, turn[place :: comm.size])
+                found = self.mapper.tiles(pipe, turn[place :: comm.size], inputs)
                 for number, tile in enumerate(turn):
                     rank = (number + self.first_rank) % comm.size
                     if sink.wants(rank, tile.own):
@@ -180,15 +186,15 @@ class MapJob:
         network = network.to(self.devices[0]).eval()
         apart = comm.Dup()  # halos are sent while sinks send pieces
         columns = columns_of(layers, tiling, apart)
-        mine = chain.from_iterable(
-            self.mapper.strips(
-                network, layers, band, self.devices[0], self.precision, columns, self.maps
-            )
-            for band in shares[comm.rank]
-        )
+        sweep = self.devices[0], self.precision, columns, self.maps
+
+        def strips() -> Generator[Computed, None, None]:
+            for band in shares[comm.rank]:
+                yield from self.mapper.strips(network, layers, band, *sweep)
+
         rounds = max(len(turn) for turn in turns)
         bar = progress_bar(comm, len(wanted), "strip", brief=self.brief, what=self.what)
-        with bar as progress:
+        with bar as progress, closing(strips()) as mine:
             for number in range(rounds):
                 self.watchdog.arm(f"round {number} of strips", 1.0 if number else SLOW)
                 computed = next(mine, None)
