@@ -17,6 +17,7 @@ from whole_image import Scene
 import tilenet.mapping.predict
 import tilenet.mapping.resume
 from tilenet.__main__ import main
+from tilenet.data.read_ahead import ReadAhead
 from tilenet.errors import AgreedError
 from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.predict import Prediction, predict
@@ -104,9 +105,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Tiles that this rank maps."""
     tiles, seen = Mapper.tiles, []
 
-    def count(mapper: Mapper, pipe: Any, some: Any) -> Any:
+    def count(mapper: Mapper, pipe: Any, some: Any, inputs: Any) -> Any:
         seen.extend(some)
-        return tiles(mapper, pipe, some)
+        return tiles(mapper, pipe, some, inputs)
 
     monkeypatch.setattr(Mapper, "tiles", count)
     return seen
@@ -140,14 +141,15 @@ class Interruption(Exception):
 
 @pytest.fixture
 def inputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Windows that this rank reads, for statistics or the map."""
-    read, seen = Mapper.input, []
+    """What this rank takes of the windows that it reads, for statistics or the map."""
+    take, seen = ReadAhead.__next__, list[Any]()
 
-    def count(mapper: Mapper, window: Any) -> Any:
-        seen.append(window)
-        return read(mapper, window)
+    def count(reads: ReadAhead[Any, Any]) -> Any:
+        taken = take(reads)
+        seen.append(taken[1].shape)
+        return taken
 
-    monkeypatch.setattr(Mapper, "input", count)
+    monkeypatch.setattr(ReadAhead, "__next__", count)
     # What is done is kept after each round.
     monkeypatch.setattr(tilenet.mapping.resume, "SHARE", 1e9)
     return seen

@@ -4,8 +4,10 @@ What becomes of it is a sink's business: `tilenet predict` has rank 0 write it, 
 """
 
 import time
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -90,6 +92,7 @@ class MapJob:
         if not self.plan.passes:
             return self.network
         placement, brief = self.placement, self.what is None
+        reads = partial(self.mapper.images, placement.devices[0], lambda valid: None)
         if self.plan.method == "sweep":
             layers = [index for index, _ in self.plan.passes]
             self.maps.after = dict(zip(layers, self.plan.kept, strict=True))
@@ -98,7 +101,7 @@ class MapJob:
                 self.mapper.record.layers,
                 self.plan.passes,
                 placement.precision,
-                lambda w: self.mapper.input(w)[0].to(placement.devices[0]),
+                reads,
                 comm,
                 self.watchdog,
                 self.maps,
@@ -110,7 +113,7 @@ class MapJob:
             placement.balance,
             placement.devices,
             placement.precision,
-            lambda w: self.mapper.input(w)[0],
+            reads,
             brief=brief,
         )
         return finder.run(self.network, self.plan.passes, comm, self.watchdog, kept)
@@ -167,13 +170,15 @@ class MapJob:
         began, pixels = time.monotonic(), 0
         each = comm.size * self.at_once
         place = (comm.rank - first_rank) % comm.size
+        # Each round holds as many per rank.
+        mine = [tile.read for tile in tiles[place :: comm.size]]
         bar = progress_bar(comm, len(tiles), "tile", brief=self.what is None, what=self.what)
-        with bar as progress:
+        with bar as progress, self.mapper.inputs(mine, self.at_once) as inputs:
             for start in range(0, len(tiles), each):
                 # A rank that is ahead waits for rank 0 when it hands on its next tile but one.
                 self.watchdog.arm(f"the round of tile {start}", 1.0 if start else SLOW)
                 turn = tiles[start : start + each]
-                found = self.mapper.tiles(pipe, turn[place :: comm.size])
+                found = self.mapper.tiles(pipe, turn[place :: comm.size], inputs)
                 for number, tile in enumerate(turn):
                     rank = (number + first_rank) % comm.size
                     if sink.wants(rank, tile.own):
@@ -199,13 +204,16 @@ class MapJob:
         network = network.to(device).eval()
         apart = comm.Dup()  # halos are sent while sinks send pieces
         columns = columns_of(layers, tiling, apart)
-        mine = chain.from_iterable(
-            self.mapper.strips(network, layers, band, device, precision, columns, self.maps)
-            for band in shares[comm.rank]
-        )
+
+        def strips() -> Generator[Computed, None, None]:
+            for band in shares[comm.rank]:
+                yield from self.mapper.strips(
+                    network, layers, band, device, precision, columns, self.maps
+                )
+
         rounds = max(len(turn) for turn in turns)
         bar = progress_bar(comm, len(wanted), "strip", brief=self.what is None, what=self.what)
-        with bar as progress:
+        with bar as progress, closing(strips()) as mine:
             for number in range(rounds):
                 self.watchdog.arm(f"round {number} of strips", 1.0 if number else SLOW)
                 computed = next(mine, None)

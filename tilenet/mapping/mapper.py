@@ -1,8 +1,10 @@
 """What a map holds: computed tile by tile or band by band, and made values of."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tilenet.data.rasters.raster import Raster
+from tilenet.data.read_ahead import ReadAhead
 from tilenet.geometry.bands import Band
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.tiles import Tile, Tiling, owned
@@ -23,13 +26,13 @@ from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.swept import Columns, KeptMaps
 from tilenet.parallel.exchange.swept_bands import sweep_band
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.parallel.ranks.comm import agreed
 from tilenet.storage.network_json import NetworkRecord
 
-__all__ = ["Computed", "Mapper", "Output"]
+__all__ = ["Computed", "Input", "Mapper", "Output"]
 
 Output = Literal["classes", "logits", "probabilities", "values"]
 
+Input = tuple[Tensor, NDArray[np.bool_]]  # as `Mapper.input` returns it
 
 LEVELS = 250  # of a probability in a byte: 255 is nodata
 
@@ -79,17 +82,37 @@ class Mapper:
             nan, unit = float("nan"), record.unit
             self.kind = MapKind(count, kind, nan, record.classes, unit=unit, note=note)
 
-    def input(self, window: Window) -> tuple[Tensor, NDArray[np.bool_]]:
+    def input(self, window: Window) -> Input:
         """What the network sees of a window, (1, C, H, W), and where there is data, (H, W)."""
         pixels = self.image.read(window)
         mean, std = self.record.mean, self.record.std
         return standardise(pixels.values, pixels.valid, mean, std, self.dtype), pixels.valid
 
-    def tiles(self, pipe: Pipe, tiles: Sequence[Tile]) -> list[Computed]:
-        """The tiles' own pixels."""
+    def inputs(self, windows: Iterable[Window], ahead: int = 1) -> ReadAhead[Window, Input]:
+        """`input` of windows, made in a thread while others before it are computed."""
+        return ReadAhead(self.input, windows, ahead)
+
+    @contextmanager
+    def images(
+        self,
+        device: torch.device,
+        seen: Callable[[NDArray[np.bool_]], None],
+        windows: Sequence[Window],
+    ) -> Iterator[Iterator[Tensor]]:
+        """As `inputs`, on a device; `seen` hears of where there is data."""
+
+        def placed(read: Input) -> Tensor:
+            seen(read[1])
+            return read[0].to(device)
+
+        with self.inputs(windows) as reads:
+            yield map(placed, reads)
+
+    def tiles(self, pipe: Pipe, tiles: Sequence[Tile], inputs: Iterator[Input]) -> list[Computed]:
+        """The tiles' own pixels; takes their inputs off."""
         if not tiles:
             return []
-        images, valid = zip(*(self.input(tile.read) for tile in tiles), strict=True)
+        images, valid = zip(*islice(inputs, len(tiles)), strict=True)
         numbers = [self.tiling.number(tile.own) for tile in tiles]
         origins = [
             Origin((0,), self.tiling, (number,), micro_batch)
@@ -114,7 +137,7 @@ class Mapper:
         precision: str,
         columns: Columns | None = None,
         kept: KeptMaps | None = None,
-    ) -> Iterator[Computed]:
+    ) -> Generator[Computed, None, None]:
         """The own pixels of a band's tiles, one after another.
 
         Args:
@@ -123,29 +146,27 @@ class Mapper:
         """
         valid: list[NDArray[np.bool_]] = []
         first = band.part.row  # of `valid`
-
-        def read(window: Window) -> Tensor:
-            # A file may be broken where only one rank reads it, and others wait for its halos.
-            comm = None if columns is None else columns.line.comm
-            with nullcontext() if comm is None else agreed(comm):
-                pixels, where = self.input(window)
-            valid.append(where)
-            return pixels.to(device)
-
         owns = [self.tiling.tiles[number].own for number in band.tiles]
-        maps = sweep_band(network, layers, self.tiling, band, owns, precision, read, columns, kept)
-        for own, logits in zip(owns, maps, strict=True):
-            rows = np.concatenate(valid)[own.row - first :]
-            left = own.col - band.part.col
-            where = rows[: own.height, left : left + own.width]
-            yield Computed(logits[0].to(self.dtype), where)
-            valid[:], first = [rows[own.height :]], own.row + own.height
+        reads = partial(self.images, device, valid.append)
+        swept = sweep_band(
+            network, layers, self.tiling, band, owns, precision, reads, columns, kept
+        )
+        with closing(swept) as maps:
+            for own, logits in zip(owns, maps, strict=True):
+                rows = np.concatenate(valid)[own.row - first :]
+                left = own.col - band.part.col
+                where = rows[: own.height, left : left + own.width]
+                yield Computed(logits[0].to(self.dtype), where)
+                valid[:], first = [rows[own.height :]], own.row + own.height
 
     def values(self, computed: Computed) -> NDArray[Any]:
         """The map's values (bands, H, W); nodata where the image has none."""
         logits = computed.logits
         if self.output == "classes":
-            values = logits.argmax(dim=0, keepdim=True).cpu().numpy()
+            # Narrowed before the copy, since torch counts in int64.
+            narrow = torch.uint8 if self.kind.dtype == "uint8" else torch.int16
+            values = logits.argmax(dim=0, keepdim=True).to(narrow).cpu().numpy()
+            values = values.view(self.kind.dtype)
         elif self.output in ("logits", "values"):
             values = logits.cpu().numpy()
         elif self.scaled:

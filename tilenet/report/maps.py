@@ -112,7 +112,7 @@ def computed_maps(view: RunView, image: Raster, blocks: Sequence[Window]) -> Sma
     @lru_cache(maxsize=1)
     def tile_map(tile: Tile) -> NDArray[np.int64]:
         with tf32_if_asked(record.precision):
-            (computed,) = mapper.tiles(pipe, [tile])
+            (computed,) = mapper.tiles(pipe, [tile], iter([mapper.input(tile.read)]))
         classes = mapper.values(computed)[0].astype(np.int64)
         return np.where(classes == mapper.kind.nodata, NO_CLASS, classes)
 

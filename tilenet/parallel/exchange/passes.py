@@ -6,7 +6,8 @@ Ranks take tiles in turn; all merge what a round found in the order of the tiles
 are the same to the last bit on every rank and for any number of ranks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -32,9 +33,11 @@ from tilenet.parallel.ranks.comm import agreed
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["KeptSums", "StatisticPasses", "Values"]
+__all__ = ["KeptSums", "Reads", "StatisticPasses", "Values"]
 
 Values = NDArray[np.float64]
+# The network's input for each of some windows, (1, bands, H, W), while the context lasts.
+Reads = Callable[[Sequence[Window]], AbstractContextManager[Iterator[Tensor]]]
 
 
 class KeptSums(Protocol):
@@ -58,7 +61,7 @@ class StatisticPasses:
         balance: Layers per partition.
         devices: One per partition.
         precision: Precision of the arithmetic, as for `Pipe`.
-        read: The network's input for a window, (1, bands, H, W).
+        reads: The network's input for windows.
         brief: Whether progress shows only while it takes long.
     """
 
@@ -68,12 +71,12 @@ class StatisticPasses:
         balance: Sequence[int],
         devices: Sequence[torch.device],
         precision: str,
-        read: Callable[[Window], Tensor],
+        reads: Reads,
         *,
         brief: bool = False,
     ) -> None:
         self.layers, self.balance, self.devices = layers, balance, devices
-        self.precision, self.read, self.brief = precision, read, brief
+        self.precision, self.reads, self.brief = precision, reads, brief
 
     def run(
         self,
@@ -103,28 +106,28 @@ class StatisticPasses:
                 wheres = _own_cells(self.layers, index, tiling)
                 first, values = kept.sums(index) if kept else (0, None)
                 progress.update(first)
-                for start in range(first, len(tiling.tiles), comm.size):
-                    doing = (
-                        f"statistics of layer {index}, pass {number + 1} of {len(passes)}, round "
-                        f"of tile {start}"
-                    )
-                    watchdog.arm(doing, 1.0 if number or start else SLOW)
-                    stop = min(start + comm.size, len(tiling.tiles))
-                    mine = start + comm.rank
-                    x = None
-                    with agreed(comm):  # a file may be broken where only one rank reads it
-                        if mine < stop:
-                            x = self.read(tiling.tiles[mine].read)
-                    found = None
-                    if x is not None:
-                        origin = Origin((0,), tiling, (mine,))
-                        found = _found(statistic, pipe, x, origin, wheres[mine])
-                    for one in _everybodys(found, statistic, comm)[: stop - start]:
-                        values = one if values is None else statistic.merged(values, one)
-                    progress.update(stop - start)
-                    assert values is not None
-                    if kept:
-                        kept.sums_done(index, stop, values, last=stop == len(tiling.tiles))
+                own = [tile.read for tile in tiling.tiles[first + comm.rank :: comm.size]]
+                with self.reads(own) as images:
+                    for start in range(first, len(tiling.tiles), comm.size):
+                        doing = (
+                            f"statistics of layer {index}, pass {number + 1} of {len(passes)}, "
+                            f"round of tile {start}"
+                        )
+                        watchdog.arm(doing, 1.0 if number or start else SLOW)
+                        stop = min(start + comm.size, len(tiling.tiles))
+                        mine = start + comm.rank
+                        with agreed(comm):  # a file may be broken where only one rank reads it
+                            x = next(images, None)
+                        found = None
+                        if x is not None:
+                            origin = Origin((0,), tiling, (mine,))
+                            found = _found(statistic, pipe, x, origin, wheres[mine])
+                        for one in _everybodys(found, statistic, comm)[: stop - start]:
+                            values = one if values is None else statistic.merged(values, one)
+                        progress.update(stop - start)
+                        assert values is not None
+                        if kept:
+                            kept.sums_done(index, stop, values, last=stop == len(tiling.tiles))
                 assert values is not None
                 fixed[index] = statistic.fixed(network[index], values).eval()
         return fixed

@@ -5,7 +5,8 @@ number k, with what earlier passes found. Statistics are found tile by tile and 
 of the tiles, so that they do not depend on the number of ranks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from tilenet.model.network import Network
 from tilenet.parallel.exchange.fixed import Statistic, statistic_of
 from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.norm import Cells
-from tilenet.parallel.exchange.passes import KeptSums, Values
+from tilenet.parallel.exchange.passes import KeptSums, Reads, Values
 from tilenet.parallel.exchange.swept import Columns, KeptMaps, Sweep, SweptPart
 from tilenet.parallel.exchange.whole_maps import AveragedOver
 from tilenet.parallel.health.progress import progress_bar
@@ -42,10 +43,10 @@ def sweep_band(
     band: Band,
     owns: Sequence[Window],
     precision: str,
-    read: Callable[[Window], Tensor],
+    reads: Reads,
     columns: Columns | None = None,
     kept: KeptMaps | None = None,
-) -> Iterator[Tensor]:
+) -> Generator[Tensor, None, None]:
     """Of a band's tiles, one after another, their own cells of the last layer's map.
 
     Args:
@@ -53,16 +54,17 @@ def sweep_band(
         layers: The network's, or its first ones.
         owns: For each tile the cells of that map which it owns, counted on the whole map.
         precision: As for `Pipe`.
-        read: The network's input for a window, (1, bands, H, W).
+        reads: The network's input for windows.
         columns: Those that this rank holds, where ranks exchange halos; then each step is
-            collective.
+            collective, and all ranks hear of what one of them cannot read.
         kept: Maps that sweeps of the whole image hand on, if this is one of them.
 
     Yields:
         (1, C, H, W).
     """
     if not layers:  # the map is the image itself
-        yield from map(read, owns)
+        with reads(owns) as images:
+            yield from images
         return
     part = band.part
     edges = [*(span.first - part.row for span in band.strips), part.height]
@@ -72,20 +74,23 @@ def sweep_band(
     if kept is not None and whole == Window(0, 0, *tiling.extended):
         sweep.use(kept)
     (done, left), there = sweep.starts[-1], list[Tensor]()
-    first, strips = done, iter(band.strips)
-    for own in owns:
-        while done < own.row + own.height:
-            strip = next(strips, None)
-            out = sweep.feed(
-                read(Window(strip.first, part.col, strip.own, part.width)) if strip else None
-            )
-            there.append(out)
-            done += out.shape[2]
-        found = there[0] if len(there) == 1 else torch.cat(there, 2)
-        top, col = own.row - first, own.col - left
-        yield found[:, :, top : top + own.height, col : col + own.width]
-        first = own.row + own.height
-        there = [found[:, :, first - done :].clone()] if first < done else []
+    first, comm = done, None if columns is None else columns.line.comm
+    with reads([Window(s.first, part.col, s.own, part.width) for s in band.strips]) as images:
+
+        def read() -> Tensor | None:
+            # A file may be broken where only one rank reads it, and others wait for its halos.
+            with nullcontext() if comm is None else agreed(comm):
+                return next(images, None)
+
+        for own in owns:
+            while done < own.row + own.height:
+                there.append(sweep.feed(read()))
+                done += there[-1].shape[2]
+            found = there[0] if len(there) == 1 else torch.cat(there, 2)
+            top, col = own.row - first, own.col - left
+            yield found[:, :, top : top + own.height, col : col + own.width]
+            first = own.row + own.height
+            there = [found[:, :, first - done :].clone()] if first < done else []
 
 
 def columns_of(layers: tuple[Layer, ...], tiling: Tiling, comm: "MPI.Intracomm") -> Columns | None:
@@ -100,7 +105,7 @@ def sweep_statistics(
     layers: tuple[Layer, ...],
     passes: Sequence[tuple[int, Tiling]],
     precision: str,
-    read: Callable[[Window], Tensor],
+    reads: Reads,
     comm: "MPI.Intracomm",
     watchdog: Watchdog,
     maps: KeptMaps,
@@ -122,8 +127,6 @@ def sweep_statistics(
     """
     fixed = Network(list(network), network.mask_key).eval()
     columns = columns_of(layers, passes[0][1], comm)
-    if columns is not None:
-        read = _read_together(read, comm)
     total = sum(len(tiling.tiles) for _, tiling in passes)
     with progress_bar(comm, total, "strip", brief=brief) as progress:
         for number, (index, tiling) in enumerate(passes):
@@ -132,37 +135,27 @@ def sweep_statistics(
             if values is None or known < count:
                 shares = bands(tiling, range(count), comm.size)
                 prefix = Network(list(fixed)[:index], network.mask_key).eval()
-                mine = _found(
-                    prefix, layers, index, tiling, shares[comm.rank], precision, read, columns, maps
+                share = shares[comm.rank]
+                tiles = _found(
+                    prefix, layers, index, tiling, share, precision, reads, columns, maps
                 )
                 found: list[Values] = []
                 rounds = max(sum(len(band.tiles) for band in share) for share in shares)
-                for turn in range(rounds):
-                    doing = f"statistics of layer {index}, pass {number + 1} of {len(passes)}"
-                    watchdog.arm(f"{doing}, round {turn}", 1.0 if number or turn else SLOW)
-                    with agreed(comm):  # a file may be broken where only one rank reads it
-                        found += [one for one in [next(mine, None)] if one is not None]
-                    progress.update(min(comm.size, count - turn * comm.size))
-                    if kept and turn + 1 < rounds:
-                        kept.round_done()
+                with closing(tiles) as mine:
+                    for turn in range(rounds):
+                        doing = f"statistics of layer {index}, pass {number + 1} of {len(passes)}"
+                        watchdog.arm(f"{doing}, round {turn}", 1.0 if number or turn else SLOW)
+                        with agreed(comm):  # a file may be broken where only one rank reads it
+                            found += [one for one in [next(mine, None)] if one is not None]
+                        progress.update(min(comm.size, count - turn * comm.size))
+                        if kept and turn + 1 < rounds:
+                            kept.round_done()
                 maps.finish(index)
                 values = _merged(statistic, shares, found, comm)
                 if kept:
                     kept.sums_done(index, count, values, last=True)
             fixed[index] = statistic.fixed(network[index], values).eval()
     return fixed
-
-
-def _read_together(
-    read: Callable[[Window], Tensor], comm: "MPI.Intracomm"
-) -> Callable[[Window], Tensor]:
-    """Reads of all ranks at once: one that cannot read would have others wait for its halos."""
-
-    def together(window: Window) -> Tensor:
-        with agreed(comm):
-            return read(window)
-
-    return together
 
 
 def _found(
@@ -172,10 +165,10 @@ def _found(
     tiling: Tiling,
     share: Sequence[Band],
     precision: str,
-    read: Callable[[Window], Tensor],
+    reads: Reads,
     columns: Columns | None,
     kept: KeptMaps,
-) -> Iterator[Values]:
+) -> Generator[Values, None, None]:
     """What each of a rank's tiles adds to the statistic of layer `index`; zeros: it owns no cell,
     as at the edges of a map that is smaller than the image.
     """
@@ -186,16 +179,19 @@ def _found(
         before = None if columns is None or not index else columns.before(index)
         # Of columns that exchange halos, all ranks sweep what one of them has cells of.
         some = [own for own in owns if own.height and (own.width or columns is not None)]
-        maps = sweep_band(prefix, layers[:index], tiling, band, some, precision, read, before, kept)
-        for own in owns:
-            cells = next(maps) if own in some else None
-            if cells is None or not cells.numel():
-                yield np.zeros(statistic.num_values)
-                continue
-            here = Window(0, 0, own.height, own.width)
-            where = AveragedOver(Cells((here,), (0,)), ((own.row, own.col),), whole)
-            with torch.inference_mode():
-                yield statistic.find(cells, where)
+        maps = sweep_band(
+            prefix, layers[:index], tiling, band, some, precision, reads, before, kept
+        )
+        with closing(maps):
+            for own in owns:
+                cells = next(maps) if own in some else None
+                if cells is None or not cells.numel():
+                    yield np.zeros(statistic.num_values)
+                    continue
+                here = Window(0, 0, own.height, own.width)
+                where = AveragedOver(Cells((here,), (0,)), ((own.row, own.col),), whole)
+                with torch.inference_mode():
+                    yield statistic.find(cells, where)
 
 
 def _own(rows: AxisShares, cols: AxisShares, place: tuple[int, int]) -> Window:
