@@ -21,13 +21,13 @@ def dropped(
 ) -> torch.Tensor:
     """Whether each channel of each sample is dropped, as one pass on a fresh layer shows it."""
     x = maps(len(images))
-    out = KeyedDropout(Dropout(CHANNELS, CHANNELS, p), layer, MaskKey(seed, step, images))(x)
+    out = KeyedDropout(Dropout(5, 5, p), layer, MaskKey(seed, step, images))(x)
     return (out == 0).all(dim=(2, 3))
 
 
 def test_whole_channels_are_dropped_and_the_others_scaled() -> None:
     x = maps(4)
-    out = KeyedDropout(Dropout(CHANNELS, CHANNELS, 0.4), 3, MaskKey(1, 2, (5, 0, 5, 9)))(x)
+    out = KeyedDropout(Dropout(5, 5, 0.4), 3, MaskKey(1, 2, (5, 0, 5, 9)))(x)
     kept = out[:, :, :1, :1] != 0
     assert 0 < kept.sum() < kept.numel()
     assert torch.equal(out, x * (kept.double() / 0.6))
@@ -47,7 +47,7 @@ def test_masks_are_the_documented_function(
 
 
 def test_tiles_of_any_size_share_their_images_mask() -> None:
-    layer = KeyedDropout(Dropout(CHANNELS, CHANNELS, 0.4), 3, MaskKey(1, 2, (5,)))
+    layer = KeyedDropout(Dropout(5, 5, 0.4), 3, MaskKey(1, 2, (5,)))
     small, large = maps(1, 1, 2), maps(1, 40, 3)
     assert torch.equal((layer(small) == 0)[..., 0, 0], (layer(large) == 0)[..., 0, 0])
 
@@ -63,28 +63,26 @@ def test_masks_do_not_touch_torchs_generator() -> None:
 
 def test_the_key_is_read_in_each_pass() -> None:
     key = MaskKey(1, 2, (5,))
-    layer, x = KeyedDropout(Dropout(CHANNELS, CHANNELS, 0.4), 3, key), maps(1)
+    layer, x = KeyedDropout(Dropout(5, 5, 0.4), 3, key), maps(1)
     first = layer(x)
     key.step, key.images = 3, (6,)
     second = layer(x)
     assert not torch.equal(first, second)
-    assert torch.equal(
-        second, KeyedDropout(Dropout(CHANNELS, CHANNELS, 0.4), 3, MaskKey(1, 3, (6,)))(x)
-    )
+    assert torch.equal(second, KeyedDropout(Dropout(5, 5, 0.4), 3, MaskKey(1, 3, (6,)))(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_dtype_is_kept(dtype: torch.dtype) -> None:
     x = maps(2, dtype=dtype)
-    out = KeyedDropout(Dropout(CHANNELS, CHANNELS, 0.5), 3, MaskKey(1, 2, (5, 6)))(x)
+    out = KeyedDropout(Dropout(5, 5, 0.5), 3, MaskKey(1, 2, (5, 6)))(x)
     assert out.dtype == dtype
     assert torch.equal(out[out != 0], 2 * x[out != 0])
 
 
 def test_nothing_is_dropped_outside_of_training_or_with_probability_0() -> None:
     x = maps(3)
-    assert torch.equal(KeyedDropout(Dropout(CHANNELS, CHANNELS, 0.4), 3, MaskKey()).eval()(x), x)
-    assert torch.equal(KeyedDropout(Dropout(CHANNELS, CHANNELS, 0.0), 3, MaskKey()).train()(x), x)
+    assert torch.equal(KeyedDropout(Dropout(5, 5, 0.4), 3, MaskKey()).eval()(x), x)
+    assert torch.equal(KeyedDropout(Dropout(5, 5, 0.0), 3, MaskKey()).train()(x), x)
 
 
 @pytest.mark.parametrize("drops", ["channels", "cells", "samples"])
@@ -100,4 +98,4 @@ def test_with_probability_1_all_is_dropped_as_torch_has_it(drops: str) -> None:
 @pytest.mark.parametrize("images", [(), (1,), (1, 2, 3)])
 def test_a_sample_without_an_image_number_is_an_error(images: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=rf"batch: 2, images: {len(images)}"):
-        KeyedDropout(Dropout(CHANNELS, CHANNELS, 0.4), 3, MaskKey(1, 2, images))(maps(2))
+        KeyedDropout(Dropout(5, 5, 0.4), 3, MaskKey(1, 2, images))(maps(2))
