@@ -77,6 +77,11 @@ class Context:
     halo_px: int
     valid: bool
 
+    @property
+    def px(self) -> int:
+        """`halo_px`, in short."""
+        return self.halo_px
+
 
 def epsilon_px(levels: int, convolutions: int, kernel: int = 3) -> int:
     """The paper's halo per side: ε = (3·2^(L−2) − 1)·d·n_c, with the unpadded loss d = K − 1.

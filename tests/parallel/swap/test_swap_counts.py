@@ -31,9 +31,9 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     begin = Loop.run
 
-    def noted(self: Loop, **options: Any) -> bool:
+    def noted(self: Loop, *given: Any) -> bool:
         made.append(self)
-        return begin(self, **options)
+        return begin(self, *given)
 
     monkeypatch.setattr(Loop, "run", noted)
     return made
