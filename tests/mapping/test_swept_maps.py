@@ -22,6 +22,7 @@ import tilenet.mapping.choose
 import tilenet.mapping.resume
 import tilenet.planning.maps
 from tilenet.adoption.adopt import adopt
+from tilenet.data.read_ahead import ReadAhead
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.windows import Window
@@ -210,10 +211,14 @@ def test_an_interrupted_map_goes_on_at_a_strip(
     options = replace(OPTIONS, norm=norm, convolutions=1)
     made = trained(comm, shared_path, scene, options, precision="float32")
     rows: list[int] = []
-    read = Mapper.input
-    monkeypatch.setattr(
-        Mapper, "input", lambda self, window: rows.append(window.height) or read(self, window)
-    )
+    take = ReadAhead.__next__
+
+    def counted(reads: ReadAhead[Any, Any]) -> Any:
+        taken = take(reads)
+        rows.append(taken[0].shape[2])
+        return taken
+
+    monkeypatch.setattr(ReadAhead, "__next__", counted)
     wanted, done = mapped(made, scene, comm, "whole.tif", resume=True)
     assert (done["method"], done["grid"][1]) == ("sweep", 1)
     total = sum(rows)

@@ -213,9 +213,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     original = Mapper.tiles
 
-    def counting(self: Mapper, pipe: Any, tiles: Any) -> Any:
+    def counting(self: Mapper, pipe: Any, tiles: Any, inputs: Any) -> Any:
         found.extend(tiles)
-        return original(self, pipe, tiles)
+        return original(self, pipe, tiles, inputs)
 
     monkeypatch.setattr(Mapper, "tiles", counting)
     return found
