@@ -24,7 +24,7 @@ def test_steps_are_those_of_torch(
     starts = [torch.randn(shape, generator=generator) for shape in [(5, 3), (7,)]]
     ours, theirs = ([torch.nn.Parameter(x.clone()) for x in starts] for _ in range(2))
     found = keys.make(ours)
-    wanted = torchs(theirs, **given, foreach=False)
+    wanted = torchs(theirs, **given, fused=True)
     assert isinstance(found, torchs)
     for step in range(4):
         for pair in zip(ours, theirs, strict=True):
