@@ -44,7 +44,7 @@ setup(
             "monai>=1.4",
             "segmentation-models-pytorch>=0.5",
             "timm>=1.0",
-            "torchvision>=0.18",
+            "torchvision>=0.23",
         ],
         "test": [
             "pytest>=9.0",  # faulthandler_exit_on_timeout: a hanging rank ends the job

@@ -113,9 +113,10 @@ def device_obstacle(
         return None
     what = "halo_mode: exchange" if halo_mode == "exchange" else f"over whole images: {whole}"
     return (
-        "of partitions in which ranks wait for one another each has a device of its own, or all "
-        f"share one: two ranks could else wait in different ones (device: {', '.join(devices)}, "
-        f"{what}, ranks that wait: {together}); name each device once, or the same for all"
+        "partitions in which ranks wait for one another need a device each, or one for all, since "
+        "two ranks could wait in different partitions without an end (device: "
+        f"{', '.join(devices)}, {what}, ranks that wait: {together}); name each device once, or "
+        "the same one for all"
     )
 
 

@@ -6,7 +6,7 @@ from math import prod
 from tilenet.errors import TilenetError
 from tilenet.training.architecture import Architecture
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.setup import RunPlan, Shape, plan_run
+from tilenet.training.setup import RunPlan, Shape, plan_run, tiled_sizes
 
 __all__ = ["HaloChoice", "choose_halo_mode"]
 
@@ -42,8 +42,8 @@ def choose_halo_mode(
         exchange = plan_run(replace(run, halo_mode="exchange"), *asked)
     except TilenetError as error:
         return HaloChoice(overlap, f"ranks cannot exchange halos here: {error}")
-    side = run.crop_px or max(max(size) for _, size in shapes)
-    largest = max(((min(side, h), min(side, w)) for _, (h, w) in shapes), key=prod)
+    sizes = tiled_sizes([size for _, size in shapes], run.crop_px, rotations=False)
+    largest = max(sizes, key=prod)
     tilings = [plan.tiling(*largest) for plan in (overlap, exchange)]
     # The rank that computes most sets the pace.
     most = [max(s.read for s in t.rows) * max(s.read for s in t.cols) for t in tilings]

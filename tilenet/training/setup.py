@@ -34,7 +34,7 @@ from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.architecture import Architecture
 from tilenet.training.config.run_file import RunFile
 
-__all__ = ["RunPlan", "Shape", "plan_run"]
+__all__ = ["RunPlan", "Shape", "plan_run", "tiled_sizes"]
 
 Shape = tuple[tuple[int, ...], tuple[int, int]]  # an image's bands; its height and width
 
@@ -121,7 +121,7 @@ def plan_run(
     bands, classes = len(shapes[0][0]), len(run.class_names)
     kind = run.network, bands, classes, run.seed
     found = architecture or Architecture.of(*kind, window_px=run.window_px)
-    sizes = _sizes([size for _, size in shapes], run.crop_px, rotations=run.augment.rotations)
+    sizes = tiled_sizes([size for _, size in shapes], run.crop_px, rotations=run.augment.rotations)
     if run.plan is not None:
         _check_plan(run.plan, found, sizes, rotations=run.augment.rotations)
     record = _record(run, found, shapes[0][0])
@@ -328,7 +328,7 @@ def _rule(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> HaloRule:
     return rule
 
 
-def _sizes(
+def tiled_sizes(
     whole: Sequence[tuple[int, int]], crop_px: int | None, *, rotations: bool
 ) -> list[tuple[int, int]]:
     """Sizes of the images or crops that are tiled, turned ones too."""
