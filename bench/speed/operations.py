@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -81,12 +82,8 @@ def of_a_run(folder: Path, crop_px: int) -> tuple[Counter[str], int]:
         steps.append(counted(lambda: done.append(take(self, step, weighed(reads), *arguments))))
         return done[0]
 
-    Step.take = counts  # type: ignore[assignment,method-assign]
-    whole_run.try_report = lambda folder, maps: None  # type: ignore[attr-defined,misc]
-    try:
+    with patch.object(Step, "take", counts), patch.object(whole_run, "try_report"):
         whole_run.train(run, overwrite=True, comm=MPI.COMM_SELF)
-    finally:
-        Step.take = take  # type: ignore[method-assign]
     return steps[-1], given[-1]
 
 
