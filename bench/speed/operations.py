@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
