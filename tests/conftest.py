@@ -2,7 +2,8 @@
 
 `pytest` runs tests of one process, and of those over ranks the ones that one rank tells something.
 `mpiexec -n N python -m mpi4py -m pytest --ranks N` runs those that are marked with N, on all ranks
-at once; files that such tests share are written by rank 0.
+at once; files that such tests share are written by rank 0. With `--device cuda` runs and maps that
+ask for CPUs take the first GPU, which all ranks share.
 """
 
 import faulthandler
@@ -20,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyogrio
 import pytest
 import rasterio
 import shapely
+import torch
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def write_vector(tmp_path: Path) -> Callable[..., str]:
         crs: str | None = "EPSG:32630",
         **options: Any,
     ) -> str:
+        import pyogrio
+
         options = {"geometry_type": "Polygon", "promote_to_multi": False} | options
         if name.endswith("json"):
             options["COORDINATE_PRECISION"] = 15
@@ -121,6 +124,7 @@ def real() -> Path:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--ranks", type=int, default=1, help="ranks that mpiexec started")
+    parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where runs compute")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -154,6 +158,22 @@ def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         from tilenet.library import whole_run
 
         monkeypatch.setattr(whole_run, "try_report", lambda folder, maps: None)
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs and maps take the first GPU with --device cuda."""
+    if request.config.getoption("--device") != "cuda":
+        return
+    from tilenet.parallel.ranks import devices
+
+    use = devices._use
+
+    def on_the_first(chosen: tuple[torch.device, ...], place: Any) -> tuple[torch.device, ...]:
+        return use((torch.device("cuda", 0),) * len(chosen), place)
+
+    monkeypatch.setattr(devices, "_use", on_the_first)
+    monkeypatch.setattr(devices, "share_gpus", lambda shown, count: ((0,) * count,) * len(shown))
 
 
 @pytest.fixture(autouse=True)

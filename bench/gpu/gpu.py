@@ -34,6 +34,7 @@ from bench.report import ROOT, Claim, Found, alone, at_least, at_most
 # Where it is, and seconds it should take
 PARTS: dict[str, tuple[str, int]] = {
     "tests": ("bench.gpu.gpu.tests", 150),
+    "steps": ("bench.gpu.gpu_step.steps", 120),
     "memory": ("bench.gpu.gpu_memory.memory", 70),
     "sizes": ("bench.gpu.gpu_sizes.sizes", 110),
     "overlap": ("bench.gpu.gpu_overlap.overlap", 25),

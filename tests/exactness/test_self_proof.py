@@ -110,7 +110,8 @@ WAIT = halo.Pending.wait
 
 
 def lost_row(pending: halo.Pending) -> list[Tensor]:
-    return [part.index_fill(2, torch.tensor([0]), 0.0) for part in WAIT(pending)]
+    parts = WAIT(pending)
+    return [part.index_fill(2, torch.tensor([0], device=part.device), 0.0) for part in parts]
 
 
 EXCHANGE = {"halo_mode": "exchange"}

@@ -48,7 +48,8 @@ def summed(outputs: Sequence[Tensor]) -> Tensor:
     """A loss whose gradient differs in every cell."""
     total = outputs[0].new_zeros(())
     for number, output in enumerate(outputs):
-        weights = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).view_as(output)
+        like = {"dtype": output.dtype, "device": output.device}
+        weights = torch.linspace(-1, 2, output.numel(), **like).view_as(output)
         total = total + (weights * output.square()).sum() * (number + 1)
     return total
 

@@ -61,6 +61,8 @@ def test_what_is_saved(device: torch.device, kind: str, stream: bool, tmp_path: 
             for _ in range(3):
                 network.zero_grad()
                 summed([network(image)]).backward()
+        if cuda:
+            torch.cuda.synchronize()  # the copies below are on another stream
         results.append([p.grad.clone() for p in network.parameters()])
     torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
