@@ -14,6 +14,7 @@ from tilenet.library.local_network import LocalNetwork
 from tilenet.library.own_data import OwnData
 from tilenet.model.skips import Origin
 from tilenet.model.summed import check_summed
+from tilenet.model.upload import upload
 from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.meeting import Meeting
 from tilenet.parallel.ranks.tf32 import tf32_if_asked
@@ -49,9 +50,9 @@ class OwnTile:
         left = tile.own.col - tile.read.col - offset_px
         own = ..., slice(top, top + tile.own.height), slice(left, left + tile.own.width)
         labels = owned(part.labels, Tile(tile.own, tile.own))
-        labels = labels.to(device)
+        labels = upload(labels, device)
         wide = labels if labels.is_floating_point() else labels.long()
-        return cls(part.image.to(device), wide, own)
+        return cls(upload(part.image, device), wide, own)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from tilenet.training.proof.run import proved_network
 from tilenet.training.scoring import Validation
 from tilenet.training.setup import RunPlan, plan_run
 from tilenet.training.share import share_architecture
+from tilenet.training.stacking import stack_crops
 from tilenet.training.validation import RunValidation
 
 if TYPE_CHECKING:
@@ -143,6 +144,10 @@ def _prepare(
     with agreed(comm):
         statistics = run.network.statistics or (found.mean, found.std)
         plan = replace(plan, record=folder.record(plan.record, *statistics))
+    if run.swap in ("off", False):
+        sizes, kind = [one.size for one in opened.images], run.optimizer.kind
+        plan = stack_crops(plan, run.batch_size, sizes, kind, devices.partitions, comm)
+    with agreed(comm):
         data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
     network = proved_network(run, plan, module, data, devices, control)
     validation, loss = None, run.loss_with(weights)

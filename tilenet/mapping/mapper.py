@@ -23,6 +23,7 @@ from tilenet.mapping.writer import MapKind
 from tilenet.model.inputs import standardise
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
+from tilenet.model.upload import upload
 from tilenet.parallel.exchange.swept import Columns, KeptMaps
 from tilenet.parallel.exchange.swept_bands import sweep_band
 from tilenet.parallel.pipeline.pipe import Pipe
@@ -103,7 +104,7 @@ class Mapper:
 
         def placed(read: Input) -> Tensor:
             seen(read[1])
-            return read[0].to(device)
+            return upload(read[0], device)
 
         with self.inputs(windows) as reads:
             yield map(placed, reads)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tilenet.geometry.layers import Dropout
 from tilenet.model.skips import origin_under_way
+from tilenet.model.upload import upload
 from tilenet.random_keys import uniform
 
 __all__ = ["KeyedDropout", "MaskKey"]
@@ -65,7 +66,7 @@ class KeyedDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.probability == 0:
             return x
-        return x * self._masks(*x.shape).to(x)
+        return x * upload(self._masks(*x.shape).to(x.dtype), x.device)
 
     def _masks(self, samples: int, channels: int, rows: int, cols: int) -> Tensor:
         """Masks (B, C, 1, 1), (B, 1, 1, 1) or (B, C, H, W), scaled by 1 / (1 − p)."""

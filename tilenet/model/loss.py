@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilenet.errors import TilenetError
+from tilenet.model.upload import upload
 
 __all__ = [
     "VALUE_LOSSES",
@@ -166,7 +167,7 @@ class Loss:
         weights, labels = None, labels.long()
         if self.class_weights is not None:
             given = torch.tensor(self.class_weights, dtype=logits.dtype)
-            weights = given.to(logits.device, non_blocking=True)
+            weights = upload(given, logits.device)
         loss = torch.zeros((), dtype=torch.float64, device=logits.device)
         if "ce" in self.terms:
             loss = cross_entropy(logits, labels, self.ignore_index, weights)

@@ -114,7 +114,9 @@ def announce(
         + ("halo exchanged" if rule.exchanged else f"halo {rule.halo_px} px")
         + ", swept" * plan.swept
         + f", work ratio {tiling.work_ratio:.2f}; "
-        f"{steps} steps" + f"; gradients over {transport}" * (num_ranks > 1)
+        + f"{plan.stacked} micro-batches in one; " * (plan.stacked > 1)
+        + f"{steps} steps"
+        + f"; gradients over {transport}" * (num_ranks > 1)
     )
     if plan.checkpointing != "never" or len(plan.balance) > 1:
         balance = "+".join(map(str, plan.balance))

@@ -140,7 +140,8 @@ class Loop:
         data, run = self.data, self.run_file
         unit = "image" if self.plan.crop_px is None and run.batch_size == 1 else "step"
         bar = progress_bar(self.comm, data.last, unit, first)
-        reads = data.work.reads(data.reader, first, data.last, run.read_ahead)
+        pin = self.network.pipe.devices[0].type == "cuda"
+        reads = data.work.reads(data.reader, first, data.last, run.read_ahead, pin=pin)
         with self.trace, reads, bar as progress:
             scored = not stop.agreed
             if validation is not None and scored:

@@ -23,6 +23,7 @@ from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window
 from tilenet.model.loss import Loss, LossScale, dice
 from tilenet.model.skips import Origin
+from tilenet.model.upload import upload
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.health.progress import EXCHANGING, peak_bytes
 from tilenet.parallel.sums.gradients import GradientSum
@@ -225,7 +226,7 @@ class Step:
         """
         # Labels go up before the device has work that they would have to wait for.
         batch = [
-            [replace(one, labels=one.labels.to(self.device, non_blocking=True)) for one in parts]
+            [replace(one, labels=upload(one.labels, self.device)) for one in parts]
             for parts in batch
         ]
         added = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -239,7 +240,7 @@ class Step:
             added = added + sums[:2]
             if self.loss.of_images:
                 row = torch.tensor([images.index(part.work.sample.number)])
-                row = row.to(self.device, non_blocking=True)
+                row = upload(row, self.device)
                 of_images = of_images.index_add(0, row, sums[2:].view(1, *of_images.shape[1:]))
         total, weight = added.unbind()
         if self.loss.of_images:
@@ -264,7 +265,9 @@ class Step:
                 yield part, self.pipe(part.image, origin, partial(self._of_window, part))
             return
         images = [
-            torch.cat([one.image for one in parts]) if len(parts) > 1 else parts[0].image
+            torch.cat([upload(one.image, self.pipe.devices[0]) for one in parts])
+            if len(parts) > 1
+            else parts[0].image
             for parts in batch
         ]
         outputs = self.pipe(images, origins) if batch else []

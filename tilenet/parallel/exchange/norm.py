@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from tilenet.geometry.layers import Norm
 from tilenet.geometry.windows import Window
 from tilenet.model.gpipe import is_recomputing
+from tilenet.model.upload import upload
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.sums.values import add_over
 
@@ -132,7 +133,7 @@ class _Call:
         # None: each sample is an image of its own.
         self.images: Tensor | None = None
         if images != tuple(range(len(images))):
-            self.images = torch.tensor(images).to(device, non_blocking=True)
+            self.images = upload(torch.tensor(images), device)
         self.cells = [[0.0] for _ in range(self.shape[0])]
         for image, window in zip(images, cells.own, strict=True):
             self.cells[image][0] += window.height * window.width * layer.out_channels / groups
@@ -207,7 +208,7 @@ class _Normalise(torch.autograd.Function):
     ) -> Tensor:
         wide = _wide(x)
         sums = call.fold(_sum(call.own(x), wide))[0]
-        count = torch.tensor(call.cells, dtype=torch.float64).to(x.device, non_blocking=True)
+        count = upload(torch.tensor(call.cells, dtype=torch.float64), x.device)
         added = call.add(torch.cat([sums, count], dim=1))
         call.count = added[:, -1:]
         rough = (added[:, :-1] / call.count).to(wide)

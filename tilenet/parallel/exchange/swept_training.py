@@ -20,6 +20,7 @@ from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window, overlap
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
+from tilenet.model.upload import upload
 from tilenet.parallel.exchange.fixed import FixedPool
 from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.norm import Cells
@@ -75,7 +76,7 @@ class SweptPipe:
             origin: Which tile it is.
             measure: Is called for the own pixels of each strip, in backward once more.
         """
-        part = _Part(self, image.to(self.devices[0]), origin)
+        part = _Part(self, upload(image, self.devices[0]), origin)
         averages: dict[int, Tensor] = {}
         for number in summed_cells(self.layers):
             layer = self.layers[number]

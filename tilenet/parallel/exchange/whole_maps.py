@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tilenet.geometry.layers import GlobalPool
 from tilenet.geometry.windows import Window
+from tilenet.model.upload import upload
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.sums.values import add_over
@@ -57,7 +58,7 @@ class AveragedOver:
         cols = bin_shares(col, own.width, self.size[1], layer.bins)
         if layer.takes == "sum":
             rows, cols = torch.ones_like(rows), torch.ones_like(cols)
-        return rows.to(device), cols.to(device)
+        return upload(rows, device), upload(cols, device)
 
 
 class WholeImagePool(nn.Module):
@@ -134,7 +135,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _images(where: AveragedOver, device: torch.device) -> Tensor:
-    return torch.tensor(where.cells.images).to(device, non_blocking=True)
+    return upload(torch.tensor(where.cells.images), device)
 
 
 def _folded(values: Tensor, where: AveragedOver, images: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ from tilenet.model.gpipe import (
 from tilenet.model.modules import out_of_place
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin, OriginTracker
+from tilenet.model.upload import upload
 from tilenet.parallel.pipeline.skip_store import Store, StoringQueue, StoringTracker
 
 __all__ = ["Partition", "Pipe"]
@@ -170,7 +171,7 @@ class Pipe:
             partition.train(self.network.training)
         kept = {"always": 0, "except_last": 1, "never": len(images)}[self.checkpointing]
         checkpoint_stop = len(images) - kept if training else 0
-        batches = [Batch(image.to(self.devices[0], non_blocking=True)) for image in images]
+        batches = [Batch(upload(image, self.devices[0])) for image in images]
         for streams, device in zip(self._streams, self.devices, strict=True):
             streams += [new_stream(device) for _ in images[len(streams) :]]
         pipeline = _OriginPipeline(

@@ -7,6 +7,7 @@ and standardises their pixels.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -24,6 +25,7 @@ from tilenet.geometry.tiles import Tile, Tiling, owned
 from tilenet.geometry.windows import Symmetry, Window
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.inputs import Radiometry, standardise
+from tilenet.model.upload import pinned
 from tilenet.planning.compatibility import stacks
 from tilenet.planning.mesh import tiles_of
 from tilenet.storage.network_json import NetworkRecord
@@ -69,6 +71,11 @@ class ReadTile:
     image: Tensor
     labels: Tensor
 
+    @property
+    def pinned(self) -> "ReadTile":
+        """The same in pinned memory."""
+        return replace(self, image=pinned(self.image), labels=pinned(self.labels))
+
 
 class RankWork:
     """A rank's share of the steps of a run: a function of its place in the mesh and of the step.
@@ -103,15 +110,21 @@ class RankWork:
         return self._stacks([one for one in self._tiles(self.samples(step)) if self._counts(one)])
 
     def reads(
-        self, reader: "TileReader", first: int, last: int, ahead: int
+        self, reader: "TileReader", first: int, last: int, ahead: int, *, pin: bool = False
     ) -> ReadAhead[tuple[int, list[Work]], list["ReadTile"]]:
         """This rank's micro-batches of the steps from `first` to `last`, one after another.
 
         Args:
             ahead: Micro-batches that a thread reads while the one before is computed.
+            pin: Whether they are for a GPU, to which pinned memory is sent without waiting.
         """
         work = ((step, one) for step in range(first, last) for one in self.micro_batches(step))
-        return ReadAhead(reader.read, work, ahead)
+
+        def read(stack: tuple[int, list[Work]]) -> list[ReadTile]:
+            found = reader.read(stack)
+            return [one.pinned for one in found] if pin else found
+
+        return ReadAhead(read, work, ahead)
 
     def loads(self) -> list[Load]:
         """What this rank computes at a time, at the most, in a step of images of each size."""
@@ -146,7 +159,9 @@ class RankWork:
         ]
 
     def _stacks(self, work: list[Work]) -> list[list[Work]]:
-        return stacks(self._plan.record.layers, work, [one.sample.number for one in work])
+        found = stacks(self._plan.record.layers, work, [one.sample.number for one in work])
+        each = self._plan.stacked
+        return [list(chain(*found[at : at + each])) for at in range(0, len(found), each)]
 
     def _counts(self, work: Work) -> bool:
         """Whether a tile may hold labelled pixels, or is needed all the same."""

@@ -1,0 +1,23 @@
+"""What the host sends to a device, without waiting for it.
+
+A copy from pageable memory waits until the device has done all that it was given before: 24 waits
+of a step of the preset `small`, which on an H200 took half of its time in bfloat16.
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["pinned", "upload"]
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """The same values on a device; sent from pinned memory where that is a GPU."""
+    if device.type != "cuda" or values.device.type != "cpu":
+        return values.to(device)
+    # torch keeps the pinned memory until the copy is done.
+    return pinned(values).to(device, non_blocking=True)
+
+
+def pinned(values: Tensor) -> Tensor:
+    """The same values in memory from which copies run by themselves."""
+    return values if values.is_pinned() else values.pin_memory()

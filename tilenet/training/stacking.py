@@ -1,0 +1,92 @@
+"""Equal crops of a step in one batch, where a device computes them faster so.
+
+On a GPU each operation takes some 10 µs to begin, so that 8 crops of 256² one after another took
+ten times as long as together (preset `small` on an H200, bfloat16). On a CPU larger maps leave its
+caches: together they took 1.3 times as long.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from tilenet.planning.compatibility import most_micro_batches, most_stacked, whole_image
+from tilenet.planning.memory.layer import countable, layer_bytes
+from tilenet.planning.memory.partition import partition_bytes
+from tilenet.planning.mesh import most_tiles
+from tilenet.training.setup import RunPlan
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["most_together", "stack_crops", "stacking_pays"]
+
+ENOUGH_PX = 1 << 21  # in a batch: a GPU is busy with them
+ROOM = 0.75  # of what is free, for maps, weights and states; the rest for workspaces
+
+
+def stack_crops(
+    plan: RunPlan,
+    crops: int,
+    sizes: Sequence[tuple[int, int]],
+    optimizer: str,
+    devices: Sequence[torch.device],
+    comm: "MPI.Intracomm",
+) -> RunPlan:
+    """The plan with as many micro-batches in one as pay and fit. Collective.
+
+    Args:
+        plan: As it is without.
+        crops: Of a step.
+        sizes: Of the images.
+        optimizer: See `partition_bytes`.
+        devices: Of this rank.
+    """
+    # Ranks that wait for one another need the same micro-batches.
+    limit = min(comm.allgather(_limit_bytes(devices)))
+    return replace(plan, stacked=most_together(plan, crops, sizes, optimizer, limit))
+
+
+def most_together(
+    plan: RunPlan, crops: int, sizes: Sequence[tuple[int, int]], optimizer: str, limit: int
+) -> int:
+    """How many micro-batches of crops of one size one takes, evenly.
+
+    Args:
+        limit: Bytes of a device; 0: none pay.
+    """
+    side, layers = plan.crop_px, plan.record.layers
+    if not limit or side is None or min(map(min, sizes)) < side or len(plan.balance) > 1:
+        return 1
+    if plan.swept or plan.record.opaque is not None or whole_image(layers) == "batch norm":
+        return 1
+    tiling = plan.tiling(side, side)
+    tiles, images = most_tiles(plan.mesh, tiling.grid), -(-crops // plan.mesh.replicas)
+    count, each = most_micro_batches(layers, tiles, images), most_stacked(layers, tiles, 1)
+    rows, cols = max(span.read for span in tiling.rows), max(span.read for span in tiling.cols)
+
+    def fits(together: int) -> bool:
+        batch, at_once = together * each, min(plan.micro_batches, -(-count // together))
+        costs = layer_bytes(layers, rows, cols, plan.record.precision, batch, plan.halo_mode)
+        (part,) = partition_bytes(costs, plan.balance, at_once, plan.checkpointing, optimizer)
+        enough = batch * rows * cols <= ENOUGH_PX and countable(layers, rows, cols, batch)
+        return enough and part.total <= limit
+
+    most = 1
+    while most < count and fits(most + 1):
+        most += 1
+    turns = -(-count // most)
+    return -(-count // turns)
+
+
+def stacking_pays(device: torch.device) -> bool:
+    """Whether the device computes equal crops faster in one batch."""
+    return device.type == "cuda"
+
+
+def _limit_bytes(devices: Sequence[torch.device]) -> int:
+    if len(devices) > 1 or not stacking_pays(devices[0]):
+        return 0
+    free, _ = torch.cuda.mem_get_info(devices[0])
+    return int(free * ROOM)
