@@ -80,6 +80,36 @@ def test_it_is_the_formula(
         assert gap <= most * other.detach().abs().max()  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("norm", ["instance", "batch"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_numbers_are_normalised_as_torch_does(
+    monkeypatch: pytest.MonkeyPatch, norm: Any, dtype: torch.dtype
+) -> None:
+    """Statistics are taken in float32, and the map and its gradient are rounded once."""
+    monkeypatch.setattr(norms, "kernels_pay", lambda device: True)
+    layer, x = Norm(6, 6, norm=norm, affine=True), 9 + 4 * drawn(3, 6, 15, 17, seed=2)
+    module = module_of(layer, Cells((FULL,) * 3, (0, 1, 2)), torch.float32)
+    x, y = x.to(dtype).requires_grad_(), drawn(3, 6, 15, 17, seed=3).to(dtype)
+    with Counting() as counting:
+        found = module(x)
+        found.backward(y)
+    assert "mean" not in counting.names, "the maps stay narrow"
+    exact = x.detach().double().requires_grad_()
+    weight, bias = (one.detach().double().requires_grad_() for one in module.parameters())
+    wanted = plain_norm(exact, layer, weight, bias)
+    wanted.backward(y.double())
+    for one, other in (
+        (found, wanted),
+        (x.grad, exact.grad),
+        (module.weight.grad, weight.grad),
+        (module.bias.grad, bias.grad),
+    ):
+        assert one is not None
+        assert other is not None
+        gap = (one.detach().double() - other.detach()).abs().max()
+        assert gap <= 2 * torch.finfo(dtype).eps * other.detach().abs().max()
+
+
 def test_running_statistics_are_torchs(kernels: bool) -> None:
     layer = Norm(6, 6, norm="batch", affine=True)
     module = module_of(layer, Cells((FULL,) * 2, (0, 1)), torch.float64)

@@ -269,7 +269,8 @@ class _Normalise(torch.autograd.Function):
 class _Fused(torch.autograd.Function):
     """The same of whole maps on one rank, by torch's kernels of batch norm.
 
-    Of deviations from a rounded mean, which have their digits near zero.
+    Of deviations from a rounded mean, which have their digits near zero; of narrow numbers, which
+    have few, as they are.
     """
 
     @staticmethod
@@ -278,8 +279,8 @@ class _Fused(torch.autograd.Function):
     ) -> Tensor:
         batch = call.layer.norm == "batch"
         dims, wide = (0, 2, 3) if batch else (2, 3), _wide(x)
-        shift = x.mean(dims, keepdim=True, dtype=wide)
-        centred = (x - shift).contiguous()
+        shift = x.mean(dims, keepdim=True, dtype=wide) if x.dtype == wide else None
+        centred = _centred(x, shift)
         ctx.shape = centred.shape if batch else (1, -1, *x.shape[2:])
         ctx.repeats = 1 if batch else len(x)
         maps = centred.view(ctx.shape)
@@ -287,25 +288,26 @@ class _Fused(torch.autograd.Function):
             weight = weight.repeat(ctx.repeats)
         if bias is not None:
             bias = bias.repeat(ctx.repeats)
-        rest, inverse = shift.new_empty(0), shift.new_empty(0)
-        found = maps, rest, inverse
-        torch.native_batch_norm(
-            maps, weight, bias, None, None, True, 0.0, call.layer.epsilon, out=found
+        # Written over deviations, which nobody else has.
+        rest, inverse = x.new_empty(0, dtype=wide), x.new_empty(0, dtype=wide)
+        into = {} if shift is None else {"out": (maps, rest, inverse)}
+        maps, rest, inverse = torch.native_batch_norm(
+            maps, weight, bias, None, None, True, 0.0, call.layer.epsilon, **into
         )
         if batch:
             call.count = torch.tensor(call.cells, dtype=torch.float64)
-            call.mean = shift.view(1, -1).double() + rest
+            call.mean = rest[None].double() + (0.0 if shift is None else shift.view(1, -1))
             call.variance = inverse.double().pow(-2).sub(call.layer.epsilon).clamp(min=0)[None]
         ctx.save_for_backward(x, weight, shift, rest, inverse)
         ctx.epsilon = call.layer.epsilon
-        return centred.to(x.dtype)
+        return maps.view_as(x)
 
     @staticmethod
     def backward(
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, weight, shift, rest, inverse = ctx.saved_tensors
-        maps = [one.contiguous().view(ctx.shape) for one in (grads[0].to(shift.dtype), x - shift)]
+        maps = [one.view(ctx.shape) for one in (grads[0].contiguous(), _centred(x, shift))]
         mask = ctx.needs_input_grad[:3]
         found = torch.ops.aten.native_batch_norm_backward(
             *maps, weight, None, None, rest, inverse, True, ctx.epsilon, mask
@@ -314,4 +316,8 @@ class _Fused(torch.autograd.Function):
         to_weight, to_bias = (
             one if one is None else one.view(ctx.repeats, -1).sum(0) for one in of_affine
         )
-        return None if to_x is None else to_x.view_as(x).to(x.dtype), to_weight, to_bias, None
+        return None if to_x is None else to_x.view_as(x), to_weight, to_bias, None
+
+
+def _centred(x: Tensor, shift: Tensor | None) -> Tensor:
+    return (x if shift is None else x - shift).contiguous()
