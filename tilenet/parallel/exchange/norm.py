@@ -289,10 +289,14 @@ class _Fused(torch.autograd.Function):
         if bias is not None:
             bias = bias.repeat(ctx.repeats)
         # Written over deviations, which nobody else has.
+        normal, into = centred, maps
+        if shift is None:
+            normal = torch.empty_like(centred)
+            into = normal.view(ctx.shape)
         rest, inverse = x.new_empty(0, dtype=wide), x.new_empty(0, dtype=wide)
-        into = {} if shift is None else {"out": (maps, rest, inverse)}
-        maps, rest, inverse = torch.native_batch_norm(
-            maps, weight, bias, None, None, True, 0.0, call.layer.epsilon, **into
+        found = into, rest, inverse
+        torch.native_batch_norm(
+            maps, weight, bias, None, None, True, 0.0, call.layer.epsilon, out=found
         )
         if batch:
             call.count = torch.tensor(call.cells, dtype=torch.float64)
@@ -300,7 +304,7 @@ class _Fused(torch.autograd.Function):
             call.variance = inverse.double().pow(-2).sub(call.layer.epsilon).clamp(min=0)[None]
         ctx.save_for_backward(x, weight, shift, rest, inverse)
         ctx.epsilon = call.layer.epsilon
-        return maps.view_as(x)
+        return normal
 
     @staticmethod
     def backward(
