@@ -137,7 +137,8 @@ class RunFile:
     each as likely, then a place among those that hold it; the others are drawn from all places. For
     rare classes; needs `crop_px`"""
     batch_size: int = 1
-    """images or crops per step"""
+    """images or crops per step. A GPU computes as many crops in one batch as keep it busy and fit
+    its memory, which changes no result"""
     optimizer: OptimizerKeys = field(default_factory=OptimizerKeys)
     schedule: ScheduleKeys = field(default_factory=ScheduleKeys)
     augment: AugmentKeys = field(default_factory=AugmentKeys)
