@@ -113,10 +113,9 @@ def announce(
         f"{rows} × {cols} tiles, "
         + ("halo exchanged" if rule.exchanged else f"halo {rule.halo_px} px")
         + ", swept" * plan.swept
+        + f", {plan.stacked} micro-batches in one" * (plan.stacked > 1)
         + f", work ratio {tiling.work_ratio:.2f}; "
-        + f"{plan.stacked} micro-batches in one; " * (plan.stacked > 1)
-        + f"{steps} steps"
-        + f"; gradients over {transport}" * (num_ranks > 1)
+        f"{steps} steps" + f"; gradients over {transport}" * (num_ranks > 1)
     )
     if plan.checkpointing != "never" or len(plan.balance) > 1:
         balance = "+".join(map(str, plan.balance))
