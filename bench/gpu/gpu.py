@@ -1,10 +1,12 @@
 """What a GPU says: exactness, memory, largest images, copies beside work, the roofline.
 
-On one CUDA GPU, which is named several times where there are partitions, in less than 8 minutes.
+On one CUDA GPU, which is named several times where there are partitions, in some 6 minutes.
 Each part runs in a process of its own, with a budget of seconds:
 
 (tests) those that are marked `gpu`: float64 losses and gradients in tiles, in a pipeline with
-checkpointing, with maps on the host, and with swapping, against the same network without;
+checkpointing, with maps on the host, and with swapping, against the same network without; and
+whole runs over two ranks that share the GPU, against the network on the whole image;
+(steps) whole steps and a map against plain torch, in float32, TF32 and bfloat16;
 (memory) the peak that torch's allocator saw during the third step of training against
 `planning.memory`, calibrated by the first case, since cuDNN's workspace is no tensor;
 (sizes) the largest image that trains under a limit of 8 GiB with nothing done, checkpointing or
@@ -46,19 +48,30 @@ LEAST_TESTS = 10
 
 
 def tests(asked: Asked) -> Found:
-    """Run the tests that need a GPU, but for those over several ranks."""
-    folders = (str(ROOT / "tests" / folder) for folder in ("parallel", "swapping"))
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *folders]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    said = ended.stdout.strip().splitlines()
-    counts = {what: int(number) for number, what in re.findall(r"(\d+) (\w+)", said[-1])}
-    passed, bad = counts.get("passed", 0), counts.get("failed", 0) + counts.get("errors", 0)
-    claims = [
-        at_least("tests that need a GPU and pass", passed, LEAST_TESTS),
-        at_most("tests that need a GPU and fail", bad, 0),
-    ]
-    broken = [line for line in said if line.startswith(("FAILED", "ERROR"))]
-    return {**counts, "broken": broken}, claims if asked.cuda else []
+    """Run the tests that need a GPU, and those of exchange over two ranks that share it."""
+    folders = [str(ROOT / "tests" / folder) for folder in ("parallel", "swapping")]
+    shared = str(ROOT / "tests/exactness/test_same_in_exchange.py")
+    python = [sys.executable, "-m"]
+    ways = {
+        "need a GPU": [*python, "pytest", "-q", "-m", "gpu", *folders],
+        "share a GPU": [
+            "mpiexec", "-n", "2", *python, "mpi4py", "-m", "pytest", "-q", "--ranks", "2",
+            "--device", "cuda", shared,
+        ],
+    }  # fmt: skip
+    figures, claims = Figures(), list[Claim]()
+    for what, command in ways.items():
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        said = ended.stdout.strip().splitlines() or [""]
+        counts = {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", said[-1])}
+        passed, bad = counts.get("passed", 0), counts.get("failed", 0) + counts.get("errors", 0)
+        claims += [
+            at_least(f"tests that {what} and pass", passed, LEAST_TESTS),
+            at_most(f"tests that {what} and fail", bad, 0),
+        ]
+        broken = [line for line in said if line.startswith(("FAILED", "ERROR"))]
+        figures[what] = {**counts, "broken": broken}
+    return figures, claims if asked.cuda else []
 
 
 def answer(name: str, asked: dict[str, Any]) -> dict[str, Any]:
