@@ -130,6 +130,27 @@ def test_adopted_networks_over_columns_that_exchange_halos(
     assert done["work_ratio"] <= comm.size * widest * (SIZE[0] + unit) / (SIZE[0] * SIZE[1])
 
 
+@pytest.mark.ranks(1, 2)
+def test_the_image_is_read_for_the_first_statistics_and_for_the_map(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The passes between begin from kept maps."""
+    that_exchange(monkeypatch) if comm.size > 1 else in_columns(monkeypatch, 1)
+    scene = scene_of(comm, shared_path, SIZE)
+    made = trained(comm, shared_path, scene, OPTIONS)
+    read, windows = Mapper.input, list[Window]()
+
+    def counted(self: Mapper, window: Window) -> Any:
+        windows.append(window)
+        return read(self, window)
+
+    monkeypatch.setattr(Mapper, "input", counted)
+    found, done = mapped(made, scene, comm)
+    assert (done["method"], done["passes"], done["grid"][1]) == ("sweep", 11, comm.size)
+    assert len(windows) == 2 * len(set(windows)) == 2 * done["grid"][0]
+    assert worst(found, wanted_map(made, scene), scene) <= 1e-12
+
+
 def test_statistics_of_the_image_itself(comm: MPI.Intracomm, shared_path: Path) -> None:
     """No layer comes before the norm that takes them."""
     scene = scene_of(comm, shared_path, SIZE)

@@ -5,7 +5,8 @@ they look at are at hand, as `geometry.sweep` says what to keep. Columns are too
 their own ones each, and a layer takes those next to them from the neighbours.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -87,11 +88,13 @@ class KeptMaps:
         after: For a sweep to each layer the numbers of the maps that those after it need.
         there: The maps, (B, C, H, W), by number.
         coming: Those that the sweep at hand keeps, and how many of their rows have come.
+        empty: A strip of the image without rows, (B, bands, 0, W), once one was fed.
     """
 
     after: Mapping[int, Collection[int]] = field(default_factory=dict)
     there: dict[int, Tensor] = field(default_factory=dict)
     coming: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
+    empty: Tensor = field(init=False, repr=False)
 
     def keep(self, number: int, first: int, found: Tensor, num_rows: int) -> None:
         """Keep rows of a map from the first one on."""
@@ -144,6 +147,7 @@ class Sweep:
 
     Attributes:
         starts: Row and column of each map's first cell, on the map of the whole image.
+        looks: Whether any layer looks at the image's cells; not where kept maps stand in for it.
 
     Raises:
         TilenetError: A layer needs something of the whole image.
@@ -187,15 +191,21 @@ class Sweep:
         self._pieces: list[list[tuple[int, Tensor]]] = [[] for _ in self._shapes]
         self._whole: dict[int, Tensor] = {}
         self._now: LayerRows
-        self._empty: Tensor  # a strip without rows
         self._dtype, self._compact = AUTOCAST.get(precision), compact
-        self._kept = KeptMaps()
+        self._kept, self.looks = KeptMaps(), True
         self._not_kept: Collection[int] = range(len(self._shapes))
 
     def use(self, kept: KeptMaps) -> None:
         """Take the maps that sweeps of the same part and columns kept, and keep others."""
         self._kept = kept
-        self._not_kept, _ = maps_before(self.layers, [len(self.layers)], kept.there)
+        self._not_kept, read = maps_before(self.layers, [len(self.layers)], kept.there)
+        self.looks = 0 in read or not kept.there
+
+    def blanks(self, windows: Sequence[Window]) -> nullcontext[Iterator[Tensor]]:
+        """Strips to feed where no layer looks at them: of the image's kind, without memory."""
+        batch, bands, _, width = self._kept.empty.shape
+        cell = self._kept.empty.new_empty(())
+        return nullcontext(cell.expand(batch, bands, one.height, width) for one in windows)
 
     def _swept(self, layer: Layer, number: int, module: nn.Module) -> nn.Module:
         whole = isinstance(module, nn.InstanceNorm2d | nn.GroupNorm | WHOLE_IMAGE)
@@ -250,8 +260,8 @@ class Sweep:
             (B, classes, H′, W); H′ may be 0.
         """
         if strip is None:
-            strip = self._empty
-        self._empty = strip.new_empty((*strip.shape[:2], 0, strip.shape[3]))
+            strip = self._kept.empty
+        self._kept.empty = strip.new_empty((*strip.shape[:2], 0, strip.shape[3]))
         with torch.inference_mode():
             return self.pass_strip(strip, next(self.strips))
 
@@ -271,7 +281,7 @@ class Sweep:
             return self._fed(strip, plan)
 
     def _fed(self, strip: Tensor, plan: Strip) -> Tensor:
-        if strip.shape[2]:
+        if strip.shape[2] and self.looks:
             self._pieces[0].append((plan.image[0], strip))
         for number, (layer, rows) in enumerate(zip(self.layers, plan.layers, strict=True)):
             self._now = rows

@@ -46,6 +46,8 @@ def sweep_band(
     reads: Reads,
     columns: Columns | None = None,
     kept: KeptMaps | None = None,
+    *,
+    blank: bool = False,
 ) -> Generator[Tensor, None, None]:
     """Of a band's tiles, one after another, their own cells of the last layer's map.
 
@@ -58,6 +60,7 @@ def sweep_band(
         columns: Those that this rank holds, where ranks exchange halos; then each step is
             collective, and all ranks hear of what one of them cannot read.
         kept: Maps that sweeps of the whole image hand on, if this is one of them.
+        blank: Whether an image that no layer looks at, since maps are kept, is not read.
 
     Yields:
         (1, C, H, W).
@@ -75,6 +78,7 @@ def sweep_band(
         sweep.use(kept)
     (done, left), there = sweep.starts[-1], list[Tensor]()
     first, comm = done, None if columns is None else columns.line.comm
+    reads = reads if sweep.looks or not blank else sweep.blanks  # alike on all ranks
     with reads([Window(s.first, part.col, s.own, part.width) for s in band.strips]) as images:
 
         def read() -> Tensor | None:
@@ -180,7 +184,7 @@ def _found(
         # Of columns that exchange halos, all ranks sweep what one of them has cells of.
         some = [own for own in owns if own.height and (own.width or columns is not None)]
         maps = sweep_band(
-            prefix, layers[:index], tiling, band, some, precision, reads, before, kept
+            prefix, layers[:index], tiling, band, some, precision, reads, before, kept, blank=True
         )
         with closing(maps):
             for own in owns:
