@@ -14,7 +14,7 @@ from tilenet.cli.plan import main
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.tiles import Cut, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.planning.maps import MapQuestion, choose_map
+from tilenet.planning.maps import GPU_STRIP_PX, MapQuestion, choose_map
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.memory.swept_maps import swept_bytes
@@ -64,8 +64,9 @@ def test_the_map_is_chosen_by_the_rule_of_predict(capsys: Capture, ranks: int) -
     layers = unet_layers(UNetOptions(poolings=3, base=64, norm="none", bands=4))
     budget, rule = 4 << 30, halo_rule("exact", context_of(layers), layers, 0)
     question = MapQuestion(
-        layers, (6001, 5003), rule, False, None, ranks, 4, budget, 4096, sweep_bytes=budget
-    )
+        layers, (6001, 5003), rule, False, None, ranks, 4, budget, 4096, sweep_bytes=budget,
+        strip_overhead_px=GPU_STRIP_PX,
+    )  # fmt: skip
     plan = choose_map(question)
     assert plan.method == "sweep"
     assert int(found[1]) == max(tile.own.height for tile in plan.tiling.tiles)

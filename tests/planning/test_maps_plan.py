@@ -1,16 +1,23 @@
 """Which way an image is mapped, and what that costs."""
 
 from dataclasses import replace
+from math import prod
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from mpi4py import MPI
 
+import tilenet.mapping.choose
 from tilenet.errors import TilenetError
 from tilenet.geometry.bands import read_ratio
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Norm
-from tilenet.geometry.tiles import Cut, cut, halo_rule
+from tilenet.geometry.tiles import Cut, Tiling, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.planning.maps import MapQuestion, _tile_px, choose_map
+from tilenet.mapping.choose import decide_map
+from tilenet.planning.maps import GPU_STRIP_PX, MapQuestion, _tile_px, choose_map, plan_passes
 from tilenet.planning.memory.layer import countable
 from tilenet.planning.memory.partition import inference_bytes
 from tilenet.planning.memory.swept_maps import swept_bytes
@@ -202,9 +209,15 @@ def test_ranks_sweep_columns_where_bands_would_be_flat() -> None:
     assert plan.work_ratio < read_ratio(flat, 64)
 
 
-def test_what_another_number_of_ranks_may_go_on_with_does_not_depend_on_it() -> None:
-    more = {"options": SWEPT, "size": (4096, 4096), "sweep_bytes": 1 << 30, "steady": True}
-    one, many = (choose_map(question(ranks, 1 << 26, **more)) for ranks in (1, 64))
+@pytest.mark.parametrize("strip_px", [0, GPU_STRIP_PX])
+@pytest.mark.parametrize("norm", ["batch", "instance"])
+def test_what_another_number_of_ranks_may_go_on_with_does_not_depend_on_it(
+    norm: Any, strip_px: int
+) -> None:
+    options = replace(SWEPT, norm=norm, poolings=3, base=16)
+    more = {"size": (4096, 4096), "sweep_bytes": 5 << 28, "most_px": 4096}
+    more |= {"steady": True, "strip_overhead_px": strip_px}
+    one, many = (choose_map(question(ranks, 1 << 20, options, **more)) for ranks in (1, 64))
     assert (one.method, one.tiling) == ("sweep", many.tiling)
     assert many.work_ratio > one.work_ratio
 
@@ -232,3 +245,75 @@ def test_ranks_that_sweep_exchange_halos_where_that_saves_a_tenth() -> None:
     for same in ({"steady": True}, {"size": (40_003, 997)}):
         some = replace(asked, **same)
         assert choose_map(replace(some, exchanges=True)) == choose_map(some)
+
+
+def largest(tiling: Tiling) -> tuple[int, int]:
+    return max(span.own for span in tiling.rows), max(span.read for span in tiling.cols)
+
+
+@pytest.mark.parametrize("norm", ["batch", "instance"])
+def test_strips_are_as_tall_as_pays_and_fits(norm: Any) -> None:
+    """On a GPU, on which a strip takes time before it computes anything."""
+    layers = unet_layers(options := replace(SWEPT, norm=norm, base=16, poolings=3))
+    size, strip_px = (6000, 4096), 1 << 18
+    least = swept_bytes(layers, 6000, 4096, 64, 4)
+    heights, least_costs = [], []
+    for sweep_bytes in (least, *(least * times // 4 for times in range(5, 90, 7)), 1 << 40):
+        low = question(1, 1 << 26, options, size=size, sweep_bytes=sweep_bytes, most_px=4096)
+        asked = replace(low, strip_overhead_px=strip_px)
+        plan = choose_map(asked)
+        assert (plan.method, plan.tiling.grid[1]) == ("sweep", 1)
+        height, width = largest(plan.tiling)
+        assert swept_bytes(layers, 6000, width, height, 4) <= sweep_bytes
+        costs, strips = {}, 94
+        assert choose_map(low).tiling.grid == (strips, 1)
+        while strips > 1:
+            tiling = cut(*size, Cut(grid=(strips, 1)), asked.rule)
+            rows, cols = largest(tiling)
+            if rows <= 4096 and swept_bytes(layers, 6000, cols, rows, 4) <= sweep_bytes:
+                work = plan_passes(asked, tiling, "", 1.0).work
+                costs[strips] = work * (1 + strip_px / (rows * cols))
+            strips = -(-strips // 2)
+        assert costs[plan.tiling.grid[0]] == min(costs.values())
+        heights.append(height)
+        least_costs.append(costs[plan.tiling.grid[0]])
+    assert (heights[0], heights[-1]) == (64, 3000)
+    assert len(set(heights)) > 3
+    assert least_costs == sorted(least_costs, reverse=True)
+    # Passes that begin from kept maps are worth more than tall strips.
+    assert (heights != sorted(heights)) == (norm == "instance")
+
+
+def test_no_rank_is_idle_for_tall_strips() -> None:
+    asked = question(8, 1 << 28, SWEPT, size=(4096, 4096), sweep_bytes=1 << 40, most_px=4096)
+    plan = choose_map(replace(asked, strip_overhead_px=GPU_STRIP_PX))
+    assert len(plan.tiling.tiles) >= 8
+    assert plan.work_ratio < 1.3 * choose_map(asked).work_ratio
+    # Columns are as many as take the least time, not as read the fewest pixels.
+    plan = choose_map(replace(asked, num_ranks=12, strip_overhead_px=GPU_STRIP_PX))
+    fewer = cut(4096, 4096, Cut(grid=(16, 4)), asked.rule)
+    times = [
+        read_ratio(one, 12) * (1 + GPU_STRIP_PX / prod(largest(one)))
+        for one in (plan.tiling, fewer)
+    ]
+    assert times[0] < times[1]
+    # Of what is read at once a node has no more than of the largest tile.
+    for most_px in (1024, 2048):
+        plan = choose_map(replace(asked, most_px=most_px, strip_overhead_px=1 << 24, num_ranks=1))
+        rows, cols = largest(plan.tiling)
+        assert most_px**2 / 2 <= rows * cols <= most_px**2
+
+
+@pytest.mark.parametrize(("device", "strip_px"), [("cpu", 0), ("cuda", GPU_STRIP_PX)])
+def test_strips_cost_a_gpu_more(
+    device: str, strip_px: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = question(1, 1 << 28, SWEPT, size=(4096, 4096))
+    record: Any = SimpleNamespace(layers=asked.layers, opaque=None)
+    monkeypatch.setattr(tilenet.mapping.choose, "_memory", lambda *_: (1 << 32, 4096))
+    on = torch.device(device), torch.float32, MPI.COMM_SELF
+    plan = decide_map(record, asked.size, asked.rule, *on, sweeps=True)
+    times = 1 if device == "cuda" else 8
+    more = {"budget_bytes": 1 << 32, "sweep_bytes": times << 32, "most_px": 4096}
+    assert plan == choose_map(replace(asked, strip_overhead_px=strip_px, **more))
+    assert (max(span.own for span in plan.tiling.rows) > 128) == (device == "cuda")

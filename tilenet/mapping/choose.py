@@ -8,7 +8,7 @@ from tilenet.geometry.opaque import Opaque
 from tilenet.geometry.tiles import HaloRule
 from tilenet.mapping.blended import tiles_of_windows, window_ratio
 from tilenet.parallel.ranks.comm import agreed
-from tilenet.planning.maps import MapPlan, MapQuestion, choose_map
+from tilenet.planning.maps import GPU_STRIP_PX, MapPlan, MapQuestion, choose_map
 from tilenet.planning.memory.layer import check_map_sizes
 from tilenet.storage.network_json import NetworkRecord
 
@@ -80,12 +80,12 @@ def decide_map(
             at_once=at_once,
             steady=steady,
             exchanges=exchanges,
+            strip_overhead_px=GPU_STRIP_PX if device.type == "cuda" else 0,
             sweep_bytes=budget * (1 if device.type == "cuda" else SWEEP_TIMES) if sweeps else 0,
         )
         plan = _of_windows(asked, layer) if layer is not None else choose_map(asked)
         read, strip = plan.tiling.tiles[0].read, plan.tiling.rows[0].own
-        height = strip if plan.method == "sweep" else read.height
-        check_map_sizes(record.layers, height, read.width)
+        check_map_sizes(record.layers, strip if plan.method == "sweep" else read.height, read.width)
     return plan
 
 

@@ -10,7 +10,7 @@ from tilenet.geometry.tiles import halo_rule
 from tilenet.planning.advise import why_nothing_fits
 from tilenet.planning.compatibility import obstacle, whole_image
 from tilenet.planning.kept_maps import kept_cells
-from tilenet.planning.maps import MapQuestion, choose_map
+from tilenet.planning.maps import GPU_STRIP_PX, MapQuestion, choose_map
 from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.plan import Plan
 from tilenet.planning.search import Search
@@ -133,7 +133,7 @@ def _map_lines(plan: Plan) -> list[str]:
     ranks = prod(plan.mesh)
     question = MapQuestion(
         layers, asked.image, rule, False, None, ranks, item_bytes, limit, MAP_TILE_PX,
-        sweep_bytes=limit,
+        sweep_bytes=limit, strip_overhead_px=GPU_STRIP_PX,
     )  # fmt: skip
     try:
         found = choose_map(question)

@@ -11,6 +11,7 @@ or tile after tile, once for each such layer and once more to map, with bounded 
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Literal
 
 from tilenet.errors import TilenetError
@@ -26,7 +27,7 @@ from tilenet.planning.memory.partition import inference_bytes
 from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.mesh import choose_mesh
 
-__all__ = ["MapPlan", "MapQuestion", "choose_map", "plan_passes"]
+__all__ = ["GPU_STRIP_PX", "MapPlan", "MapQuestion", "choose_map", "plan_passes"]
 
 # Ranks that are looked through for a number that would hold the image.
 MOST_RANKS = 4096
@@ -35,6 +36,10 @@ WIDE_HALO = 4
 # Rows of the deepest maps in a strip, the best first: of fewer, their neighbours are copied more
 # often than they are computed. Rows of the image are at least so many.
 STRIP_CELLS, STRIP_PX = (4, 2, 1), 64
+# A strip costs a GPU as much as so many pixels before it computes one: on an H200 11 ms, against
+# 43 ns per pixel of the preset small. A CPU has caches, which low strips suit.
+GPU_STRIP_PX = 1 << 18
+STEADY_RANKS = 4  # that strips suit, where any number of ranks may go on with them
 MOST_COLUMNS = 16  # of tiles that are looked through for one rank
 # Ranks exchange halos where they compute so much less: tiles that do not are the same to the last
 # bit on any number of ranks, these to rounding.
@@ -60,6 +65,7 @@ class MapQuestion:
         steady: Whether another number of ranks may go on with the map, so that its tiles may not
             depend on it.
         exchanges: Whether ranks that sweep may exchange halos.
+        strip_overhead_px: Pixels that are computed in the time that a strip takes beyond its own.
     """
 
     layers: tuple[Layer, ...]
@@ -75,6 +81,7 @@ class MapQuestion:
     sweep_bytes: int = 0
     steady: bool = False
     exchanges: bool = False
+    strip_overhead_px: int = 0
 
     @cached_property
     def of_whole_image(self) -> tuple[int, ...]:
@@ -184,12 +191,12 @@ def _swept(asked: MapQuestion) -> MapPlan | None:
     while num_cols <= min(width // asked.unit_px, max(ranks, MOST_COLUMNS)):
         strips = _strips(asked, height, width, num_cols, rule.halo_px)
         if strips is not None:
-            tiling = cut(*asked.size, Cut(grid=(strips, num_cols)), rule)
+            tiling = _as_tall_as_pays(asked, strips, num_cols, rule)
             found.append(MapPlan("sweep", tiling, ratio=read_ratio(tiling, asked.num_ranks)))
             if ranks == 1:
                 break  # more columns read more
         num_cols += max(1, num_cols // 2)
-    best = min(found, key=lambda plan: plan.work_ratio, default=None)
+    best = min(found, key=lambda plan: _cost(asked, plan.tiling), default=None)
     columns = _columns(asked, height, width) if asked.exchanges and ranks > 1 else None
     if columns is None or (best and columns.work_ratio > ENOUGH_LESS * best.work_ratio):
         return best
@@ -204,7 +211,7 @@ def _columns(asked: MapQuestion, height: int, width: int) -> MapPlan | None:
         return None
     try:
         rule = replace(asked.rule, exchanged=True)
-        tiling = cut(*asked.size, Cut(grid=(strips, num_ranks)), rule)
+        tiling = _as_tall_as_pays(asked, strips, num_ranks, rule)
         check_shares(asked.layers, tiling.cols, "columns")
     except TilenetError:
         return None
@@ -217,10 +224,42 @@ def _strips(asked: MapQuestion, height: int, width: int, num_cols: int, halo_px:
     read = min(width, -(-width // num_cols // unit) * unit + 2 * halo_px)
     for cells in STRIP_CELLS:
         rows = max(cells * unit, STRIP_PX // unit * unit)
-        need = swept_bytes(asked.layers, height, read, rows, asked.item_bytes)
-        if need <= asked.sweep_bytes and countable(asked.layers, rows, read):
+        if _strip_fits(asked, height, rows, read):
             return -(-height // rows)
     return None
+
+
+def _strip_fits(asked: MapQuestion, height: int, rows: int, cols: int) -> bool:
+    need = swept_bytes(asked.layers, height, cols, rows, asked.item_bytes)
+    return need <= asked.sweep_bytes and countable(asked.layers, rows, cols)
+
+
+def _as_tall_as_pays(asked: MapQuestion, strips: int, num_cols: int, rule: HaloRule) -> Tiling:
+    """So many strips, or a half, a quarter … of them: those that take a rank the least time."""
+    found = [cut(*asked.size, Cut(grid=(strips, num_cols)), rule)]
+    while asked.strip_overhead_px and (strips := -(-strips // 2)) > 1:
+        tiling = cut(*asked.size, Cut(grid=(strips, num_cols)), rule)
+        rows, cols = _largest(tiling)
+        # What is read at once is no more than of the largest tile.
+        if rows * cols > asked.most_px**2 or not _strip_fits(asked, tiling.extended[0], rows, cols):
+            break
+        found.append(tiling)
+    return min(found, key=lambda one: _cost(asked, one))
+
+
+def _cost(asked: MapQuestion, tiling: Tiling) -> float:
+    """Time of a sweep's slowest rank, over that of its part of the pixels."""
+    ratio = read_ratio(tiling, STEADY_RANKS if asked.steady else asked.num_ranks)
+    if not asked.strip_overhead_px:
+        return ratio
+    kept = _kept(replace(asked, num_ranks=1) if asked.steady else asked, tiling)
+    overhead = asked.strip_overhead_px / prod(_largest(tiling))
+    return ratio * (1 + overhead) * _swept_work(asked, tiling.extended, kept)
+
+
+def _largest(tiling: Tiling) -> tuple[int, int]:
+    """Rows of the highest strip, and columns of the widest one."""
+    return max(span.own for span in tiling.rows), max(span.read for span in tiling.cols)
 
 
 def _less_work(asked: MapQuestion, swept: MapPlan, tiles: MapPlan) -> bool:
@@ -315,8 +354,7 @@ def plan_passes(
 def _kept(asked: MapQuestion, tiling: Tiling) -> tuple[frozenset[int], ...]:
     """The maps that passes hand on, where each rank sweeps all rows of all or of its columns."""
     num_cols = asked.num_ranks if tiling.rule.exchanged else 1
-    strip, cols = max(span.own for span in tiling.rows), max(span.read for span in tiling.cols)
-    item, height = asked.item_bytes, tiling.extended[0]
+    (strip, cols), item, height = _largest(tiling), asked.item_bytes, tiling.extended[0]
     room = asked.sweep_bytes - swept_bytes(asked.layers, height, cols, strip, item)
     if tiling.grid[1] != num_cols or asked.num_ranks != num_cols or room < 0:
         return (frozenset(),) * len(asked.of_whole_image)
