@@ -37,6 +37,24 @@ def test_bands_are_standardised_and_nodata_is_0(dtype: str, precision: torch.dty
     assert (np.abs(found[0].double().numpy() - wanted) <= rounding * size).all()
 
 
+def test_blocks_change_no_bit() -> None:
+    rng = np.random.default_rng(4)
+    values = rng.integers(0, 4000, (2, 70, 1001)).astype(np.uint16)
+    valid = rng.random((70, 1001)) < 0.9
+    whole = standardise(values, valid, (1999.9, 2001.3), (1100.1, 0.7), torch.float32)
+    for top in range(0, 70, 9):
+        rows = slice(top, top + 9)
+        part = standardise(
+            values[:, rows], valid[rows], (1999.9, 2001.3), (1100.1, 0.7), whole.dtype
+        )
+        assert torch.equal(part, whole[:, :, rows])
+    mean = np.array([1999.9, 2001.3], np.float32)[:, None, None]
+    rest = (np.array([1999.9, 2001.3])[:, None, None] - mean).astype(np.float32)
+    scale = np.array([1100.1, 0.7], np.float32)[:, None, None]
+    wanted = np.where(valid, (values.astype(np.float32) - mean - rest) / scale, 0)
+    assert np.array_equal(whole[0].numpy(), wanted)
+
+
 def test_a_constant_band_becomes_0_and_other_values_of_it_stay_finite() -> None:
     values, valid = pixels("uint8")
     values[2, 3, 4], valid[3, 4] = 9, True

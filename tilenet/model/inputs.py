@@ -21,6 +21,8 @@ from tilenet.random_keys import uniform
 
 __all__ = ["Radiometry", "standardise"]
 
+BLOCK = 1 << 15  # pixels that are standardised at once
+
 
 def standardise(
     values: NDArray[Any],
@@ -44,18 +46,29 @@ def standardise(
         TilenetError: A pixel with data becomes so large that the network's numbers cannot hold it.
     """
     work = np.float64 if dtype == torch.float64 else np.float32
+    scaled = np.empty((1, *values.shape), work)
+    rows = max(1, BLOCK // max(1, values.shape[2]))
+    missing = None if valid.all() else ~valid
     too_large: list[object] = []
     # Also of pixels without data, which may be as large as they like.
     with np.errstate(over="call", invalid="ignore", call=lambda *about: too_large.append(about)):
-        shift = np.array(mean, work)[:, None, None]
+        shift = np.array(mean, work)
         # What float32 lost of a mean far from zero: a shift of all pixels, but not of the zeros
         # around.
-        rest = (np.array(mean) - shift[:, 0, 0]).astype(work)[:, None, None]
+        rest = (np.array(mean) - shift).astype(work)
         # A constant band has nothing to say: 1 leaves the zeros that the mean leaves.
-        scale = np.array([s if s > 0 else 1.0 for s in std], work)[:, None, None]
-        scaled = np.where(valid, (values.astype(work) - shift - rest) / scale, 0)
+        scale = np.array([s if s > 0 else 1.0 for s in std], work)
+        for band in range(len(values)):
+            for row in range(0, values.shape[1], rows):  # a block stays in the cache
+                block = scaled[0, band, row : row + rows]
+                block[:] = values[band, row : row + rows]
+                block -= shift[band]
+                block -= rest[band]
+                block /= scale[band]
+                if missing is not None:
+                    block[missing[row : row + rows]] = 0
     if too_large and not np.isfinite(scaled).all():
-        _, row, col = np.argwhere(~np.isfinite(scaled))[0]
+        _, _, row, col = np.argwhere(~np.isfinite(scaled))[0]
         pixel = ", ".join(f"{value:g}" for value in values[:, row, col])
         raise TilenetError(
             f"pixels must fit {np.dtype(work).name} when mean and deviation are taken off (one of "
@@ -63,7 +76,7 @@ def standardise(
             + ", or compute with precision float64"
             * (work == np.float32)
         )
-    return torch.from_numpy(np.ascontiguousarray(scaled[None], work))
+    return torch.from_numpy(scaled)
 
 
 @dataclass(frozen=True)
@@ -97,6 +110,8 @@ class Radiometry:
             size: Height and width of the sample.
             key: Seed, step and number of the sample.
         """
+        if not (self.brightness or self.contrast or self.noise):
+            return
         bands = image.shape[1]
         # numpy, whose sums are torch's to the bit: torch would start threads of its own for a
         # thread that reads ahead, and they would take cores from those that compute.

@@ -6,7 +6,7 @@ pixel outside of the asked window is kept.
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -231,11 +231,9 @@ class Raster:
         with READING:
             values, valid = self._read_inside(inside)
         if len(rows) != inside.height or rows[0] != top:
-            places = [row - top for row in rows]
-            values, valid = values[:, places], valid[places]
+            values, valid = _spread(values, rows, top, 1), _spread(valid, rows, top, 0)
         if len(cols) != inside.width or cols[0] != left:
-            places = [col - left for col in cols]
-            values, valid = values[:, :, places], valid[:, places]
+            values, valid = _spread(values, cols, left, 2), _spread(valid, cols, left, 1)
         return Pixels(values, valid)
 
     def _read_inside(self, window: Window) -> tuple[NDArray[Any], NDArray[np.bool_]]:
@@ -368,3 +366,20 @@ def _places(first: int, count: int, pixels: int) -> list[int] | range:
     if first >= 0 and first + count <= pixels:
         return range(first, first + count)
     return reflected(first, count, pixels)
+
+
+def _spread(values: NDArray[Any], places: Sequence[int], first: int, axis: int) -> NDArray[Any]:
+    """The values at some places along an axis, counted from the first; whole runs of them at once.
+
+    Between two edges reflected places go up or down by one.
+    """
+    parts, start = [], 0
+    for stop in range(1, len(places) + 1):
+        step = places[start + 1] - places[start] if start + 1 < len(places) else 1
+        if stop < len(places) and step and places[stop] - places[stop - 1] == step:
+            continue
+        low, high = sorted((places[start] - first, places[stop - 1] - first))
+        run = values[(slice(None),) * axis + (slice(low, high + 1),)]
+        parts.append(run if step > 0 or stop - start == 1 else np.flip(run, axis))
+        start = stop
+    return np.concatenate(parts, axis)
