@@ -95,9 +95,11 @@ def cells_at(around: Surroundings, layer: int) -> Cells:
     origin = here()
     assert origin.tiling is not None
     rows, cols = (axis[layer] for axis in around.shares(origin.tiling))
-    own = [own_cells(rows, cols, origin.tiling, number) for number in origin.tiles]
+    # Stacked crops are one tile each, the same one.
+    own = {tile: own_cells(rows, cols, origin.tiling, tile) for tile in set(origin.tiles)}
     places = {image: place for place, image in enumerate(dict.fromkeys(origin.images))}
-    return Cells(tuple(own), tuple(places[image] for image in origin.images))
+    windows = tuple(own[tile] for tile in origin.tiles)
+    return Cells(windows, tuple(places[image] for image in origin.images))
 
 
 def _averaged(around: Surroundings, layer: int) -> AveragedOver:
