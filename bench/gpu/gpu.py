@@ -81,6 +81,8 @@ def answer(name: str, asked: dict[str, Any]) -> dict[str, Any]:
     device = torch.device(asked.pop("device"))
     if device.type == "cpu":
         torch.set_num_threads(1)
+    else:
+        torch.cuda.set_device(device)  # which starts CUDA, too
     try:
         part = getattr(import_module(module), function)
         figures, claims = part(Asked(device, until=time.perf_counter() + budget_s, **asked))
