@@ -1,6 +1,9 @@
 """Partitions, micro-batches and checkpointing never change the result."""
 
+import gc
 import itertools
+import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -213,6 +216,28 @@ def test_partitions_on_gpus(named: list[int] | None, mode: str) -> None:
     pipe = Pipe(network, balance_of(len(network), len(devices), 3), devices, mode)
     _, found = piped(pipe, images(5))
     check({name: gradient.cpu() for name, gradient in found.items()}, wanted, 1e-10)
+
+
+def test_threads_stay_from_call_to_call_and_hold_nothing() -> None:
+    """cuDNN plans each convolution for each thread; what a thread did last would stay alive."""
+    network, seen = made(options()), set[int]()
+    for layer in network:
+        layer.register_forward_hook(lambda *_: seen.add(threading.get_ident()))
+    before = threading.active_count()
+    pipe = Pipe(network, balance_of(len(network), 3, 5), [CPU] * 3, "always")
+    for _ in range(3):
+        outputs, _ = piped(pipe, images(2))
+        last = weakref.ref(outputs[-1])
+        del outputs
+        assert last() is None
+    assert len(seen - {threading.get_ident()}) == 1  # all partitions are on one device
+    with pytest.raises(RuntimeError, match="expected input"):
+        pipe([torch.randn(1, 2, 16, 16, dtype=torch.float64)], [Origin((0,))])
+    piped(pipe, images(2))  # by another thread
+    assert threading.active_count() > before
+    del pipe
+    gc.collect()
+    assert threading.active_count() == before
 
 
 def test_streams_are_kept_from_call_to_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,10 @@ So each partition enters autocast by itself, and each micro-batch carries with i
 samples come from: dropout masks depend on it, and exchanges between ranks.
 """
 
+import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ from tilenet.model.upload import upload
 from tilenet.parallel.pipeline.skip_store import Store, StoringQueue, StoringTracker
 
 __all__ = ["Partition", "Pipe"]
+
+_Queues = tuple[list[Any], list[Any]]  # to each partition's thread, and from it
 
 
 class Partition(nn.Sequential):
@@ -150,6 +153,7 @@ class Pipe:
         # Of each partition, one per micro-batch. Kept: torch has 32 per device, which new ones of
         # each call would share with all other streams, and make these wait for copies.
         self._streams: list[list[AbstractStream]] = [[] for _ in devices]
+        self._staying: dict[bool, tuple[_Queues, Callable[[], object]]] = {}
 
     def passes(self, micro_batches: int) -> int:
         """How often one backward adds to each parameter's gradient."""
@@ -184,10 +188,39 @@ class Pipe:
         )
         pipeline.stores = self.stores
         try:
-            pipeline.run_from(origins, _inline_workers if self._inline else spawn_workers)
+            pipeline.run_from(origins, _inline_workers if self._inline else self._workers)
         finally:
             self._failed.clear()  # an error's traceback holds all that was computed
         return [batch.tensor for batch in batches]
+
+    @contextmanager
+    def _workers(self, devices: list[torch.device]) -> Iterator[_Queues]:
+        """Threads that stay from call to call, since cuDNN plans convolutions for each thread."""
+        grad = torch.is_grad_enabled()  # a thread keeps what it began with
+        if grad not in self._staying:
+            stack = ExitStack()
+            queues = stack.enter_context(spawn_workers(devices))
+            dismiss = weakref.finalize(self, stack.close)
+            dismiss.atexit = False
+            self._staying[grad] = queues, dismiss
+        queues, end = self._staying[grad]
+        try:
+            yield queues
+        except BaseException:
+            del self._staying[grad]
+            end()
+            raise
+        # A thread holds what it did last until it is given something else.
+        for given, taken in set(zip(*queues, strict=True)):
+            given.put(_Nothing())
+            taken.get()
+
+
+class _Nothing:
+    """A task."""
+
+    def compute(self) -> None:
+        """Do nothing."""
 
 
 class _OriginPipeline(Pipeline):  # type: ignore[misc]
