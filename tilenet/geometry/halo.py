@@ -237,9 +237,11 @@ def _both(a: Interval, b: Interval) -> Interval:
     return min(a[0], b[0]), max(a[1], b[1])
 
 
-def map_grids(layers: tuple[Layer, ...]) -> list[Grid]:
+@lru_cache(maxsize=64)  # passes over an image ask for the same again and again
+def map_grids(layers: tuple[Layer, ...]) -> tuple[Grid, ...]:
     """Where the cells of each layer's output stand, the input's first."""
-    return walk(layers, image_grid(layers), lambda layer, grid, kept: layer.grid(grid, *kept))
+    grids = walk(layers, image_grid(layers), lambda layer, grid, kept: layer.grid(grid, *kept))
+    return tuple(grids)
 
 
 @lru_cache(maxsize=16)

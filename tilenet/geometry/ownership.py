@@ -14,6 +14,7 @@ far around themselves than the whole network, so their tiles read less.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 from math import ceil
 
@@ -110,6 +111,13 @@ def axis_shares(
     Raises:
         TilenetError: A kept map does not lie on the map that it joins.
     """
+    return _axis_shares(layers, pixels, tuple(edges_px))
+
+
+@lru_cache(maxsize=64)  # of all passes over an image they are the same
+def _axis_shares(
+    layers: tuple[Layer, ...], pixels: int, edges_px: tuple[int, ...]
+) -> tuple[AxisShares, ...]:
     shares = []
 
     def through(layer: Layer, before: _Map, kept: tuple[_Map, ...]) -> _Map:

@@ -9,6 +9,7 @@ computed twice. (Alwani et al., "Fused-layer CNN accelerators", MICRO 2016.)
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Expand, GlobalPool, Join, Layer, Stash, walk
@@ -170,6 +171,7 @@ def _seen(readers: tuple[_Reader, ...]) -> set[int]:
     return seen
 
 
+@lru_cache(maxsize=64)
 def _readers(layers: tuple[Layer, ...]) -> tuple[_Reader, ...]:
     grids, kept = map_grids(layers), dict[str, int]()
     found = []

@@ -127,7 +127,7 @@ class Halos(Protocol):
         grids: Of the input and of each layer's output.
     """
 
-    grids: list[Grid]
+    grids: tuple[Grid, ...]
 
     def journey(self, layer: int) -> Journey:
         """What the layer looks at for what this thread computes."""
