@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.gpu_part import Asked, Figures, wait
-from bench.report import Found, at_most
+from bench.report import Claim, Found, at_most
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.choices import Checkpointing
 from tilenet.model.network import build_network
@@ -60,10 +60,25 @@ def memory(asked: Asked) -> Found:
         predicted, measured = _bytes(options, case, asked.device)
         row = {"predicted_bytes": predicted, "measured_bytes": measured}
         rows.append({**asdict(case), **row, "ratio": measured / predicted})
-    worst = max(abs(row["ratio"] / rows[0]["ratio"] - 1) for row in rows)
     figures = {"left_out": len(cases) - len(rows), "rows": rows}
-    claims = [at_most("error of predicted memory, calibrated once", worst, 0.05)]
-    return figures, claims if asked.cuda else []
+    return figures, claims_of(rows) if asked.cuda else []
+
+
+def claims_of(rows: list[Figures]) -> list[Claim]:
+    """Of one partition both ways; of several on one device, whose peaks do not meet, upwards."""
+    calibrated = [(row["partitions"] == 1, row["ratio"] / rows[0]["ratio"]) for row in rows]
+    claims = [
+        at_most(
+            "error of predicted memory, calibrated once, one partition",
+            max(abs(ratio - 1) for alone, ratio in calibrated if alone),
+            0.05,
+        )
+    ]
+    several = [ratio for alone, ratio in calibrated if not alone]
+    if several:
+        what = "memory over predicted, calibrated once, several partitions on one device"
+        claims.append(at_most(what, max(several), 1.05))
+    return claims
 
 
 def _step(pipe: Pipe, images: list[Tensor], optimizer: torch.optim.Optimizer) -> None:

@@ -71,7 +71,7 @@ class InMemory(Mapper):
     """Reads a random image."""
 
     def __init__(self, layers: tuple[Layer, ...], tiling: Tiling, pixels: Tensor) -> None:
-        self.record: Any = SimpleNamespace(layers=layers)
+        self.record: Any = SimpleNamespace(layers=layers, opaque=None)
         self.tiling, self.pixels, self.dtype, self.offset_px = tiling, pixels, pixels.dtype, 0
 
     def input(self, window: Window) -> Any:
