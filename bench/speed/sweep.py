@@ -11,6 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,6 +171,12 @@ def training(name: str, way: str, side: int) -> dict[str, Any]:
     return {"strip_rows": edges[1], "grid": plan.tiling.grid, **taken(run, predicted)}
 
 
+class InAll(nullcontext[None]):
+    """In place of torch's, which has hooks on the inputs of modules: a strip's may be leaves."""
+
+    parents = ("Global",)
+
+
 def taken(run: Callable[[], float], predicted: int) -> dict[str, Any]:
     """Seconds and peak of a run, then its operations and live bytes in another."""
     torch.set_num_threads(1)
@@ -178,7 +185,9 @@ def taken(run: Callable[[], float], predicted: int) -> dict[str, Any]:
     total = run()
     seconds = time.process_time() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    with LiveBytes() as live, FlopCounterMode(display=False) as counter:
+    counter: Any = FlopCounterMode(display=False)
+    counter.mod_tracker = InAll()
+    with LiveBytes() as live, counter:
         run()
     return {
         "cpu_seconds": seconds, "peak_bytes": peak * 1024, "live_bytes": live.peak,
@@ -207,10 +216,11 @@ def ratio(found: dict[str, Any], what: str, way: str, over: str) -> float:
 def claims_of_map(name: str, found: dict[str, Any]) -> list[Claim]:
     """What a map by a sweep should reach."""
     one, least = f"map, {name}", 0.9 if name in OURS else 0.5
-    over = "plain" if found["sweep"]["passes"] == 1 else "tiles"
     off = found["sweep"]["predicted_bytes"] / found["sweep"]["live_bytes"] - 1
     return [
-        at_most(f"{one}: operations over {over}", ratio(found, "operations", "sweep", over), 1.01),
+        at_most(
+            f"{one}: operations over plain", ratio(found, "operations", "sweep", "plain"), 1.01
+        ),
         at_most(f"{one}: time over plain", ratio(found, "cpu_seconds", "sweep", "plain"), 1.0),
         at_most(f"{one}: time over tiles", ratio(found, "cpu_seconds", "sweep", "tiles"), least),
         at_most(f"{one}: live bytes over plain", ratio(found, "live_bytes", "sweep", "plain"), 0.1),
