@@ -24,6 +24,7 @@ import torch
 from tqdm import tqdm
 
 from tilenet.errors import TilenetError, one_line
+from tilenet.parallel.health.log_lines import LogLines
 from tilenet.storage.atomic import write_aside
 
 if TYPE_CHECKING:
@@ -49,26 +50,29 @@ def progress_bar(
     *,
     brief: bool = False,
     what: str | None = None,
-) -> "tqdm[None]":
+) -> "tqdm[None] | LogLines":
     """A bar that counts `total` units, `done` of them made before, and says what time is left.
+
+    Where stderr is no terminal, lines in its place.
 
     Args:
         brief: It is a part of something with a bar of its own: shown only where it takes long, and
             not any more once it is closed.
         what: Is said before it.
     """
-    # In a batch job's log each update is a line, so there it says something every half minute.
-    seconds = 0.5 if sys.stderr.isatty() else 30.0
+    what, done = None if what is None else one_line(what), min(done, total)
+    if comm.rank == 0 and not sys.stderr.isatty():
+        return LogLines(total, unit, done, brief=brief, what=what)
     return tqdm(
-        desc=None if what is None else one_line(what),
+        desc=what,
         total=total,
-        initial=min(done, total),
+        initial=done,
         unit=unit,
         disable=comm.rank != 0,
-        mininterval=seconds,
-        maxinterval=2 * seconds,
+        mininterval=0.5,
+        maxinterval=1.0,
         leave=not brief,
-        delay=seconds if brief else 0,
+        delay=0.5 if brief else 0,
     )
 
 
