@@ -84,7 +84,8 @@ def first_difference(shown: list[str], printed: str) -> str | None:
         shown: `…` stands for any lines.
         printed: Progress bars are left out, and what is said where cores are few.
     """
-    of_hour = re.compile(r"\| \d+/\d+ \[|^\d+\w+ \[|^more threads than cores")
+    progress = r"\| \d+/\d+ \[|^\d+\w+ \[|^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
+    of_hour = re.compile(rf"{progress}|^more threads than cores")
     rest = [line for line in printed.splitlines() if line.strip() and not of_hour.search(line)]
     rest = [masked(line) for line in rest]
     skipping = False
