@@ -21,6 +21,7 @@ __all__ = ["GIB", "answer", "explain", "in_gib", "in_px", "in_seconds"]
 GIB = 2**30
 # As `predict` on a free GPU: feature maps take a quarter of its memory, tiles are at most so wide.
 MAP_SHARE, MAP_TILE_PX = 4, 4096
+MOST_BUBBLE = 0.5  # that goes without saying
 
 
 def answer(search: Search) -> list[Plan]:
@@ -50,6 +51,7 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     reason = obstacle(layers, plan.layout.grid, plan.mesh, asked.halo_mode)
     if reason:
         notes.append(f"train refuses this plan as it stands: {reason}.")
+    notes += _idle(plan)
     if plan.host_bytes > asked.machine.host_bytes:
         notes.append(
             f"a node's memory is too small for its ranks (needed: {plan.host_bytes / GIB:.0f} GiB, "
@@ -62,6 +64,29 @@ def _notes(plan: Plan) -> tuple[str, ...]:
             "tilenet profile measures them."
         )
     return tuple(notes)
+
+
+def _idle(plan: Plan) -> list[str]:
+    """What computes nothing: ranks without a tile, and devices that wait for others of a pipeline.
+
+    Neighbouring tiles go to one rank, so fewer tiles than ranks leave some without (`tiles_of`).
+    """
+    (replicas, *mesh), grid = plan.mesh, plan.layout.grid
+    busy = min(replicas, plan.question.batch_size) * prod(map(min, mesh, grid))
+    notes = []
+    if busy < (ranks := prod(plan.mesh)):
+        notes.append(
+            f"{ranks - busy} of {ranks} ranks have no tile and compute nothing (tiles: {grid[0]} × "
+            f"{grid[1]}, images of a step: {plan.question.batch_size}); take fewer nodes, more "
+            "tiles (--grid) or a larger --batch-size."
+        )
+    if plan.bubble > MOST_BUBBLE:
+        notes.append(
+            f"devices wait for one another {plan.bubble:.0%} of a step (partitions: "
+            f"{plan.layout.partitions}, micro-batches: {plan.layout.micro_batches}); take fewer "
+            "--partitions, or more --micro-batches of smaller tiles or of a larger --batch-size."
+        )
+    return notes
 
 
 def explain(plans: Sequence[Plan]) -> str:
