@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "alone": {},
     "instance": {"network": replace(NETWORK, norm="instance")},
     "a loss of crops": {"loss": "ce+dice", "micro_batches": 5},
+    "norms of tiles": {"network": replace(NETWORK, norm="instance", norm_scope="tile")},
     "tiles": {"tiles": TileKeys(2, 2)},
     "tiles and norms": {"tiles": TileKeys(2, 2), "network": replace(NETWORK, norm="group")},
     "exchange": {"halo_mode": "exchange", "network": replace(NETWORK, norm="instance")},
@@ -103,6 +104,7 @@ def test_a_device_is_busy_with_some() -> None:
         {"crop_px": None},
         {"halo_mode": "sweep"},
         {"network": replace(NETWORK, norm="batch")},
+        {"network": replace(NETWORK, norm="batch", norm_scope="tile")},
         {"partitions": 2},
     ],
 )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tilenet.planning.compatibility import most_micro_batches, most_stacked, whole_image
+from tilenet.geometry.layers import Norm
+from tilenet.planning.compatibility import most_micro_batches, most_stacked
 from tilenet.planning.memory.layer import countable, layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.mesh import most_tiles
@@ -59,7 +60,11 @@ def most_together(
     side, layers = plan.crop_px, plan.record.layers
     if not limit or side is None or min(map(min, sizes)) < side or len(plan.balance) > 1:
         return 1
-    if plan.swept or plan.record.opaque is not None or whole_image(layers) == "batch norm":
+    # Batch norm takes its statistics of what it gets at once: of a step already, or of a tile.
+    batch = any(
+        isinstance(one, Norm) and one.norm == "batch" and one.scope != "frozen" for one in layers
+    )
+    if plan.swept or plan.record.opaque is not None or batch:
         return 1
     tiling = plan.tiling(side, side)
     tiles, images = most_tiles(plan.mesh, tiling.grid), -(-crops // plan.mesh.replicas)
