@@ -64,7 +64,8 @@ def tests(asked: Asked) -> Found:
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         said = ended.stdout.strip().splitlines() or [""]
         counts = {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", said[-1])}
-        passed, bad = counts.get("passed", 0), counts.get("failed", 0) + counts.get("errors", 0)
+        passed = counts.get("passed", 0)
+        bad = sum(counts.get(word, 0) for word in ("failed", "error", "errors"))
         claims += [
             at_least(f"tests that {what} and pass", passed, LEAST_TESTS),
             at_most(f"tests that {what} and fail", bad, 0),

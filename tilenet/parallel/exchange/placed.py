@@ -95,7 +95,7 @@ def cells_at(around: Surroundings, layer: int) -> Cells:
     origin = here()
     assert origin.tiling is not None
     rows, cols = (axis[layer] for axis in around.shares(origin.tiling))
-    # Stacked crops are one tile each, the same one.
+    # Of crops that are stacked the same tiles come again.
     own = {tile: own_cells(rows, cols, origin.tiling, tile) for tile in set(origin.tiles)}
     places = {image: place for place, image in enumerate(dict.fromkeys(origin.images))}
     windows = tuple(own[tile] for tile in origin.tiles)

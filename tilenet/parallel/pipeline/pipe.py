@@ -206,14 +206,14 @@ class Pipe:
         queues, end = self._staying[grad]
         try:
             yield queues
+            # A thread holds what it did last until it is given something else.
+            for given, taken in set(zip(*queues, strict=True)):
+                given.put(_Nothing())
+                taken.get()
         except BaseException:
             del self._staying[grad]
             end()
             raise
-        # A thread holds what it did last until it is given something else.
-        for given, taken in set(zip(*queues, strict=True)):
-            given.put(_Nothing())
-            taken.get()
 
 
 class _Nothing:

@@ -138,7 +138,7 @@ class RunFile:
     rare classes; needs `crop_px`"""
     batch_size: int = 1
     """images or crops per step. A GPU computes as many crops in one batch as keep it busy and fit
-    its memory, which changes no result"""
+    its memory, which changes results by rounding alone"""
     optimizer: OptimizerKeys = field(default_factory=OptimizerKeys)
     schedule: ScheduleKeys = field(default_factory=ScheduleKeys)
     augment: AugmentKeys = field(default_factory=AugmentKeys)
