@@ -5,6 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.health import progress as peak_memory
 from tilenet.parallel.health.progress import EXCHANGING, ExchangeClock
 from tilenet.report import page as write
+from tilenet.training import record
 from tilenet.training.config.keys import NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.read import read_run_file
 from tilenet.training.config.run_file import RunFile
@@ -196,3 +198,14 @@ def test_a_run_that_is_stopped_leaves_a_report_without_maps(
     text = (Path(run.output) / "report.html").read_text()
     assert "since the run was stopped" in text
     assert "labelled pixels are wrong" not in text
+
+
+def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "tilenet":
+            raise PackageNotFoundError(name)
+        return f"of {name}"
+
+    monkeypatch.setattr(record, "version", version)
+    assert record.versions()["tilenet"] == "not installed"
+    assert record.versions()["torch"] == "of torch"

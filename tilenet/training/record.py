@@ -10,7 +10,7 @@ import platform
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import reduce
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,4 +169,11 @@ def tiling_facts(tiling: Tiling) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Versions of tilenet and what it stands on."""
     names = ("tilenet", "torch", "torchgpipe", "mpi4py", "rasterio", "numpy")
-    return {name: version(name) for name in names} | {"python": platform.python_version()}
+    return {name: _version(name) for name in names} | {"python": platform.python_version()}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # of a checkout on PYTHONPATH, say
+        return "not installed"
