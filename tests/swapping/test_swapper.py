@@ -388,5 +388,5 @@ def test_on_a_gpu(maps: int) -> None:
                 (weights * module(x).square()).sum().backward()
         results.append([p.grad.clone() for p in module.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    assert statistics.out_count >= 10
+    assert statistics.out_count > (9 if maps else 10)  # fewer where some may stay
     check_empty(statistics)

@@ -24,7 +24,6 @@ from tilenet.training.images.workload import RunData
 from tilenet.training.log import NOBODY, Callbacks
 from tilenet.training.loop import Loop
 from tilenet.training.proof.run import proved_network
-from tilenet.training.scoring import Validation
 from tilenet.training.setup import RunPlan, plan_run
 from tilenet.training.share import share_architecture
 from tilenet.training.stacking import stack_crops
@@ -150,11 +149,7 @@ def _prepare(
     with agreed(comm):
         data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
     network = proved_network(run, plan, module, data, devices, control)
-    validation, loss = None, run.loss_with(weights)
-    if opened.validation:
-        batch_size = run.validation.batch_size
-        scoring = Validation(network, opened.validation, loss, batch_size, control)
-        every = run.validation.every or data.schedule.steps_per_epoch
-        validation = RunValidation(scoring, run.score, every, data.last, folder)
+    loss = run.loss_with(weights)
+    validation = RunValidation.of(run, network, loss, data, folder, control)
     end_if_asked(comm, stop)
     return Loop(run, network, data, loss, validation, folder, control)

@@ -77,8 +77,8 @@ def _idle(plan: Plan) -> list[str]:
     if busy < (ranks := prod(plan.mesh)):
         notes.append(
             f"{ranks - busy} of {ranks} ranks have no tile and compute nothing (tiles: {grid[0]} × "
-            f"{grid[1]}, images of a step: {plan.question.batch_size}); take fewer nodes, more "
-            "tiles (--grid) or a larger --batch-size."
+            f"{grid[1]}, images of a step: {plan.question.batch_size}); take fewer --nodes or "
+            "--devices-per-node, more tiles (--grid) or a larger --batch-size."
         )
     if plan.bubble > MOST_BUBBLE:
         notes.append(

@@ -113,7 +113,7 @@ def announce(
         f"{rows} × {cols} tiles, "
         + ("halo exchanged" if rule.exchanged else f"halo {rule.halo_px} px")
         + ", swept" * plan.swept
-        + f", {plan.stacked} micro-batches in one" * (plan.stacked > 1)
+        + f", {plan.merged} micro-batches in one" * (plan.merged > 1)
         + f", work ratio {tiling.work_ratio:.2f}; "
         f"{steps} steps" + f"; gradients over {transport}" * (num_ranks > 1)
     )

@@ -51,7 +51,7 @@ class RunPlan:
         balance: Layers per partition.
         micro_batches: Most tiles of a rank in the pipeline at once.
         checkpointing: Which of them are computed again in backward.
-        stacked: Micro-batches of crops that are computed as one, see `stacking`.
+        merged: Micro-batches of crops that are computed as one, see `stacking`.
         crop_px: Side of the crops of which a step consists; None: whole images.
         uncut: Tiles before they were cut into sub-tiles, one per micro-batch; None: they were not.
         cell_px: Side of the grid cells of which the survey keeps what is labelled there.
@@ -68,7 +68,7 @@ class RunPlan:
     balance: tuple[int, ...]
     micro_batches: int = 1
     checkpointing: Checkpointing = "never"
-    stacked: int = 1
+    merged: int = 1
     crop_px: int | None = None
     uncut: Cut | None = None
     cell_px: int = 0

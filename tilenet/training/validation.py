@@ -1,18 +1,19 @@
 """A run's validations: when they are made, which was the best, and that none is left out."""
 
 from math import isnan
-from typing import TYPE_CHECKING
 
+from tilenet.model.loss import Loss
 from tilenet.model.network import Network
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.together import RankControl
 from tilenet.scores import better
+from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder import RunFolder
+from tilenet.training.images.workload import RunData
 from tilenet.training.log import RunLog
+from tilenet.training.network import RunNetwork
 from tilenet.training.scoring import Validation
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["RunValidation"]
 
@@ -35,6 +36,25 @@ class RunValidation:
         self.every, self.last, self.folder = every, last, folder
         self.comm = scoring.comm
         self._best: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        run: RunFile,
+        network: RunNetwork,
+        loss: Loss,
+        data: RunData,
+        folder: RunFolder,
+        control: RankControl,
+    ) -> "RunValidation | None":
+        """Those that the run asks for; None: nothing is held out."""
+        if not data.images.validation:
+            return None
+        asked = run.validation
+        scoring = Validation(network, data.images.validation, loss, asked.batch_size, control)
+        return cls(
+            scoring, run.score, asked.every or data.schedule.steps_per_epoch, data.last, folder
+        )
 
     def due(self, step: int) -> bool:
         """Whether the network is scored after `step` steps."""

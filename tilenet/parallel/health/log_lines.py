@@ -51,8 +51,11 @@ class LogLines:
     def _say(self) -> None:
         self._said = time.monotonic()
         seconds, made = self._said - self._began, self.done - self._first
-        left = seconds / made * (self.total - self.done) if made else 0.0
-        ends = f", {_text(left)} left" if left else f", in {_text(seconds)}"
+        left, ends = self.total - self.done, ""
+        if left <= 0:
+            ends = f", in {_text(seconds)}"
+        elif made:
+            ends = f", {_text(seconds / made * left)} left"
         clock = time.strftime("%Y-%m-%d %H:%M:%S")
         line = f"{clock} {self._what}{self.done} of {self.total} {self.unit}s{ends}{self._rest}"
         print(line, file=sys.stderr, flush=True)

@@ -160,7 +160,7 @@ class RankWork:
 
     def _stacks(self, work: list[Work]) -> list[list[Work]]:
         found = stacks(self._plan.record.layers, work, [one.sample.number for one in work])
-        each = self._plan.stacked
+        each = self._plan.merged
         return [list(chain(*found[at : at + each])) for at in range(0, len(found), each)]
 
     def _counts(self, work: Work) -> bool:
