@@ -7,7 +7,7 @@ from one_idea import CASES, Around, Frozen
 from torch import Tensor, nn
 
 from tilenet.adoption import adopt as adoption
-from tilenet.adoption.adopt import Adopted, adopt
+from tilenet.adoption.adopt import Adopted, BatchNormMode, adopt
 from tilenet.errors import TilenetError
 
 MOST_LETTERS = 600
@@ -82,6 +82,30 @@ def test_refused_in_one_sentence(name: str) -> None:
         adopted_of(name)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) <= MOST_LETTERS
+
+
+@pytest.mark.parametrize("unit_px", [1, 32])
+@pytest.mark.parametrize(
+    ("batch_norm", "images", "trains"),
+    [
+        ("frozen", 1, True),
+        ("frozen", 1, False),
+        ("frozen", 3, False),
+        ("step", 3, True),
+        ("step", 1, False),
+    ],
+)
+def test_what_is_done_for_some_numbers_of_images_is_seen(
+    batch_norm: BatchNormMode, images: int, trains: bool, unit_px: int
+) -> None:
+    def forward(module: Around, x: Tensor) -> Tensor:
+        x = F.avg_pool2d(x, unit_px)
+        if module.training == trains and len(x) == images:
+            x = 2 * x
+        return F.interpolate(x, scale_factor=float(unit_px))
+
+    with pytest.raises(TilenetError, match=f"{images} image.*px in .* differs by"):
+        adopt(Around(forward), 3, batch_norm)
 
 
 @pytest.mark.parametrize("step", ["linearise", "graph_of", "context_of"])

@@ -49,18 +49,29 @@ class _Case:
         return f"{images} px in {'training' if self.trains else 'evaluation'}"
 
 
-def _cases(unit_px: int) -> tuple[_Case, _Case]:
-    """Sizes and numbers of other remainders than the ones that are recorded, powers of two."""
+def _cases(unit_px: int, frozen: bool) -> tuple[_Case, ...]:
+    """Sizes and numbers of other remainders than the ones that are recorded, powers of two.
+
+    With statistics of a step, which mix images, three are trained. Else one is, and three small
+    ones are evaluated too: torch's convolutions in float64 read all weights once per image, three
+    times in training, so that this takes a third less.
+    """
     many = LEAST_PX // unit_px
-    three, one = (2 * many, 3 * many | 1), (3 * (5 * many // 3 | 1), 5 * (3 * many // 5 | 1))
-    if many <= 1:  # units are large, and training takes three quarters of the seconds
-        three = 2, 1
-    if not many:
-        one = 1, 3
+    rows, cols = 3 * (5 * many // 3 | 1), 5 * (3 * many // 5 | 1)
+    if not many:  # units are large
+        return _case(3, (2, 1), unit_px, trains=True), _case(1, (1, 3), unit_px)
+    if not frozen:
+        trained = (2 * many, 3 * many | 1) if many > 1 else (2, 1)
+        return _case(3, trained, unit_px, trains=True), _case(1, (rows, cols), unit_px)
     return (
-        _Case(3, (three[0] * unit_px, three[1] * unit_px), trains=True),
-        _Case(1, (one[0] * unit_px, one[1] * unit_px), trains=False),
+        _case(1, (2 * many, 3 * many | 1), unit_px, trains=True),
+        _case(1, (rows, cols if many > 1 else 1), unit_px),
+        _case(3, (many, many), unit_px),
     )
+
+
+def _case(images: int, units: tuple[int, int], unit_px: int, *, trains: bool = False) -> _Case:
+    return _Case(images, (units[0] * unit_px, units[1] * unit_px), trains)
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,7 @@ def prove(subject: Subject) -> None:
         if subject.frozen and isinstance(part, _BatchNorm):
             part.eval()
     generator = torch.Generator().manual_seed(0)
-    for case in _cases(subject.unit_px):
+    for case in _cases(subject.unit_px, subject.frozen):
         shape = case.images, subject.bands, *case.size
         image = torch.randn(shape, generator=generator, dtype=torch.float64)
         if not case.trains:
