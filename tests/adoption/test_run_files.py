@@ -12,8 +12,8 @@ from tilenet.training.config.keys import NetworkKeys
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"module": "zoo:network", "base": 8}, r"somebody's module or a U-Net .*network.base: 8"),
-        ({"weights": "w.pth"}, r"network.weights goes with network.module"),
+        ({"module": "zoo:network", "base": 8}, r"somebody's module, .*network.base: 8"),
+        ({"weights": "w.pth"}, r"somebody's module, .*module: None, network.weights: w.pth"),
         ({"module": "a:b", "mean": [1.0]}, r"network.mean: \[1.0\], network.std: None"),
         ({"module": "a:b", "mean": [1.0], "std": [0.0]}, r"std above 0"),
         ({"module": "a:b", "mean": [float("nan")], "std": [1.0]}, r"give both, or none"),

@@ -109,21 +109,14 @@ class NetworkKeys:
                 f"pixels less a mean are divided by a std above 0, one of each per band "
                 f"(network.mean: {self.mean}, network.std: {self.std}); give both, or none"
             )
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        wrong = [name for name in given if (name in OF_MODULES) != (self.module is not None)]
-        if not wrong:
-            return
-        name = wrong[0]
-        if self.module is None:
-            raise TilenetError(
-                f"network.{name} goes with network.module (network.{name}: {given[name]}); name "
-                "the module, or leave it out"
-            )
-        raise TilenetError(
-            f"a network is somebody's module or a U-Net of tilenet's own (network.module: "
-            f"{self.module}, network.{name}: {given[name]}); leave one of them out, and give what "
-            "the module is called with as network.options"
-        )
+        for name, value in vars(self).items():
+            if value is not None and (name in OF_MODULES) != (self.module is not None):
+                raise TilenetError(
+                    f"a network is somebody's module, with {', '.join(OF_MODULES[1:])}, or a U-Net "
+                    f"of tilenet's own (network.module: {self.module}, network.{name}: {value}); "
+                    "leave one of them out, and give what the module is called with as "
+                    "network.options"
+                )
 
 
 @dataclass(frozen=True)
@@ -164,15 +157,11 @@ class TileKeys:
         Raises:
             TilenetError: With the values.
         """
-        if self.size_px is not None and (self.rows or self.columns):
+        grid = [one for one in (self.rows, self.columns) if one is not None]
+        if len(grid) == 1 or (grid and self.size_px is not None):
             raise TilenetError(
-                f"tiles are given as a grid or as a size, not both (rows: {self.rows}, columns: "
-                f"{self.columns}, size_px: {self.size_px}); leave one out"
-            )
-        if (self.rows is None) != (self.columns is None):
-            raise TilenetError(
-                f"a grid of tiles has rows and columns (rows: {self.rows}, columns: "
-                f"{self.columns}); set both"
+                f"tiles are given as a grid of rows and columns, or as a size (rows: {self.rows}, "
+                f"columns: {self.columns}, size_px: {self.size_px}); set both or the size"
             )
 
 
@@ -218,16 +207,10 @@ class OptimizerKeys:
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of some parameters."""
         # Fused: in one pass, and without temporary tensors.
+        both: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": True}
         if self.name == "sgd":
-            return SGD(
-                parameters,
-                self.lr,
-                momentum=self.momentum,
-                weight_decay=self.weight_decay,
-                nesterov=self.nesterov,
-                fused=True,
-            )
-        return AdamW(parameters, self.lr, weight_decay=self.weight_decay, fused=True)
+            return SGD(parameters, momentum=self.momentum, nesterov=self.nesterov, **both)
+        return AdamW(parameters, **both)
 
     def check(self) -> None:
         """Refuse Nesterov's momentum where there is none.
@@ -277,33 +260,19 @@ class ScheduleKeys:
                 f"schedule.min_lr lies between 0 and the rate that it falls from (schedule.min_lr: "
                 f"{self.min_lr}, optimizer.lr: {lr}); choose a smaller one"
             )
-        milestones = self.milestones
-        if (milestones is None) == (self.name == "step"):
+        given = self.milestones or []
+        rising = sorted({step for step in given if step > 0}) == given
+        if bool(given) != (self.name == "step") or not rising:
             raise TilenetError(
-                f"milestones belong to a schedule of steps, and to no other (schedule.name: "
-                f"{self.name}, schedule.milestones: {milestones}); "
-                + ("set some" if self.name == "step" else "leave them out, or set name: step")
-            )
-        if milestones is not None and (
-            not milestones or milestones[0] < 1 or sorted(set(milestones)) != milestones
-        ):
-            raise TilenetError(
-                f"milestones are steps from 1 on, each later than the one before "
-                f"(schedule.milestones: {milestones})"
+                f"a schedule by name: step, and no other, has milestones: steps from 1 on, each "
+                f"later than the one before (schedule.name: {self.name}, schedule.milestones: "
+                f"{self.milestones}); correct them, or the name"
             )
 
     def rates(self, lr: float, num_steps: int) -> LearningRate:
         """The rates of a run of a number of steps."""
-        return LearningRate(
-            lr,
-            num_steps,
-            self.name,
-            self.power,
-            self.warmup_steps,
-            tuple(self.milestones or ()),
-            self.factor,
-            self.min_lr,
-        )
+        given = {**vars(self), "milestones": tuple(self.milestones or ())}
+        return LearningRate(lr, num_steps, **given)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import difflib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
@@ -245,15 +246,9 @@ def _expanded(
         notes.append(f"{image}: {len(found_pairs)} images")
         pairs += found_pairs
     if len(pairs) > len(images):
-        _check_no_repeats([image for image, _ in pairs])
-    return pairs, None
-
-
-def _check_no_repeats(images: Sequence[str]) -> None:
-    seen: set[str] = set()
-    for image in images:
-        if normpath(image) in seen:
+        image, times = Counter(normpath(image) for image, _ in pairs).most_common(1)[0]
+        if times > 1:
             raise TilenetError(
                 f"patterns name each image once ({image}: several times); let one of them go"
             )
-        seen.add(normpath(image))
+    return pairs, None
