@@ -263,7 +263,7 @@ def test_what_a_job_lacks_is_said(scene: Path) -> None:
         (lambda: next(job.steps(**SEEN, losses="ce")), "unknown: losses"),
         (lambda: next(job.steps(**SEEN, classes=4)), "network: 3, classes: 4"),
         (lambda: next(job.steps(**{**SEEN, "images": "i.tif+i.tif"})), "network: 2, i.tif.*: 4"),
-        (lambda: job.split(Net(), halo_mode="sweep"), "use overlap, exchange or auto"),
+        (lambda: job.split(Net(), halo_mode="windows"), "use overlap, exchange, sweep or auto"),
     ):
         with pytest.raises(tilenet.TilenetError, match=sentence):
             call()

@@ -78,7 +78,7 @@ class Job:
             net: Takes images (B, bands, H, W), gives maps (B, classes, H, W).
             halo_mode: `overlap`: tiles read more than they own; `exchange`: layers take halos from
                 the neighbouring ranks; `auto`: whichever computes less of the images, which rank 0
-                says.
+                says; `sweep`: strip by strip, for `step.measure`.
             bands: Of the images; None: those of its first convolution.
             batch_norm: As of `tilenet.adopt`.
 
@@ -87,8 +87,8 @@ class Job:
         """
         if halo_mode not in get_args(OwnHaloMode):
             raise TilenetError(
-                f"a loop of one's own takes tiles that overlap, or exchanges halos (halo_mode: "
-                f"{halo_mode}); use overlap, exchange or auto, or tilenet.train"
+                f"a loop of one's own takes tiles that overlap, exchanges halos, or sweeps "
+                f"(halo_mode: {halo_mode}); use overlap, exchange, sweep or auto, or tilenet.train"
             )
         self._meeting.at("split")
         adopted: Adopted | None = None
@@ -134,8 +134,7 @@ class Job:
             if own.choice is not None and self.rank == 0:
                 say(str(own.choice))
             pipe = own.network.pipe
-            assert isinstance(pipe, Pipe)
-            local.over(pipe)
+            local.over(pipe if isinstance(pipe, Pipe) else None)
             try:
                 yield from self._steps(local, own, stack)
             finally:

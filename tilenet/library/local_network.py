@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalNetwork", "OwnHaloMode"]
 
-OwnHaloMode = Literal["auto", "overlap", "exchange"]
+OwnHaloMode = Literal["auto", "overlap", "exchange", "sweep"]
 
 
 class LocalNetwork(nn.Module):

@@ -52,6 +52,7 @@ class OwnData:
         network: Over the devices; to be closed.
         watchdog: Rests.
         choice: How tiles get their context; None: it was asked for.
+        at_once: Why tiles are not handed out one by one; empty: they are.
     """
 
     run: RunFile
@@ -60,6 +61,7 @@ class OwnData:
     network: RunNetwork
     watchdog: Watchdog
     choice: HaloChoice | None
+    at_once: str
 
 
 def open_data(
@@ -101,18 +103,15 @@ def open_data(
         record = replace(plan.record, mean=mean, std=std)
         plan = replace(plan, record=record)
         data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
-        most = max(load.stacked for load in data.work.loads())
-        if most > 1:
-            raise TilenetError(
-                f"a loop of one's own computes one tile at a time (together: {most}, since the "
-                "network takes averages or statistics over them); use halo_mode='exchange' or one "
-                "tile per rank, or tilenet.train"
-            )
+    stacked = max(comm.allgather(max(load.stacked for load in data.work.loads())))
+    at_once = f"tiles at once: {stacked}" * (stacked > 1)
+    if plan.swept:
+        at_once = "halo_mode: sweep"
     watchdog.arm("the proof and the network over the ranks", SLOW)
     local.network.mask_key.seed = run.seed
     network = proved_network(run, plan, None, data, devices, RankControl(comm), local.network)
     watchdog.rest()
-    return OwnData(run, plan, data, network, watchdog, choice)
+    return OwnData(run, plan, data, network, watchdog, choice, at_once)
 
 
 def _run(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:

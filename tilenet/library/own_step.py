@@ -1,7 +1,7 @@
 """One step of a loop of one's own: tiles to compute, sums, one division, one update."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.tiles import Tile, owned
+from tilenet.geometry.windows import Window
 from tilenet.library.local_network import LocalNetwork
 from tilenet.library.own_data import OwnData
 from tilenet.model.skips import Origin
@@ -21,11 +22,15 @@ from tilenet.parallel.ranks.tf32 import tf32_if_asked
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.values import RunningStatistics
 from tilenet.training.images.workload import ReadTile
+from tilenet.training.tile_sums import tile_sums
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["OwnStep", "OwnTile", "StepMeans"]
+__all__ = ["OwnStep", "OwnTile", "StepMeans", "Sums"]
+
+# Σ w·ℓ and Σ w of logits (1, classes, h, w) and their labels (1, h, w).
+Sums = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,8 @@ class OwnTile:
         top = tile.own.row - tile.read.row - offset_px
         left = tile.own.col - tile.read.col - offset_px
         own = ..., slice(top, top + tile.own.height), slice(left, left + tile.own.width)
-        labels = owned(part.labels, Tile(tile.own, tile.own))
-        labels = upload(labels, device)
-        wide = labels if labels.is_floating_point() else labels.long()
-        return cls(upload(part.image, device), wide, own)
+        labels = _wide(upload(part.labels, device))
+        return cls(upload(part.image, device), labels, own)
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ class OwnStep:
             step.add(cross_entropy(logits, tile.labels, reduction="sum", ignore_index=255), weight)
         loss = step.apply(optimizer)
 
+    Or `measure` all of them, in place of the loop over tiles.
+
     Args:
         number: Its number, from 0.
         tiles: What was read of each of `count` places: a tile, or nothing where it has no label.
@@ -102,29 +107,78 @@ class OwnStep:
     ) -> None:
         self.number, self._tiles, self._count, self._means = number, tiles, count, means
         self._sums = np.zeros(2)  # loss, weight
-        self._waits = self._last = self._over = self._applied = False
+        self._begun = self._waits = self._last = self._over = self._applied = False
 
     def __iter__(self) -> Iterator[OwnTile]:
-        """This rank's tiles; those without a label are left out where nothing needs them."""
-        if self._over or self._waits:
-            raise TilenetError(
-                f"the tiles of a step are computed once (step {self.number + 1}: iterated again); "
-                "keep what you need of them"
-            )
+        """This rank's tiles; those without a label are left out where nothing needs them.
+
+        Raises:
+            TilenetError: They are not handed out one by one, or were before.
+        """
         own = self._means.own
+        if own.at_once:
+            raise TilenetError(
+                "tiles that the network takes together, or strip by strip, are measured where they "
+                f"are computed ({own.at_once}); call step.measure in place of a loop over them"
+            )
         offset_px, device = own.plan.rule.offset_px, own.network.pipe.devices[-1]
-        for place in range(self._count):
-            parts = next(self._tiles)
-            self._last = place + 1 == self._count
-            if not parts:
-                continue
-            (part,) = parts
+        for (part,) in self._places():
             work, self._waits = part.work, True
             self._means.local.at(Origin((work.sample.number,), work.tiling, (work.number,)))
             yield OwnTile.of(part, offset_px, device)
             self._check_added()
-        self._over = True
         self._means.local.at(None)
+
+    def _places(self) -> Iterator[list[ReadTile]]:
+        """What was read of each place, but for those where nothing counts."""
+        if self._begun:
+            raise TilenetError(
+                f"the tiles of a step are computed once (step {self.number + 1}: iterated again); "
+                "keep what you need of them"
+            )
+        self._begun = True
+        for place in range(self._count):
+            parts = next(self._tiles)
+            self._last = place + 1 == self._count
+            if parts:
+                yield parts
+        self._over = True
+
+    def measure(self, sums: Sums) -> None:
+        """Add all tiles of this rank: forward, what is measured, backward. Collective.
+
+            step.measure(lambda y, t: (cross_entropy(y, t, reduction="sum"), t.numel()))
+
+        Args:
+            sums: Takes logits (1, classes, h, w) of pixels that a tile owns, and their labels
+                (1, h, w), and returns Σ w·ℓ and Σ w over them, as `add` takes them. It is called
+                for each tile; with `halo_mode="sweep"` for each strip, in backward once more, and
+                only what the network computes gets gradients.
+
+        Raises:
+            TilenetError: As `add`, or tiles were handed out before.
+        """
+        means, own = self._means, self._means.own
+        pipe, offset_px = own.network.pipe, own.plan.rule.offset_px
+
+        def of_window(part: ReadTile, logits: Tensor, window: Window) -> Tensor:
+            labels = owned(part.labels, Tile(part.work.tile.own, window))
+            found = sums(logits, _wide(labels))
+            loss, weight = found if isinstance(found, tuple) else (found, None)
+            if torch.is_grad_enabled():  # a sweep measures without, and once more with gradients
+                check_summed(loss)
+            value = loss.new_tensor(_checked(weight), dtype=torch.float64)
+            return torch.stack([loss.double().sum(), value])
+
+        for parts in self._places():
+            there = [replace(one, labels=upload(one.labels, pipe.devices[-1])) for one in parts]
+            if self._last:
+                means.gradients.arm()
+            with tf32_if_asked(means.local.adopted.precision):
+                tiles = [found for _, found in tile_sums(pipe, [there], offset_px, of_window)]
+                total = torch.stack(tiles).sum(0)
+                total[0].backward()  # type: ignore[no-untyped-call]
+            self._sums += total.tolist()
 
     def add(self, loss_sum: Tensor, weight: Tensor | float | None = None) -> None:
         """Add the tile under way: backward of its loss. Collective where tiles exchange halos.
@@ -142,18 +196,8 @@ class OwnStep:
                 f"each tile of a step counts once (step {self.number + 1}: added twice, or before "
                 "the first); call step.add once for each tile"
             )
-        if weight is None:
-            raise TilenetError(
-                "a loss that is a sum has a weight, by which the step divides (weight: None); give "
-                "the number of labelled pixels, or the sum of their weights"
-            )
+        value = _checked(weight)
         check_summed(loss_sum)
-        value = float(weight)
-        if not (np.isfinite(value) and value >= 0):
-            raise TilenetError(
-                f"a weight is a finite number from 0 on (weight: {value}); give the number of "
-                "labelled pixels"
-            )
         self._waits = False
         if self._last:
             self._means.gradients.arm()
@@ -233,3 +277,28 @@ class OwnStep:
                 f"a tile that is handed out is added (step {self.number + 1}: one was not); call "
                 "step.add, with weight 0 where it does not count"
             )
+
+
+def _wide(labels: Tensor) -> Tensor:
+    """Labels as torch's losses take them."""
+    return labels if labels.is_floating_point() else labels.long()
+
+
+def _checked(weight: Tensor | float | None) -> float:
+    """A weight by which a step divides.
+
+    Raises:
+        TilenetError: It is missing, or no weight.
+    """
+    if weight is None:
+        raise TilenetError(
+            "a loss that is a sum has a weight, by which the step divides (weight: None); give "
+            "the number of labelled pixels, or the sum of their weights"
+        )
+    value = float(weight)
+    if not (np.isfinite(value) and value >= 0):
+        raise TilenetError(
+            f"a weight is a finite number from 0 on (weight: {value}); give the number of "
+            "labelled pixels"
+        )
+    return value

@@ -8,7 +8,6 @@ once by the sum of weights.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +21,7 @@ from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window
 from tilenet.model.loss import Loss, LossScale, dice
-from tilenet.model.skips import Origin
 from tilenet.model.upload import upload
-from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.health.progress import EXCHANGING, peak_bytes
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.values import RunningStatistics, global_sum
@@ -34,6 +31,7 @@ from tilenet.storage.checkpoints import kept_checkpoint
 from tilenet.training.config.keys import GradientKeys
 from tilenet.training.images.workload import ReadTile
 from tilenet.training.network import RunNetwork
+from tilenet.training.tile_sums import tile_sums
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -236,7 +234,7 @@ class Step:
             device=self.device,
             requires_grad=True,
         )
-        for part, sums in self._sums(batch):
+        for part, sums in tile_sums(self.pipe, batch, self.offset_px, self._of_window):
             added = added + sums[:2]
             if self.loss.of_images:
                 row = torch.tensor([images.index(part.work.sample.number)])
@@ -248,35 +246,6 @@ class Step:
         (total * self.update.scale.value).backward()  # type: ignore[no-untyped-call]
         loss, weights = torch.stack([total, weight]).tolist()
         return loss, weights
-
-    def _sums(self, batch: list[list[ReadTile]]) -> Iterator[tuple[ReadTile, Tensor]]:
-        """For each tile what the pixels that it owns add to the step, see `Loss.sums`."""
-        origins = [
-            Origin(
-                images=tuple(part.work.sample.number for part in parts),
-                tiling=parts[0].work.tiling,
-                tiles=tuple(part.work.number for part in parts),
-                micro_batch=number,
-            )
-            for number, parts in enumerate(batch)
-        ]
-        if isinstance(self.pipe, SweptPipe):
-            for (part,), origin in zip(batch, origins, strict=True):
-                yield part, self.pipe(part.image, origin, partial(self._of_window, part))
-            return
-        images = [
-            torch.cat([upload(one.image, self.pipe.devices[0]) for one in parts])
-            if len(parts) > 1
-            else parts[0].image
-            for parts in batch
-        ]
-        outputs = self.pipe(images, origins) if batch else []
-        for parts in batch:
-            # Taken off the list, so that a micro-batch's logits go as soon as its loss is taken.
-            stacked = outputs.pop(0)
-            for place, part in enumerate(parts):
-                logits = owned(stacked[place : place + 1], part.work.tile, self.offset_px)
-                yield part, self._of_window(part, logits, part.work.tile.own)
 
     def _of_window(self, part: ReadTile, logits: Tensor, window: Window) -> Tensor:
         """What the logits of a window that the tile owns add to the step."""
