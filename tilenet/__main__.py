@@ -14,6 +14,7 @@ COMMANDS = (
     "plan",
     "profile",
     "job",
+    "batch",
     "train",
     "predict",
     "evaluate",
@@ -29,6 +30,7 @@ USAGE = """usage: tilenet COMMAND [options]
   plan       tiles, ranks, partitions and micro-batches for a network, an image and a machine
   profile    measure a network's layers on this machine's device, for plan
   job        command lines and a cluster's job script from a plan: tilenet job plan.json
+  batch      run a job on its first node: what its script ends in
   train      train a network: tilenet train -c run.yaml
   predict    make a map: tilenet predict CHECKPOINT IMAGE OUT.tif
   evaluate   compare a map with labels: tilenet evaluate MAP LABELS
@@ -60,7 +62,8 @@ def _run(command: str, rest: list[str]) -> int:
     if command in COMMANDS:
         # Imported by name: the halo calculator answers at once, and MPI starts where it is used.
         # launch/ is installed in tilenet/, wherever it lies in a checkout.
-        name = "launch.__main__" if command == "job" else f"cli.{command}"
+        rooms = {"job": "launch.__main__", "batch": "launch.batch"}
+        name = rooms.get(command, f"cli.{command}")
         module = import_module(f"tilenet.{name}")
         return int(module.main(rest))
     if command in ("-h", "--help"):

@@ -1,0 +1,65 @@
+"""How a job comes again: what Slurm, LSF and a machine without a queue do for it."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+
+from .asked import Asked
+
+__all__ = ["Queue", "Slurm", "job_number", "preempted", "requeues"]
+
+AGAIN = 75  # LSF queues a job that ends with it again; elsewhere somebody may
+
+
+class Queue:
+    """Of a machine without one, and LSF's."""
+
+    def preempted(self) -> bool:
+        """Whether others need the nodes; not known here."""
+        return False
+
+    def come_again(self, asked: Asked) -> int:
+        """The exit code with which the job ends, so that it comes again."""
+        return AGAIN
+
+
+class Slurm(Queue):
+    """Of the job that this runs in."""
+
+    def preempted(self) -> bool:
+        return preempted(self._shown())
+
+    def come_again(self, asked: Asked) -> int:
+        if not requeues(self._shown(), asked.room):
+            return AGAIN
+        # The job's next life has the same number: nothing that is for this one may reach it. So
+        # Slurm ends this program; an end of its own could be taken for that of the next life.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if subprocess.run(["scontrol", "requeue", job_number()], check=False).returncode == 0:
+            time.sleep(1000)
+        return AGAIN
+
+    def _shown(self) -> str:
+        command = ["scontrol", "show", "job", "-o", job_number()]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+
+
+def job_number() -> str:
+    """The number of the job that this runs in."""
+    return os.environ["SLURM_JOB_ID"]
+
+
+def preempted(shown: str) -> bool:
+    """Whether others need the nodes: Slurm then tells the ranks, and not the script."""
+    return re.search(r" PreemptTime=\d", shown) is not None
+
+
+def requeues(shown: str, room: bool) -> bool:
+    """Whether a job, as `scontrol show job -o` shows it, goes back into the queue.
+
+    Not where somebody stopped the ranks (scancel --signal=USR1), or cancels the job.
+    """
+    return (room or preempted(shown)) and " JobState=RUNNING " in shown

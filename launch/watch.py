@@ -1,0 +1,27 @@
+"""Runs on the last node of a job on a range of nodes: watch.py JOB FIRST SECONDS.
+
+Slurm keeps a job of which the first node has died, the one that runs its script, and nothing
+happens any more (seen with 22.05): back into the queue.
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+
+def _said(*command: str) -> list[str]:
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.split()
+
+
+def main(job: str, first: str, seconds: float) -> None:
+    """Look every so many seconds whether the job still has its first node."""
+    while True:
+        time.sleep(seconds)
+        nodes = _said("squeue", "-h", "-t", "running", "-j", job, "-o", "%N")
+        if nodes and first not in _said("scontrol", "show", "hostnames", *nodes):
+            os.execvp("scontrol", ["scontrol", "requeue", job])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
