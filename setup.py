@@ -13,7 +13,6 @@ setup(
     package_dir={"tilenet.launch": "launch"},
     package_data={
         "tilenet": ["py.typed"],
-        "tilenet.launch": ["templates/*.sh"],
         "tilenet.planning": ["machines.toml"],
         "tilenet.report": ["templates/*.html"],
     },

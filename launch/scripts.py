@@ -1,11 +1,10 @@
-"""Job scripts: templates in shell, filled in for a machine and a placement."""
+"""Job scripts, as text, for a machine and a placement: what may be changed, and `tilenet batch`."""
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 
 from tilenet.errors import TilenetError
 
@@ -16,10 +15,28 @@ from .placement import Placement
 
 __all__ = ["Job", "script", "submit_command"]
 
-TEMPLATES = Path(__file__).with_name("templates")
 WARNING_S = 600  # a step and a checkpoint of the largest models take minutes
+WIDTH = 100
 NAME = re.compile(r"[\w.-]+")
 TIME = re.compile(r"(\d{1,3}):([0-5]\d)")
+FILLED = "Nodes, tasks, cores and GPUs follow from the plan: for others, plan and write this again."
+COMMENTS = {
+    "slurm": [
+        "CHANGE, here or as options of sbatch, which win: account, partition, time. --signal: as",
+        "many seconds before the limit USR1 comes, or a minute earlier; half the time at most.",
+        FILLED,
+    ],
+    "lsf": [
+        "CHANGE, here or as options of bsub, which win: project (-P), queue (-q), time (-W).",
+        FILLED,
+        "-wa, -wt: USR1 comes so many minutes before the limit. -Q: exit code 75 puts the job back",
+        "into the queue. Both as IBM documents them.",
+    ],
+    "none": [
+        "To stop it with a checkpoint: kill -USR1 its process. Exit code 75: run it again to go on",
+    ],
+}
+SUBMIT = {"lsf": "bsub", "slurm": "sbatch", "none": "bash"}
 
 
 @dataclass(frozen=True)
@@ -56,12 +73,6 @@ class Job:
     most_nodes: int | None = None
 
 
-class _Shell(Template):
-    """Leaves $ to the shell."""
-
-    delimiter = "%%"
-
-
 def script(placed: Placement, job: Job) -> str:
     """The script for the machine's batch system.
 
@@ -70,54 +81,33 @@ def script(placed: Placement, job: Job) -> str:
     """
     facts = placed.machine.launch
     minutes = _check(placed, job)
-    kind = {"lsf": "lsf", "slurm": "slurm", "none": "plain"}[facts.scheduler]
-    starts = command(placed), once_per_node(placed)
-    if job.most_nodes:
-        starts = without_nodes(starts[0]), without_nodes(starts[1])
     layout = in_one_line(placed, job.most_nodes)
-    values = {
-        "title": f"{_aim(job)} on {placed.machine.name}: {layout}.",
-        "script": shlex.quote(job.file),
-        "name": job.name,
-        "minutes": str(minutes),
-        "minutes_lsf": f"{minutes // 60}:{minutes % 60:02d}",
-        "header": _header(placed, job),
-        "warning_s": str(min(WARNING_S, minutes * 30)),
-        "warning_min": str(min(WARNING_S // 60, max(minutes // 2, 1))),
-        "run": shlex.quote(job.run),
-        "plan": shlex.quote(job.plan),
-        "image": shlex.quote(job.image),
-        "output": shlex.quote(job.output),
-        "venv": shlex.quote(job.venv),
-        "stage": shlex.join(job.stage),
-        "storage": shlex.quote(facts.node_storage or "/tmp"),
-        "machine": placed.machine.name,
-        "install": "".join(f"# {line}\n" for line in facts.install),
-        "modules": _modules(facts.modules),
-        "environment": "".join(
-            f"export {name}={shlex.quote(text)}\n" for name, text in environment(placed).items()
-        ),
-        "layout": layout,
-        "program": shlex.join(facts.program),
-        "launch": _lines(starts[0]),
-        "once_per_node": _lines(starts[1]),
-        "several": "lives" if job.most_nodes else "attempts",
-        "least": str(placed.nodes),
-        "most": str(job.most_nodes),
-        "per_node": str(placed.ranks_per_node),
-    }
-    values["steps"] = _filled(f"{values['several']}.sh", values)
-    return "".join(_filled(name, values) for name in (f"{kind}.sh", "body.sh"))
-
-
-def _filled(template: str, values: dict[str, str]) -> str:
-    return _Shell((TEMPLATES / template).read_text(encoding="utf-8")).substitute(values)
+    submit = shlex.join(submit_command(placed, job.file))
+    lines = [
+        "#!/bin/bash",
+        f"# {_aim(job)} on {placed.machine.name}: {layout}.",
+        f"# Written by `tilenet job`. Start it: {submit}",
+        *{"lsf": _lsf, "slurm": _slurm, "none": _no_queue}[facts.scheduler](placed, job, minutes),
+        *(f"# {line}" for line in COMMENTS[facts.scheduler]),
+        "set -e",
+        "",
+        *(f"# {line}" for line in facts.install),
+        *([f"module load {shlex.join(facts.modules)}"] if facts.modules else []),
+        f"VENV=${{VENV-{shlex.quote(job.venv)}}} # with tilenet; empty: tilenet is there without",
+        "# shellcheck source=/dev/null",
+        '[ -z "$VENV" ] || source "$VENV/bin/activate"',
+        *_wrapped("export", [f"{k}={shlex.quote(v)}" for k, v in environment(placed).items()]),
+        "",
+        *_names(placed, job),
+        "",
+        *_batch(placed, job),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def submit_command(placed: Placement, path: str) -> list[str]:
     """The batch system's command that takes the script; bash where there is none."""
-    name = {"lsf": "bsub", "slurm": "sbatch", "none": "bash"}[placed.machine.launch.scheduler]
-    return [name, path]
+    return [SUBMIT[placed.machine.launch.scheduler], path]
 
 
 def _aim(job: Job) -> str:
@@ -126,52 +116,95 @@ def _aim(job: Job) -> str:
     return "Train, then map," if job.image else "Train"
 
 
-def _modules(names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    loads = "".join(f"module load {shlex.quote(name)}\n" for name in names)
-    return f"set +u # what module runs has unset variables\n{loads}set -u\n"
+def _names(placed: Placement, job: Job) -> list[str]:
+    """What to run, and on what."""
+    storage = placed.machine.launch.node_storage or "/tmp"
+    return [
+        "# CHANGE, here or in the environment: RUN= IMAGE=other.tif only maps another image",
+        f"RUN=${{RUN-{shlex.quote(job.run)}}} # the run file; empty: only map",
+        f"PLAN=${{PLAN-{shlex.quote(job.plan)}}}",
+        f"IMAGE=${{IMAGE-{shlex.quote(job.image)}}} # the raster to map; empty: only train",
+        f"OUTPUT=${{OUTPUT-{shlex.quote(job.output)}}} # the run's folder",
+        "PREDICT=${PREDICT-} # more of tilenet predict: --output probabilities --tile 1024",
+        f"# To copy to each node's {storage}: relative paths of all the run file names, and IMAGE",
+        f"STAGE=({shlex.join(job.stage)})",
+    ]
 
 
-def _header(placed: Placement, job: Job) -> str:
-    """Options for the batch system, one per line, behind its mark in the template."""
+def _batch(placed: Placement, job: Job) -> list[str]:
+    """The command in which the script ends; its last words start the ranks, and can be changed."""
+    facts = placed.machine.launch
+    start, once = command(placed), once_per_node(placed)
+    words = ["tilenet", "batch", f"--scheduler={facts.scheduler}"]
+    if job.most_nodes:
+        start, once = without_nodes(start), without_nodes(once)
+        words.append(f"--nodes {placed.nodes} {placed.ranks_per_node}")
+    names = ("run", "plan", "image", "output", "predict")
+    words += [f'--{name}="${name.upper()}"' for name in names]
+    words += ['--stage "${STAGE[@]}"', f"--storage={shlex.quote(facts.node_storage or '/tmp')}"]
+    words.append(f"--once-per-node={_one_word(once)}")
+    if facts.program != ("tilenet",):
+        words.append(f"--program={_one_word(facts.program)}")
+    ranks = ["--", *map(shlex.quote, start)]
+    return [*_wrapped("exec", words, more=True), *_wrapped("   ", ranks)]
+
+
+def _one_word(words: Sequence[str]) -> str:
+    """A command line as one word of a command line."""
+    text = shlex.join(words)
+    return shlex.quote(text) if re.search(r'["$`\\!]', text) else f'"{text}"'
+
+
+def _wrapped(first: str, words: Iterable[str], more: bool = False) -> list[str]:
+    """A command over as few lines as hold its words; `more`: it goes on below."""
+    lines = [first]
+    for word in words:
+        if len(lines[-1]) + len(word) + 3 > WIDTH:
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    lines[-1] += " \\" * more
+    return lines
+
+
+def _no_queue(placed: Placement, job: Job, minutes: int) -> list[str]:
+    return []
+
+
+def _lsf(placed: Placement, job: Job, minutes: int) -> list[str]:
+    """An option a line."""
+    facts = placed.machine.launch
+    queue = job.queue or facts.queue
+    options = [f"-J {job.name}", f"-W {minutes // 60}:{minutes % 60:02d}"]
+    options += [f"-nnodes {placed.nodes}"]
+    options += [f"-P {shlex.quote(job.account)}"] if job.account else []
+    options += [f"-q {shlex.quote(queue)}"] if queue else []
+    options += [*facts.header, f"-o {job.name}.%J.out", f"-e {job.name}.%J.err"]
+    options += ["-wa USR1", f"-wt {min(WARNING_S // 60, max(minutes // 2, 1))}", "-Q 75"]
+    return [f"#BSUB {option}" for option in options]
+
+
+def _slurm(placed: Placement, job: Job, minutes: int) -> list[str]:
+    """A line of whose the job is, of its nodes, of its log, and of how it stops and comes again."""
     machine, facts = placed.machine, placed.machine.launch
-    queue, account = shlex.quote(job.queue or facts.queue), shlex.quote(job.account)
-    if facts.scheduler == "lsf":
-        mark, options = "#BSUB", [f"-nnodes {placed.nodes}"]
-        options += [f"-P {account}"] if job.account else []
-        options += [f"-q {queue}"] if job.queue or facts.queue else []
-    else:
-        cores = placed.cores_per_rank * facts.threads_per_core
-        mark, options = "#SBATCH", [f"--nodes={placed.nodes}"]
-        if job.most_nodes:
-            # With tasks per node Slurm counts those of the fewest nodes, and gives no more nodes
-            options = [f"--nodes={placed.nodes}-{job.most_nodes}", "--no-kill"]
-        elif not placed.straddles:
-            options += [f"--ntasks-per-node={placed.ranks_per_node}"]
-        options += [f"--cpus-per-task={cores}"]
-        options += [f"--gpus-per-node={machine.devices_per_node}"] * (machine.device != "cpu")
-        options += [f"--account={account}"] if job.account else []
-        options += [f"{facts.queue_option}={queue}"] if job.queue or facts.queue else []
-        options += [f"--constraint={shlex.quote(facts.constraint)}"] if facts.constraint else []
-    return f"\n{mark} ".join([*options, *facts.header])
-
-
-def _lines(arguments: Sequence[str]) -> str:
-    """An array's elements for bash: an option and its value share a line."""
-    lines: list[list[str]] = []
-    for argument in arguments:
-        value = bool(lines) and len(lines[-1]) == 1 and re.fullmatch(r"-\w", lines[-1][0])
-        if value and not argument.startswith("-"):
-            lines[-1].append(argument)
-        else:
-            lines.append([argument])
-    return "\n".join(f"    {' '.join(map(_quoted, line))}" for line in lines)
-
-
-def _quoted(text: str) -> str:
-    # a comma between elements is a mistake that shellcheck looks for
-    return f"'{text}'" if "," in text and shlex.quote(text) == text else shlex.quote(text)
+    queue = job.queue or facts.queue
+    user = [f"--time={minutes}"]
+    user += [f"--account={shlex.quote(job.account)}"] if job.account else []
+    user += [f"{facts.queue_option}={shlex.quote(queue)}"] if queue else []
+    user += [f"--constraint={shlex.quote(facts.constraint)}"] if facts.constraint else []
+    nodes = [f"--nodes={placed.nodes}"]
+    if job.most_nodes:
+        # With tasks per node Slurm counts those of the fewest nodes, and gives no more nodes
+        nodes = [f"--nodes={placed.nodes}-{job.most_nodes}", "--no-kill"]
+    elif not placed.straddles:
+        nodes += [f"--ntasks-per-node={placed.ranks_per_node}"]
+    nodes += [f"--cpus-per-task={placed.cores_per_rank * facts.threads_per_core}"]
+    nodes += [f"--gpus-per-node={machine.devices_per_node}"] * (machine.device != "cpu")
+    nodes += ["--exclusive"]
+    log = [f"--job-name={job.name}", f"--output={job.name}.%j.out", "--open-mode=append"]
+    stop = ["--requeue", f"--signal=B:USR1@{min(WARNING_S, minutes * 30)}"]
+    lines = (user, nodes, *([option] for option in facts.header), log, stop)
+    return [f"#SBATCH {' '.join(options)}" for options in lines]
 
 
 def _check(placed: Placement, job: Job) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from argparse import ArgumentTypeError
 from pathlib import Path
 
@@ -9,15 +10,16 @@ import pytest
 
 from launch.__main__ import main
 from launch.elastic import node_range, without_nodes
+from launch.lives import WATCH
 from tilenet.__main__ import main as tilenet
 
+ROOT = Path(__file__).resolve().parents[2]
 # Slurm's commands know the nodes that are there (file nodes) and that answer (file alive).
 TOOLS = {
     "squeue": """case $* in
 *-s*) cat "$HERE/steps" ;;
 *) rm "$HERE/busy" 2>/dev/null && exit 1; cat "$HERE/nodes" ;;
 esac""",
-    "sleep": "exit",
     "scontrol": """case "$1 $2" in
 "show hostnames") tr , "\\n" <<<"$3" ;;
 "show job") echo " JobState=RUNNING " ;;
@@ -29,13 +31,22 @@ names=${words##*-w }
 names=${names%% *}
 case $words in *--overlap*)
     grep -qx "$names" "$HERE/alive" || exit 1
-    [[ $words != *"bash -c"* ]] || echo "watch on $names" >>"$HERE/log"
+    [[ $words != *"-J watch"* ]] || echo "watch on $names" >>"$HERE/log"
     exit ;;
 esac
-echo "srun ${words%% bash -c*}" >>"$HERE/log"
-while [ "$1" != bash ]; do shift; done
+echo "srun ${words%% /*}" >>"$HERE/log"
+while [[ "$1" != *python* ]]; do shift; done
 SLURM_PROCID=0 "$@" """,
-    "tilenet": """echo "tilenet $1 ${*: -4}" >>"$HERE/log"
+    "tilenet": f"""if [ "$1" = batch ]; then exec {sys.executable} -c '
+import sys, time
+sys.path.insert(0, "{ROOT}")
+from launch import batch, lives
+lives.time = type("", (), dict(sleep=lambda seconds: None))
+sys.exit(batch.main(sys.argv[2:]))
+' "$@"
+fi"""
+    """
+echo "tilenet $1 ${*: -4}" >>"$HERE/log"
 if [ "$1" != plan ]; then
     [ -n "$(grep UNSTARTED "$HERE/ranks")" ] || touch "$TILENET_STARTED"
     source "$HERE/ranks"
@@ -173,6 +184,30 @@ def test_it_ends_or_queues_again(folder: Path, case: str) -> None:
         assert code == wanted, output
         assert not [line for line in log if "requeue" in line]
     assert ("watch on n3" in log) or steps == []
+
+
+def test_the_watch_queues_a_job_again_that_has_lost_its_first_node(tmp_path: Path) -> None:
+    answers = "n1,n2", "", "n2,n3"  # in between the controller says nothing
+    tools = {
+        "squeue": f"""set -- {" ".join(f"'{answer}'" for answer in answers)}
+echo >>"$0.asked"
+shift $(($(wc -l <"$0.asked") - 1))
+echo "$1" """,
+        "scontrol": """[ "$1" != show ] || exec tr , "\\n" <<<"$3"
+echo "$@" """,
+    }
+    for name, text in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-IS", WATCH, "7", "n1", "0.01"],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "requeue 7\n", "")
+    assert (tmp_path / "squeue.asked").read_text() == "\n" * 3
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,8 @@ def test_the_run_file_fits_the_plan(name: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("path", SCRIPTS, ids=PLACES)
 def test_tilenet_is_called_so_that_it_answers(path: Path) -> None:
     """Frontier's imports MPI before torch."""
-    array = re.search(r"^TILENET=\((.*)\)$", path.read_text(), re.MULTILINE)
-    assert array
-    command = [*shlex.split(array[1]), "--version"]
+    program = re.search(r'--program="(.*)" ', path.read_text())
+    command = [*(shlex.split(program[1]) if program else ["tilenet"]), "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert re.fullmatch(r"[\w.]+\n", done.stdout)
 

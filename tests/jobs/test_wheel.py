@@ -72,7 +72,7 @@ def test_it_holds_all_files_of_the_checkout(wheel: Path) -> None:
         for path in (ROOT / name).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert "tilenet/launch/templates/body.sh" in wanted
+    assert "tilenet/launch/rank.py" in wanted
     names = set(ZipFile(wheel).namelist())
     assert {name for name in names if ".dist-info/" not in name} == wanted
 
@@ -105,3 +105,8 @@ def test_it_trains_maps_scores_and_writes_a_job(installed: Path, tmp_path: Path)
     tilenet(f"plan {asked} --grid 2x2 --machine slurm --nodes 1 -o plan.json")
     assert "written: job.sh" in tilenet("job plan.json --script job.sh")
     run(tmp_path, "bash", "-n", "job.sh")
+    batch = "batch --run run.yaml --plan plan.json --output out -- true"
+    ended = subprocess.run(
+        [installed / "bin" / "tilenet", *batch.split()], cwd=tmp_path, check=False
+    )
+    assert ended.returncode == 1, "nothing started"

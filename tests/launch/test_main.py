@@ -56,7 +56,7 @@ def test_a_script_is_written_and_not_submitted(folder: Path, capsys: Capture) ->
 def test_it_submits_when_asked(folder: Path) -> None:
     assert main(["plan.json", "--submit", "--name", "mine"]) == 3  # sbatch's own exit code
     assert (folder / "submitted").read_text() == "mine-slurm.sh\n"
-    assert "#SBATCH --job-name=mine\n" in (folder / "mine-slurm.sh").read_text()
+    assert "#SBATCH --job-name=mine " in (folder / "mine-slurm.sh").read_text()
 
 
 @pytest.mark.parametrize(

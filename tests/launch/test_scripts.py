@@ -86,24 +86,20 @@ def test_scripts_are_good_shell(file: str, tmp_path: Path) -> None:
     subprocess.run(["shellcheck", *meant, str(tmp_path / file)], check=True)
     lines = text.splitlines()
     assert lines[0] == "#!/bin/bash"
-    assert max(map(len, lines)) <= 110
+    assert max(map(len, lines)) <= 120
+    assert len(lines) <= 45
     # Slurm stops reading options at the first command.
-    head, rest = text.split("set -euo pipefail")
+    head, rest = text.split("\nset -e\n")
     assert not re.search(r"^#(SBATCH|BSUB)", rest, re.MULTILINE)
     assert re.search(r"^#(SBATCH|BSUB)", head, re.MULTILINE)
-    array = re.search(r"^LAUNCH=\((.*?)^\)", text, re.MULTILINE | re.DOTALL)
-    assert array
-    assert shlex.split(array[1])[0] in ("jsrun", "srun", "mpiexec")
+    words = shlex.split(text[text.index("\nexec ") :])
+    assert words[words.index("--") + 1] in ("jsrun", "srun", "mpiexec")
 
 
 def test_what_users_name_reaches_the_shell_as_it_is() -> None:
     lines = text_of("awkward.bash").splitlines()
-    names = ("RUN", "PLAN", "IMAGE", "OUTPUT", "VENV", "STAGE")
-    code = [
-        line
-        for line in lines
-        if line.startswith(tuple(f"{name}=" for name in names)) and "realpath" not in line
-    ]
+    names = tuple(f"{name}=" for name in ("RUN", "PLAN", "IMAGE", "OUTPUT", "VENV", "STAGE"))
+    code = [line for line in lines if line.startswith(names)]
     shown = ['printf "%s\\n" "$RUN" "$PLAN" "$IMAGE" "$OUTPUT" "$VENV" "${STAGE[@]}"']
     run = subprocess.run(
         ["bash", "-c", "\n".join(code + shown)], capture_output=True, text=True, check=True

@@ -13,6 +13,7 @@ from tilenet.__main__ import main as tilenet
 
 pytestmark = pytest.mark.nightly
 
+ROOT = Path(__file__).resolve().parents[3]
 STEPS, EVERY = 50, 5  # one rank a node
 TO = 1e-10
 
@@ -30,7 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert launch([plan, "--nodes", "2-3", "--script", script]) == 0
     text = (made / "job.sh").read_text().replace("PLAN=${PLAN-" + plan, "PLAN=${PLAN-plan.json")
     # The virtual nodes have 64 cores only by name, and a test has no time.
-    for was, now in (("OMP_NUM_THREADS=16", "OMP_NUM_THREADS=1"), ("sleep 30", "sleep 2")):
+    quick = "import sys; from launch import batch, lives; lives.WATCH_S = 2; "
+    quick = f"exec python -c '{quick}sys.exit(batch.main(sys.argv[2:]))' batch"
+    for was, now in (
+        ("OMP_NUM_THREADS=16", "OMP_NUM_THREADS=1"),
+        ("exec tilenet batch", f"export PYTHONPATH={ROOT}\n{quick}"),
+    ):
         assert text.count(was) == 1
         text = text.replace(was, now)
     (made / "job.sh").write_text(text)

@@ -1,6 +1,0 @@
-# A step, again where MPI did not start.
-attempts() {
-    step "$@"
-    while once_more; do step "$@"; done
-}
-
