@@ -63,11 +63,11 @@ def _cases(unit_px: int, frozen: bool) -> tuple[_Case, ...]:
     if not frozen:
         trained = (2 * many, 3 * many | 1) if many > 1 else (2, 1)
         return _case(3, trained, unit_px, trains=True), _case(1, (rows, cols), unit_px)
-    return (
-        _case(1, (2 * many, 3 * many | 1), unit_px, trains=True),
-        _case(1, (rows, cols if many > 1 else 1), unit_px),
-        _case(3, (many, many), unit_px),
-    )
+    if many == 1:
+        rest = _case(1, (rows, 1), unit_px), _case(3, (1, 1), unit_px)
+    else:
+        rest = _case(1, (rows, cols), unit_px), _case(3, (2 * many, 2 * many), unit_px)
+    return _case(1, (2 * many, 3 * many | 1), unit_px, trains=True), *rest
 
 
 def _case(images: int, units: tuple[int, int], unit_px: int, *, trains: bool = False) -> _Case:
