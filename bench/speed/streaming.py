@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bench.exactness.networks import declare_operators
 from tilenet.adoption.adopt import adopt
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.sweep import strip_edges
+from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.geometry.tiles import Cut, HaloRule, cut
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
@@ -76,9 +76,9 @@ def of_sweep(name: str, image: Tensor) -> Any:
     network = Network(list(whole_network)[:-1], whole_network.mask_key)
     size = image.shape[2], image.shape[3]
     unit = context_of(adopted.layers).alignment_px
-    edges = strip_edges(size[0], 128)
+    sweeps = Sweeps(strip_edges(size[0], 128))
     whole = cut(*size, Cut(grid=(1, 1)), HaloRule(0, unit))
-    pipe = SweptPipe(network, layers, torch.device("cpu"), "float32", lambda rows, cols: edges)
+    pipe = SweptPipe(network, layers, torch.device("cpu"), "float32", lambda rows, cols: sweeps)
 
     def features() -> float:
         part = SweptPart(size, strip_edges(size[0], 64))

@@ -36,7 +36,7 @@ from tilenet.planning.kept_maps import kept_cells
 from tilenet.planning.maps import MapPlan, MapQuestion, choose_map
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.swept_maps import swept_bytes
-from tilenet.planning.memory.swept_training import trained_bytes, training_edges
+from tilenet.planning.memory.trained_sweeps import plan_sweeps, trained_bytes
 
 WAYS = ("plain", "sweep", "tiles")
 OURS = {"small U-Net": (4, 16), "large U-Net": (4, 64)}  # poolings and channels
@@ -140,9 +140,10 @@ def training(name: str, way: str, side: int) -> dict[str, Any]:
             part.eval()
     image, labels = torch.randn(1, 4, side, side), torch.randint(0, 5, (1, side, side))
     plan, unit = planned(layers, side, "tiles"), context_of(layers).alignment_px
-    edges = training_edges(layers, unit, side, side, 4)
+    sweeps = plan_sweeps(layers, side, side, 4)
+    keeps, strip_rows = bool(sweeps.kept), sweeps.edges[1]
     whole = cut(side, side, Cut(grid=(1, 1)), HaloRule(0, unit))
-    pipe = SweptPipe(network, layers, CPU, "float32", lambda rows, cols: edges)
+    pipe = SweptPipe(network, layers, CPU, "float32", lambda rows, cols: sweeps)
 
     def loss_of(logits: Tensor, own: Window) -> Tensor:
         rows, cols = slice(own.row, own.row + own.height), slice(own.col, own.col + own.width)
@@ -167,8 +168,15 @@ def training(name: str, way: str, side: int) -> dict[str, Any]:
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
-    predicted = trained_bytes(layers, side, side, edges[1], 4) if way == "sweep" else 0
-    return {"strip_rows": edges[1], "grid": plan.tiling.grid, **taken(run, predicted)}
+    predicted = 0
+    if way == "sweep":
+        predicted = trained_bytes(layers, side, side, strip_rows, 4, keeps=keeps)
+    return {
+        "strip_rows": strip_rows,
+        "keeps": keeps,
+        "grid": plan.tiling.grid,
+        **taken(run, predicted),
+    }
 
 
 class InAll(nullcontext[None]):

@@ -31,7 +31,7 @@ import tilenet
 from tilenet.adoption.adopt import Adopted, BatchNormMode
 from tilenet.errors import TilenetError
 from tilenet.geometry.ownership import check_shares
-from tilenet.geometry.sweep import strip_edges
+from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.model.choices import HaloMode
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
@@ -39,6 +39,7 @@ from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.balance import likely_balance
 from tilenet.planning.compatibility import whole_image
+from tilenet.planning.memory.trained_sweeps import maps_to_keep
 
 __all__ = ["adopt_once", "compare_over_ranks"]
 
@@ -114,10 +115,11 @@ def swept(case: AdoptedCase, comm: MPI.Intracomm, strip_rows: int, like: Run) ->
     """Over the ranks of `comm`, each of which sweeps its columns; images get no gradient."""
     network, tiling, adopted = case.network(), case.tiling, case.adopted
     assert adopted is not None
-    pipe = SweptPipe(
-        network, case.layers, CPU, "float64", lambda rows, _: strip_edges(rows, strip_rows),
-        Line(comm),
-    )  # fmt: skip
+
+    def sweeps(rows: int, cols: int) -> Sweeps:
+        return Sweeps(strip_edges(rows, strip_rows), maps_to_keep(case.layers, rows, cols))
+
+    pipe = SweptPipe(network, case.layers, CPU, "float64", sweeps, Line(comm))
     read, found = tiling.tiles[comm.rank].read, list[Tensor]()
     for number, image in enumerate(case.inputs()):
         mine = image[:, :, :, read.col : read.col + read.width].clone()

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from tilenet.adoption.adopt import Adopted
-from tilenet.geometry.sweep import strip_edges
+from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut
 from tilenet.geometry.windows import Window
 from tilenet.mapping.job import MapJob, Placement
@@ -20,6 +20,7 @@ from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.swept_training import Measure, SweptPipe
 from tilenet.parallel.health.watchdog import Watchdog
 from tilenet.planning.maps import MapPlan, MapQuestion, plan_passes
+from tilenet.planning.memory.trained_sweeps import maps_to_keep
 
 __all__ = ["sweep_step", "swept_map", "whole"]
 
@@ -79,8 +80,8 @@ def sweep_step(adopted: Adopted, network: Network, image: Tensor) -> Tensor:
     size, unit = (image.shape[2], image.shape[3]), adopted.context.alignment_px
     tiling = cut(*size, Cut(grid=(1, 1)), HaloRule(0, unit))
     height = -(-size[0] // unit // STRIPS) * unit or unit
-    edges = strip_edges(size[0], height)
-    pipe = SweptPipe(network, adopted.layers, CPU, "float64", lambda rows, cols: edges)
+    sweeps = Sweeps(strip_edges(size[0], height), maps_to_keep(adopted.layers, *size))
+    pipe = SweptPipe(network, adopted.layers, CPU, "float64", lambda rows, cols: sweeps)
     return pipe(image, Origin((10,), tiling, (0,)), whole(size))
 
 

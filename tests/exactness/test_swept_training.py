@@ -1,5 +1,6 @@
 """`halo_mode: sweep`: the numbers of the whole image, in the memory of a strip and its states."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from mpi4py import MPI
 from shared_out import grids
 from sweeps import whole
 from test_adopted_runs import CLASSES, SIZE, check_same, keys_of, run_file, scenes_of, wanted_of
+from test_kept_maps import Gates
 from test_same_as_whole_image import outcome_of
 from test_same_recipe import KEYS, check
 from test_same_recipe import scenes_of as recipe_scenes
@@ -19,7 +21,7 @@ from zoo import network
 from tilenet.adoption.adopt import adopt
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.sweep import strip_edges
+from tilenet.geometry.sweep import LayerRows, Sweeps, strip_edges
 from tilenet.geometry.tiles import Cut, HaloRule, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
@@ -30,6 +32,7 @@ from tilenet.parallel.exchange import swept_backward, swept_training
 from tilenet.parallel.exchange.swept import Sweep
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.live import LiveBytes
+from tilenet.planning.memory.trained_sweeps import maps_to_keep
 from tilenet.training import swept
 from tilenet.training.config.keys import MeshKeys, TileKeys
 from tilenet.training.setup import plan_run
@@ -43,18 +46,26 @@ def strip_px(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Strips of runs."""
     pixels: int = request.param
     monkeypatch.setattr(
-        swept, "training_edges", lambda layers, unit, height, *_: strip_edges(height, pixels)
+        swept,
+        "plan_sweeps",
+        lambda layers, height, width, _: Sweeps(
+            strip_edges(height, pixels), maps_to_keep(layers, height, width)
+        ),
     )
     return pixels
 
 
 def gradients(
-    layers: tuple[Layer, ...], net: Network, image: torch.Tensor, weight: torch.Tensor, strip: int
+    layers: tuple[Layer, ...],
+    net: Network,
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    strip: int,
+    keeps: bool,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     size = image.shape[2], image.shape[3]
-    pipe = SweptPipe(
-        net, layers, torch.device("cpu"), "float64", lambda rows, _: strip_edges(rows, strip)
-    )
+    sweeps = Sweeps(strip_edges(size[0], strip), maps_to_keep(layers, *size) if keeps else {})
+    pipe = SweptPipe(net, layers, torch.device("cpu"), "float64", lambda rows, _: sweeps)
     origin = Origin((0,), cut(*size, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
     net.zero_grad()
     out = pipe(image, origin, whole(size))
@@ -62,7 +73,7 @@ def gradients(
     return out.detach(), [one.grad.clone() for one in net.trained]  # type: ignore[union-attr]
 
 
-def compare(layers: tuple[Layer, ...], net: Network, bands: int) -> None:
+def compare(layers: tuple[Layer, ...], net: Network, bands: int, *, keeps: bool = False) -> None:
     """Logits and gradients of strips of all heights with those of the whole image."""
     generator = torch.Generator().manual_seed(3)
     image = torch.randn(1, bands, 160, 64, generator=generator, dtype=torch.float64)
@@ -73,7 +84,7 @@ def compare(layers: tuple[Layer, ...], net: Network, bands: int) -> None:
     plain = [one.grad.clone() for one in net.trained]  # type: ignore[union-attr]
     most = max(float(one.abs().max()) for one in plain)
     for strip in STRIPS:
-        found, grads = gradients(layers, net, image, weight, strip)
+        found, grads = gradients(layers, net, image, weight, strip, keeps)
         apart = float((found - wanted).detach().abs().max() / wanted.detach().abs().max())
         assert apart <= 1e-12
         for one, other in zip(grads, plain, strict=True):
@@ -86,6 +97,22 @@ def compare(layers: tuple[Layer, ...], net: Network, bands: int) -> None:
 def test_gradients_of_adopted_networks(name: str) -> None:
     adopted = adopt(network(name, drops=False), 3)
     compare(adopted.layers, adopted.network(torch.float64).train(), 3)
+
+
+@pytest.mark.parametrize("name", ["gates", "gated", "pyramid"])
+def test_gradients_through_maps_that_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward compute each row of each layer twice, in one sweep."""
+    adopted = adopt(Gates() if name == "gates" else network(name, drops=False), 3)
+    rows: Counter[tuple[int, int]] = Counter()
+    right = Sweep._computed
+
+    def computed(self: Sweep, number: int, layer: Layer, done: LayerRows) -> torch.Tensor:
+        rows.update((number, row) for row in range(*done.out))
+        return right(self, number, layer, done)
+
+    monkeypatch.setattr(Sweep, "_computed", computed)
+    compare(adopted.layers, adopted.network(torch.float64).train(), 3, keeps=True)
+    assert max(rows.values()) == 2 * len(STRIPS)
 
 
 @pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "transposed"])
@@ -108,7 +135,7 @@ def test_backward_is_the_adjoint(upsampling: Any) -> None:
     weight = torch.randn(1, 3, 104, 72, generator=generator, dtype=torch.float64)
     names = [name for name, _ in net.named_parameters() if name.endswith("weight")]
     for strip in STRIPS:
-        out, grads = gradients(layers, net, image, weight, strip)
+        out, grads = gradients(layers, net, image, weight, strip, False)
         of = dict(zip(net.state_dict(), grads, strict=True))
         for name in (names[0], names[-1]):
             forward = float((out * weight).sum())
@@ -122,7 +149,11 @@ def test_logits_have_the_dtype_of_layers(strip: int) -> None:
     layers = unet_layers(UNetOptions(3, base=4, bands=2, classes=3))
     net, image = build_network(layers, 4).train(), torch.ones(1, 2, 160, 64)
     pipe = SweptPipe(
-        net, layers, torch.device("cpu"), "bfloat16", lambda rows, _: strip_edges(rows, strip)
+        net,
+        layers,
+        torch.device("cpu"),
+        "bfloat16",
+        lambda rows, _: Sweeps(strip_edges(rows, strip)),
     )
     origin, seen = Origin((0,), cut(160, 64, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,)), set()
 
@@ -169,7 +200,7 @@ def test_backward_passes_once() -> None:
     net, image = build_network(layers).double().train(), torch.randn(1, 2, 8, 8).double()
     origin = Origin((0,), cut(8, 8, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
     edges = strip_edges(8, 4)
-    pipe = SweptPipe(net, layers, torch.device("cpu"), "float64", lambda rows, _: edges)
+    pipe = SweptPipe(net, layers, torch.device("cpu"), "float64", lambda rows, _: Sweeps(edges))
     total = pipe(image, origin, lambda logits, _: logits.sum())
     total.backward(retain_graph=True)  # type: ignore[no-untyped-call]
     with pytest.raises(AssertionError, match="once"):
@@ -182,7 +213,7 @@ def test_states_wait_for_backward_only_where_they_are_asked_for(keeps: bool) -> 
     net, image = build_network(layers).double().train(), torch.randn(1, 2, 8, 8).double()
     origin = Origin((0,), cut(8, 8, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
     edges = strip_edges(8, 4)
-    pipe = SweptPipe(net, layers, torch.device("cpu"), "float64", lambda rows, _: edges)
+    pipe = SweptPipe(net, layers, torch.device("cpu"), "float64", lambda rows, _: Sweeps(edges))
     part = swept_training._Part(pipe, image, origin)
     node: Any = part.sweep(len(layers), {}, lambda x, _: x.sum(), keeps_states=keeps).grad_fn
     assert len(node.plans) > 1
@@ -321,7 +352,9 @@ def test_memory_is_that_of_a_strip_and_the_states(strip_rows: int) -> None:
         return live.peak
 
     device = torch.device("cpu")
-    pipe = SweptPipe(net, layers, device, "float32", lambda rows, _: strip_edges(rows, strip_rows))
+    pipe = SweptPipe(
+        net, layers, device, "float32", lambda rows, _: Sweeps(strip_edges(rows, strip_rows))
+    )
     origin = Origin((0,), cut(*size, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
     found = peak(lambda: pipe(image, origin, lambda logits, _: logits.square().sum()))
     assert found < 0.6 * peak(lambda: net(image.clone()).square().sum())

@@ -7,8 +7,8 @@ computed twice. (Alwani et al., "Fused-layer CNN accelerators", MICRO 2016.)
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tilenet.geometry.halo import map_grids
@@ -18,6 +18,7 @@ __all__ = [
     "LayerRows",
     "Rows",
     "Strip",
+    "Sweeps",
     "last_readers",
     "maps_before",
     "row_readers",
@@ -62,6 +63,20 @@ class Strip:
     def output(self) -> Rows:
         """Rows of the network's output that it completes."""
         return self.layers[-1].out
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """How an image is swept in training, once for each average of it and once for the output.
+
+    Attributes:
+        edges: Rows between strips, as for `sweep`.
+        kept: For the sweep to each layer that averages the numbers of the maps that are kept for
+            those after it; empty: all begin at the image.
+    """
+
+    edges: Sequence[int]
+    kept: Mapping[int, Collection[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,17 @@
 """A run's network whose tiles are swept."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from tilenet.geometry.sweep import strip_edges
+from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network
 from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.planning.memory.swept_training import training_edges
+from tilenet.planning.memory.trained_sweeps import plan_sweeps
 from tilenet.training.setup import RunPlan
 
 if TYPE_CHECKING:
@@ -36,12 +37,13 @@ def swept_pipe(
         device_mpi: Whether MPI takes device memory.
     """
     layers, precision = plan.record.layers, plan.record.precision
-    unit, item_bytes = plan.rule.alignment_px, parameter_dtype(precision).itemsize
+    item_bytes = parameter_dtype(precision).itemsize
 
-    def edges(height: int, width: int) -> tuple[int, ...]:
-        if plan.strip_rows is not None:
-            return strip_edges(height, plan.strip_rows)
-        return training_edges(layers, unit, height, width, item_bytes)
+    def sweeps(height: int, width: int) -> Sweeps:
+        found = plan_sweeps(layers, height, width, item_bytes)
+        if plan.strip_rows is None:
+            return found
+        return replace(found, edges=strip_edges(height, plan.strip_rows))
 
     line = Line(image_comm, device_mpi=device_mpi)
-    return SweptPipe(network, layers, device, precision, edges, line)
+    return SweptPipe(network, layers, device, precision, sweeps, line)

@@ -12,7 +12,7 @@ from zoo import network
 
 from tilenet.adoption.adopt import adopt
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.sweep import strip_edges
+from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.geometry.tiles import Cut, HaloRule, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import Network, build_network
@@ -20,6 +20,7 @@ from tilenet.model.skips import Origin
 from tilenet.parallel.exchange import swept
 from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.swept_training import SweptPipe
+from tilenet.planning.memory.trained_sweeps import maps_to_keep
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
 
@@ -48,9 +49,11 @@ def over_ranks(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Logits and gradients of all ranks."""
     tiling = cut(*SIZE, Cut(grid=(1, comm.size)), HaloRule(0, unit, exchanged=True))
-    pipe = SweptPipe(
-        net, layers, CPU, "float64", lambda rows, _: strip_edges(rows, strip), Line(comm)
-    )
+
+    def sweeps(rows: int, cols: int) -> Sweeps:
+        return Sweeps(strip_edges(rows, strip), maps_to_keep(layers, rows, cols))
+
+    pipe = SweptPipe(net, layers, CPU, "float64", sweeps, Line(comm))
     read = tiling.tiles[comm.rank].read
     net.zero_grad()
     mine = image[:, :, :, read.col : read.col + read.width].clone()
@@ -129,7 +132,9 @@ def test_nothing_is_computed_twice(comm: MPI.Intracomm) -> None:
     image, _ = pair(1, 2, 3)
     tiling = cut(*SIZE, Cut(grid=(1, comm.size)), HaloRule(0, 8, exchanged=True))
     line = Line(comm)
-    pipe = SweptPipe(net, layers, CPU, "float64", lambda rows, _: strip_edges(rows, 16), line)
+    pipe = SweptPipe(
+        net, layers, CPU, "float64", lambda rows, _: Sweeps(strip_edges(rows, 16)), line
+    )
     read = tiling.tiles[comm.rank].read
     mine = image[:, :, :, read.col : read.col + read.width].clone()
     with torch.no_grad(), FlopCounterMode(display=False) as alone:

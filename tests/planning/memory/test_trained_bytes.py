@@ -3,13 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from test_kept_maps import Gates
 from torch import Tensor
 from zoo import network
 
 from tilenet.adoption.adopt import adopt
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.sweep import strip_edges
+from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.geometry.tiles import Cut, HaloRule, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
@@ -17,7 +18,7 @@ from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.planning.memory.swept_training import trained_bytes
+from tilenet.planning.memory.trained_sweeps import maps_to_keep, trained_bytes
 
 SIZE = 480, 96
 OURS = {
@@ -27,6 +28,7 @@ OURS = {
 }
 # By their averages of the whole image the latter two are swept in parts.
 ADOPTED = "residual", "channels", "between", "gated", "pyramid"
+AVERAGED = "gates", "gated", "pyramid"
 
 
 def built(name: str) -> tuple[tuple[Layer, ...], Network]:
@@ -34,7 +36,7 @@ def built(name: str) -> tuple[tuple[Layer, ...], Network]:
         layers = unet_layers(OURS[name])
         net = build_network(layers)
     else:
-        adopted = adopt(network(name, drops=False), 3)
+        adopted = adopt(Gates() if name == "gates" else network(name, drops=False), 3)
         layers, net = adopted.layers, adopted.network()
     net.train()
     for part in net:
@@ -44,12 +46,17 @@ def built(name: str) -> tuple[tuple[Layer, ...], Network]:
 
 
 @pytest.mark.parametrize("strip_rows", [32, 64, 160])
-@pytest.mark.parametrize("name", [*OURS, *ADOPTED])
-def test_bytes_of_a_step(name: str, strip_rows: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "keeps"),
+    [*((name, False) for name in [*OURS, *ADOPTED]), *((name, True) for name in AVERAGED)],
+)
+def test_bytes_of_a_step(name: str, keeps: bool, strip_rows: int) -> None:
     layers, net = built(name)
     image, labels = torch.randn(1, 3, *SIZE), torch.randint(0, 2, (1, *SIZE))
-    edges, rule = strip_edges(SIZE[0], strip_rows), HaloRule(0, context_of(layers).alignment_px)
-    pipe = SweptPipe(net, layers, torch.device("cpu"), "float32", lambda rows, cols: edges)
+    kept = maps_to_keep(layers, *SIZE) if keeps else {}
+    sweeps = Sweeps(strip_edges(SIZE[0], strip_rows), kept)
+    rule = HaloRule(0, context_of(layers).alignment_px)
+    pipe = SweptPipe(net, layers, torch.device("cpu"), "float32", lambda rows, cols: sweeps)
 
     def loss(logits: Tensor, own: Window) -> Tensor:
         rows = slice(own.row, own.row + own.height)
@@ -58,5 +65,5 @@ def test_bytes_of_a_step(name: str, strip_rows: int) -> None:
     with LiveBytes() as live:
         origin = Origin((0,), cut(*SIZE, Cut(grid=(1, 1)), rule), (0,))
         pipe(image, origin, loss).backward()  # type: ignore[no-untyped-call]
-    predicted = trained_bytes(layers, *SIZE, strip_rows, 4)
+    predicted = trained_bytes(layers, *SIZE, strip_rows, 4, keeps=keeps)
     assert abs(predicted / live.peak - 1) <= 0.05

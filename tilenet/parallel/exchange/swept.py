@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
@@ -89,15 +90,34 @@ class KeptMaps:
         there: The maps, (B, C, H, W), by number.
         coming: Those that the sweep at hand keeps, and how many of their rows have come.
         empty: A strip of the image without rows, (B, bands, 0, W), once one was fed.
+        taken: In backward the rows that the strip takes of maps: number, first row, rows.
+        given: In backward the rows that it computes of maps that are kept: number, rows, and where
+            their gradient goes.
     """
 
     after: Mapping[int, Collection[int]] = field(default_factory=dict)
     there: dict[int, Tensor] = field(default_factory=dict)
     coming: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
     empty: Tensor = field(init=False, repr=False)
+    taken: list[tuple[int, int, Tensor]] = field(default_factory=list)
+    given: list[tuple[int, Rows, GradientEdge]] = field(default_factory=list)
+
+    def rows(self, number: int, rows: Rows) -> Tensor:
+        """Rows of a map, a copy, since layers may write over their input."""
+        found = self.there[number][:, :, rows[0] : rows[1]]
+        if torch.is_grad_enabled():
+            found = found.detach().requires_grad_()
+            self.taken.append((number, rows[0], found))
+        return found.clone()
 
     def keep(self, number: int, first: int, found: Tensor, num_rows: int) -> None:
         """Keep rows of a map from the first one on."""
+        if torch.is_grad_enabled():
+            if found.requires_grad:
+                # As it is now: layers may write over it.
+                rows = first, first + found.shape[2]
+                self.given.append((number, rows, get_gradient_edge(found)))
+            return
         whole, _ = self.coming.get(number, (None, 0))
         if whole is None:
             whole = found.new_empty((*found.shape[:2], num_rows, found.shape[3]))
@@ -105,11 +125,19 @@ class KeptMaps:
         whole[:, :, first:stop] = found
         self.coming[number] = whole, stop
 
+    @property
+    def come(self) -> dict[int, Tensor]:
+        """Those that the sweep has kept whole."""
+        return {n: whole for n, (whole, stop) in self.coming.items() if stop == whole.shape[2]}
+
+    def clear(self) -> None:
+        """Let go of all, since sweeps wait for Python to find that nobody holds them."""
+        self.there, self.coming = {}, {}
+
     def finish(self, layer: int) -> None:
         """After the sweep to a layer: let go of maps that did not come whole or are not needed."""
-        come = {n: whole for n, (whole, stop) in self.coming.items() if stop == whole.shape[2]}
         needed = self.after.get(layer, ())
-        self.there = {n: one for n, one in (self.there | come).items() if n in needed}
+        self.there = {n: one for n, one in (self.there | self.come).items() if n in needed}
         self.coming = {}
 
 
@@ -193,12 +221,12 @@ class Sweep:
         self._now: LayerRows
         self._dtype, self._compact = AUTOCAST.get(precision), compact
         self._kept, self.looks = KeptMaps(), True
-        self._not_kept: Collection[int] = range(len(self._shapes))
+        self._computed_maps: Collection[int] = range(len(self._shapes))
 
     def use(self, kept: KeptMaps) -> None:
         """Take the maps that sweeps of the same part and columns kept, and keep others."""
         self._kept = kept
-        self._not_kept, read = maps_before(self.layers, [len(self.layers)], kept.there)
+        self._computed_maps, read = maps_before(self.layers, [len(self.layers)], kept.there)
         self.looks = 0 in read or not kept.there
 
     def blanks(self, windows: Sequence[Window]) -> nullcontext[Iterator[Tensor]]:
@@ -293,20 +321,18 @@ class Sweep:
             for map_ in self._done_with[number]:
                 self._let_go(map_, plan.held[map_][0])
         pieces = self._pieces[-1]
+        if len(self.layers) in self._kept.there:
+            return self._kept.rows(len(self.layers), plan.output)
         if not pieces:
             return strip.new_empty(len(strip), self._shapes[-1].channels, 0, self._widths[-1])
         return pieces.pop()[1]
 
     def _add(self, number: int, layer: Layer, rows: LayerRows) -> None:
-        """Rows of a layer's map: computed, or of a map that is kept."""
-        map_, (first, stop) = number + 1, rows.out
-        if (whole := self._kept.there.get(map_)) is not None:
-            # A copy, since layers may write over their input.
-            found = whole[:, :, first:stop].clone()
-        elif map_ not in self._not_kept:
+        """Compute rows of a layer's map."""
+        map_, first = number + 1, rows.out[0]
+        if map_ not in self._computed_maps:
             return
-        else:
-            found = self._computed(number, layer, rows)
+        found = self._computed(number, layer, rows)
         if map_ in self._kept.after.get(len(self.layers), ()):
             self._kept.keep(map_, first, found, self._shapes[map_].rows)
         self._pieces[map_].append((first, found))
@@ -325,6 +351,8 @@ class Sweep:
         """Rows of a map; all of a whole one."""
         if self.grids[number].whole:
             return self._whole[number]
+        if number in self._kept.there:
+            return self._kept.rows(number, rows)
         start, stop = rows
         # A piece as it is, not a view of all of it: in backward, writing over a view takes copies.
         found = [

@@ -7,7 +7,9 @@ cost", 2016), and hands the gradient of the state on to the strip before. What i
 last map, such as a loss, is measured strip by strip too, so that nobody holds that map.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,37 +17,65 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tilenet.geometry.sweep import Rows, Strip
-from tilenet.parallel.exchange.swept import State, Sweep
+from tilenet.parallel.exchange.swept import KeptMaps, State, Sweep
 
-__all__ = ["OfRows", "swept_sum"]
+__all__ = ["Inputs", "OfRows", "swept_sum"]
 
 # What rows of the last map add to a sum, differentiable; None: nothing.
 OfRows = Callable[[Tensor, Rows], Tensor | None]
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a sweep takes besides the image.
+
+    Attributes:
+        given: What layers take of the whole image.
+        maps: Whole maps that sweeps before it kept, by their numbers.
+        parameters: Of the layers that it computes.
+    """
+
+    given: Sequence[Tensor]
+    maps: Mapping[int, Tensor]
+    parameters: Sequence[Tensor]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, which get gradients."""
+        return *self.given, *self.maps.values(), *self.parameters
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], num_given: int, numbers: Sequence[int]) -> "Inputs":
+        """Those of `tensors`, with so many given ones and maps of these numbers."""
+        stop = num_given + len(numbers)
+        maps = dict(zip(numbers, tensors[num_given:stop], strict=True))
+        return cls(tensors[:num_given], maps, tensors[stop:])
+
+
+# A sweep at the image's beginning that takes these, and what it keeps.
+Make = Callable[[Inputs], tuple[Sweep, KeptMaps]]
+
+
 def swept_sum(
-    image: Tensor,
-    make: Callable[[Sequence[Tensor]], Sweep],
-    measure: OfRows,
-    given: Sequence[Tensor],
-    parameters: Sequence[Tensor],
-    *,
-    keeps_states: bool = True,
-) -> Tensor:
+    image: Tensor, make: Make, measure: OfRows, inputs: Inputs, *, keeps_states: bool = True
+) -> tuple[Tensor, dict[int, Tensor]]:
     """Sweep an image, and add up what is measured of the rows that strips complete.
 
     Args:
         image: (1, bands, H, W); it gets no gradient.
-        make: A sweep at the image's beginning, with tensors like the given ones.
+        make: Is called in backward once more.
         measure: Is called in backward once more.
-        given: What layers take of the whole image; they get gradients.
-        parameters: Of the sweep's layers; they get gradients.
+        inputs: They get gradients.
         keeps_states: Whether states are kept for backward; else it sweeps once more for them, so
             that they take memory for a shorter time.
+
+    Returns:
+        The sum, and the maps that the sweep keeps, by number; of these gradients are handed on.
     """
-    tensors = (*given, *parameters)
-    total: Tensor = _Swept.apply(image, make, measure, keeps_states, len(given), *tensors)  # type: ignore[no-untyped-call]
-    return total
+    kept: list[int] = []
+    split = partial(Inputs.of, num_given=len(inputs.given), numbers=tuple(inputs.maps))
+    total, *maps = _Swept.apply(image, make, measure, keeps_states, split, kept, *inputs.tensors)  # type: ignore[no-untyped-call]
+    return total, dict(zip(kept, maps, strict=True))
 
 
 class _Swept(torch.autograd.Function):
@@ -53,16 +83,18 @@ class _Swept(torch.autograd.Function):
     def forward(
         ctx: Any,
         image: Tensor,
-        make: Callable[[Sequence[Tensor]], Sweep],
+        make: Make,
         measure: OfRows,
         keeps_states: bool,
-        num_given: int,
+        split: Callable[[Sequence[Tensor]], Inputs],
+        kept: list[int],
         *tensors: Tensor,
-    ) -> Tensor:
-        sweep = make(tensors[:num_given])
-        ctx.make, ctx.measure, ctx.num_given = make, measure, num_given
+    ) -> tuple[Tensor, ...]:
+        sweep, maps = make(split(tensors))
+        ctx.make, ctx.measure, ctx.split = make, measure, split
         ctx.plans, ctx.states = list(sweep.strips), list[State]()
         ctx.save_for_backward(image, *tensors)
+        ctx.set_materialize_grads(False)
         keeps_states = keeps_states and any(ctx.needs_input_grad)
         total: Tensor | None = None
         for plan in ctx.plans:
@@ -72,29 +104,77 @@ class _Swept(torch.autograd.Function):
             if found is not None:
                 total = found if total is None else total + found
         assert total is not None, "there is something to measure"
-        return total
+        come = maps.come
+        kept += come
+        ctx.numbers = tuple(kept)
+        maps.clear()
+        return total, *come.values()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = grads
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        gradient, *of_kept = grads
         image, *tensors = ctx.saved_tensors
         assert ctx.plans, "states go as backward passes them, so that it passes them once"
-        given = [one.detach().requires_grad_() for one in tensors[: ctx.num_given]]
-        inputs, sweep = [*given, *tensors[ctx.num_given :]], ctx.make(given)
+        before = ctx.split(tensors)
+        given = [one.detach().requires_grad_() for one in before.given]
+        sweep, maps = ctx.make(Inputs(given, before.maps, before.parameters))
         if not ctx.states:
             ctx.states = _states(sweep, image, ctx.plans)
-        sums = [torch.zeros_like(one) for one in inputs]
-        hooks = [one.register_hook(_adds(total)) for one, total in zip(inputs, sums, strict=True)]
+            maps.coming = {}
+        inputs = [*given, *before.parameters]
+        sums = [torch.zeros_like(one) for one in tensors]
+        after = ctx.split(sums)
+        flow = _Flow(maps, after.maps, dict(zip(ctx.numbers, of_kept, strict=True)), gradient)
+        totals = [*after.given, *after.parameters]
+        hooks = [one.register_hook(_adds(sum_)) for one, sum_ in zip(inputs, totals, strict=True)]
         try:
-            _strips_back(ctx, sweep, image, inputs, gradient)
+            _strips_back(ctx, sweep, image, inputs, flow)
         finally:
+            maps.clear()
             for hook in hooks:
                 hook.remove()
-        return None, None, None, None, None, *sums
+        return None, None, None, None, None, None, *sums
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """Gradients that come from what follows a sweep, and those that go to the maps it took.
+
+    Attributes:
+        maps: What the sweep takes and keeps.
+        taken: Sums of the gradients of whole maps that it takes, by number.
+        kept: Gradients of those that it keeps.
+        gradient: Of the sum.
+    """
+
+    maps: KeptMaps
+    taken: Mapping[int, Tensor]
+    kept: Mapping[int, Tensor | None]
+    gradient: Tensor | None
+
+    def leaves(self) -> list[Tensor]:
+        """The rows that a strip took of whole maps, whose gradients are added up as they come."""
+        rows = list[Tensor]()
+        for number, first, leaf in self.maps.taken:
+            total = self.taken[number][:, :, first : first + leaf.shape[2]]
+            leaf.register_hook(_adds(total))  # type: ignore[no-untyped-call]
+            rows.append(leaf)
+        self.maps.taken.clear()
+        return rows
+
+    def ends(self) -> list[tuple[GradientEdge, Tensor]]:
+        """Where backward begins for the rows of kept maps that a strip computed."""
+        found = list[tuple[GradientEdge, Tensor]]()
+        for number, (first, stop), edge in self.maps.given:
+            gradient = self.kept.get(number)
+            if gradient is not None:
+                found.append((edge, gradient[:, :, first:stop]))
+        self.maps.given.clear()
+        return found
 
 
 def _strips_back(
-    ctx: Any, sweep: Sweep, image: Tensor, inputs: Sequence[Tensor], gradient: Tensor
+    ctx: Any, sweep: Sweep, image: Tensor, inputs: Sequence[Tensor], flow: _Flow
 ) -> None:
     """Backward of all strips, the last first; hooks of the inputs take their gradients."""
     later: list[Tensor | None] = []  # gradients of the state after the strip
@@ -103,7 +183,8 @@ def _strips_back(
         sweep.state, leaves = _as_leaves(ctx.states.pop())
         with torch.enable_grad():
             measured = ctx.measure(sweep.pass_strip(_rows(image, plan), plan), plan.output)
-        ends = _ends([*_of_layers(sweep.state), measured], [*later, gradient])
+        ends = _ends([*_of_layers(sweep.state), measured], [*later, flow.gradient]) + flow.ends()
+        taken = flow.leaves()
         # Backward needs none of these, but what layers keep for it.
         del measured, later
         sweep.state = []
@@ -111,7 +192,8 @@ def _strips_back(
         if ends:
             edges, their = zip(*ends, strict=True)
             del ends
-            found = torch.autograd.grad(edges, [*leaves, *inputs], their, allow_unused=True)
+            asked = [*leaves, *taken, *inputs]
+            found = torch.autograd.grad(edges, asked, their, allow_unused=True)
             later = list(found[: len(leaves)])
             del edges, their, found
 

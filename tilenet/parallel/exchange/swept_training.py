@@ -6,16 +6,16 @@ to the first, each strip by strip. The price of a sweep is one more forward pass
 and the memory that of one strip and all states.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from tilenet.geometry.halo import map_shapes, summed_cells
+from tilenet.geometry.halo import map_grids, map_shapes, summed_cells
 from tilenet.geometry.layers import GlobalPool, Layer
 from tilenet.geometry.ownership import tiling_shares
-from tilenet.geometry.sweep import Rows
+from tilenet.geometry.sweep import Rows, Sweeps, maps_before
 from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window, overlap
 from tilenet.model.network import Network
@@ -24,12 +24,13 @@ from tilenet.model.upload import upload
 from tilenet.parallel.exchange.fixed import FixedPool
 from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.norm import Cells
-from tilenet.parallel.exchange.swept import Columns, Sweep, SweptPart
-from tilenet.parallel.exchange.swept_backward import OfRows, swept_sum
+from tilenet.parallel.exchange.swept import Columns, KeptMaps, Sweep, SweptPart
+from tilenet.parallel.exchange.swept_backward import Inputs, OfRows, swept_sum
 from tilenet.parallel.exchange.whole_maps import AveragedOver, bin_sums
 from tilenet.parallel.sums.values import global_sum
 
 __all__ = ["Measure", "SweptPipe"]
+
 
 # What the logits (1, K, H, W) of a window of the image add to a sum; differentiable.
 Measure = Callable[[Tensor, Window], Tensor]
@@ -43,7 +44,7 @@ class SweptPipe:
         layers: The network's.
         device: Where it computes.
         precision: As for `Pipe`.
-        edges: For rows and columns of a tile the rows between its strips.
+        sweeps: How a tile of so many rows and columns is swept.
         line: To the ranks of an image, which hold columns of it each where tiles have no halo.
 
     Raises:
@@ -56,11 +57,11 @@ class SweptPipe:
         layers: tuple[Layer, ...],
         device: torch.device,
         precision: str,
-        edges: Callable[[int, int], Sequence[int]],
+        sweeps: Callable[[int, int], Sweeps],
         line: Line | None = None,
     ) -> None:
         self.network, self.devices = network.to(device), (device,)
-        self.layers, self.precision, self.edges, self.line = layers, precision, edges, line
+        self.layers, self.precision, self.sweeps, self.line = layers, precision, sweeps, line
 
     def passes(self, micro_batches: int) -> int:
         """How often one backward adds to each parameter's gradient."""
@@ -105,7 +106,8 @@ class _Part:
         read = self.tile.read
         assert image.shape[2:] == (read.height, read.width)
         # Of the widest, so that strips of all ranks are the same.
-        self.edges = pipe.edges(read.height, max(span.read for span in tiling.cols))
+        self.how = pipe.sweeps(read.height, max(span.read for span in tiling.cols))
+        self.maps: dict[int, Tensor] = {}  # that sweeps have kept
         self.columns: Columns | None = None
         if tiling.rule.exchanged and len(tiling.cols) > 1:
             assert pipe.line is not None
@@ -119,27 +121,37 @@ class _Part:
         Args:
             averages: By the numbers of the layers that take them.
         """
-        pipe, network = self.pipe, self.pipe.network
+        pipe, network, layers = self.pipe, self.pipe.network, self.pipe.layers[:stop]
         numbers, modules = tuple(averages), list(network)[:stop]
         columns = self.columns and self.columns.before(stop)
-        part = SweptPart(self.size, self.edges, None if columns else self.tile.read)
+        part = SweptPart(self.size, self.how.edges, None if columns else self.tile.read)
 
-        def make(given: Sequence[Tensor]) -> Sweep:
+        def make(inputs: Inputs) -> tuple[Sweep, KeptMaps]:
             network.mask_key.images = self.origin.images
-            for number, average in zip(numbers, given, strict=True):
+            for number, average in zip(numbers, inputs.given, strict=True):
                 modules[number] = FixedPool(average)
-            return Sweep(
-                pipe.layers[:stop],
-                Network(modules, network.mask_key),
-                part,
-                pipe.precision,
-                columns,
-                compact=True,
-            )
+            prefix = Network(modules, network.mask_key)
+            sweep = Sweep(layers, prefix, part, pipe.precision, columns, compact=True)
+            kept = KeptMaps(self.how.kept, dict(inputs.maps))
+            sweep.use(kept)
+            return sweep, kept
 
-        parameters = Network(modules, network.mask_key).trained
-        given = tuple(averages.values())
-        return swept_sum(self.image, make, measure, given, parameters, keeps_states=keeps_states)
+        computed, read = maps_before(layers, [stop], self.maps)
+        grids = map_grids(layers)
+        own = [
+            module
+            for number, module in enumerate(modules, start=1)
+            if number in computed or grids[number].whole
+        ]
+        inputs = Inputs(
+            tuple(averages.values()),
+            {number: self.maps[number] for number in sorted(read - {0})},
+            Network(own, network.mask_key).trained,
+        )
+        total, maps = swept_sum(self.image, make, measure, inputs, keeps_states=keeps_states)
+        needed = self.how.kept.get(stop, ())
+        self.maps = {n: one for n, one in (self.maps | maps).items() if n in needed}
+        return total
 
     def average(self, number: int, layer: GlobalPool, averages: dict[int, Tensor]) -> Tensor:
         """What a layer averages of the whole image, (C, bins, bins) in float64. Collective."""
@@ -150,7 +162,9 @@ class _Part:
             total = of_rows(self.image, (0, self.image.shape[2]))
             assert total is not None
         else:
-            total = self.sweep(number, averages, of_rows, keeps_states=False)
+            # The states of maps that are kept are those of a single sweep, in parts.
+            keeps_states = number in self.how.kept
+            total = self.sweep(number, averages, of_rows, keeps_states=keeps_states)
         return global_sum(total, self.columns.line.comm if self.columns else None)
 
 

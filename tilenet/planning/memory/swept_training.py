@@ -1,4 +1,4 @@
-"""What a sweep holds in training: states before all strips, and of one strip what its layers keep
+"""What one sweep holds in training: states before all strips, and of one strip what its layers keep
 for backward and the gradients that come back through them.
 
 Each strip's backward is walked through as autograd goes: a layer's gradients come, what the layer
@@ -7,73 +7,25 @@ What a layer keeps and takes for itself is measured once, on fake tensors (`laye
 """
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import chain
 
-from tilenet.geometry.halo import MapShape, context_of, map_grids, map_shapes, summed_cells
-from tilenet.geometry.layers import Conv, GlobalPool, Join, Layer, Pool, Stash, Upsample
+from tilenet.geometry.halo import MapShape, map_grids, map_shapes
+from tilenet.geometry.layers import Conv, Join, Layer, Pool, Stash, Upsample
 from tilenet.geometry.sweep import (
     LayerRows,
     Rows,
     Strip,
     last_readers,
+    maps_before,
     row_readers,
-    strip_edges,
     sweep,
 )
-from tilenet.planning.memory.layer import LayerBytes, layer_bytes
+from tilenet.planning.memory.layer import LayerBytes
 from tilenet.planning.memory.swept_maps import Piece
 
-__all__ = ["trained_bytes", "training_edges"]
-
-FEWEST_ROWS = 64  # of a strip
-PRECISIONS = {2: "float16", 4: "float32", 8: "float64"}
-
-
-@lru_cache(maxsize=256)
-def trained_bytes(
-    layers: tuple[Layer, ...], height: int, width: int, strip_rows: int, item_bytes: int
-) -> int:
-    """Most bytes of tensors that live while a part of an image is swept forward and backward.
-
-    Counted are states, gradients of weights and of states, and what a strip's layers keep, with a
-    loss that keeps as much as the logits are, and twice that in its backward, as cross-entropy
-    does; neither the image nor weights. Averages of the whole image are swept after the rest.
-
-    Args:
-        height: Rows of the part.
-        width: Its columns.
-        strip_rows: Rows of a strip.
-    """
-    unit = context_of(layers).alignment_px
-    costs = layer_bytes(layers, -(-FEWEST_ROWS // unit) * unit, width, PRECISIONS[item_bytes])
-    weights = sum(cost.parameters for cost in costs)
-    edges = strip_edges(height, strip_rows)
-    most = _Backward(layers, height, width, item_bytes, costs).peak(edges, keeps_logits=True)
-    for number in summed_cells(layers):
-        if number and isinstance(layers[number], GlobalPool):
-            before = _Backward(layers[:number], height, width, item_bytes, costs[:number])
-            most = max(most, weights + before.peak(edges, keeps_logits=False))
-    return most
-
-
-def training_edges(
-    layers: tuple[Layer, ...], unit: int, height: int, width: int, item_bytes: int
-) -> tuple[int, ...]:
-    """Edges of the strips with which training takes the least memory.
-
-    Args:
-        unit: The network's alignment.
-        height: Rows of the part.
-        width: Its columns.
-    """
-    sizes, rows = list[int](), -(-FEWEST_ROWS // unit) * unit
-    while not sizes or rows < height:
-        sizes.append(rows)
-        rows *= 2
-    best = min(sizes, key=lambda one: trained_bytes(layers, height, width, one, item_bytes))
-    return strip_edges(height, best)
+__all__ = ["SweptBackward"]
 
 
 @dataclass(eq=False)
@@ -113,8 +65,18 @@ class _Node:
     share: float = 0.0
 
 
-class _Backward:
-    """Storages that live in a sweep forward and backward, in bytes."""
+class SweptBackward:
+    """Storages that live in a sweep forward and backward, in bytes.
+
+    Args:
+        layers: Of the sweep.
+        height: Rows of the part.
+        width: Its columns.
+        item_bytes: Of a value.
+        costs: Of each layer.
+        there: Whole maps that it takes, which count elsewhere.
+        keeps: Whole maps that it keeps, which count elsewhere too.
+    """
 
     def __init__(
         self,
@@ -123,8 +85,13 @@ class _Backward:
         width: int,
         item_bytes: int,
         costs: tuple[LayerBytes, ...],
+        there: Collection[int] = (),
+        keeps: Collection[int] = (),
     ) -> None:
         self.layers, self.costs, self.item_bytes = layers, costs, item_bytes
+        self.keeps = keeps
+        self.computed, read = maps_before(layers, [len(layers)], there)
+        self.looks, self.taken = 0 in read, read - {0}
         self.shapes = map_shapes(layers, height, width)
         self.whole = [grid.whole for grid in map_grids(layers)]
         self.reads, self.done_with = row_readers(layers), last_readers(layers)
@@ -133,6 +100,7 @@ class _Backward:
         self.uses: Counter[int] = Counter()
         self.now = self.most = 0
         self.tape: list[_Node] | None = None  # None: nothing is kept for backward
+        self.state_bytes = 0  # once it was swept forward
 
     def peak(self, edges: tuple[int, ...], *, keeps_logits: bool) -> int:
         """Most bytes of a sweep.
@@ -148,11 +116,25 @@ class _Backward:
             self._pass(strip)
             self._clear(self.maps[-1])
         self._clear(*self.maps)
-        self.now += sum(cost.parameters for cost in self.costs)
+        self.state_bytes = self.now
+        self.now += self.weight_bytes
         later: list[int | None] = []
         for strip, state in zip(reversed(strips), reversed(states), strict=True):
             later = self._pass_back(strip, state, later, keeps_logits)
         return self.most
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the layers that it computes."""
+        return sum(
+            cost.parameters
+            for number, cost in enumerate(self.costs, start=1)
+            if number in self.computed or self.whole[number]
+        )
+
+    def map_bytes(self, number: int) -> int:
+        """Of a whole map."""
+        return self._size(number, self.shapes[number].rows)
 
     def _size(self, number: int, rows: int) -> int:
         shape = self.shapes[number]
@@ -187,10 +169,10 @@ class _Backward:
     def _pass(self, strip: Strip) -> None:
         """As `Sweep.pass_strip`."""
         first, stop = strip.image
-        if first < stop:  # a view of the image
+        if first < stop and self.looks:  # a view of the image
             self.maps[0].append(_Rows(first, stop - first, self._make(0)))
         for number, rows in enumerate(strip.layers):
-            if not self.whole[number + 1] and rows.out[0] < rows.out[1]:
+            if number + 1 in self.computed and rows.out[0] < rows.out[1]:
                 self._compute(number, rows)
             for map_ in self.done_with[number]:
                 self._let_go(map_, strip.held[map_][0])
@@ -250,11 +232,10 @@ class _Backward:
 
     def _put_together(self, read: _Read) -> int:
         """The storage of an input; it is held."""
-        storage = read.pieces[0][0].storage
-        if len(read.pieces) > 1:
+        if len(read.pieces) != 1:  # several, or a copy of rows of a whole map
             storage = self._make(read.size)
         else:
-            self._hold(storage)
+            self._hold(storage := read.pieces[0][0].storage)
         if read.border:
             whole = self._make(read.border)
             self._drop(storage)
@@ -288,6 +269,9 @@ class _Backward:
             between = self._make(size)
             self._add(logits, self._make(size))
             self._drop(between, kept)
+        for node in self.tape:
+            if node.out.map_ in self.keeps:  # what comes for the whole map
+                self._add(node.out, self._make(0))
         for node in reversed(self.tape):
             self._go_back(node)
         self.tape = None
@@ -335,7 +319,7 @@ class _Backward:
     def _coming(self, node: _Node, read: _Read, gradient: int) -> int | None:
         """The gradient of what is looked at; None: of the image."""
         layer = None if node.number is None else self.layers[node.number]
-        if read.pieces[0][0].map_ == 0:
+        if read.pieces and read.pieces[0][0].map_ == 0:
             return None
         if (
             layer is None
