@@ -33,6 +33,7 @@ from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.kept_maps import kept_cells
+from tilenet.planning.machines import machine
 from tilenet.planning.maps import MapPlan, MapQuestion, choose_map
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.swept_maps import swept_bytes
@@ -140,7 +141,7 @@ def training(name: str, way: str, side: int) -> dict[str, Any]:
             part.eval()
     image, labels = torch.randn(1, 4, side, side), torch.randint(0, 5, (1, side, side))
     plan, unit = planned(layers, side, "tiles"), context_of(layers).alignment_px
-    sweeps = plan_sweeps(layers, side, side, 4)
+    sweeps = plan_sweeps(layers, side, side, 4, machine("local").memory_bytes)
     keeps, strip_rows = bool(sweeps.kept), sweeps.edges[1]
     whole = cut(side, side, Cut(grid=(1, 1)), HaloRule(0, unit))
     pipe = SweptPipe(network, layers, CPU, "float32", lambda rows, cols: sweeps)

@@ -48,7 +48,7 @@ def strip_px(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         swept,
         "plan_sweeps",
-        lambda layers, height, width, _: Sweeps(
+        lambda layers, height, width, *_: Sweeps(
             strip_edges(height, pixels), maps_to_keep(layers, height, width)
         ),
     )

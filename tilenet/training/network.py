@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from tilenet.geometry.layers import by_place
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, build_network
+from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed
@@ -15,7 +16,7 @@ from tilenet.parallel.sums.transport_choice import exchange_from
 from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.planning.memory.partition import OPTIMIZER_STATES
 from tilenet.training.setup import RunPlan
-from tilenet.training.swap import SwapRequest, decide_swaps, pipe_swaps
+from tilenet.training.swap import SwapRequest, decide_swaps, device_bytes, pipe_swaps
 from tilenet.training.swept import AnyPipe, swept_pipe
 
 if TYPE_CHECKING:
@@ -74,9 +75,9 @@ class RunNetwork:
         if plan.swept:
             self._swaps, device = None, devices.partitions[0]
             device_mpi = plan.rule.exchanged and _device_mpi(halos_from, devices, comm)
-            self.pipe: AnyPipe = swept_pipe(
-                plan, self.network, device, self.image_comm, device_mpi=device_mpi
-            )
+            line = Line(self.image_comm, device_mpi=device_mpi)
+            limit = device_bytes(request.keys, devices, comm)
+            self.pipe: AnyPipe = swept_pipe(plan, self.network, device, line, limit)
             return
         if plan.needs_all_tiles or any(by_place(layer) for layer in record.layers):
             self.network = spatial_network(

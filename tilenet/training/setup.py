@@ -27,7 +27,7 @@ from tilenet.planning.compatibility import (
     whole_image,
 )
 from tilenet.planning.memory.layer import check_map_sizes, check_weight_bytes
-from tilenet.planning.memory.trained_sweeps import plan_sweeps
+from tilenet.planning.memory.trained_sweeps import averaged_sweeps, plan_sweeps
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.plan import OwnNetwork, read_plan
 from tilenet.storage.network_json import NetworkRecord
@@ -467,7 +467,8 @@ def _check_tiles(
     of = (height, width) if whole_image(layers) is None else tiling.extended
     check_cells(layers, replace(tiling.tiles[0].read, height=of[0], width=of[1]), min(per_step))
     if plan.swept:
-        height = plan_sweeps(layers, height, width, 4).edges[1]
+        strip = plan_sweeps(layers, height, width, 4).edges[1]
+        height = strip * (1 + bool(averaged_sweeps(layers)))  # higher where maps are kept
     images, tiles = -(-max(per_step) // plan.mesh.replicas), most_tiles(plan.mesh, tiling.grid)
     check_map_sizes(layers, height, width, most_stacked(layers, tiles, images))
     check_weight_bytes(layers)

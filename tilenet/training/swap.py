@@ -33,7 +33,7 @@ from tilenet.training.setup import RunPlan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Load", "SwapRequest", "decide_swaps", "pipe_swaps"]
+__all__ = ["Load", "SwapRequest", "decide_swaps", "device_bytes", "pipe_swaps"]
 
 GIB = 2**30
 RESERVE = 0.1  # share of a device for workspaces and fragmentation
@@ -85,9 +85,7 @@ def decide_swaps(
     mode, keys, optimizer = request.mode, request.keys, request.optimizer
     if mode == "off":
         return None
-    with agreed(comm):
-        limit = _limit_bytes(keys.device_gib, devices)
-    limit = min(comm.allgather(limit))
+    limit = device_bytes(keys, devices, comm)
     load = _most(list(chain(*comm.allgather(request.loads))))
     swaps = None
     with agreed(comm):
@@ -142,6 +140,14 @@ def _most(loads: Sequence[Load]) -> Load:
     tile = max((load.tile for load in loads), key=prod)
     stacked = max(load.stacked for load in loads)
     return Load(tile, stacked, max(load.micro_batches for load in loads))
+
+
+def device_bytes(keys: SwappingKeys, devices: RunDevices, comm: "MPI.Intracomm") -> int:
+    """Bytes that a step may take on every device. Collective."""
+    with agreed(comm):
+        limit = _limit_bytes(keys.device_gib, devices)
+    least: int = min(comm.allgather(limit))
+    return least
 
 
 def _limit_bytes(device_gib: float | None, devices: RunDevices) -> int:

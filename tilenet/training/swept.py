@@ -1,7 +1,6 @@
 """A run's network whose tiles are swept."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,36 +13,27 @@ from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.memory.trained_sweeps import plan_sweeps
 from tilenet.training.setup import RunPlan
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
 __all__ = ["AnyPipe", "swept_pipe"]
 
 AnyPipe = Pipe | SweptPipe
 
 
 def swept_pipe(
-    plan: RunPlan,
-    network: Network,
-    device: torch.device,
-    image_comm: "MPI.Intracomm",
-    *,
-    device_mpi: bool,
+    plan: RunPlan, network: Network, device: torch.device, line: Line, device_bytes: int
 ) -> SweptPipe:
     """What computes a rank's tiles with `halo_mode: sweep`.
 
     Args:
-        image_comm: The ranks that hold columns of the same image.
-        device_mpi: Whether MPI takes device memory.
+        line: To the ranks that hold columns of the same image.
+        device_bytes: What a step may take on the device.
     """
     layers, precision = plan.record.layers, plan.record.precision
     item_bytes = parameter_dtype(precision).itemsize
 
     def sweeps(height: int, width: int) -> Sweeps:
-        found = plan_sweeps(layers, height, width, item_bytes)
+        found = plan_sweeps(layers, height, width, item_bytes, device_bytes)
         if plan.strip_rows is None:
             return found
         return replace(found, edges=strip_edges(height, plan.strip_rows))
 
-    line = Line(image_comm, device_mpi=device_mpi)
     return SweptPipe(network, layers, device, precision, sweeps, line)

@@ -105,7 +105,7 @@ class KeptMaps:
     def rows(self, number: int, rows: Rows) -> Tensor:
         """Rows of a map, a copy, since layers may write over their input."""
         found = self.there[number][:, :, rows[0] : rows[1]]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and found.requires_grad:  # it is not where all before is fixed
             found = found.detach().requires_grad_()
             self.taken.append((number, rows[0], found))
         return found.clone()

@@ -7,7 +7,7 @@ states of all sweeps at one time are those of a single one, in parts. Else each 
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from tilenet.geometry.halo import context_of, summed_cells
 from tilenet.geometry.layers import GlobalPool, Layer
@@ -20,7 +20,8 @@ __all__ = ["averaged_sweeps", "maps_to_keep", "plan_sweeps", "trained_bytes"]
 
 FEWEST_ROWS = 64  # of a strip
 PRECISIONS = {2: "float16", 4: "float32", 8: "float64"}
-MOST_MORE = 1.25  # bytes with maps that are kept, over those without
+# Of a device for a step's tensors with maps that are kept; convolutions reorder theirs besides.
+SHARE = 0.5
 
 
 def averaged_sweeps(layers: tuple[Layer, ...]) -> tuple[int, ...]:
@@ -36,34 +37,32 @@ def maps_to_keep(layers: tuple[Layer, ...], height: int, width: int) -> dict[int
     return dict(zip(passes, kept_maps(layers, passes, (height, width), 1, no_limit), strict=True))
 
 
-def plan_sweeps(layers: tuple[Layer, ...], height: int, width: int, item_bytes: int) -> Sweeps:
-    """The strips with which training takes the least memory; maps are kept where that takes little.
+def plan_sweeps(
+    layers: tuple[Layer, ...], height: int, width: int, item_bytes: int, device_bytes: int = 0
+) -> Sweeps:
+    """The strips with which training takes the least memory, and maps to keep where they fit.
 
     Args:
         height: Rows of the part, a multiple of the alignment.
         width: Its columns.
+        device_bytes: What a step may take.
     """
-    least = {
-        keeps: _least(layers, height, width, item_bytes, keeps)
-        for keeps in ((True, False) if averaged_sweeps(layers) else (False,))
-    }
-    keeps = True in least and least[True][0] <= MOST_MORE * least[False][0]
-    edges = strip_edges(height, least[keeps][1])
-    return Sweeps(edges, maps_to_keep(layers, height, width) if keeps else {})
-
-
-def _least(
-    layers: tuple[Layer, ...], height: int, width: int, item_bytes: int, keeps: bool
-) -> tuple[int, int]:
-    """The least bytes, and the rows of their strips."""
     unit = context_of(layers).alignment_px
     sizes, rows = list[int](), -(-FEWEST_ROWS // unit) * unit
     while not sizes or rows < height:
         sizes.append(rows)
         rows *= 2
-    return min(
-        (trained_bytes(layers, height, width, one, item_bytes, keeps=keeps), one) for one in sizes
-    )
+
+    def num_bytes(strip_rows: int, *, keeps: bool = False) -> int:
+        return trained_bytes(layers, height, width, strip_rows, item_bytes, keeps=keeps)
+
+    best = min(sizes, key=num_bytes)
+    if averaged_sweeps(layers):
+        keeping = partial(num_bytes, keeps=True)
+        higher = min({best, min(2 * best, sizes[-1])}, key=keeping)
+        if keeping(higher) <= SHARE * device_bytes:
+            return Sweeps(strip_edges(height, higher), maps_to_keep(layers, height, width))
+    return Sweeps(strip_edges(height, best))
 
 
 @lru_cache(maxsize=256)
