@@ -345,8 +345,8 @@ class SwappingKeys:
     """Where swapped tensors go, and how much may stay; left out: what the machine says."""
 
     device_gib: float | None = None
-    """memory of a device that `auto` may use; on CPUs the ranks of a node share its memory.
-    Default: what the device has, less a tenth."""
+    """memory of a device that `swap: auto` and the sweeps of a step may use; on CPUs the ranks of a
+    node share its memory. Default: what the device has, less a tenth."""
     host_gib: float | None = None
     """memory or file that a rank may swap to. Default: no limit."""
     folder: str | None = None
