@@ -39,7 +39,7 @@ def small_run(images: list[str], output: str, steps: int, base: int = 16, **keys
     from tilenet.training.config.validation_keys import ValidationKeys
 
     return RunFile(
-        images=images, labels=[one.replace(".tif", "_labels.tif") for one in images],
+        images=tuple(images), labels=tuple(f"{one[:-4]}_labels.tif" for one in images),
         classes=3, output=output, batch_size=len(images), steps=steps,
         network=NetworkKeys(poolings=4, convolutions=2, base=base, norm=keys.pop("norm", "none")),
         optimizer=OptimizerKeys("sgd", 1e-3), validation=ValidationKeys(),

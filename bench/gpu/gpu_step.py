@@ -110,7 +110,7 @@ def of_a_run(folder: Path, case: Case, precision: Any, asked: Asked) -> Figures:
 
     base = None if asked.cuda else 4
     run = RunFile(
-        images=[f"{folder}/image.tif"], labels=[f"{folder}/image_labels.tif"], classes=6,
+        images=f"{folder}/image.tif", labels=f"{folder}/image_labels.tif", classes=6,
         output=str(folder / "run"), steps=STEPS + 1, batch_size=case.batch, crop_px=case.crop_px,
         network=NetworkKeys(preset="small", base=base), optimizer=OptimizerKeys("adamw"),
         checkpoint_every=10**6, precision=precision, prove=False,

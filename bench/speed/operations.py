@@ -63,7 +63,7 @@ def of_a_run(folder: Path, crop_px: int) -> tuple[Counter[str], int]:
 
     image, labels = write_pair(folder, (4, crop_px, crop_px), 3)
     run = RunFile(
-        images=[image], labels=[labels], classes=3, output=str(folder / "run"), steps=2,
+        images=image, labels=labels, classes=3, output=str(folder / "run"), steps=2,
         network=NetworkKeys(preset="small", base=4), optimizer=OptimizerKeys("adamw"),
         checkpoint_every=10**6, precision="float32", device="cpu", prove=False,
     )  # fmt: skip

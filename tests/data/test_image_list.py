@@ -206,14 +206,14 @@ def test_lists_that_are_no_files(here: Path) -> None:
 def test_a_run_holds_plain_lists_afterwards(here: Path) -> None:
     touch("s/a.tif", "s/b.tif", "l/a.tif", "l/b.tif")
     run, notes = with_listed_images(a_run(["x.tif", "s/*.tif"], ["y.tif", "l/*.tif"]))
-    assert run.images == ["x.tif", "s/a.tif", "s/b.tif"]
-    assert run.labels == ["y.tif", "l/a.tif", "l/b.tif"]
+    assert run.images == ("x.tif", "s/a.tif", "s/b.tif")
+    assert run.labels == ("y.tif", "l/a.tif", "l/b.tif")
     assert run.validation == ValidationKeys()
     assert notes == ["s/*.tif: 2 images"]
     path = write_table(Path("list.csv"), ["image", "label", "split"], TABLE[:1] + TABLE[2:])
     run, notes = with_listed_images(a_run(path))
-    assert (run.images, run.labels) == (["a.tif", "e.tif"], ["a.gpkg", "e.tif"])
-    assert run.validation == ValidationKeys(["/abs/c.tif"], ["c.tif"])
+    assert (run.images, run.labels) == (("a.tif", "e.tif"), ("a.gpkg", "e.tif"))
+    assert run.validation == ValidationKeys(("/abs/c.tif",), ("c.tif",))
     assert notes == [
         "list.csv: 2 images to train on, 1 for validation, 1 for test; those for test are left out"
     ]
@@ -225,7 +225,7 @@ def test_a_list_for_validation(here: Path) -> None:
     rows = [("a.tif", "b.tif"), ("c.tif", "d.tif")]
     path = write_table(Path("some.csv"), ["image", "label"], rows)
     run, _ = with_listed_images(a_run("x.tif", "y.tif", ValidationKeys(path)))
-    assert (run.images, run.labels) == (["x.tif"], ["y.tif"])
+    assert (run.images, run.labels) == (("x.tif",), ("y.tif",))
     assert run.validation.image_paths == ("a.tif", "c.tif")
     path = write_table(Path("all.csv"), ["image", "label", "split"], TABLE)
     run, _ = with_listed_images(a_run("x.tif", "y.tif", ValidationKeys(path)))

@@ -1,5 +1,6 @@
 """Run files: overrides, groups of keys, what follows from them, and that their text says all."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,7 @@ EVERYTHING = a_run(
     [
         PLAIN,
         EVERYTHING,
-        replace(PLAIN, images=["a b.tif", "c\n\t+d.tif"], labels=["~", "on.gpkg"], classes=NAMES),
+        replace(PLAIN, images=("a b.tif", "c\n\t+d.tif"), labels=("~", "on.gpkg"), classes=NAMES),
         replace(PLAIN, optimizer=OptimizerKeys(lr=1e-05, weight_decay=1.5e-20, clip_norm=1e22)),
         replace(PLAIN, nodata=-3.4028234663852886e38, resolution=0.1 + 0.2, bands=[4, "nir", 1]),
         replace(
@@ -237,3 +238,28 @@ def test_the_help_says_what_each_key_means(capsys: pytest.CaptureFixture[str]) -
     said = " ".join(capsys.readouterr().out.split())
     assert "--schedule.factor FACTOR of `step` (type: float, default: 0.1)" in said
     assert "label of pixels that do not count" in said
+
+
+def test_reading_takes_as_long_as_the_file(tmp_path: Path) -> None:
+    parser()
+
+    def calls(count: int) -> int:
+        """Calls of functions that reading a run file of `count` images takes."""
+        made = 0
+
+        def count_one(frame: object, event: str, argument: object) -> None:
+            nonlocal made
+            made += event == "call"
+
+        files = {"images": [f"{n}.tif" for n in range(count)], "labels": ["b.tif"] * count}
+        path = tmp_path / "many.yaml"
+        path.write_text(yaml.safe_dump(files | {"classes": 2, "output": "out", "steps": 1}))
+        sys.setprofile(count_one)
+        try:
+            assert len(read_run_file(["-c", str(path)])[0].image_paths) == count
+        finally:
+            sys.setprofile(None)
+        return made
+
+    few, some, many = map(calls, (100, 200, 400))
+    assert many - some < 2.2 * (some - few)

@@ -217,10 +217,10 @@ def with_listed_images(run: RunFile) -> tuple[RunFile, list[str]]:
             )
     held = replace(
         held,
-        images=[image for image, _ in validation] or None,
-        labels=[label for _, label in validation] or None,
+        images=tuple(image for image, _ in validation) or None,
+        labels=tuple(label for _, label in validation) or None,
     )
-    images, labels = [image for image, _ in train], [label for _, label in train]
+    images, labels = tuple(image for image, _ in train), tuple(label for _, label in train)
     return replace(run, images=images, labels=labels, validation=held), notes
 
 

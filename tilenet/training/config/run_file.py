@@ -44,7 +44,7 @@ T = TypeVar("T")
 class RunFile:
     """A training run; see docs/run-file.md for each key."""
 
-    images: str | list[str]
+    images: str | tuple[str, ...]
     """a raster, or a list of them: anything GDAL reads. Files that plus signs join are one image,
     [stacked](#bands-and-nodata) on the grid of the first: `R.tif+G.tif+B.tif`, `rgb.tif+dem.tif`.
     Or a pattern, or a CSV or vector file that lists images and labels ([below](#many-images))"""
@@ -53,7 +53,7 @@ class RunFile:
     regression the name of what is predicted: `[height]`"""
     output: str
     """folder of the run: `history.csv`, `validation.csv`, `checkpoints/`, `last`, `best`"""
-    labels: str | list[str] | None = None
+    labels: str | tuple[str, ...] | None = None
     """a label file per image, in the same order (a file may stand several times), or a pattern: a
     raster of one band of whole numbers, or polygons, see [below](#labels). Default: required, but
     for a list of both."""

@@ -13,10 +13,10 @@ __all__ = ["ValidationKeys", "check_pairs"]
 class ValidationKeys:
     """What is held out from training, and when the network is scored on it."""
 
-    images: str | list[str] | None = None
+    images: str | tuple[str, ...] | None = None
     """images that training does not see, given as `images` are, and their labels
     ([below](#validation))"""
-    labels: str | list[str] | None = None
+    labels: str | tuple[str, ...] | None = None
     """their labels"""
     share: float = 0.0
     """share of the training images' square blocks that is held out, at least one block and never
@@ -77,7 +77,7 @@ def check_pairs(images: tuple[str, ...], labels: tuple[str, ...], group: str = "
         )
 
 
-def _listed(paths: str | list[str] | None) -> tuple[str, ...]:
+def _listed(paths: str | tuple[str, ...] | None) -> tuple[str, ...]:
     if paths is None:
         return ()
     return (paths,) if isinstance(paths, str) else tuple(paths)
