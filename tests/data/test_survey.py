@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from whole_image import random_scene
 from tilenet.data import survey as module
 from tilenet.data.labels.raster import Labels
 from tilenet.data.rasters.raster import Raster
-from tilenet.data.survey import Moments, merge, survey
+from tilenet.data.survey import Moments, merge, share_collars, survey
 from tilenet.data.survey_record import Survey
 from tilenet.errors import AgreedError
 
@@ -158,3 +159,32 @@ def test_a_label_that_is_no_class_is_named_on_all_ranks(
 ) -> None:
     with pytest.raises(AgreedError, match=r"labels must be 0 to classes − 1.*: 2 at row \d+, "):
         look(shared_path, comm, classes=2)
+
+
+class CountingComm:
+    """A communicator that counts what is called of it, but for looks at whether to stop."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm, self.calls = comm, 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls += name.lower() in ("allreduce", "allgather", "bcast")
+        return getattr(self.comm, name)
+
+
+@pytest.mark.ranks(2)
+def test_images_cost_no_collectives(comm: MPI.Intracomm, shared_path: Path) -> None:
+    """Each would be a meeting of all ranks, thousands of times for thousands of images."""
+    values = np.zeros((1, 40, 30), np.uint8)
+    values[:, 9:20, 5:9] = 7
+    paths = [written(shared_path / f"{number}.tif", values + number % 2) for number in range(5)]
+    calls = []
+    for some in (paths[:2], paths):
+        counting: Any = CountingComm(comm)
+        with ExitStack() as stack:
+            images = [stack.enter_context(Raster(path, nodata="collar")) for path in some]
+            share_collars(images, counting)
+            assert [int(one.read(one.whole).valid.sum()) for one in images[:2]] == [44, 1200]
+            survey(images, None, 2, 8, counting)
+        calls.append(counting.calls)
+    assert calls[0] == calls[1]

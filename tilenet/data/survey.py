@@ -13,6 +13,8 @@ Find the black collars of images together: each rank looks at its share of the s
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import islice
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -170,11 +172,15 @@ class _Look:
         self.minimum = np.full(self.num_bands, np.inf)
         self.maximum = np.full(self.num_bands, -np.inf)
         self.class_pixels = np.zeros(num_classes, np.int64)
-        self.planes = []
+        shapes: list[tuple[int, ...]] = []
         if cell_px is not None:
-            of_classes = -(-num_classes // 8)
             grids = Blocks([image.size for image in images], cell_px).grids
-            self.planes = [np.zeros((of_classes, *grid), np.uint8) for grid in grids]
+            shapes = [(-(-num_classes // 8), *grid) for grid in grids]
+        ends = np.cumsum([prod(shape) for shape in shapes], dtype=np.int64)
+        # One array, so that ranks join the cells of all images at once.
+        self._cells = np.zeros(ends[-1] if shapes else 0, np.uint8)
+        parts = np.split(self._cells, ends[:-1])
+        self.planes = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]
 
     def at(self, index: int, window: Window, part_done: Callable[[], None]) -> list[NDArray[Any]]:
         """Look at a window of an image; returns the values (N,) of each band that enter.
@@ -236,8 +242,8 @@ class _Look:
         comm.Allreduce(MPI.IN_PLACE, self.minimum, op=MPI.MIN)
         comm.Allreduce(MPI.IN_PLACE, self.maximum, op=MPI.MAX)
         self.class_pixels = comm.allreduce(self.class_pixels)
-        for cells in self.planes:
-            _join(cells, comm)
+        for first in range(0, self._cells.size, PIECE_BYTES):  # MPI counts in 31 bits
+            comm.Allreduce(MPI.IN_PLACE, self._cells[first : first + PIECE_BYTES], op=MPI.BOR)
 
 
 def _read(
@@ -270,15 +276,6 @@ def _joined(bits: NDArray[np.uint8], window: Window, cell_px: int) -> NDArray[np
     padded[top : top + window.height, left : left + window.width] = bits
     found = np.bitwise_or.reduce(padded.reshape(rows, cell_px, -1), axis=1)
     return np.asarray(np.bitwise_or.reduce(found.reshape(rows, cols, cell_px), axis=2))
-
-
-def _join(cells: NDArray[np.uint8], comm: "MPI.Intracomm") -> None:
-    """Have all ranks hold the bits of all; in pieces, since MPI counts in 31 bits."""
-    from mpi4py import MPI
-
-    flat = cells.reshape(-1)
-    for first in range(0, flat.size, PIECE_BYTES):
-        comm.Allreduce(MPI.IN_PLACE, flat[first : first + PIECE_BYTES], op=MPI.BOR)
 
 
 def _moments(bands: Sequence[NDArray[Any]]) -> Moments:
@@ -362,18 +359,19 @@ def share_collars(
         AgreedError: A file cannot be read.
         StopAgreed: A rank was asked to stop.
     """
-    for image in images:
-        if image.nodata != "collar":
-            continue
-        strips = image.collar_strips
-        mine: dict[int, Runs] = {}
-        with together(comm, requests) as turns:
-            share = range(comm.rank, len(strips), comm.size)
-            for part, number in enumerate(share):
-                watchdog.arm_part("the collar of an image", part, len(share))
-                mine[number] = image.collar_runs(strips[number], turns.part_done)
-            watchdog.arm_others("the collar of an image", len(strips) / comm.size)
-        found: dict[int, Runs] = {}
-        for others in comm.allgather(mine):
-            found.update(others)
-        image.collar = Collar([found[number] for number in range(len(strips))], image.size_in_file)
+    collared = [image for image in images if image.nodata == "collar"]
+    if not collared:
+        return
+    each = [image.collar_strips for image in collared]
+    work = [(image, s) for image, strips in zip(collared, each, strict=True) for s in strips]
+    mine: list[Runs] = []
+    with together(comm, requests) as turns:
+        share = work[comm.rank :: comm.size]
+        for part, (image, strip) in enumerate(share):
+            watchdog.arm_part("the collar of an image", part, len(share))
+            mine.append(image.collar_runs(strip, turns.part_done))
+        watchdog.arm_others("the collar of an image", len(work) / comm.size)
+    shares = [iter(runs) for runs in comm.allgather(mine)]
+    found = (next(shares[number % comm.size]) for number in range(len(work)))
+    for image, strips in zip(collared, each, strict=True):
+        image.collar = Collar(list(islice(found, len(strips))), image.size_in_file)
