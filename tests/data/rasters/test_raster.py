@@ -272,6 +272,7 @@ def test_a_raster_can_be_closed_twice(write_raster: Write) -> None:
     raster = Raster(write_raster("a.tif", pixels_of("uint8")))
     raster.close()
     raster.close()
+    Path(raster.path).unlink()
     with pytest.raises(TilenetError, match=r"a\.tif"):
         raster.read(Window(0, 0, 2, 2))
 

@@ -31,9 +31,12 @@ def open_labels(
     """
     keys = keys or VectorKeys()
     check_name("labels", path)
-    no_raster = why_no_raster(path)
-    if no_raster is None and keys.layer is None:
-        return Labels(path, image, ignore_index)
+    if keys.layer is None:
+        try:
+            return Labels(path, image, ignore_index)
+        except TilenetError:
+            if why_no_raster(path) is None:
+                raise
     # Not at the top: most runs have label rasters, and thousands of ranks load what they import.
     from tilenet.data.labels.polygons import VECTOR_ERRORS, VectorLabels
 
@@ -41,7 +44,7 @@ def open_labels(
         return VectorLabels(path, image, ignore_index, keys)
     except VECTOR_ERRORS as error:
         # pyogrio adds advice of its own after the first semicolon.
-        reasons = dict.fromkeys((no_raster, str(error).partition(";")[0].strip()))
+        reasons = dict.fromkeys((why_no_raster(path), str(error).partition(";")[0].strip()))
         shown = "; as a vector: ".join(text for text in reasons if text)
         raise TilenetError(
             f"labels must be a raster or a vector file that GDAL can open ({path}: "

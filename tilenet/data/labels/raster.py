@@ -40,12 +40,19 @@ class NearestPixels:
     """
 
     def __init__(self, raster: Raster, image: Raster) -> None:
-        self._path = raster.path
+        self._raster, self._image = raster, image
         place = Window(0, 0, *raster.size_in_file)
         check_overlap(raster.path, bounds_of(raster.coarser(1), place), raster.crs, image)
+        self._warped()
+
+    def _warped(self) -> Any:
+        return self._raster.stack.view(self, self._opened)
+
+    def _opened(self, files: list[Any]) -> Any:
+        image = self._image
         try:
-            self._warped = WarpedVRT(
-                raster.dataset,
+            return WarpedVRT(
+                files[0],
                 crs=image.crs,
                 transform=image.transform,
                 height=image.height,
@@ -56,7 +63,7 @@ class NearestPixels:
             )
         except (*GDAL_ERRORS, CRSError) as error:
             raise TilenetError(
-                f"labels must be in a CRS that can be moved to the image's ({raster.path}: "
+                f"labels must be in a CRS that can be moved to the image's ({self._raster.path}: "
                 f"{reason(error)}); put them on the image's grid with {NEAREST}"
             ) from error
 
@@ -69,19 +76,15 @@ class NearestPixels:
         place = FileWindow(window.col, window.row, window.width, window.height)
         try:
             # Both bands as they are: rasterio's mask knows alpha in 8 and 16 unsigned bits only.
-            values: NDArray[Any] = self._warped.read(window=place)
+            values: NDArray[Any] = self._warped().read(window=place)
         except GDAL_ERRORS as error:
             raise TilenetError(
-                f"a raster must be readable everywhere ({self._path}: what lies under rows "
+                f"a raster must be readable everywhere ({self._raster.path}: what lies under rows "
                 f"{window.row} to {window.row + window.height - 1}, columns {window.col} to "
                 f"{window.col + window.width - 1} of the image cannot be read: {reason(error)}); "
                 f"copy the file again or check it with {CHECK}"
             ) from error
         return Pixels(values[:1], np.asarray(values[1] != 0))
-
-    def close(self) -> None:
-        """Close the view; the raster stays open."""
-        self._warped.close()
 
 
 FAR_PX = 1 << 31  # no raster has as many rows or columns
@@ -138,8 +141,6 @@ class Labels(LabelSource):
 
     def close(self) -> None:
         """Close the file."""
-        if self._nearest is not None:
-            self._nearest.close()
         self._raster.close()
 
     def _read_inside(self, window: Window) -> NDArray[np.int64]:

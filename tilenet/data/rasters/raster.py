@@ -5,7 +5,6 @@ pixel outside of the asked window is kept.
 """
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from tilenet.data.rasters.collar import Collar, Runs, collar_strips, strip_runs
 from tilenet.data.rasters.ground import Ground
+from tilenet.data.rasters.handles import READING
 from tilenet.data.rasters.opening import GDAL_ERRORS, reason, why_no_raster
 from tilenet.data.rasters.resample import block_mean, factor_of
 from tilenet.data.rasters.stack import BandNames, FileStack, band_numbers
@@ -32,9 +32,6 @@ __all__ = ["GDAL_ERRORS", "READING", "Nodata", "Pixels", "Raster", "reason", "wh
 os.environ.setdefault("GDAL_CACHEMAX", "64")
 # GDAL's remarks on files would stand on the terminal as they are; what matters comes as an error.
 os.environ.setdefault("CPL_LOG", os.devnull)
-
-# GDAL's handles serve one thread at a time, and labels share a cache: who reads takes turns.
-READING = threading.RLock()
 
 STRIP_BYTES = 64 << 20  # of the file's pixels that are averaged, or looked at, at once
 LEAST_ROWS = 64  # that are looked at at once for a collar, in files whose blocks have fewer

@@ -13,7 +13,7 @@ import difflib
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
@@ -27,6 +27,7 @@ from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.ground import ground_of
+from tilenet.data.rasters.handles import Handles, Viewed
 from tilenet.data.rasters.onto_grid import BLOCK_PX, OntoGrid
 from tilenet.data.rasters.opening import (
     GDAL_ERRORS,
@@ -139,7 +140,9 @@ MOST_PLUS_SIGNS = 8  # in the name of one file
 
 
 class FileStack:
-    """One file, or several, open; their bands are counted through from 1.
+    """One file, or several; their bands are counted through from 1.
+
+    They are open while they are read, and a while longer, see `Handles`.
 
     Args:
         path: A file, or several joined by plus signs. A path with a plus sign that GDAL opens as
@@ -153,6 +156,7 @@ class FileStack:
         dtypes: One per band.
         bands: What each band is called.
         alpha: Numbers of the bands that are masks of others.
+        files: All files that are read, with masks and whatever else lies next to them.
 
     Raises:
         TilenetError: A file is missing or broken, or cannot be resampled to the first one's grid.
@@ -160,11 +164,12 @@ class FileStack:
 
     def __init__(self, path: str, nodata: float | None = None) -> None:
         self.path = path
-        self._datasets = _open_all(path)
-        self._views: dict[Any, OntoGrid] = {}  # of the files that are resampled
+        self._handles, self._nodata = Handles(path, _open_all), nodata
+        self._apart: tuple[int, ...] = ()  # numbers of the files that are resampled
         try:
             self._look()
-            self._put_onto_grid(nodata)
+            self._apart = tuple(self._off_grid())
+            _ = self.resampled
         except (TilenetError, *GDAL_ERRORS) as error:
             self.close()
             if isinstance(error, TilenetError):
@@ -173,26 +178,30 @@ class FileStack:
 
     def _look(self) -> None:
         """Note what the files say of themselves."""
-        first = self._datasets[0]
-        for dataset in self._datasets:
+        datasets = self._handles.files
+        first = datasets[0]
+        for dataset in datasets:
             check_header(dataset)
         self.height, self.width = int(first.height), int(first.width)
         self._first = 0, 0  # row and column in the files where what is seen of them begins
         self.ground = ground_of(first)
         self.crs: Any = self.ground.crs if self.ground.placed else None
         self.transform: Any = self.ground.transform
-        # The file and the number there of each band.
-        self._places = [(d, b) for d in self._datasets for b in range(1, d.count + 1)]
+        # The file's number, and the band's there, of each band.
+        self._places = [(n, b) for n, d in enumerate(datasets) for b in range(1, d.count + 1)]
+        self.files = tuple(str(path) for dataset in datasets for path in dataset.files)
+        self._block_rows = tuple(int(d.block_shapes[0][0]) for d in datasets)
         # Of each file once: rasterio asks GDAL for all bands each time.
-        self.dtypes = tuple(name for d in self._datasets for name in dtypes_of(d))
-        colours = [colour for d in self._datasets for colour in d.colorinterp]
-        texts = [text for d in self._datasets for text in d.descriptions]
+        self.dtypes = tuple(name for d in datasets for name in dtypes_of(d))
+        colours = [colour for d in datasets for colour in d.colorinterp]
+        texts = [text for d in datasets for text in d.descriptions]
         self.bands = tuple(
-            _band(d, colour, text, len(self._datasets) > 1)
-            for (d, _), colour, text in zip(self._places, colours, texts, strict=True)
+            _band(datasets[number], colour, text, len(datasets) > 1)
+            for (number, _), colour, text in zip(self._places, colours, texts, strict=True)
         )
         self.alpha = tuple(n for n, c in enumerate(colours, start=1) if c == ColorInterp.alpha)
-        self._tags = [_plain_tag(d) for d in self._datasets]
+        self._tags = [_plain_tag(d) for d in datasets]
+        self._counts = [d.count for d in datasets]
 
     def cut(self, window: Window) -> None:
         """From now on be as files would be that hold a window of these, and nothing else."""
@@ -208,10 +217,7 @@ class FileStack:
 
     def close(self) -> None:
         """Close the files."""
-        for view in self.resampled:
-            view.close()
-        for dataset in self._datasets:
-            dataset.close()
+        self._handles.close()
 
     @property
     def count(self) -> int:
@@ -221,33 +227,32 @@ class FileStack:
     @property
     def resampled(self) -> tuple[OntoGrid, ...]:
         """The files that lie on another grid than the first."""
-        return tuple(self._views.values())
+        return tuple(map(self._on_grid, self._apart))
 
     @property
     def on_grid(self) -> tuple[Any, ...]:
         """rasterio's open files that are read as they are."""
-        return tuple(d for d in self._datasets if d not in self._views)
+        return tuple(d for n, d in enumerate(self._handles.files) if n not in self._apart)
 
     @property
     def block_rows(self) -> int:
         """Rows of the highest blocks."""
-        rows = max(int(d.block_shapes[0][0]) for d in self.on_grid)
-        return max(rows, BLOCK_PX) if self.resampled else rows
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """All files that are read, with masks and whatever else lies next to them."""
-        return tuple(str(path) for dataset in self._datasets for path in dataset.files)
+        rows = max(rows for n, rows in enumerate(self._block_rows) if n not in self._apart)
+        return max(rows, BLOCK_PX) if self._apart else rows
 
     @property
     def datasets(self) -> tuple[Any, ...]:
         """rasterio's open files."""
-        return tuple(self._datasets)
+        return tuple(self._handles.files)
 
     @property
     def dataset(self) -> Any:
         """rasterio's first open file."""
-        return self._datasets[0]
+        return self._handles.files[0]
+
+    def view(self, key: object, make: Callable[[list[Any]], Viewed]) -> Viewed:
+        """What `make` makes of the open files, once by its key; closed before they are."""
+        return self._handles.view(key, make)
 
     def read(
         self, bands: Sequence[int], window: Window, size: tuple[int, int] | None = None
@@ -263,8 +268,8 @@ class FileStack:
             TilenetError: A file cannot be read there.
         """
         window = self._in_files(window)
-        if len(self._datasets) == 1 and len({self.dtypes[number - 1] for number in bands}) == 1:
-            dataset = self._datasets[0]  # all at once: files often hold bands pixel by pixel
+        if len(self._tags) == 1 and len({self.dtypes[number - 1] for number in bands}) == 1:
+            dataset = self.dataset  # all at once: files often hold bands pixel by pixel
             shape = None if size is None else (len(bands), *size)
             values: NDArray[Any] = _read(
                 dataset,
@@ -276,11 +281,12 @@ class FileStack:
         return np.stack(parts).astype(np.result_type(*parts), copy=False)
 
     def _read_band(self, number: int, window: Window, size: tuple[int, int] | None) -> NDArray[Any]:
-        dataset, band = self._places[number - 1]
-        if view := self._views.get(dataset):
-            planes, _ = view.read(window, size)
+        file, band = self._places[number - 1]
+        if file in self._apart:
+            planes, _ = self._on_grid(file).read(window, size)
             resampled: NDArray[Any] = planes[band - 1]
             return resampled
+        dataset = self._handles.files[file]
         values: NDArray[Any] = _read(
             dataset, window, lambda place: dataset.read(band, window=place, out_shape=size)
         )
@@ -308,14 +314,14 @@ class FileStack:
         window = self._in_files(window)
         valid = np.ones(size or (window.height, window.width), np.bool_)
         places = [self._places[number - 1] for number in bands]
-        for dataset, tag in zip(self._datasets, self._tags, strict=True):
-            if dataset in self._views:
+        for file, (tag, count) in enumerate(zip(self._tags, self._counts, strict=True)):
+            if file in self._apart:
                 continue
-            rows = {band: row for row, (owner, band) in enumerate(places) if owner is dataset}
-            if tag is not None and len(rows) == dataset.count:
+            rows = {band: row for row, (owner, band) in enumerate(places) if owner == file}
+            if tag is not None and len(rows) == count:
                 valid &= _any_differs(values, list(rows.values()), tag)
             else:
-                valid &= _read_mask(dataset, window, size) != 0
+                valid &= _read_mask(self._handles.files[file], window, size) != 0
         return valid
 
     def differs(
@@ -329,8 +335,8 @@ class FileStack:
         """
         valid = np.ones(values.shape[1:], np.bool_)
         owners = [self._places[number - 1][0] for number in bands]
-        for dataset in self.on_grid:
-            rows = [row for row, owner in enumerate(owners) if owner is dataset]
+        for file in set(owners) - set(self._apart):
+            rows = [row for row, owner in enumerate(owners) if owner == file]
             if rows:
                 valid &= (values[rows] != nodata).any(axis=0)
         return valid
@@ -351,16 +357,20 @@ class FileStack:
         found = [view.read(window, size)[1] for view in self.resampled]
         return np.logical_and.reduce(found) if found else None
 
-    def _put_onto_grid(self, nodata: float | None) -> None:
-        first = self._datasets[0]
-        for other in self._datasets[1:]:
+    def _off_grid(self) -> Iterator[int]:
+        first, *others = self._handles.files
+        for number, other in enumerate(others, start=1):
             if not (
                 other.shape == first.shape
                 and other.crs == first.crs
                 and same_grid(first.transform, other.transform, *first.shape)
                 and ground_of(other).same_points(self.ground)
             ):
-                self._views[other] = OntoGrid(other, first, nodata)
+                yield number
+
+    def _on_grid(self, file: int) -> OntoGrid:
+        """A file that is resampled."""
+        return self.view(file, lambda files: OntoGrid(files[file], files[0], self._nodata))
 
 
 def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
@@ -371,6 +381,8 @@ def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
     Args:
         folder: Where names lie that are not absolute.
     """
+    if "+" not in path:  # thousands of images are not looked for
+        return (path,)
     parts, found = path.split("+"), []
     while parts:
         most = min(len(parts), MOST_PLUS_SIGNS + 1)
@@ -393,7 +405,10 @@ def _open_all(path: str) -> list[Any]:
         ):
             raise
     with ExitStack() as stack:
-        datasets = [stack.enter_context(opened(part)) for part in paths]
+        datasets = []
+        for part in paths:  # not entered: only the same thread could then close it
+            datasets.append(opened(part))
+            stack.callback(datasets[-1].close)
         stack.pop_all()
     return datasets
 

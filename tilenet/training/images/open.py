@@ -1,4 +1,4 @@
-"""The images of a run: opened by every rank, partly held out."""
+"""The images of a run: opened, partly held out."""
 
 import resource
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource, ValidationImage
 from tilenet.data.labels.values import Values
 from tilenet.data.rasters.extent import check_units
+from tilenet.data.rasters.handles import MOST_OPEN
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import JOIN
 from tilenet.data.rasters.stack import stacked_paths
@@ -35,7 +36,7 @@ OTHER_FILES = 64  # libraries, sockets, logs
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's limit where it is below what `count` files need.
+    """Raise this process's limit where it is below what `count` open files need.
 
     Raises:
         TilenetError: The system's own limit is lower.
@@ -44,8 +45,8 @@ def allow_open_files(count: int) -> None:
     endless = resource.RLIM_INFINITY
     if hard != endless and hard < count + OTHER_FILES:
         raise TilenetError(
-            f"a rank holds all images and labels open (files: {count}, the system allows: {hard}); "
-            f"raise ulimit -Hn, or join images into fewer files with {JOIN}"
+            f"a rank holds up to {MOST_OPEN} images and labels open (files: {count}, the system "
+            f"allows: {hard}); raise ulimit -Hn, or join images into fewer files with {JOIN}"
         )
     wanted = 4 * count + OTHER_FILES  # a file may be opened several times over
     if soft != endless and soft < wanted:
@@ -122,8 +123,8 @@ def open_images(
             f"window is rows and columns of one image (images: {len(train)}, for validation: "
             f"{len(validation)}); name the part by bbox, in coordinates"
         )
-    paths = [path for pair in train + validation for name in pair for path in stacked_paths(name)]
-    allow_open_files(len(paths))
+    counts = [len(stacked_paths(name)) for pair in train + validation for name in pair]
+    allow_open_files(sum(sorted(counts)[-MOST_OPEN:]))
     if run.resolution is not None:
         # Before they are opened at it: 0.5 m is no multiple of a pixel in degrees, nor need it be.
         with ExitStack() as briefly:

@@ -1,0 +1,83 @@
+"""The rasters that a rank holds open: those that it read last, however many a run has.
+
+A process may open a thousand files or so, and an open one takes 50 kB; what a raster's header says
+is kept without it.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Protocol, TypeVar
+
+__all__ = ["MOST_OPEN", "READING", "Handles", "Viewed"]
+
+# GDAL's handles serve one thread at a time, and labels share a cache: who reads takes turns.
+READING = threading.RLock()
+
+MOST_OPEN = 256  # rasters, each of one file or of those of a stack
+
+
+class View(Protocol):
+    """What is closed before the files that it was made of."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+Viewed = TypeVar("Viewed", bound=View)
+
+
+class Handles:
+    """The open files of a raster: closed when others were read since, and then opened again.
+
+    Pickled it is closed.
+
+    Args:
+        path: The raster's.
+        open_all: Opens its files.
+    """
+
+    def __init__(self, path: str, open_all: Callable[[str], list[Any]]) -> None:
+        self._path, self._open_all = path, open_all
+        self._files: list[Any] = []
+        self._views: dict[object, Any] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Handles, (self._path, self._open_all)
+
+    @property
+    def files(self) -> list[Any]:
+        """rasterio's, open until those of `MOST_OPEN` other rasters were asked for.
+
+        Raises:
+            TilenetError: One is gone, or cannot be opened any more.
+        """
+        with READING:
+            if not self._files:
+                self._files = self._open_all(self._path)
+            RECENT[self] = None
+            RECENT.move_to_end(self)
+            while len(RECENT) > MOST_OPEN:
+                next(iter(RECENT)).close()
+            return self._files
+
+    def view(self, key: object, make: Callable[[list[Any]], Viewed]) -> Viewed:
+        """What `make` makes of the open files, once by its key for as long as they are open."""
+        with READING:
+            files = self.files
+            if key not in self._views:
+                self._views[key] = make(files)
+            found: Viewed = self._views[key]
+            return found
+
+    def close(self) -> None:
+        """Close the files, and before them what was made of them."""
+        with READING, ExitStack() as stack:
+            RECENT.pop(self, None)
+            for one in (*self._files, *self._views.values()):
+                stack.callback(one.close)
+            self._files, self._views = [], {}
+
+
+RECENT: "OrderedDict[Handles, None]" = OrderedDict()  # of this process, the last asked for last
