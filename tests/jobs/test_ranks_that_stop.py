@@ -53,7 +53,7 @@ EVALUATE = {
 COMMANDS = {"train": TRAIN, "predict": PREDICT, "evaluate": EVALUATE}
 CASES = [(command, function) for command, words in COMMANDS.items() for function in words]
 OF_SEVERAL = [
-    ("train", "tilenet.training.images.open:Raster", 1),
+    ("train", "tilenet.training.images.open:Raster", 0),
     ("train", "tilenet.data.survey:check_classes", 0),
     ("train", "tilenet.library.whole_run:try_report", 0),
     ("predict", "tilenet.mapping.job:Mapper.tiles", 1),

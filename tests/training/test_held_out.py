@@ -137,7 +137,7 @@ def test_validation_sees_what_training_does_not(comm: MPI.Intracomm, shared_path
     other = ValidationKeys(str(scenes[2].image), str(scenes[2].labels), 0.15, 33)
     held = held_out(scenes[:2], other)
     with ExitStack() as stack:
-        opened = open_images(replace(run, validation=other), stack)
+        opened = open_images(replace(run, validation=other), stack, RankControl(comm))
         parts = hold_out(
             opened, other, len(run.class_names), run.seed, CONTEXT_PX, RankControl(comm)
         )

@@ -4,9 +4,13 @@ import json
 import os
 import resource
 import shutil
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import rasterio
 from left_by_runs import alone, check_close
@@ -17,11 +21,13 @@ from unlike_scenes import KEYS, NETWORK, mixed_scenes, write
 from tilenet.__main__ import main
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.library.whole_run import train
+from tilenet.parallel.ranks.together import RankControl
 from tilenet.training.config.keys import MeshKeys
 from tilenet.training.config.read import with_listed_images
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
-from tilenet.training.images.open import allow_open_files
+from tilenet.training.images import open as open_module
+from tilenet.training.images.open import allow_open_files, open_images
 
 
 @pytest.mark.ranks(2)
@@ -96,9 +102,10 @@ def test_a_list_of_real_scenes(comm: MPI.Intracomm, shared_path: Path, real: Pat
 
 @pytest.mark.ranks(2, 3)
 def test_a_file_that_another_node_sees_differently_is_named(
-    comm: MPI.Intracomm, shared_path: Path
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank its own folder, as if on its own node."""
+    monkeypatch.setattr(open_module, "of_node", lambda comm: comm.Split(comm.rank))
     mine = shared_path / str(comm.rank)
     mine.mkdir()
     scenes = scenes_of(mine, [(60, 77)] * 2, MPI.COMM_SELF)
@@ -213,3 +220,38 @@ def test_more_files_than_the_system_allows_are_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(resource, "getrlimit", lambda what: (256, 1000))
     with pytest.raises(TilenetError, match=r"\(files: 937, the system allows: 1000\)"):
         allow_open_files(937)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("broken", [None, 7])
+def test_ranks_of_a_node_share_the_headers(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: int | None,
+) -> None:
+    """Each file is opened once on all ranks together; a bad one is named by all of them."""
+    scenes = scenes_of(shared_path, [(20 + number, 30) for number in range(9)], comm)
+    run = run_file(shared_path, scenes, NETWORK)
+    if broken is not None and comm.rank == 0:
+        scenes[broken].image.write_bytes(b"II*\0broken")
+    comm.Barrier()
+    paths: list[str] = []
+
+    def counted(path: str, *more: Any, real: Any = rasterio.open, **options: Any) -> Any:
+        paths.append(path)
+        return real(path, *more, **options)
+
+    monkeypatch.setattr(rasterio, "open", counted)
+    with ExitStack() as stack:
+        if broken is not None:
+            with pytest.raises(AgreedError, match=r"file that GDAL can open \(.*image8\.tif"):
+                open_images(run, stack, RankControl(comm))
+            return
+        opened = open_images(run, stack, RankControl(comm))
+        every = sorted(chain(*comm.allgather(paths)))
+        assert every == sorted(str(path) for s in scenes for path in (s.image, s.labels))
+        assert len(paths) <= 2 * 5
+        for image, labels, scene in zip(opened.images, opened.labels, scenes, strict=True):
+            np.testing.assert_array_equal(labels.read(image.whole), scene.classes)
+            np.testing.assert_array_equal(image.read(image.whole).values, scene.pixels)

@@ -243,8 +243,10 @@ def test_only_tiles_that_hold_something_are_computed(
     tables = []
     for asked in (None, windows):
 
-        def opened(run: RunFile, stack: ExitStack, *more: Any, asked: Any = asked) -> RunImages:
-            found = open_images(run, stack, *more)
+        def opened(
+            run: RunFile, stack: ExitStack, control: RankControl, asked: Any = asked
+        ) -> RunImages:
+            found = open_images(run, stack, control)
             first = found.validation[0]
             return replace(found, validation=[replace(first, windows=asked)])
 
@@ -272,7 +274,8 @@ def test_held_out_blocks_are_scored_as_their_part_of_the_map(
     out = shared_path / "map.tif"
     predict(Prediction(run.output, path, str(out)), comm)
     with ExitStack() as stack:
-        opened = hold_out(open_images(run, stack), keys, 3, run.seed, 21, RankControl(comm))
+        control = RankControl(comm)
+        opened = hold_out(open_images(run, stack, control), keys, 3, run.seed, 21, control)
         (block,) = opened.validation
         truth = block.labels.read(block.image.whole)
         with rasterio.open(out) as file:

@@ -13,7 +13,7 @@ from tilenet.library.train import read_once
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
-from tilenet.parallel.ranks.together import RankControl, together
+from tilenet.parallel.ranks.together import RankControl
 from tilenet.training.architecture import Architecture
 from tilenet.training.config.read import read_keys
 from tilenet.training.config.run_file import RunFile
@@ -86,8 +86,7 @@ def open_data(
     alike = repr(sorted(keys.items(), key=str))
     run, _ = read_once(lambda: (_run(local, keys), None), comm, alike)
     watchdog = stack.enter_context(Watchdog(run.hang_seconds, f"rank {comm.rank} of {comm.size}"))
-    with together(comm) as turns:
-        opened = open_images(run, stack, watchdog, turns.part_done)
+    opened = open_images(run, stack, RankControl(comm, watchdog))
     with agreed(comm):
         adopted = local.adopted
         _check_bands(local, opened)

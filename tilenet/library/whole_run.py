@@ -91,8 +91,7 @@ def _train(
             # From here on: MPICH catches SIGUSR1 itself, and forgets it.
             stop = stack.enter_context(StopRequests())
         control = RankControl(comm, watchdog, stop)
-        with together(comm, stop) as turns:
-            opened = open_images(run, stack, watchdog, turns.part_done)
+        opened = open_images(run, stack, control)
         names, num_bands = run.class_names, len(opened.shapes[0][0])
         architecture = share_architecture(
             run.network, num_bands, len(names), run.seed, control, module, run.window_px

@@ -249,6 +249,9 @@ class VectorLabels(LabelSource):
         self._transform = image.transform
         self.height, self.width = image.size
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_number": next(NUMBERS)}  # another rank's number is taken here
+
     @property
     def layer(self) -> VectorLayer:
         """The polygons' layer."""

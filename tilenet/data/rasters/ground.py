@@ -6,6 +6,7 @@ coefficients (RPCs) say how to make one; a CRS without a transform says nothing.
 
 from copy import copy
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isfinite
 from typing import Any
 
@@ -119,12 +120,18 @@ def ground_of(dataset: Any) -> Ground:
         points = []
     return Ground(
         placed=dataset.transform != Affine.identity(),
-        crs=dataset.crs,
+        crs=_once(dataset.crs),
         transform=dataset.transform,
         points=tuple((p.row, p.col, p.x, p.y, p.z) for p in points),
         points_crs=points_crs,
         rpcs=_rpcs_of(dataset),
     )
+
+
+@lru_cache(maxsize=64)
+def _once(crs: CRS | None) -> CRS | None:
+    """One object for all that are equal: ten thousand images have few, which are slow to pickle."""
+    return crs
 
 
 def _rpcs_of(dataset: Any) -> Any:

@@ -4,6 +4,7 @@ import resource
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from tilenet.data.holdout import HeldOut
@@ -20,6 +21,8 @@ from tilenet.data.survey import share_collars
 from tilenet.errors import TilenetError
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
+from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.training.config.run_file import RunFile
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ __all__ = [
 ]
 
 OTHER_FILES = 64  # libraries, sockets, logs
+ARMED = 64  # images are opened between two signs of life
 
 
 def allow_open_files(count: int) -> None:
@@ -57,23 +61,25 @@ def allow_open_files(count: int) -> None:
 
 @dataclass(frozen=True)
 class RunImages:
-    """Open images and labels.
+    """Images and labels; their files are open while they are read.
 
     Attributes:
         images: Images that are trained on, in the order of the run file.
         labels: Theirs; `ignore_index` where training may not look.
         validation: What the network is scored on: images of their own, then held-out blocks.
+        files: What tells the files apart.
         held_out: The blocks; None: none are.
     """
 
     images: list[Raster]
     labels: list[LabelSource]
     validation: list[ValidationImage]
+    files: list[SampleFile]
     held_out: HeldOut | None = None
 
     @property
     def all_images(self) -> list[Raster]:
-        """All that are open, each once."""
+        """All of the run, each once."""
         return self.images + [part.image for part in self.validation if part.windows is None]
 
     @property
@@ -86,68 +92,46 @@ class RunImages:
         """Bands of each image that is trained on; its height and width."""
         return tuple((image.bands, image.size) for image in self.images)
 
-    @property
-    def files(self) -> list[SampleFile]:
-        """What tells the files apart; before blocks are held out."""
-        found = sample_files(self.images, self.labels, "train")
-        others = [part for part in self.validation if part.windows is None]
-        images, labels = [part.image for part in others], [part.labels for part in others]
-        return found + sample_files(images, labels, "validation")
 
+def open_images(run: RunFile, stack: ExitStack, control: RankControl) -> RunImages:
+    """Open the images and labels of a run whose lists are read; `stack` closes them. Collective.
 
-def open_images(
-    run: RunFile,
-    stack: ExitStack,
-    watchdog: Watchdog = NEVER,
-    part_done: Callable[[], None] = lambda: None,
-) -> RunImages:
-    """Open the images and labels of a run whose lists are read; `stack` closes them.
+    Each header is read by one rank of a node, which tells the others.
 
     Args:
-        watchdog: Armed for each image and its labels.
-        part_done: Is called after each of them, and may end the work.
+        control: Ranks of the run; the watchdog is armed for some images at a time.
 
     Raises:
-        TilenetError: A file is missing, broken or does not fit, images have other bands or units
+        AgreedError: A file is missing, broken or does not fit, images have other bands or units
             than the first, one is for training and for validation, or the run's part is none of it.
+        StopAgreed: A rank was asked to stop.
     """
-    if len(run.image_paths) != len(run.label_paths):
-        raise TilenetError(
-            f"lists of images are read before a run is trained (images: {run.image_paths[0]}); "
-            "call with_listed_images of tilenet/training/config/read.py"
-        )
-    train = list(zip(run.image_paths, run.label_paths, strict=True))
-    validation = list(zip(run.validation.image_paths, run.validation.label_paths, strict=True))
-    if run.window is not None and len(train + validation) > 1:
-        raise TilenetError(
-            f"window is rows and columns of one image (images: {len(train)}, for validation: "
-            f"{len(validation)}); name the part by bbox, in coordinates"
-        )
-    counts = [len(stacked_paths(name)) for pair in train + validation for name in pair]
-    allow_open_files(sum(sorted(counts)[-MOST_OPEN:]))
-    if run.resolution is not None:
-        # Before they are opened at it: 0.5 m is no multiple of a pixel in degrees, nor need it be.
-        with ExitStack() as briefly:
-            own = []
-            for image, _ in train + validation:
-                own.append(briefly.enter_context(Raster(image)))
-                part_done()
-            check_units(own, run.resolution)
-    images, labels = _opened(run, train, stack, watchdog, part_done)
-    others = [
-        ValidationImage(image, part, None)
-        for image, part in zip(*_opened(run, validation, stack, watchdog, part_done), strict=True)
-    ]
-    watchdog.arm_others("opening the images", len(train) + len(validation))
-    opened = RunImages(images, labels, others)
-    check_apart(opened.files, once=run.validation.share > 0)
-    for other in others:
-        if len(other.image.bands) != len(images[0].bands):
-            raise TilenetError(
-                f"all images need the same number of bands ({images[0].path}: "
-                f"{len(images[0].bands)}, {other.image.path}: {len(other.image.bands)}); choose "
-                "some with bands"
-            )
+    comm, watchdog = control.comm, control.watchdog
+    node = of_node(comm)
+    with together(comm, control.stop) as turns:
+        pairs = _pairs(run)
+        share = pairs[node.rank :: node.size]
+        mine = _opened(run, pairs, share, stack, watchdog, turns.part_done)
+        watchdog.arm_others("opening the images", len(pairs) / node.size)
+    found: list[_Opened] = [None] * len(pairs)  # type: ignore[list-item]
+    for rank, others in enumerate(node.allgather(mine)):
+        found[rank :: node.size] = others if rank != node.rank else mine
+    node.Free()
+    for one in found:  # those of other ranks are opened where they are read
+        stack.callback(one.image.close)
+        stack.callback(one.labels.close)
+    train = [one for one, (split, *_) in zip(found, pairs, strict=True) if split == "train"]
+    others = found[len(train) :]
+    opened = RunImages(
+        images=[one.image for one in train],
+        labels=[one.labels for one in train],
+        validation=[ValidationImage(one.image, one.labels, None) for one in others],
+        files=list(chain(*(one.files for one in found))),
+    )
+    with agreed(comm):
+        if comm.rank == 0:  # it looks where each name leads
+            check_apart(opened.files, once=run.validation.share > 0)
+        _check_bands(opened)
     return opened
 
 
@@ -168,26 +152,88 @@ def agree_on_files(
     return digest
 
 
+def of_node(comm: "MPI.Intracomm") -> "MPI.Comm":
+    """The ranks of this rank's node. Collective."""
+    from mpi4py import MPI
+
+    return comm.Split_type(MPI.COMM_TYPE_SHARED)
+
+
+# Which split it is of, an image and its labels.
+_Pair = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class _Opened:
+    image: Raster
+    labels: LabelSource
+    files: list[SampleFile]
+
+
+def _pairs(run: RunFile) -> list[_Pair]:
+    """What is to be opened: images to train on, then those for validation."""
+    if len(run.image_paths) != len(run.label_paths):
+        raise TilenetError(
+            f"lists of images are read before a run is trained (images: {run.image_paths[0]}); "
+            "call with_listed_images of tilenet/training/config/read.py"
+        )
+    held = run.validation
+    train = [("train", *pair) for pair in zip(run.image_paths, run.label_paths, strict=True)]
+    others = zip(held.image_paths, held.label_paths, strict=True)
+    validation = [("validation", *pair) for pair in others]
+    if run.window is not None and len(train + validation) > 1:
+        raise TilenetError(
+            f"window is rows and columns of one image (images: {len(train)}, for validation: "
+            f"{len(validation)}); name the part by bbox, in coordinates"
+        )
+    return train + validation
+
+
 def _opened(
     run: RunFile,
-    pairs: Sequence[tuple[str, str]],
+    pairs: Sequence[_Pair],
+    share: Sequence[_Pair],
     stack: ExitStack,
     watchdog: Watchdog,
     part_done: Callable[[], None],
-) -> tuple[list[Raster], list[LabelSource]]:
-    images, labels = [], []
+) -> list[_Opened]:
+    """Read what the headers of a share of the images and labels say."""
+    counts = [len(stacked_paths(name)) for _, *names in pairs for name in names]
+    allow_open_files(sum(sorted(counts)[-MOST_OPEN:]))
+    if run.resolution is not None:
+        # Before they are opened at it: 0.5 m is no multiple of a pixel in degrees, nor need it be.
+        with ExitStack() as briefly:
+            own = []
+            for _, path, _ in dict.fromkeys((pairs[0], *share)):
+                own.append(briefly.enter_context(Raster(path)))
+                part_done()
+            check_units(own, run.resolution)
+    images, found = [], []
     keys = run.bands, run.resolution, run.nodata
-    for number, (path, _) in enumerate(pairs):
-        watchdog.arm_part("opening the images", number, len(pairs))
+    for number, (_, path, _) in enumerate(share):
+        if number % ARMED == 0:  # it starts a thread
+            watchdog.arm_part("opening the images", number, len(share))
         images.append(stack.enter_context(Raster(path, *keys, run.part)))
         part_done()
-    for number, ((_, path), image) in enumerate(zip(pairs, images, strict=True)):
-        watchdog.arm_part("opening the labels", number, len(pairs))
-        opened: LabelSource
+    for number, ((split, _, path), image) in enumerate(zip(share, images, strict=True)):
+        if number % ARMED == 0:
+            watchdog.arm_part("opening the labels", number, len(share))
+        labels: LabelSource
         if run.task == "regression":
-            opened = Values(path, image)
+            labels = Values(path, image)
         else:
-            opened = open_labels(path, image, run.ignore_index, run.vectors)
-        labels.append(stack.enter_context(opened))
+            labels = open_labels(path, image, run.ignore_index, run.vectors)
+        stack.enter_context(labels)
+        found.append(_Opened(image, labels, sample_files([image], [labels], split)))
         part_done()
-    return images, labels
+    return found
+
+
+def _check_bands(opened: RunImages) -> None:
+    first, *_ = opened.images
+    for other in opened.validation:
+        if len(other.image.bands) != len(first.bands):
+            raise TilenetError(
+                f"all images need the same number of bands ({first.path}: {len(first.bands)}, "
+                f"{other.image.path}: {len(other.image.bands)}); choose some with bands"
+            )
