@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rasterio
 from affine import Affine
 from mpi4py import MPI
 
@@ -56,3 +57,28 @@ def test_more_rasters_than_may_be_open_are_read_as_if_all_were(
                 np.testing.assert_array_equal(one, same)
             assert open_files(tmp_path) <= 2 * 3
     assert open_files(tmp_path) == 0
+
+
+def test_what_lies_next_to_a_file_is_looked_for_once(
+    write_raster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of thousands of images is not read for each of them; a mask is still found."""
+    monkeypatch.setattr(handles, "MOST_OPEN", 1)
+    asked: list[tuple[str, Any]] = []
+
+    def noted(path: str, real: Any = rasterio.open) -> Any:
+        beside = rasterio.env.getenv().get("GDAL_DISABLE_READDIR_ON_OPEN")
+        asked.append((Path(path).name, beside))
+        return real(path)
+
+    values = np.ones((1, 37, 53), np.uint8)
+    plain, masked = (write_raster(name, values) for name in ("plain.tif", "masked.tif"))
+    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=False), rasterio.open(masked, "r+") as file:
+        file.write_mask(np.tri(37, 53, dtype=bool))
+    monkeypatch.setattr(rasterio, "open", noted)
+    with Raster(plain) as one, Raster(masked) as other:
+        for _ in range(2):
+            assert one.read(one.whole).valid.all()
+            np.testing.assert_array_equal(other.read(other.whole).valid, np.tri(37, 53, dtype=bool))
+    first = [("plain.tif", None), ("masked.tif", None)]
+    assert asked == [*first, *[("plain.tif", "EMPTY_DIR"), ("masked.tif", None)] * 2]

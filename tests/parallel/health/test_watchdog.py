@@ -62,13 +62,16 @@ def test_parts_of_a_share_that_move_may_take_long(monkeypatch: pytest.MonkeyPatc
     armed: list[tuple[str, float]] = []
     monkeypatch.setattr(Watchdog, "arm", lambda _, doing, times=1.0: armed.append((doing, times)))
     watchdog = Watchdog(1)
-    for part in range(3):
-        watchdog.arm_part("the survey", part, 3)
+    clock = [7.0, 7.0009, 7.0011, 7.0012, 7.0013, 7.0022]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    for part in range(len(clock)):
+        watchdog.arm_part("the survey", part, 6)
+        del clock[0]
     watchdog.arm_others("the survey", 2.5)
     assert armed == [
-        ("the survey, part 1 of 3", SLOW),
-        ("the survey, part 2 of 3", 1.0),
-        ("the survey, part 3 of 3", 1.0),
+        ("the survey, part 1 of 6", SLOW),
+        ("the survey, part 3 of 6", 1.0),  # within a thousandth of the patience nothing is armed
+        ("the survey, part 6 of 6", 1.0),
         ("the survey on other ranks", SLOW + 2.5),
     ]
 

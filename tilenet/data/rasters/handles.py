@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Protocol, TypeVar
 
+import rasterio
+
 __all__ = ["MOST_OPEN", "READING", "Handles", "Viewed"]
 
 # GDAL's handles serve one thread at a time, and labels share a cache: who reads takes turns.
@@ -36,15 +38,20 @@ class Handles:
     Args:
         path: The raster's.
         open_all: Opens its files.
+
+    Attributes:
+        alone: Whether nothing belongs to the files that lies next to them, for which GDAL would
+            read the whole folder whenever it opens one, or ask for fifty names.
     """
 
     def __init__(self, path: str, open_all: Callable[[str], list[Any]]) -> None:
         self._path, self._open_all = path, open_all
+        self.alone = False
         self._files: list[Any] = []
         self._views: dict[object, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Handles, (self._path, self._open_all)
+        return Handles, (self._path, self._open_all), {"alone": self.alone}
 
     @property
     def files(self) -> list[Any]:
@@ -55,7 +62,9 @@ class Handles:
         """
         with READING:
             if not self._files:
-                self._files = self._open_all(self._path)
+                options = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"} if self.alone else {}
+                with rasterio.Env.from_defaults(**options):
+                    self._files = self._open_all(self._path)
             RECENT[self] = None
             RECENT.move_to_end(self)
             while len(RECENT) > MOST_OPEN:

@@ -140,9 +140,7 @@ MOST_PLUS_SIGNS = 8  # in the name of one file
 
 
 class FileStack:
-    """One file, or several; their bands are counted through from 1.
-
-    They are open while they are read, and a while longer, see `Handles`.
+    """One file, or several, open as `Handles` has it; their bands are counted through from 1.
 
     Args:
         path: A file, or several joined by plus signs. A path with a plus sign that GDAL opens as
@@ -190,6 +188,7 @@ class FileStack:
         # The file's number, and the band's there, of each band.
         self._places = [(n, b) for n, d in enumerate(datasets) for b in range(1, d.count + 1)]
         self.files = tuple(str(path) for dataset in datasets for path in dataset.files)
+        self._handles.alone = len(self.files) == len(datasets)
         self._block_rows = tuple(int(d.block_shapes[0][0]) for d in datasets)
         # Of each file once: rasterio asks GDAL for all bands each time.
         self.dtypes = tuple(name for d in datasets for name in dtypes_of(d))

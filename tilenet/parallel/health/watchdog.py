@@ -49,6 +49,7 @@ class Watchdog:
             )
         self.hang_seconds, self.who, self._key = float(hang_seconds), who, key
         self._over: Event | None = None  # set when what was armed for has ended
+        self._armed = 0.0  # when a part was
 
     def __enter__(self) -> "Watchdog":
         if self.hang_seconds:
@@ -86,10 +87,15 @@ class Watchdog:
     def arm_part(self, doing: str, number: int, total: int) -> None:
         """Start to wait for one of many parts of a rank's share: what is slow but moves may go on.
 
+        Parts that begin within a thousandth of the patience are one.
+
         Args:
             number: Number of the part, from 0.
         """
-        self.arm(f"{doing}, part {number + 1} of {total}", 1.0 if number else SLOW)
+        # Each time starts a thread; parts may be small images, of which there are thousands.
+        if not number or time.monotonic() > self._armed + self.hang_seconds / 1000:
+            self._armed = time.monotonic()
+            self.arm(f"{doing}, part {number + 1} of {total}", 1.0 if number else SLOW)
 
     def arm_others(self, doing: str, parts: float) -> None:
         """Start to wait for the other ranks' parts; the slowest rank may be behind by all of its.

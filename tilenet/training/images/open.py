@@ -36,7 +36,6 @@ __all__ = [
 ]
 
 OTHER_FILES = 64  # libraries, sockets, logs
-ARMED = 64  # images are opened between two signs of life
 
 
 def allow_open_files(count: int) -> None:
@@ -211,13 +210,11 @@ def _opened(
     images, found = [], []
     keys = run.bands, run.resolution, run.nodata
     for number, (_, path, _) in enumerate(share):
-        if number % ARMED == 0:  # it starts a thread
-            watchdog.arm_part("opening the images", number, len(share))
+        watchdog.arm_part("opening the images", number, len(share))
         images.append(stack.enter_context(Raster(path, *keys, run.part)))
         part_done()
     for number, ((split, _, path), image) in enumerate(zip(share, images, strict=True)):
-        if number % ARMED == 0:
-            watchdog.arm_part("opening the labels", number, len(share))
+        watchdog.arm_part("opening the labels", number, len(share))
         labels: LabelSource
         if run.task == "regression":
             labels = Values(path, image)
