@@ -41,8 +41,8 @@ def options_of(keys: NetworkKeys) -> UNetOptions:
 
 def run_file(folder: Path, scenes: list[Scene], network: NetworkKeys, **more: Any) -> RunFile:
     return RunFile(
-        images=[str(scene.image) for scene in scenes],
-        labels=[str(scene.labels) for scene in scenes],
+        images=tuple(str(scene.image) for scene in scenes),
+        labels=tuple(str(scene.labels) for scene in scenes),
         classes=3,
         output=str(folder / "run"),
         network=network,
