@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import rasterio
 from launched import mpiexec, write_scene
+from mpi4py import MPI
 
 from tilenet.__main__ import main
 from tilenet.mapping.writer import MapWriter
@@ -98,9 +99,9 @@ def test_who_asks_for_a_stop_while_the_map_is_finished_gets_it(
     asked: list[int] = []
     finish = MapWriter.finish
 
-    def asked_meanwhile(writer: MapWriter) -> None:
+    def asked_meanwhile(writer: MapWriter, comm: MPI.Intracomm) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        finish(writer)
+        finish(writer, comm)
         os.kill(os.getpid(), signal.SIGUSR1)
 
     monkeypatch.setattr(MapWriter, "finish", asked_meanwhile)

@@ -43,7 +43,7 @@ PREDICT = {
     "tilenet.mapping.predict:decide_map": "the start of the map",
     "tilenet.mapping.predict:MapWriter": "the start of the map",
     "tilenet.mapping.job:Mapper.tiles": "the round of tile 0",
-    "tilenet.mapping.writer:copy_to_cog": "the finished map",
+    "tilenet.mapping.writer:write_cog": "the finished map",
     "tilenet.mapping.predict:peak_bytes": "the finished map",
 }
 EVALUATE = {
@@ -57,7 +57,7 @@ OF_SEVERAL = [
     ("train", "tilenet.data.survey:check_classes", 0),
     ("train", "tilenet.library.whole_run:try_report", 0),
     ("predict", "tilenet.mapping.job:Mapper.tiles", 1),
-    ("predict", "tilenet.mapping.writer:copy_to_cog", 0),
+    ("predict", "tilenet.mapping.writer:write_cog", 0),
 ]
 
 

@@ -17,7 +17,7 @@ from tilenet.geometry.tiles import Tile, own_pieces, owned
 from tilenet.geometry.windows import Window
 from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.mapping.resume import MapResume
-from tilenet.mapping.writer import BLOCK_PX
+from tilenet.mapping.tiff_header import BLOCK_PX
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.network import placed_network, spatial_network

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tilenet.data.survey import share_collars
 from tilenet.mapping.announce import announce_map
 from tilenet.mapping.choose import decide_map
+from tilenet.mapping.cog import write_cog
 from tilenet.mapping.in_memory import MapInMemory
 from tilenet.mapping.job import MapJob, Placement
 from tilenet.mapping.mapper import Mapper
@@ -193,8 +194,12 @@ def _make(
         stopped = _work(job, comm, sink, resume)
         # Compressing it takes as many rounds of tiles as it has, at the most.
         job.watchdog.arm("the finished map", SLOW + len(tiling.tiles) / comm.size)
-        if writer is not None and not stopped:
-            writer.finish()
+        if stopped:
+            pass
+        elif file is not None:
+            file.finish(comm)
+        elif wanted.out is not None:
+            write_cog(None, comm)
     return stopped, writer.values if isinstance(writer, MapInMemory) else None
 
 

@@ -1,8 +1,6 @@
 """Write maps by windows: one writer, a file aside, then a cloud-optimised GeoTIFF in its place.
 
 A map that may be interrupted keeps the file aside and a journal of the tiles in it.
-
-A cloud-optimised GeoTIFF from a raw one: copied with overviews, read back, put in its place.
 """
 
 import contextlib
@@ -13,14 +11,14 @@ from collections.abc import Callable, Sequence
 from colorsys import hsv_to_rgb
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 import numpy as np
 import rasterio
-import rasterio.shutil
 from affine import Affine
 from numpy.typing import NDArray
+from rasterio.io import MemoryFile
 from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.opening import quiet
@@ -28,6 +26,7 @@ from tilenet.data.rasters.raster import GDAL_ERRORS, Raster
 from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window, overlap
+from tilenet.mapping.cog import CogJob, cannot_write, template_like, write_cog
 from tilenet.mapping.journal import (
     Done,
     MapJournal,
@@ -37,60 +36,22 @@ from tilenet.mapping.journal import (
     why_not_kept,
     wrong_pixels,
 )
+from tilenet.mapping.tiff_header import BLOCK_PX, Template
 from tilenet.storage.atomic import check_name, put, sync
 from tilenet.storage.lock import Lock
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 __all__ = [
-    "BLOCK_PX",
     "MapKind",
     "MapWriter",
     "check_target",
     "class_colours",
-    "copy_to_cog",
     "journal_of",
     "map_lock",
     "put_map",
 ]
-
-BLOCK_PX = 512
-
-
-def copy_to_cog(raw: str, cog: str, *, classes: bool) -> None:
-    """Copy, and read every block of the copy: neither GDAL's end of a copy nor its closing says
-    that a disk was full.
-
-    Args:
-        raw: A GeoTIFF, uncompressed.
-        cog: The copy; what was there is overwritten.
-        classes: Overviews hold the class that most of their pixels have; else the mean of those
-            that hold data.
-
-    Raises:
-        OSError: What is read back is not what was written.
-        rasterio's errors: GDAL cannot write, or cannot read back.
-    """
-    options = {
-        "driver": "COG",
-        "compress": "DEFLATE",
-        "predictor": "NO" if classes else "YES",
-        # After the predictor hardly anything is left to find: of float probabilities the lowest
-        # level takes 0.74 of the CPU time of the usual one, for 1.3 % more bytes.
-        "LEVEL": "6" if classes else "1",
-        "BIGTIFF": "IF_SAFER",
-        "overview_resampling": "MODE" if classes else "AVERAGE",
-        "blocksize": BLOCK_PX,
-        "NUM_THREADS": str(len(os.sched_getaffinity(0))),  # a launcher may give a rank few cores
-    }
-    rasterio.shutil.copy(raw, cog, **options)
-    with rasterio.open(raw) as source, rasterio.open(cog) as copy:
-        for _, place in copy.block_windows(1):
-            if source.read(window=place).tobytes() != copy.read(window=place).tobytes():
-                raise OSError(errno.EIO, "what was written is not what is read back")
-        overviews = len(copy.overviews(1))
-    for level in range(overviews):
-        with rasterio.open(cog, OVERVIEW_LEVEL=level) as copy:
-            for _, place in copy.block_windows(1):
-                copy.read(window=place)
 
 
 def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
@@ -272,7 +233,7 @@ class MapWriter:
         if not os.path.isdir(self._raw):
             Path(self._raw).unlink(missing_ok=True)
         self._dataset = rasterio.open(self._raw, "w", **self._profile)
-        self._describe()
+        self._describe(self._dataset)
 
     def _go_on(self) -> None:
         done, self.why_anew = self._journal.read()
@@ -316,8 +277,8 @@ class MapWriter:
         """Have the journal hold sums."""
         self._guarded(lambda: self._journal.add_sums(name, sums))
 
-    def _describe(self) -> None:
-        dataset, kind = self._dataset, self.kind
+    def _describe(self, dataset: Any) -> None:
+        kind = self.kind
         self._ground.carry(dataset, self.window, self._factor)
         if kind.note is not None:
             dataset.update_tags(TILENET_NOTE=kind.note)
@@ -346,18 +307,35 @@ class MapWriter:
         self._guarded(lambda: self._dataset.write(np.ascontiguousarray(inside), window=place))
         self._parts.append(part_of(place, inside))
 
-    def finish(self) -> None:
-        """Close the file, make it cloud-optimised, and put it in its place."""
-        classes = self.kind.of_classes
+    def finish(self, comm: "MPI.Intracomm | None" = None) -> None:
+        """Close the file, make it cloud-optimised, and put it in its place.
+
+        Args:
+            comm: All ranks, of which the others call `write_cog`; None: this one alone.
+        """
+        if comm is None:
+            from mpi4py import MPI  # not at the top: importing starts MPI, and planning must not
+
+            comm = MPI.COMM_SELF
         self._guarded(self._dataset.close)
         self._guarded(self._check_raw)
-        self._guarded(self._check_written)
-        self._guarded(lambda: copy_to_cog(self._raw, self._cog, classes=classes))
+        classes, parts, self._parts = self.kind.of_classes, self._parts, []
+        files = self.path, self._raw, self._cog
+        template = self._guarded(self._template)
+        write_cog(CogJob(*files, template, classes, parts, keeps=self._keeps), comm)
         names = self.kind.classes if classes else ()
         self._check_lock()
         self._guarded(lambda: put_map(self._cog, self.path, names))
         self._keeps = False
         self._remove()
+
+    def _template(self) -> Template:
+        """What the finished map begins with, but for its size."""
+        small = {**self._profile, "height": BLOCK_PX, "width": BLOCK_PX + 1, "sparse_ok": True}
+        with MemoryFile(ext=".tif") as file:
+            with file.open(**small) as dataset:
+                self._describe(dataset)
+            return template_like(file.name, classes=self.kind.of_classes)
 
     def _check_raw(self) -> None:
         """Closing says nothing of blocks that no longer fitted on the disk."""
@@ -400,12 +378,7 @@ class MapWriter:
                 return act()
         except GDAL_ERRORS as error:
             self._remove()
-            reason = " ".join(str(error.__cause__ or error).split())
-            kept = " and go on with --resume," if self._keeps else ""
-            raise TilenetError(
-                f"a map must be writable to its end ({self.path}: {reason}); make room there{kept} "
-                "or choose another directory"
-            ) from error
+            raise cannot_write(self.path, error, keeps=self._keeps) from error
 
 
 def _aside(name: str) -> tuple[str, str]:

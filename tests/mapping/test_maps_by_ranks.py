@@ -1,0 +1,240 @@
+"""A finished map is one file, to the last byte, however many ranks compress it."""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+import rasterio.shutil
+from maps_of_tests import CLASSES, MANY_CLASSES, SCALED, SCORES, Write, like, values_of, written
+from mpi4py import MPI
+from rio_cogeo import cog_validate
+
+import tilenet.mapping.cog
+import tilenet.mapping.tiff_header
+import tilenet.mapping.writer
+from tilenet.data.rasters.raster import Raster
+from tilenet.errors import AgreedError
+from tilenet.mapping.cog import CogJob, write_cog
+from tilenet.mapping.writer import MapKind, MapWriter
+
+BLOCK_PX = 128  # GDAL takes no smaller one
+SIZES = [(7, 3), (129, 261), (700, 1101), (4112, 130)]  # 0, 2, 4 and 5 overviews
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (tilenet.mapping.cog, tilenet.mapping.tiff_header, tilenet.mapping.writer):
+        monkeypatch.setattr(module, "BLOCK_PX", BLOCK_PX)
+    monkeypatch.setattr(tilenet.mapping.cog, "BATCH_TILES", 5)
+
+
+def smooth(kind: MapKind, size: tuple[int, int]) -> np.ndarray:
+    """What has classes that many pixels share, and holes as large as pixels of overviews."""
+    coarse = values_of(kind, (size[0] // 5 + 1, size[1] // 5 + 1))
+    return coarse.repeat(5, 1).repeat(5, 2)[:, : size[0], : size[1]]
+
+
+def gdals_own(raw: str, path: str, kind: MapKind) -> None:
+    options = {
+        "driver": "COG",
+        "compress": "DEFLATE",
+        "predictor": "NO" if kind.of_classes else "YES",
+        "overview_resampling": "MODE" if kind.of_classes else "AVERAGE",
+        "blocksize": BLOCK_PX,
+    }
+    rasterio.shutil.copy(raw, path, **options)
+
+
+def structure(path: str, level: int | None) -> dict[str, object]:
+    """All that GDAL says of a file or of an overview of it, but for its pixels."""
+    with rasterio.open(path, **({} if level is None else {"overview_level": level})) as file:
+        return {
+            "profile": {**file.profile, "nodata": str(file.nodata)},
+            "overviews": file.overviews(1),
+            "tags": [file.tags(band) for band in (0, *file.indexes)],
+            "structure": file.tags(ns="IMAGE_STRUCTURE"),
+            "bands": (file.descriptions, file.scales, file.units, file.colorinterp),
+            "blocks": file.block_shapes,
+        }
+
+
+@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize("kind", [CLASSES, MANY_CLASSES, SCALED, SCORES], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_map_is_what_gdals_own_driver_makes_of_it(
+    tmp_path: Path,
+    write_raster: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    size: tuple[int, int],
+    kind: MapKind,
+    big: bool,
+) -> None:
+    monkeypatch.setattr(tilenet.mapping.cog, "CLASSIC_BYTES", 0 if big else 1 << 30)
+    path, own, values = str(tmp_path / "map.tif"), str(tmp_path / "own.tif"), smooth(kind, size)
+    with like(write_raster, size) as source, MapWriter(path, source, kind) as writer:
+        writer.write(source.whole, values)
+        writer._dataset.close()
+        gdals_own(writer._raw, own, kind)
+        writer.finish()
+    assert (Path(path).read_bytes()[2] == 43) == big
+    valid, errors, warnings = cog_validate(path, strict=True, quiet=True)
+    assert (valid, errors, warnings) == (True, [], [])
+    with rasterio.open(path) as file:
+        assert np.array_equal(file.read(), values, equal_nan=kind is SCORES)
+        levels = range(len(file.overviews(1)))
+    assert structure(path, None) == structure(own, None)
+    for level in levels:
+        assert structure(path, level) == structure(own, level)
+    if levels:
+        with (
+            rasterio.open(path, overview_level=0) as file,
+            rasterio.open(own, overview_level=0) as other,
+        ):
+            assert np.array_equal(file.read(), other.read(), equal_nan=kind is SCORES)
+
+
+def overviews_of(path: str) -> list[np.ndarray]:
+    with rasterio.open(path) as file:
+        count = len(file.overviews(1))
+    found = []
+    for level in range(count):
+        with rasterio.open(path, overview_level=level) as file:
+            found.append(file.read())
+    return found
+
+
+def in_squares(values: np.ndarray, side: int) -> np.ndarray:
+    """(bands, H, W) to (bands, H / side, W / side, side * side)."""
+    bands, height, width = values.shape
+    shape = bands, height // side, side, width // side, side
+    return values.reshape(shape).swapaxes(2, 3).reshape(*shape[:2], shape[3], side * side)
+
+
+@pytest.mark.parametrize("kind", [CLASSES, SCORES], ids=str)
+def test_an_overview_shows_the_pixels_under_it(
+    tmp_path: Path, write_raster: Write, kind: MapKind
+) -> None:
+    """Of two and four pixels' side: of the map itself, or of the second overview before."""
+    path, values = str(tmp_path / "map.tif"), smooth(kind, (512, 4096))
+    with like(write_raster, (512, 4096)) as source, MapWriter(path, source, kind) as writer:
+        writer.write(source.whole, values)
+        writer.finish()
+    found = overviews_of(path)
+    assert [level.shape[1:] for level in found] == [(512 >> n, 4096 >> n) for n in range(1, 6)]
+    for level, source in zip(found, [values, values, found[1], found[1], found[3]], strict=True):
+        squares = in_squares(source, source.shape[1] // level.shape[1])
+        there = squares != kind.nodata if kind is CLASSES else np.isfinite(squares)
+        any_there = there.any(axis=3)
+        if kind is SCORES:
+            assert np.array_equal(np.isfinite(level), any_there)
+            means = np.nansum(squares, axis=3, dtype=np.float64) / np.maximum(1, there.sum(axis=3))
+            np.testing.assert_allclose(level[any_there], means[any_there], rtol=0, atol=1e-6)
+            continue
+        assert np.array_equal(level != kind.nodata, any_there)
+        counts = [(squares == one).sum(axis=3) for one in range(3)]
+        theirs = np.choose(np.minimum(level, 2), counts)
+        assert (theirs == np.max(counts, axis=0))[any_there].all()
+
+
+def written_by(comm: MPI.Intracomm, path: Path, source: Raster, kind: MapKind) -> str:
+    """Digest of a map that all these ranks made."""
+    if comm.rank:
+        write_cog(None, comm)
+        return ""
+    with MapWriter(str(path), source, kind) as writer:
+        writer.write(source.whole, smooth(kind, source.size))
+        writer.finish(comm)
+    names = sorted(name for name in os.listdir(path.parent) if not name.startswith("like"))
+    assert names == written(kind)
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    for name in names:
+        os.remove(path.parent / name)
+    return found
+
+
+@pytest.mark.ranks(2, 3, 4, 6)
+@pytest.mark.parametrize("kind", [CLASSES, MANY_CLASSES, SCALED, SCORES], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_map_is_the_same_to_the_last_byte_on_any_number_of_ranks(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    write_raster: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    size: tuple[int, int],
+    kind: MapKind,
+) -> None:
+    tiles = Counter[int]()
+    right = tilenet.mapping.cog._compressed
+
+    def counted(values: np.ndarray, job: CogJob) -> list[bytes]:
+        found = right(values, job)
+        tiles[comm.rank] += len(found)
+        return found
+
+    monkeypatch.setattr(tilenet.mapping.cog, "_compressed", counted)
+    with like(write_raster, size) as source:
+        path = shared_path / "map.tif"
+        found = written_by(comm, path, source, kind)
+        shares = comm.gather(tiles[comm.rank])
+        if comm.rank == 0:
+            assert max(shares) <= sum(shares) / comm.size + 8
+            assert found == written_by(MPI.COMM_SELF, path, source, kind)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("blind", [0, 1, 2])
+def test_ranks_that_do_not_see_the_raw_file_leave_it_to_the_others(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    write_raster: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    blind: int,
+) -> None:
+    facts = tilenet.mapping.cog._facts
+    monkeypatch.setattr(
+        tilenet.mapping.cog, "_facts", lambda raw: None if 0 < comm.rank <= blind else facts(raw)
+    )
+    with like(write_raster, SIZES[2]) as source:
+        path = shared_path / "map.tif"
+        found = written_by(comm, path, source, SCORES)
+        if comm.rank == 0:
+            assert found == written_by(MPI.COMM_SELF, path, source, SCORES)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_disk_that_is_full_for_one_rank_is_full_for_all(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    write_raster: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    keeps: bool,
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with like(write_raster, SIZES[3]) as source, ExitStack() as stack:
+        job: Callable[[], None] = partial(write_cog, None, comm)
+        if comm.rank == 0:
+            made_of = {"weights": "ab12"} if keeps else None
+            path = str(shared_path / "map.tif")
+            writer = stack.enter_context(MapWriter(path, source, SCORES, made_of=made_of))
+            writer.write(source.whole, smooth(SCORES, source.size))
+            job = partial(writer.finish, comm)
+        if comm.rank == 1:
+            monkeypatch.setattr(os, call, full)
+        with pytest.raises(AgreedError, match=r"writable to its end .*No space left") as said:
+            job()
+        assert ("--resume" in str(said.value)) == keeps
+    if comm.rank == 0:
+        left = [".map.tif.journal.part", ".map.tif.raw.part"]
+        assert sorted(os.listdir(shared_path)) == left * keeps

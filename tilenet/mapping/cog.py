@@ -1,0 +1,294 @@
+"""A cloud-optimised GeoTIFF from a raw one, by all ranks: each compresses its share of the tiles.
+
+Ranks compress in rounds, tell each other how many bytes their tiles take, and each writes its own
+to their places in the one file. Nothing is compressed twice, no rank needs another's pixels.
+
+The first two overviews are made from the map; the next two from the second, which then lies in a
+file of its own, and so on: every pixel is looked at a few times, however many overviews there are.
+"""
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from io import FileIO
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import rasterio
+import rasterio.shutil
+from numpy.typing import NDArray
+from rasterio.enums import Resampling
+from rasterio.io import MemoryFile
+from rasterio.windows import Window as FileWindow
+
+from tilenet.data.rasters.opening import GDAL_ERRORS, quiet
+from tilenet.errors import TilenetError
+from tilenet.mapping.journal import Part, wrong_pixels
+from tilenet.mapping.tiff_header import BLOCK_PX, Level, Template, header_of, template_of, tiles_in
+from tilenet.parallel.ranks.comm import agreed
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["CogJob", "cannot_write", "template_like", "write_cog"]
+
+# Pixels, before they are compressed, that a rank has in memory at once, and tiles of them.
+BATCH_BYTES, BATCH_TILES = 32 << 20, 16
+# More of them before they are compressed need a BigTIFF, to be safe: as GDAL decides.
+CLASSIC_BYTES = 2_000_000_000
+# GDAL's driver has the bytes of a tile before it, and its last four once more behind it.
+LEADER_BYTES = TRAILER_BYTES = 4
+FRAME_BYTES = LEADER_BYTES + TRAILER_BYTES
+
+
+@dataclass(frozen=True)
+class CogJob:
+    """What is written.
+
+    Attributes:
+        path: The map's name, for errors.
+        raw: A GeoTIFF, uncompressed.
+        cog: The copy; what was there is overwritten.
+        template: What it begins with.
+        classes: Overviews hold the class that most of their pixels have; else the mean of those
+            that hold data.
+        parts: Windows of `raw`, which must still hold what was written.
+        keeps: Whether `raw` stays where the copy cannot be written.
+    """
+
+    path: str
+    raw: str
+    cog: str
+    template: Template
+    classes: bool
+    parts: Sequence[Part] = ()
+    keeps: bool = False
+
+
+def template_like(small: str, *, classes: bool) -> Template:
+    """What GDAL's driver has a map begin with.
+
+    Args:
+        small: A GeoTIFF that has all but the map's size, just large enough for an overview.
+    """
+    with MemoryFile(ext=".tif") as cog:
+        rasterio.shutil.copy(
+            small,
+            cog.name,
+            driver="COG",
+            compress="DEFLATE",
+            predictor="NO" if classes else "YES",
+            bigtiff="NO",
+            blocksize=BLOCK_PX,
+            sparse_ok=True,
+        )
+        return template_of(bytes(cog.getbuffer()))
+
+
+def cannot_write(path: str, error: BaseException, *, keeps: bool) -> TilenetError:
+    """What to say of a map that the disk does not take."""
+    reason = " ".join(str(error.__cause__ or error).split())
+    kept = " and go on with --resume," if keeps else ""
+    return TilenetError(
+        f"a map must be writable to its end ({path}: {reason}); make room there{kept} "
+        "or choose another directory"
+    )
+
+
+def write_cog(job: CogJob | None, comm: "MPI.Intracomm") -> None:
+    """Write it. Collective; a rank that does not see the raw file, on a node's own disk, waits.
+
+    Args:
+        job: On rank 0.
+
+    Raises:
+        AgreedError: On all ranks: one could not read, or not write.
+    """
+    job = comm.bcast(job)
+    assert job is not None
+    facts = _facts(job.raw)
+    sees = facts == comm.bcast(facts)
+    ranks = comm.Split(int(sees), comm.rank)
+    with agreed(comm):  # those that write raise alike
+        if sees:
+            with ExitStack() as stack, quiet():
+                _Writing(job, ranks, stack).run()
+    ranks.Free()
+
+
+def _facts(path: str) -> tuple[int, int, int] | None:
+    with suppress(OSError):
+        found = os.stat(path)
+        return found.st_ino, found.st_size, found.st_mtime_ns
+    return None
+
+
+def level_sizes(height: int, width: int) -> list[tuple[int, int]]:
+    """Rows and columns of a map and of its overviews, down to one that is a block: as GDAL's."""
+    sizes = [(height, width)]
+    while max(sizes[-1]) > BLOCK_PX:
+        factor = 2 ** len(sizes)
+        sizes.append((max(1, height // factor), max(1, width // factor)))
+    return sizes
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.remove(path)
+
+
+class _Writing:
+    """The work of the ranks that write.
+
+    Attributes:
+        shown: By a level, 0 for the map itself: an open file of its pixels.
+        made: By a level that has a file of its own: its path, and where its tiles are in it.
+    """
+
+    def __init__(self, job: CogJob, comm: "MPI.Intracomm", stack: ExitStack) -> None:
+        self.job, self.comm, self.stack = job, comm, stack
+        self.shown: dict[int, Any] = {}
+        self.made: dict[int, tuple[str, Level]] = {}
+
+    def run(self) -> None:
+        job, comm = self.job, self.comm
+        with self._guarded():
+            wrong = wrong_pixels(job.raw, job.parts[comm.rank :: comm.size])
+            if wrong:
+                raise OSError(wrong)
+            raw = self.shown[0] = self.stack.enter_context(rasterio.open(job.raw))
+        self.sizes = level_sizes(raw.height, raw.width)
+        for number in range(2, len(self.sizes) - 1, 2):
+            path, level = f"{job.cog}.{number}.part", Level(*self.sizes[number])
+            if comm.rank == 0:
+                self.stack.callback(_remove, path)
+            self._write(path, {number: level})
+            with self._guarded():
+                self.made[number] = path, level
+                self.shown[number] = self.stack.enter_context(rasterio.open(path))
+        self._write(job.cog, {n: Level(*size) for n, size in enumerate(self.sizes)})
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """What one rank cannot write, none can. Collective at the end of the block."""
+        with agreed(self.comm):
+            try:
+                yield
+            except GDAL_ERRORS as error:
+                raise cannot_write(self.job.path, error, keeps=self.job.keeps) from error
+
+    def _write(self, path: str, levels: dict[int, Level]) -> None:
+        """Write levels to a file: the smallest first, as those who read a part of it expect."""
+        comm, raw = self.comm, self.shown[0]
+        tile_bytes = sum(np.dtype(name).itemsize for name in raw.dtypes) * BLOCK_PX**2
+        order = [(number, tile) for number in sorted(levels)[::-1] for tile in levels[number].tiles]
+        big = len(order) * tile_bytes > CLASSIC_BYTES
+        at = len(header_of(self.job.template, [*levels.values()], big=big))
+        with self._guarded():
+            if comm.rank == 0:
+                Path(path).write_bytes(b"")
+        with self._guarded():
+            # Unbuffered: closing it has nothing left to write, and nothing to say.
+            file = open(path, "r+b", buffering=0)  # noqa: SIM115
+        with file:
+            most, start = max(1, min(BATCH_TILES, BATCH_BYTES // tile_bytes)), 0
+            while start < len(order):
+                each = min(most, -(-(len(order) - start) // comm.size))
+                turn = order[start : start + each * comm.size]
+                sizes = self._write_turn(file, at, turn, each)
+                for (number, _), size in zip(turn, sizes, strict=True):
+                    levels[number].places.append((at + LEADER_BYTES, size))
+                    at += size + FRAME_BYTES
+                start += len(turn)
+            with self._guarded():
+                if comm.rank == 0:
+                    _put(file, 0, header_of(self.job.template, [*levels.values()], big=big))
+                os.fsync(file.fileno())
+
+    def _write_turn(
+        self, file: FileIO, at: int, turn: list[tuple[int, int]], each: int
+    ) -> list[int]:
+        """Write tiles from a place of the file on, so many per rank; bytes of all of them."""
+        rank, found = self.comm.rank, list[bytes]()
+        with self._guarded():
+            mine = turn[each * rank : each * (rank + 1)]
+            for (number, _), run in groupby(mine, self._row):
+                found += self._tiles(number, [tile for _, tile in run])
+        shares = self.comm.allgather([len(tile) for tile in found])
+        with self._guarded():
+            before = sum(size + FRAME_BYTES for share in shares[:rank] for size in share)
+            _put(file, at + before, b"".join(map(_framed, found)))
+        return [size for share in shares for size in share]
+
+    def _row(self, tile: tuple[int, int]) -> tuple[int, int]:
+        number, index = tile
+        return number, index // Level(*self.sizes[number]).across
+
+    def _tiles(self, number: int, tiles: list[int]) -> list[bytes]:
+        """Compressed tiles of a level that are next to each other."""
+        if number in self.made:
+            path, level = self.made[number]
+            with open(path, "rb") as file:
+                return [_read(file, *level.places[tile]) for tile in tiles]
+        # Tile by tile, so that no bit depends on which are read together.
+        return _compressed(np.dstack([self._pixels(number, tile) for tile in tiles]), self.job)
+
+    def _pixels(self, number: int, tile: int) -> NDArray[Any]:
+        height, width = self.sizes[number]
+        row, col = (BLOCK_PX * n for n in divmod(tile, Level(height, width).across))
+        rows, cols = min(BLOCK_PX, height - row), min(BLOCK_PX, width - col)
+        source = self.shown[max(shown for shown in self.shown if shown <= number)]
+        down, across = source.height / height, source.width / width
+        values: NDArray[Any] = source.read(
+            window=FileWindow(col * across, row * down, cols * across, rows * down),
+            out_shape=(source.count, rows, cols),
+            resampling=Resampling.mode if self.job.classes else Resampling.average,
+        )
+        return values
+
+
+def _framed(tile: bytes) -> bytes:
+    return struct.pack("<I", len(tile)) + tile + tile[-TRAILER_BYTES:]
+
+
+def _put(file: FileIO, at: int, data: bytes) -> None:
+    """Write all of it: a disk that is nearly full takes a part first."""
+    rest = memoryview(data)
+    while rest:
+        taken = os.pwrite(file.fileno(), rest, at)
+        at, rest = at + taken, rest[taken:]
+
+
+def _read(file: BinaryIO, at: int, size: int) -> bytes:
+    file.seek(at)
+    return file.read(size)
+
+
+def _compressed(values: NDArray[Any], job: CogJob) -> list[bytes]:
+    """Tiles of pixels (bands, H, W), H at most a tile's, from left to right."""
+    bands, height, width = values.shape
+    with MemoryFile(ext=".tif") as memory:
+        with memory.open(
+            driver="GTiff",
+            count=bands,
+            height=height,
+            width=width,
+            dtype=values.dtype,
+            tiled=True,
+            blockxsize=BLOCK_PX,
+            blockysize=BLOCK_PX,
+            interleave="pixel",
+            compress="DEFLATE",
+            predictor=job.template.predictor,
+            # After the predictor hardly anything is left to find: of float probabilities the
+            # lowest level takes 0.74 of the CPU time of the usual one, for 1.3 % more bytes.
+            zlevel=6 if job.classes else 1,
+            num_threads=len(os.sched_getaffinity(0)),  # a launcher may give a rank few cores
+            bigtiff="NO",
+        ) as dataset:
+            dataset.write(values)
+        return tiles_in(bytes(memory.getbuffer()))
