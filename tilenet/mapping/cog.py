@@ -149,7 +149,7 @@ class _Writing:
         made: By a level that has a file of its own: its path, and where its tiles are in it.
     """
 
-    def __init__(self, job: CogJob, comm: "MPI.Intracomm", stack: ExitStack) -> None:
+    def __init__(self, job: CogJob, comm: "MPI.Comm", stack: ExitStack) -> None:
         self.job, self.comm, self.stack = job, comm, stack
         self.shown: dict[int, Any] = {}
         self.made: dict[int, tuple[str, Level]] = {}

@@ -40,9 +40,6 @@ class MapInMemory:
             :, top : top + part.height, left : left + part.width
         ]
 
-    def finish(self) -> None:
-        """Nothing is left to do."""
-
     def __enter__(self) -> "MapInMemory":
         return self
 

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from tilenet.data.survey import share_collars
 from tilenet.mapping.announce import announce_map
 from tilenet.mapping.choose import decide_map
-from tilenet.mapping.cog import write_cog
 from tilenet.mapping.in_memory import MapInMemory
 from tilenet.mapping.job import MapJob, Placement
 from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.prediction import MapSource, Prediction
 from tilenet.mapping.prove import prove_map
 from tilenet.mapping.resume import MapResume
-from tilenet.mapping.writer import MapWriter, check_target, map_lock
+from tilenet.mapping.writer import MapWriter, check_target, finish_map, map_lock
 from tilenet.mapping.writing import WritingSink
 from tilenet.model.choices import parameter_dtype
 from tilenet.parallel.health.progress import peak_bytes, say
@@ -194,12 +193,8 @@ def _make(
         stopped = _work(job, comm, sink, resume)
         # Compressing it takes as many rounds of tiles as it has, at the most.
         job.watchdog.arm("the finished map", SLOW + len(tiling.tiles) / comm.size)
-        if stopped:
-            pass
-        elif file is not None:
-            file.finish(comm)
-        elif wanted.out is not None:
-            write_cog(None, comm)
+        if wanted.out is not None and not stopped:
+            finish_map(file, comm)
     return stopped, writer.values if isinstance(writer, MapInMemory) else None
 
 

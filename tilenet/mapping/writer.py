@@ -48,6 +48,7 @@ __all__ = [
     "MapWriter",
     "check_target",
     "class_colours",
+    "finish_map",
     "journal_of",
     "map_lock",
     "put_map",
@@ -311,7 +312,7 @@ class MapWriter:
         """Close the file, make it cloud-optimised, and put it in its place.
 
         Args:
-            comm: All ranks, of which the others call `write_cog`; None: this one alone.
+            comm: All ranks, which call `finish_map`; None: this one alone.
         """
         if comm is None:
             from mpi4py import MPI  # not at the top: importing starts MPI, and planning must not
@@ -379,6 +380,21 @@ class MapWriter:
         except GDAL_ERRORS as error:
             self._remove()
             raise cannot_write(self.path, error, keeps=self._keeps) from error
+
+
+def finish_map(writer: MapWriter | None, comm: "MPI.Intracomm") -> None:
+    """Make a map cloud-optimised and put it in its place. Collective.
+
+    Args:
+        writer: On rank 0.
+
+    Raises:
+        TilenetError: It cannot be written; on all ranks unless rank 0 alone had to do with it.
+    """
+    if writer is None:
+        write_cog(None, comm)
+    else:
+        writer.finish(comm)
 
 
 def _aside(name: str) -> tuple[str, str]:
