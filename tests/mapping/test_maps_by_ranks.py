@@ -223,6 +223,40 @@ def test_ranks_that_do_not_see_the_raw_file_leave_it_to_the_others(
 
 
 @pytest.mark.ranks(3)
+@pytest.mark.parametrize("near", [1, 2])
+@pytest.mark.parametrize("is_full", [False, True])
+def test_ranks_of_other_nodes_hand_over_what_they_compressed(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    write_raster: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    near: int,
+    is_full: bool,
+) -> None:
+    right, written_here = os.pwrite, list[int]()
+
+    def full(file: int, data: bytes, at: int) -> int:
+        """Ranks of other nodes do not write, rank 0 not what it is handed."""
+        written_here.append(len(data))
+        if comm.rank or len(written_here) == 2:
+            raise OSError(28, "No space left on device")
+        return right(file, data, at)
+
+    monkeypatch.setattr(tilenet.mapping.cog, "_is_near", lambda ranks: comm.rank < near)
+    if comm.rank >= near or (is_full and comm.rank == 0):
+        monkeypatch.setattr(os, "pwrite", full)
+    with like(write_raster, SIZES[3]) as source:
+        path = shared_path / "map.tif"
+        if is_full:
+            with pytest.raises(AgreedError, match="No space left"):
+                written_by(comm, path, source, SCORES)
+            return
+        found = written_by(comm, path, source, SCORES)
+        if comm.rank == 0:
+            assert found == written_by(MPI.COMM_SELF, path, source, SCORES)
+
+
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("call", ["pwrite", "fsync"])
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_disk_that_is_full_for_one_rank_is_full_for_all(

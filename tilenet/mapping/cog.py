@@ -1,7 +1,9 @@
 """A cloud-optimised GeoTIFF from a raw one, by all ranks: each compresses its share of the tiles.
 
 Ranks compress in rounds, tell each other how many bytes their tiles take, and each writes its own
-to their places in the one file. Nothing is compressed twice, no rank needs another's pixels.
+to their places in the one file. Nothing is compressed twice, no rank needs another's pixels. Only
+ranks on rank 0's node write, and rank 0 writes what the others compressed: where two nodes write to
+one page of a file, NFS may lose what one of them wrote, and says nothing.
 
 The first two overviews are made from the map; the next two from the second, which then lies in a
 file of its own, and so on: every pixel is looked at a few times, however many overviews there are.
@@ -13,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -145,12 +147,14 @@ class _Writing:
     """The work of the ranks that write.
 
     Attributes:
+        near: Of each rank, whether it writes its tiles itself.
         shown: By a level, 0 for the map itself: an open file of its pixels.
         made: By a level that has a file of its own: its path, and where its tiles are in it.
     """
 
     def __init__(self, job: CogJob, comm: "MPI.Comm", stack: ExitStack) -> None:
         self.job, self.comm, self.stack = job, comm, stack
+        self.near = comm.allgather(_is_near(comm))
         self.shown: dict[int, Any] = {}
         self.made: dict[int, tuple[str, Level]] = {}
 
@@ -191,10 +195,12 @@ class _Writing:
         with self._guarded():
             if comm.rank == 0:
                 Path(path).write_bytes(b"")
-        with self._guarded():
-            # Unbuffered: closing it has nothing left to write, and nothing to say.
-            file = open(path, "r+b", buffering=0)  # noqa: SIM115
-        with file:
+        with ExitStack() as stack:
+            file: FileIO | None = None
+            with self._guarded():
+                if self.near[comm.rank]:
+                    # Unbuffered: closing it has nothing left to write, and nothing to say.
+                    file = stack.enter_context(open(path, "r+b", buffering=0))
             most, start = max(1, min(BATCH_TILES, BATCH_BYTES // tile_bytes)), 0
             while start < len(order):
                 each = min(most, -(-(len(order) - start) // comm.size))
@@ -205,12 +211,13 @@ class _Writing:
                     at += size + FRAME_BYTES
                 start += len(turn)
             with self._guarded():
-                if comm.rank == 0:
+                if file and comm.rank == 0:
                     _put(file, 0, header_of(self.job.template, [*levels.values()], big=big))
-                os.fsync(file.fileno())
+                if file:
+                    os.fsync(file.fileno())
 
     def _write_turn(
-        self, file: FileIO, at: int, turn: list[tuple[int, int]], each: int
+        self, file: FileIO | None, at: int, turn: list[tuple[int, int]], each: int
     ) -> list[int]:
         """Write tiles from a place of the file on, so many per rank; bytes of all of them."""
         rank, found = self.comm.rank, list[bytes]()
@@ -219,10 +226,32 @@ class _Writing:
             for (number, _), run in groupby(mine, self._row):
                 found += self._tiles(number, [tile for _, tile in run])
         shares = self.comm.allgather([len(tile) for tile in found])
+        whole = (sum(share) + FRAME_BYTES * len(share) for share in shares)
+        ends, data = list(accumulate(whole, initial=at)), b"".join(map(_framed, found))
         with self._guarded():
-            before = sum(size + FRAME_BYTES for share in shares[:rank] for size in share)
-            _put(file, at + before, b"".join(map(_framed, found)))
+            if file:
+                _put(file, ends[rank], data)
+        with self._guarded():
+            if not file:
+                self.comm.Send(data, 0)
+            elif rank == 0:
+                self._take(file, ends)
         return [size for share in shares for size in share]
+
+    def _take(self, file: FileIO, ends: Sequence[int]) -> None:
+        """Write what ranks of other nodes compressed, to between these places of the file."""
+        failed: OSError | None = None
+        for rank, (begin, end) in enumerate(pairwise(ends)):
+            if self.near[rank]:
+                continue
+            data = bytearray(end - begin)
+            self.comm.Recv(data, rank)
+            try:
+                _put(file, begin, data)
+            except OSError as error:  # the others still send
+                failed = error
+        if failed:
+            raise failed
 
     def _row(self, tile: tuple[int, int]) -> tuple[int, int]:
         number, index = tile
@@ -255,7 +284,17 @@ def _framed(tile: bytes) -> bytes:
     return struct.pack("<I", len(tile)) + tile + tile[-TRAILER_BYTES:]
 
 
-def _put(file: FileIO, at: int, data: bytes) -> None:
+def _is_near(comm: "MPI.Comm") -> bool:
+    """Whether this rank is on the node of rank 0. Collective."""
+    from mpi4py import MPI
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    found: bool = node.allreduce(comm.rank == 0, MPI.LOR)
+    node.Free()
+    return found
+
+
+def _put(file: FileIO, at: int, data: bytes | bytearray) -> None:
     """Write all of it: a disk that is nearly full takes a part first."""
     rest = memoryview(data)
     while rest:
