@@ -14,12 +14,13 @@ from zoo import Pyramid, block
 
 import tilenet
 from tilenet.adoption.adopt import Adopted
-from tilenet.geometry.sweep import strip_edges
+from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.library.network import network_keys
 from tilenet.library.run import Run
 from tilenet.library.whole_run import train
 from tilenet.model.network import build_network
+from tilenet.planning.memory.trained_sweeps import maps_to_keep
 from tilenet.training import swept
 from tilenet.training.config.read import read_keys
 
@@ -31,7 +32,11 @@ CROPS = {"crop_px": 64, "batch_size": 4}
 @pytest.fixture(autouse=True)
 def low_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        swept, "training_edges", lambda layers, unit, height, *_: strip_edges(height, 40)
+        swept,
+        "plan_sweeps",
+        lambda layers, height, width, *_: Sweeps(
+            strip_edges(height, 40), maps_to_keep(layers, height, width)
+        ),
     )
 
 

@@ -248,7 +248,7 @@ def key_of(
         pairs = zip(run.label_paths, images, strict=True)
         labels = [stack.enter_context(Labels(path, image, 255)) for path, image in pairs]
         context = context_of(unet_layers(options))
-        opened = RunImages(images, labels, [], held_out)
+        opened = RunImages(images, labels, [], [], held_out)
         return survey_key(opened, context, context.alignment_px, run.reading)
 
 
