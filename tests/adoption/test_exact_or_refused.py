@@ -90,7 +90,7 @@ def test_refused_in_one_sentence(name: str) -> None:
     [
         ("frozen", 1, True),
         ("frozen", 1, False),
-        ("frozen", 3, False),
+        ("frozen", 3, True),
         ("step", 3, True),
         ("step", 1, False),
     ],

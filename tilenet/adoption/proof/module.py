@@ -8,7 +8,7 @@ by itself. Random masks keep everything, in both.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,12 +37,14 @@ class _Case:
     Attributes:
         images: Images of the batch.
         size: Height and width.
-        trains: Whether it runs as in training, forward and backward.
+        trains: Whether it runs as in training.
+        backward: Whether gradients are compared too.
     """
 
     images: int
     size: tuple[int, int]
     trains: bool
+    backward: bool
 
     def __str__(self) -> str:
         images = f"{self.images} image{'s' * (self.images > 1)} of {self.size[0]} × {self.size[1]}"
@@ -52,26 +54,35 @@ class _Case:
 def _cases(unit_px: int, frozen: bool) -> tuple[_Case, ...]:
     """Sizes and numbers of other remainders than the ones that are recorded, powers of two.
 
-    With statistics of a step, which mix images, three are trained. Else one is, and three small
-    ones are evaluated too: torch's convolutions in float64 read all weights once per image, three
-    times in training, so that this takes a third less.
+    With statistics of a step, which mix images, gradients are those of three. Else of one, and of
+    three small ones only the output is compared: torch's convolutions in float64 read all weights
+    once per image, in backward twice, so that this takes a third less. Evaluation comes last.
     """
     many = LEAST_PX // unit_px
     rows, cols = 3 * (5 * many // 3 | 1), 5 * (3 * many // 5 | 1)
     if not many:  # units are large
-        return _case(3, (2, 1), unit_px, trains=True), _case(1, (1, 3), unit_px)
+        return _case(3, (2, 1), unit_px, "gradients"), _case(1, (1, 3), unit_px, "evaluated")
+    trained = 2 * many, 3 * many | 1
     if not frozen:
-        trained = (2 * many, 3 * many | 1) if many > 1 else (2, 1)
-        return _case(3, trained, unit_px, trains=True), _case(1, (rows, cols), unit_px)
-    if many == 1:
-        rest = _case(1, (rows, 1), unit_px), _case(3, (1, 1), unit_px)
-    else:
-        rest = _case(1, (rows, cols), unit_px), _case(3, (2 * many, 2 * many), unit_px)
-    return _case(1, (2 * many, 3 * many | 1), unit_px, trains=True), *rest
+        trained = trained if many > 1 else (2, 1)
+        whole = _case(1, (rows, cols), unit_px, "evaluated")
+        return _case(3, trained, unit_px, "gradients"), whole
+    three = (1, 1) if many == 1 else (2 * many, 2 * many)
+    return (
+        _case(1, trained, unit_px, "gradients"),
+        _case(3, three, unit_px, "trained"),
+        _case(1, (rows, cols if many > 1 else 1), unit_px, "evaluated"),
+    )
 
 
-def _case(images: int, units: tuple[int, int], unit_px: int, *, trains: bool = False) -> _Case:
-    return _Case(images, (units[0] * unit_px, units[1] * unit_px), trains)
+def _case(
+    images: int,
+    units: tuple[int, int],
+    unit_px: int,
+    how: Literal["gradients", "trained", "evaluated"],
+) -> _Case:
+    size = units[0] * unit_px, units[1] * unit_px
+    return _Case(images, size, how != "evaluated", how == "gradients")
 
 
 @dataclass(frozen=True)
@@ -139,14 +150,14 @@ def _run(
     network: nn.Module, image: Tensor, names: Mapping[str, str], case: _Case
 ) -> dict[str, Tensor]:
     """Output, gradients of a random function of it, and buffers, by names in the module."""
-    image = image.clone().requires_grad_(case.trains)
+    image = image.clone().requires_grad_(case.backward)
     network.zero_grad()
-    with torch.set_grad_enabled(case.trains):
+    with torch.set_grad_enabled(case.backward):
         out = network(image)
     while not isinstance(out, Tensor):
         out = next(iter(out.values())) if isinstance(out, dict) else out[0]
     results = {"the output": out.detach()}
-    if case.trains:
+    if case.backward:
         generator = torch.Generator().manual_seed(1)
         weights = torch.randn(out.shape, generator=generator, dtype=out.dtype)
         (out * weights).sum().backward()  # type: ignore[no-untyped-call]
