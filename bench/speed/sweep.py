@@ -4,13 +4,14 @@ Random images in memory, float32, one thread, no file. MONAI's windows are as la
 read, with overlaps of a quarter and Gaussian weights. The ways take turns, each in a process of its
 own: CPU seconds (the fastest of several), operations (torch's counter), bytes of tensors that live
 at one time, and the peak of the process beyond what it had before. A step of training is forward,
-cross-entropy and backward, with norms frozen.
+cross-entropy and backward, with norms frozen. Operations and live bytes are counted in a second run
+of plain PyTorch and of the sweep.
 """
 
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +40,8 @@ from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.memory.trained_sweeps import plan_sweeps, trained_bytes
 
-WAYS = ("plain", "sweep", "tiles")
+WAYS = ("plain", "sweep", "tiles", "monai")
+COUNTED = ("plain", "sweep")
 OURS = {"small U-Net": (4, 16), "large U-Net": (4, 64)}  # poolings and channels
 MAPPED = (*OURS, "Unet/resnet34", "DeepLabV3Plus/resnet34")
 TRAINED = ("small U-Net", "Unet/resnet34", "DeepLabV3Plus/resnet34")
@@ -128,7 +130,8 @@ def mapping(name: str, way: str, side: int) -> dict[str, Any]:
     rows = max(span.own for span in plan.tiling.rows)
     predicted = swept_bytes(layers, side, side, rows, 4) if way == "sweep" else 0
     predicted += 4 * kept_cells(layers, plan.kept, plan.tiling.extended, 1)
-    return {"passes": len(plan.passes) + 1, "grid": plan.tiling.grid, **taken(run, predicted)}
+    figures = taken(run, predicted, counts=way in COUNTED)
+    return {"passes": len(plan.passes) + 1, "grid": plan.tiling.grid, **figures}
 
 
 def training(name: str, way: str, side: int) -> dict[str, Any]:
@@ -176,7 +179,7 @@ def training(name: str, way: str, side: int) -> dict[str, Any]:
         "strip_rows": strip_rows,
         "keeps": keeps,
         "grid": plan.tiling.grid,
-        **taken(run, predicted),
+        **taken(run, predicted, counts=way in COUNTED),
     }
 
 
@@ -186,30 +189,33 @@ class InAll(nullcontext[None]):
     parents = ("Global",)
 
 
-def taken(run: Callable[[], float], predicted: int) -> dict[str, Any]:
-    """Seconds and peak of a run, then its operations and live bytes in another."""
+def taken(run: Callable[[], float], predicted: int, *, counts: bool) -> dict[str, Any]:
+    """Seconds and peak of a run; where it counts, operations and live bytes in another."""
     torch.set_num_threads(1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.process_time()
     total = run()
     seconds = time.process_time() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    figures = {"cpu_seconds": seconds, "peak_bytes": peak * 1024, "sum": total}
+    if not counts:
+        return figures
     counter: Any = FlopCounterMode(display=False)
     counter.mod_tracker = InAll()
     with LiveBytes() as live, counter:
         run()
-    return {
-        "cpu_seconds": seconds, "peak_bytes": peak * 1024, "live_bytes": live.peak,
-        "predicted_bytes": predicted, "operations": counter.get_total_flops(), "sum": total,
-    }  # fmt: skip
+    counted = {"live_bytes": live.peak, "operations": counter.get_total_flops()}
+    return figures | counted | {"predicted_bytes": predicted}
 
 
-def compared(work: Callable[..., Any], name: str, side: int, times: int) -> dict[str, Any]:
-    """All ways in turns, the fastest run of each."""
+def compared(
+    work: Callable[..., Any], name: str, side: int, times: int, ways: Collection[str]
+) -> dict[str, Any]:
+    """Ways in turns, the fastest run of each."""
     found: dict[str, Any] = {}
-    ways = (*WAYS, "monai") if work is mapping else WAYS[: 2 if name in AVERAGED else None]
+    possible = WAYS if work is mapping else WAYS[: 2 if name in AVERAGED else 3]
     for _ in range(times):
-        for way in ways:
+        for way in (way for way in possible if way in ways):
             one = alone(work, name, way, side)
             print(f"{work.__name__}, {name}, {side}², {way}: {one}", file=sys.stderr, flush=True)
             if way not in found or one["cpu_seconds"] < found[way]["cpu_seconds"]:
@@ -222,54 +228,59 @@ def ratio(found: dict[str, Any], what: str, way: str, over: str) -> float:
     return float(found[way][what] / found[over][what])
 
 
-def claims_of_map(name: str, found: dict[str, Any]) -> list[Claim]:
+def claims_of_map(case: str, name: str, found: dict[str, Any]) -> list[Claim]:
     """What a map by a sweep should reach."""
-    one, least = f"map, {name}", 0.9 if name in OURS else 0.5
-    off = found["sweep"]["predicted_bytes"] / found["sweep"]["live_bytes"] - 1
-    return [
-        at_most(
-            f"{one}: operations over plain", ratio(found, "operations", "sweep", "plain"), 1.01
-        ),
-        at_most(f"{one}: time over plain", ratio(found, "cpu_seconds", "sweep", "plain"), 1.0),
-        at_most(f"{one}: time over tiles", ratio(found, "cpu_seconds", "sweep", "tiles"), least),
-        at_most(f"{one}: live bytes over plain", ratio(found, "live_bytes", "sweep", "plain"), 0.1),
-        at_most(f"{one}: predicted bytes off by", abs(off), 0.05),
-    ]
+    least, claims = {"plain": 1.0, "tiles": 0.9 if name in OURS else 0.5, "monai": 0.7}, []
+    for way in (way for way in least if way in found):
+        over = ratio(found, "cpu_seconds", "sweep", way)
+        claims.append(at_most(f"{case}: time over {way}", over, least[way]))
+    if "plain" in found:
+        work, live = (ratio(found, what, *COUNTED[::-1]) for what in ("operations", "live_bytes"))
+        claims.append(at_most(f"{case}: operations over plain", work, 1.01))
+        claims.append(at_most(f"{case}: live bytes over plain", live, 0.1))
+    return [*claims, predicted_claim(case, found)]
 
 
-def claims_of_step(name: str, found: dict[str, Any]) -> list[Claim]:
+def claims_of_step(case: str, found: dict[str, Any]) -> list[Claim]:
     """What a step by a sweep should reach."""
-    one, third = f"step, {name}", 1 / 3
+    least, claims = {"plain": 1.4, "tiles": 1.0}, []
+    for way in (way for way in least if way in found):
+        over = ratio(found, "cpu_seconds", "sweep", way)
+        claims.append(at_most(f"{case}: time over {way}", over, least[way]))
+    if "plain" in found:
+        live = ratio(found, "live_bytes", "sweep", "plain")
+        claims.append(at_most(f"{case}: live bytes over plain", live, 1 / 3))
+    return [*claims, predicted_claim(case, found)]
+
+
+def predicted_claim(case: str, found: dict[str, Any]) -> Claim:
+    """How far the prediction of a sweep's bytes is off."""
     off = found["sweep"]["predicted_bytes"] / found["sweep"]["live_bytes"] - 1
-    claims = [
-        at_most(f"{one}: time over plain", ratio(found, "cpu_seconds", "sweep", "plain"), 1.4),
-        at_most(
-            f"{one}: live bytes over plain", ratio(found, "live_bytes", "sweep", "plain"), third
-        ),
-        at_most(f"{one}: predicted bytes off by", abs(off), 0.05),
-    ]
-    if "tiles" in found:
-        over = ratio(found, "cpu_seconds", "sweep", "tiles")
-        claims.insert(1, at_most(f"{one}: time over tiles", over, 1.0))
-    return claims
+    return at_most(f"{case}: predicted bytes off by", abs(off), 0.05)
 
 
 def bench(
     quick: bool,
     networks: tuple[str, ...] = MAPPED,
-    side: int = 2048,
-    step_side: int = 2048,
+    sides: tuple[int, ...] = (2048,),
+    works: tuple[str, ...] = ("map", "step"),
+    ways: tuple[str, ...] = WAYS,
     times: int = 2,
 ) -> Found:
-    """Map and train by all ways and compare."""
+    """Map and train by several ways and compare; the sweep is one of them."""
     figures: dict[str, Any] = {}
     claims: list[Claim] = []
     if quick:
-        side, step_side, times = 1152, 512, 1
-    for name in networks[: 1 if quick else None]:
-        found = figures[f"map, {name}, {side}²"] = compared(mapping, name, side, times)
-        claims += claims_of_map(name, found)
-    for name in TRAINED[: 1 if quick else None]:
-        found = figures[f"step, {name}, {step_side}²"] = compared(training, name, step_side, times)
-        claims += claims_of_step(name, found)
+        networks, times = networks[:1], 1
+    for side in sides:
+        if "map" in works:
+            for name in networks:
+                case = f"map, {name}, {side if not quick else 1152}²"
+                figures[case] = compared(mapping, name, side if not quick else 1152, times, ways)
+                claims += claims_of_map(case, name, figures[case])
+        if "step" in works:
+            for name in (name for name in networks if name in TRAINED):
+                case = f"step, {name}, {side if not quick else 512}²"
+                figures[case] = compared(training, name, side if not quick else 512, times, ways)
+                claims += claims_of_step(case, figures[case])
     return figures, claims
