@@ -157,6 +157,7 @@ def sweep(layers: tuple[Layer, ...], edges: Sequence[int]) -> Iterator[Strip]:
         for one in reader.reads if number + 1 in seen else ():
             read_by[one].append(number)
     come = [0] * len(sizes)  # rows of each map, those beyond its end too
+    more = [0] * len(sizes)  # that came with the strip before
     ends = iter(edges[1:])
     while come[-1] < sizes[-1]:
         image = min(come[0], rows), next(ends, rows)
@@ -164,7 +165,8 @@ def sweep(layers: tuple[Layer, ...], edges: Sequence[int]) -> Iterator[Strip]:
         steps = []
         for number, (layer, reader) in enumerate(zip(layers, readers, strict=True), start=1):
             before, size = come[number], sizes[number]
-            come[number] = _ready(layer, before, size, reader.waits, come)
+            come[number] = _ready(layer, before, size, reader.waits, come, more[number])
+            more[number] = come[number] - before
             out = min(before, size), min(come[number], size)
             steps.append(LayerRows(out, _needs(layer, *out) if reader.reads else (0, 0)))
         done = [min(stop, size) for stop, size in zip(come, sizes, strict=True)]
@@ -212,16 +214,28 @@ def _needs(layer: Layer, first: int, stop: int) -> Rows:
     return low, max(high + 1, low)
 
 
-def _ready(layer: Layer, first: int, size: int, waits: tuple[int, ...], come: list[int]) -> int:
-    """The first row of a layer that looks at rows which have not come yet."""
+def _ready(
+    layer: Layer, first: int, size: int, waits: tuple[int, ...], come: list[int], more: int
+) -> int:
+    """The first row of a layer that looks at rows which have not come yet.
+
+    Args:
+        first: It is not before this one.
+        more: Behind the first by so many rows, most likely.
+    """
+    # Beyond its end too, where layers see their border: as many as any layer looks at.
+    stop = max(first, 2 * size + MOST_BORDER) + 1
+    if not waits:
+        return stop
+    come_rows = min([come[one] for one in waits])
 
     def must_wait(row: int) -> bool:
-        last = row if isinstance(layer, Expand) else layer.needs(row, row)[1]
-        return any(last >= come[one] for one in waits)
+        return (row if isinstance(layer, Expand) else layer.needs(row, row)[1]) >= come_rows
 
-    # Beyond its end too, where layers see their border: as many as any layer looks at.
-    rows = range(max(first, 2 * size + MOST_BORDER) + 1)
-    return bisect_left(rows, True, lo=first, key=must_wait) if waits else len(rows)
+    likely = first + more
+    if likely < stop and must_wait(likely) and (likely == first or not must_wait(likely - 1)):
+        return likely
+    return bisect_left(range(stop), True, lo=first, key=must_wait)
 
 
 def _still_read(

@@ -7,13 +7,13 @@ states of all sweeps at one time are those of a single one, in parts. Else each 
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from tilenet.geometry.halo import context_of, summed_cells
 from tilenet.geometry.layers import GlobalPool, Layer
 from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.planning.kept_maps import kept_maps
-from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.memory.swept_training import SweptBackward
 
 __all__ = ["averaged_sweeps", "maps_to_keep", "plan_sweeps", "trained_bytes"]
@@ -40,7 +40,7 @@ def maps_to_keep(layers: tuple[Layer, ...], height: int, width: int) -> dict[int
 def plan_sweeps(
     layers: tuple[Layer, ...], height: int, width: int, item_bytes: int, device_bytes: int = 0
 ) -> Sweeps:
-    """The strips with which training takes the least memory, and maps to keep where they fit.
+    """The strips whose sweep to the output takes the least memory, and maps to keep where they fit.
 
     Args:
         height: Rows of the part, a multiple of the alignment.
@@ -53,12 +53,18 @@ def plan_sweeps(
         sizes.append(rows)
         rows *= 2
 
-    def num_bytes(strip_rows: int, *, keeps: bool = False) -> int:
-        return trained_bytes(layers, height, width, strip_rows, item_bytes, keeps=keeps)
+    costs = _costs(layers, width, item_bytes)
 
-    best = min(sizes, key=num_bytes)
+    def last_peak(strip_rows: int) -> int:
+        swept = SweptBackward(layers, height, width, item_bytes, costs)
+        return swept.peak(strip_edges(height, strip_rows), keeps_logits=True)
+
+    best = min(sizes, key=last_peak)
     if averaged_sweeps(layers):
-        keeping = partial(num_bytes, keeps=True)
+
+        def keeping(strip_rows: int) -> int:
+            return trained_bytes(layers, height, width, strip_rows, item_bytes, keeps=True)
+
         higher = min({best, min(2 * best, sizes[-1])}, key=keeping)
         if keeping(higher) <= SHARE * device_bytes:
             return Sweeps(strip_edges(height, higher), maps_to_keep(layers, height, width))
@@ -88,8 +94,7 @@ def trained_bytes(
         strip_rows: Rows of a strip.
         keeps: Whether sweeps hand maps on.
     """
-    unit = context_of(layers).alignment_px
-    costs = layer_bytes(layers, -(-FEWEST_ROWS // unit) * unit, width, PRECISIONS[item_bytes])
+    costs = _costs(layers, width, item_bytes)
     kept = maps_to_keep(layers, height, width) if keeps else {}
     edges, size = strip_edges(height, strip_rows), (height, width)
     found, there = list[_Sweep](), frozenset[int]()
@@ -103,6 +108,12 @@ def trained_bytes(
         weights = found[-1].swept.weight_bytes
         return max(found[-1].peak, *(weights + one.peak for one in found[:-1]), 0)
     return max(_live(found, number) for number in range(len(found)))
+
+
+def _costs(layers: tuple[Layer, ...], width: int, item_bytes: int) -> tuple[LayerBytes, ...]:
+    """Bytes of each layer in a strip of few rows."""
+    unit = context_of(layers).alignment_px
+    return layer_bytes(layers, -(-FEWEST_ROWS // unit) * unit, width, PRECISIONS[item_bytes])
 
 
 @dataclass(frozen=True)
