@@ -38,7 +38,7 @@ from tilenet.planning.machines import machine
 from tilenet.planning.maps import MapPlan, MapQuestion, choose_map
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.swept_maps import swept_bytes
-from tilenet.planning.memory.trained_sweeps import plan_sweeps, trained_bytes
+from tilenet.planning.memory.trained_sweeps import ALL_CELLS, plan_sweeps, trained_bytes
 
 WAYS = ("plain", "sweep", "tiles", "monai")
 COUNTED = ("plain", "sweep")
@@ -174,7 +174,7 @@ def training(name: str, way: str, side: int) -> dict[str, Any]:
 
     predicted = 0
     if way == "sweep":
-        predicted = trained_bytes(layers, side, side, strip_rows, 4, keeps=keeps)
+        predicted = trained_bytes(layers, side, side, strip_rows, 4, ALL_CELLS * keeps)
     return {
         "strip_rows": strip_rows,
         "keeps": keeps,

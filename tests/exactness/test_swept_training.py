@@ -32,7 +32,7 @@ from tilenet.parallel.exchange import swept_backward, swept_training
 from tilenet.parallel.exchange.swept import Sweep
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.planning.memory.trained_sweeps import maps_to_keep
+from tilenet.planning.memory.trained_sweeps import ALL_CELLS, maps_to_keep
 from tilenet.training import swept
 from tilenet.training.config.keys import MeshKeys, TileKeys
 from tilenet.training.setup import plan_run
@@ -61,10 +61,11 @@ def gradients(
     image: torch.Tensor,
     weight: torch.Tensor,
     strip: int,
-    keeps: bool,
+    most_cells: int,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     size = image.shape[2], image.shape[3]
-    sweeps = Sweeps(strip_edges(size[0], strip), maps_to_keep(layers, *size) if keeps else {})
+    kept = maps_to_keep(layers, *size, most_cells) if most_cells else {}
+    sweeps = Sweeps(strip_edges(size[0], strip), kept)
     pipe = SweptPipe(net, layers, torch.device("cpu"), "float64", lambda rows, _: sweeps)
     origin = Origin((0,), cut(*size, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
     net.zero_grad()
@@ -73,7 +74,7 @@ def gradients(
     return out.detach(), [one.grad.clone() for one in net.trained]  # type: ignore[union-attr]
 
 
-def compare(layers: tuple[Layer, ...], net: Network, bands: int, *, keeps: bool = False) -> None:
+def compare(layers: tuple[Layer, ...], net: Network, bands: int, most_cells: int = 0) -> None:
     """Logits and gradients of strips of all heights with those of the whole image."""
     generator = torch.Generator().manual_seed(3)
     image = torch.randn(1, bands, 160, 64, generator=generator, dtype=torch.float64)
@@ -84,7 +85,7 @@ def compare(layers: tuple[Layer, ...], net: Network, bands: int, *, keeps: bool 
     plain = [one.grad.clone() for one in net.trained]  # type: ignore[union-attr]
     most = max(float(one.abs().max()) for one in plain)
     for strip in STRIPS:
-        found, grads = gradients(layers, net, image, weight, strip, keeps)
+        found, grads = gradients(layers, net, image, weight, strip, most_cells)
         apart = float((found - wanted).detach().abs().max() / wanted.detach().abs().max())
         assert apart <= 1e-12
         for one, other in zip(grads, plain, strict=True):
@@ -111,8 +112,19 @@ def test_gradients_through_maps_that_are_kept(name: str, monkeypatch: pytest.Mon
         return right(self, number, layer, done)
 
     monkeypatch.setattr(Sweep, "_computed", computed)
-    compare(adopted.layers, adopted.network(torch.float64).train(), 3, keeps=True)
+    compare(adopted.layers, adopted.network(torch.float64).train(), 3, ALL_CELLS)
     assert max(rows.values()) == 2 * len(STRIPS)
+
+
+@pytest.mark.parametrize(
+    ("name", "most_cells"), [("gates", 64_644), ("gates", 16_161), ("pyramid", 30_257)]
+)
+def test_gradients_where_not_all_maps_are_kept(name: str, most_cells: int) -> None:
+    adopted = adopt(Gates() if name == "gates" else network(name, drops=False), 3)
+    sets = [maps_to_keep(adopted.layers, 160, 64, most) for most in (most_cells, ALL_CELLS)]
+    assert any(sets[0].values())
+    assert sets[0] != sets[1]
+    compare(adopted.layers, adopted.network(torch.float64).train(), 3, most_cells)
 
 
 @pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "transposed"])

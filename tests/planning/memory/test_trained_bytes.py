@@ -18,7 +18,12 @@ from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.planning.memory.trained_sweeps import maps_to_keep, trained_bytes
+from tilenet.planning.memory.trained_sweeps import (
+    ALL_CELLS,
+    maps_to_keep,
+    plan_sweeps,
+    trained_bytes,
+)
 
 SIZE = 480, 96
 OURS = {
@@ -29,6 +34,8 @@ OURS = {
 # By their averages of the whole image the latter two are swept in parts.
 ADOPTED = "residual", "channels", "between", "gated", "pyramid"
 AVERAGED = "gates", "gated", "pyramid"
+# With which not all maps are kept: the full-size one is computed again, or the second sweep's too.
+SOME_CELLS = ("gates", 290_884), ("gates", 72_721), ("pyramid", 136_097)
 
 
 def built(name: str) -> tuple[tuple[Layer, ...], Network]:
@@ -47,13 +54,17 @@ def built(name: str) -> tuple[tuple[Layer, ...], Network]:
 
 @pytest.mark.parametrize("strip_rows", [32, 64, 160])
 @pytest.mark.parametrize(
-    ("name", "keeps"),
-    [*((name, False) for name in [*OURS, *ADOPTED]), *((name, True) for name in AVERAGED)],
+    ("name", "most_cells"),
+    [
+        *((name, 0) for name in [*OURS, *ADOPTED]),
+        *((name, ALL_CELLS) for name in AVERAGED),
+        *SOME_CELLS,
+    ],
 )
-def test_bytes_of_a_step(name: str, keeps: bool, strip_rows: int) -> None:
+def test_bytes_of_a_step(name: str, most_cells: int, strip_rows: int) -> None:
     layers, net = built(name)
     image, labels = torch.randn(1, 3, *SIZE), torch.randint(0, 2, (1, *SIZE))
-    kept = maps_to_keep(layers, *SIZE) if keeps else {}
+    kept = maps_to_keep(layers, *SIZE, most_cells) if most_cells else {}
     sweeps = Sweeps(strip_edges(SIZE[0], strip_rows), kept)
     rule = HaloRule(0, context_of(layers).alignment_px)
     pipe = SweptPipe(net, layers, torch.device("cpu"), "float32", lambda rows, cols: sweeps)
@@ -65,5 +76,19 @@ def test_bytes_of_a_step(name: str, keeps: bool, strip_rows: int) -> None:
     with LiveBytes() as live:
         origin = Origin((0,), cut(*SIZE, Cut(grid=(1, 1)), rule), (0,))
         pipe(image, origin, loss).backward()  # type: ignore[no-untyped-call]
-    predicted = trained_bytes(layers, *SIZE, strip_rows, 4, keeps=keeps)
+    predicted = trained_bytes(layers, *SIZE, strip_rows, 4, most_cells)
     assert abs(predicted / live.peak - 1) <= 0.05
+
+
+def test_where_not_all_maps_fit_some_are_kept() -> None:
+    layers, _ = built("gates")
+    rows = plan_sweeps(layers, 2048, 2048, 4).edges[1]
+    all_kept = trained_bytes(layers, 2048, 2048, rows, 4, ALL_CELLS)  # of half a device
+
+    def plan(device_bytes: int) -> list[list[int]]:
+        kept = plan_sweeps(layers, 2048, 2048, 4, device_bytes).kept
+        return [sorted(maps) for maps in kept.values()]
+
+    assert plan(2 * all_kept) == [[2, 5], [2, 12]]
+    assert plan(2 * all_kept - 2) == [[5], [12]]
+    assert plan(0) == []

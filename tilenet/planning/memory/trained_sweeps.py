@@ -2,23 +2,26 @@
 
 A network is swept once for each average of the whole image, then for its output. Where sweeps hand
 maps on, no layer is computed in two of them; the maps and their gradients are held whole, and the
-states of all sweeps at one time are those of a single one, in parts. Else each begins at the image.
+states of all sweeps at one time are those of a single one, in parts. Where these maps do not fit,
+some sweeps begin at maps before them, or at the image, and compute layers again.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tilenet.geometry.halo import context_of, summed_cells
+from tilenet.geometry.halo import context_of, map_shapes, summed_cells
 from tilenet.geometry.layers import GlobalPool, Layer
 from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.planning.kept_maps import kept_maps
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.memory.swept_training import SweptBackward
 
-__all__ = ["averaged_sweeps", "maps_to_keep", "plan_sweeps", "trained_bytes"]
+__all__ = ["ALL_CELLS", "averaged_sweeps", "maps_to_keep", "plan_sweeps", "trained_bytes"]
 
 FEWEST_ROWS = 64  # of a strip
+ALL_CELLS = 1 << 63
+FEWEST_CELLS = 1 << 22  # of maps that are worth keeping
 PRECISIONS = {2: "float16", 4: "float32", 8: "float64"}
 # Of a device for a step's tensors with maps that are kept; convolutions reorder theirs besides.
 SHARE = 0.5
@@ -30,11 +33,17 @@ def averaged_sweeps(layers: tuple[Layer, ...]) -> tuple[int, ...]:
     return tuple(number for number in averages if number)
 
 
-def maps_to_keep(layers: tuple[Layer, ...], height: int, width: int) -> dict[int, Collection[int]]:
-    """The maps with which no layer is computed in two sweeps, as `Sweeps.kept`."""
+def maps_to_keep(
+    layers: tuple[Layer, ...], height: int, width: int, most_cells: int = ALL_CELLS
+) -> dict[int, Collection[int]]:
+    """The maps with which fewest layers are computed in two sweeps, as `Sweeps.kept`.
+
+    Args:
+        most_cells: Of the maps that one sweep takes and keeps.
+    """
     passes = averaged_sweeps(layers)
-    no_limit = 1 << 63
-    return dict(zip(passes, kept_maps(layers, passes, (height, width), 1, no_limit), strict=True))
+    kept = kept_maps(layers, passes, (height, width), 1, most_cells)
+    return dict(zip(passes, kept, strict=True))
 
 
 def plan_sweeps(
@@ -59,16 +68,35 @@ def plan_sweeps(
         swept = SweptBackward(layers, height, width, item_bytes, costs)
         return swept.peak(strip_edges(height, strip_rows), keeps_logits=True)
 
-    best = min(sizes, key=last_peak)
-    if averaged_sweeps(layers):
+    best, room = min(sizes, key=last_peak), int(SHARE * device_bytes)
+    heights = {best, min(2 * best, sizes[-1])}
+    for most_cells in _limits(layers, height, width, room // item_bytes):
 
-        def keeping(strip_rows: int) -> int:
-            return trained_bytes(layers, height, width, strip_rows, item_bytes, keeps=True)
+        def keeping(strip_rows: int, most_cells: int = most_cells) -> int:
+            return trained_bytes(layers, height, width, strip_rows, item_bytes, most_cells)
 
-        higher = min({best, min(2 * best, sizes[-1])}, key=keeping)
-        if keeping(higher) <= SHARE * device_bytes:
-            return Sweeps(strip_edges(height, higher), maps_to_keep(layers, height, width))
+        higher = min(heights, key=keeping)
+        if keeping(higher) <= room:
+            kept = maps_to_keep(layers, height, width, most_cells)
+            return Sweeps(strip_edges(height, higher), kept)
     return Sweeps(strip_edges(height, best))
+
+
+def _limits(layers: tuple[Layer, ...], height: int, width: int, room: int) -> Iterator[int]:
+    """Limits of cells, from the highest, each with which less is kept than before.
+
+    Args:
+        room: Cells of maps and their gradients that may be kept.
+    """
+    cells = [one.channels * one.rows * one.cols for one in map_shapes(layers, height, width)]
+    limit, before = ALL_CELLS, list[Collection[int]]()
+    while limit >= FEWEST_CELLS:
+        kept = list(maps_to_keep(layers, height, width, limit).values())
+        if kept != before and any(kept):
+            if 2 * sum(cells[one] for one in frozenset().union(*kept)) <= room:
+                yield limit
+            before = kept
+        limit = min(limit // 2, sum(cells))
 
 
 @lru_cache(maxsize=256)
@@ -78,8 +106,7 @@ def trained_bytes(
     width: int,
     strip_rows: int,
     item_bytes: int,
-    *,
-    keeps: bool = False,
+    most_cells: int = 0,
 ) -> int:
     """Most bytes of tensors that live while a part of an image is swept forward and backward.
 
@@ -92,10 +119,10 @@ def trained_bytes(
         height: Rows of the part.
         width: Its columns.
         strip_rows: Rows of a strip.
-        keeps: Whether sweeps hand maps on.
+        most_cells: As for `maps_to_keep`; 0: sweeps hand no maps on.
     """
     costs = _costs(layers, width, item_bytes)
-    kept = maps_to_keep(layers, height, width) if keeps else {}
+    kept = maps_to_keep(layers, height, width, most_cells) if most_cells else {}
     edges, size = strip_edges(height, strip_rows), (height, width)
     found, there = list[_Sweep](), frozenset[int]()
     for stop in (*averaged_sweeps(layers), len(layers)):
@@ -104,7 +131,7 @@ def trained_bytes(
         peak = swept.peak(edges, keeps_logits=stop == len(layers))
         found.append(_Sweep(swept, peak))
         there = frozenset(after)
-    if not keeps:
+    if not any(kept.values()):
         weights = found[-1].swept.weight_bytes
         return max(found[-1].peak, *(weights + one.peak for one in found[:-1]), 0)
     return max(_live(found, number) for number in range(len(found)))
