@@ -6,13 +6,13 @@ states of all sweeps at one time are those of a single one, in parts. Where thes
 some sweeps begin at maps before them, or at the image, and compute layers again.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from tilenet.geometry.halo import context_of, map_shapes, summed_cells
 from tilenet.geometry.layers import GlobalPool, Layer
-from tilenet.geometry.sweep import Sweeps, strip_edges
+from tilenet.geometry.sweep import Sweeps, maps_before, strip_edges
 from tilenet.planning.kept_maps import kept_maps
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.memory.swept_training import SweptBackward
@@ -21,6 +21,7 @@ __all__ = ["ALL_CELLS", "averaged_sweeps", "maps_to_keep", "plan_sweeps", "train
 
 FEWEST_ROWS = 64  # of a strip
 ALL_CELLS = 1 << 63
+TRIES = 3  # of sets of maps, since each takes seconds for a network with many averages
 FEWEST_CELLS = 1 << 22  # of maps that are worth keeping
 PRECISIONS = {2: "float16", 4: "float32", 8: "float64"}
 # Of a device for a step's tensors with maps that are kept; convolutions reorder theirs besides.
@@ -69,34 +70,44 @@ def plan_sweeps(
         return swept.peak(strip_edges(height, strip_rows), keeps_logits=True)
 
     best, room = min(sizes, key=last_peak), int(SHARE * device_bytes)
-    heights = {best, min(2 * best, sizes[-1])}
+    heights = {best, min(2 * best, sizes[-1])}  # higher ones take less where maps are kept
     for most_cells in _limits(layers, height, width, room // item_bytes):
-
-        def keeping(strip_rows: int, most_cells: int = most_cells) -> int:
-            return trained_bytes(layers, height, width, strip_rows, item_bytes, most_cells)
-
-        higher = min(heights, key=keeping)
-        if keeping(higher) <= room:
+        taken = partial(trained_bytes, layers, height, width, most_cells=most_cells)
+        num_bytes, rows = min((taken(rows, item_bytes), rows) for rows in heights)
+        heights = {rows}
+        if num_bytes <= room:
             kept = maps_to_keep(layers, height, width, most_cells)
-            return Sweeps(strip_edges(height, higher), kept)
+            return Sweeps(strip_edges(height, rows), kept)
     return Sweeps(strip_edges(height, best))
 
 
-def _limits(layers: tuple[Layer, ...], height: int, width: int, room: int) -> Iterator[int]:
-    """Limits of cells, from the highest, each with which less is kept than before.
+def _limits(layers: tuple[Layer, ...], height: int, width: int, room: int) -> list[int]:
+    """Limits of cells with which different maps are kept, the one with the least work first.
 
     Args:
         room: Cells of maps and their gradients that may be kept.
     """
-    cells = [one.channels * one.rows * one.cols for one in map_shapes(layers, height, width)]
-    limit, before = ALL_CELLS, list[Collection[int]]()
+    shapes = map_shapes(layers, height, width)
+    cells = [one.channels * one.rows * one.cols for one in shapes]
+    pixels = [one.rows * one.cols for one in shapes]
+    # Each of a layer's weights is multiplied once per cell of its map.
+    work = [
+        0,
+        *(max(one.num_parameters, 1) * at for one, at in zip(layers, pixels[1:], strict=True)),
+    ]
+    found, limit = dict[tuple[Collection[int], ...], tuple[int, int]](), ALL_CELLS
     while limit >= FEWEST_CELLS:
-        kept = list(maps_to_keep(layers, height, width, limit).values())
-        if kept != before and any(kept):
-            if 2 * sum(cells[one] for one in frozenset().union(*kept)) <= room:
-                yield limit
-            before = kept
+        kept = maps_to_keep(layers, height, width, limit)
+        sets = tuple(kept.values())
+        whole = sum(cells[one] for one in frozenset().union(*sets))
+        if any(sets) and sets not in found and 2 * whole <= room:
+            computed, there = 0, frozenset[int]()
+            for stop in (*kept, len(layers)):
+                computed += sum(work[one] for one in maps_before(layers, [stop], there)[0])
+                there = frozenset(kept.get(stop, ()))
+            found[sets] = computed, limit
         limit = min(limit // 2, sum(cells))
+    return [limit for _, limit in sorted(found.values())[:TRIES]]
 
 
 @lru_cache(maxsize=256)
