@@ -15,7 +15,6 @@ from test_predict_norms import OPTIONS, Trained, scene_of, trained
 from whole_image import Scene
 
 import tilenet.mapping.predict
-import tilenet.mapping.resume
 from tilenet.__main__ import main
 from tilenet.data.read_ahead import ReadAhead
 from tilenet.errors import AgreedError
@@ -150,8 +149,6 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return taken
 
     monkeypatch.setattr(ReadAhead, "__next__", count)
-    # What is done is kept after each round.
-    monkeypatch.setattr(tilenet.mapping.resume, "SHARE", 1e9)
     return seen
 
 
