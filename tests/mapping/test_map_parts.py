@@ -18,7 +18,9 @@ import tilenet.mapping.predict
 from tilenet.__main__ import main
 from tilenet.data.read_ahead import ReadAhead
 from tilenet.errors import AgreedError
+from tilenet.geometry.windows import Window
 from tilenet.mapping.mapper import Mapper
+from tilenet.mapping.pieces import Pieces
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.mapping.resume import MapResume
 
@@ -110,6 +112,26 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(Mapper, "tiles", count)
     return seen
+
+
+@pytest.mark.ranks(3)
+def test_each_rank_writes_what_it_computed(
+    comm: MPI.Intracomm, made: Any, counted: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, mine = Pieces.put, list[Window]()
+
+    def note(pieces: Pieces, window: Window, values: Any, *, lasting: bool) -> None:
+        mine.append(window)
+        put(pieces, window, values, lasting=lasting)
+
+    monkeypatch.setattr(Pieces, "put", note)
+    _, done = map_of(made, comm, "map.tif")
+    theirs = comm.allgather(mine)
+    assert all(theirs)
+    assert sum(one.height * one.width for some in theirs for one in some) == SIZE[0] * SIZE[1]
+    if done["method"] != "exchange":
+        places = [(tile.own.row, tile.own.col) for tile in counted]
+        assert [(one.row, one.col) for one in mine] == places  # without what is beyond the edge
 
 
 @pytest.mark.ranks(2)

@@ -77,8 +77,7 @@ class MapResume:
         Raises:
             StopAgreed: On all ranks, if any was asked to stop and a round follows.
         """
-        if self._rounds.round_done() and not last:
-            raise StopAgreed
+        self._end_round(last=last)
 
     def sums(self, layer: int) -> tuple[int, NDArray[np.float64] | None]:
         """Of a layer's pass: tiles whose sums are known, from the first on, and those."""
@@ -104,7 +103,7 @@ class MapResume:
             with self.attempt():
                 found = {"tiles": tiles, "values": values.tolist()}
                 self.writer.keep_sums(str(layer), found)
-        self.round_done()
+        self._end_round()
 
     def round_done(self) -> None:
         """After a round of a pass of which nothing is kept.
@@ -112,4 +111,8 @@ class MapResume:
         Raises:
             StopAgreed: On all ranks, if any was asked to stop.
         """
-        self.tiles_done(last=False)
+        self._end_round()
+
+    def _end_round(self, *, last: bool = False) -> None:
+        if self._rounds.round_done() and not last:
+            raise StopAgreed
