@@ -276,6 +276,33 @@ def test_a_signal_before_the_first_tile_is_not_lost(
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_disk_that_is_full_for_one_rank_ends_the_map_on_all(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    made: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    resume: bool,
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr(Pieces, "put", full)
+        with pytest.raises(AgreedError, match=r"writable to its end \(.*No space left"):
+            map_of(made, comm, "map.tif", resume=resume)
+    comm.Barrier()
+    assert not (shared_path / "map.tif").exists()
+    kept = resume and made[2]  # not where all windows are computed at once
+    assert bool(list(shared_path.glob(".map.tif.pieces.part/*.raw"))) == bool(kept)
+    comm.Barrier()
+    (found, _), _ = map_of(made, comm, "map.tif", resume=resume)
+    (wanted, _), _ = map_of(made, comm, "whole.tif")
+    np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("change", "why"),
