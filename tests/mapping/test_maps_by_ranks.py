@@ -220,7 +220,9 @@ def test_a_rank_that_does_not_see_the_folder_is_named_on_all(
         monkeypatch.setattr(os.path, "exists", lambda path: False)
     said = r"map\.tif: rank 1 does not see what rank 0 writes there\); choose a directory that all"
     with like(write_raster, SIZES[0]) as source, pytest.raises(AgreedError, match=said):
-        MapWriter(str(shared_path / "map.tif"), source, SCORES, comm=comm)
+        MapWriter(
+            str(shared_path / "map.tif"), source, SCORES, made_of={"weights": "ab12"}, comm=comm
+        )
     comm.Barrier()
     assert os.listdir(shared_path) == []
 
