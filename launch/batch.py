@@ -65,7 +65,7 @@ def gets_on(done: int, before: int | None) -> bool:
     """Whether a map that was cut off got on in this life; if not, once is bad luck.
 
     Args:
-        done: Bytes of its journal, which grows with what is done.
+        done: When the newest of what is kept was written.
         before: The same at the end of the last life that was cut off.
     """
     return done != before
@@ -115,8 +115,11 @@ class _Job:
         ended = self.step("predict", "take", [*self.program, "predict", *made, *options])
         again = self.output / "map.again"
         if ended.result in ("stopped", "killed") and self.asked.room:
-            journal = self.output / ".map.tif.journal.part"
-            done = journal.stat().st_size if journal.exists() else 0
+            aside = self.output / ".map.tif.pieces.part"
+            kept = [*aside.glob("*.raw"), *aside.glob("sums-*.json")]
+            if not (aside / "made_of.json").exists():  # a map that starts over
+                kept = []
+            done = max((one.stat().st_mtime_ns for one in kept), default=0)
             if not gets_on(done, int(again.read_text()) if again.exists() else None):
                 again.unlink()
                 print("the map needs more time than the job has", flush=True)

@@ -12,11 +12,14 @@ import torch
 from hostile import few, noisy, said, written
 from hypothesis import given
 from hypothesis import strategies as st
+from mpi4py import MPI
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey_record import Survey, load_survey, save_survey
 from tilenet.geometry.windows import Window
+from tilenet.mapping.resume import MapResume
 from tilenet.mapping.writer import MapKind, MapWriter
+from tilenet.parallel.health.signals import StopRequests
 from tilenet.storage.checkpoints import FILES, checked_checkpoint, newest_whole, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -50,10 +53,9 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Raster(str(made / "image.tif")) as image,
         MapWriter(str(made / "map.tif"), image, KIND, made_of=MADE_OF) as writer,
     ):
-        for number, window in enumerate(TILES[:2]):
+        for window in TILES[:2]:
             writer.write(window, pixels_of(window))
-            writer.keep([number])
-        writer.keep_sums("3", {"tiles": 1, "count": 4.0, "mean": [0.5], "squares": [1 / 3]})
+        writer.keep_sums("3", {"tiles": 1, "values": [0.5, 1 / 3]})
     return made
 
 
@@ -64,35 +66,24 @@ def go_on(rest: Path) -> None:
         MapWriter(str(rest / "map.tif"), image, KIND, made_of=MADE_OF) as writer,
     ):
         assert writer.why_anew.isprintable()
-        for number, window in enumerate(TILES):
-            if number not in writer.done.tiles:
-                writer.write(window, pixels_of(window))
-                writer.keep([number])
-        with rasterio.open(rest / ".map.tif.raw.part") as file:
-            assert np.array_equal(file.read(), PIXELS)
+        sums = MapResume(MPI.COMM_SELF, writer, StopRequests()).sums(3)
+        assert isinstance(sums[0], int)
+        for window in filter(writer.lacks, TILES):
+            writer.write(window, pixels_of(window))
+        writer.finish()
+    with rasterio.open(rest / "map.tif") as file:
+        assert np.array_equal(file.read(), PIXELS)
 
 
-def spoil_and_go_on(rest: Path, part: str, data: bytes) -> None:
-    with TemporaryDirectory() as folder:
-        shutil.copytree(rest, folder, dirs_exist_ok=True)
-        written(Path(folder), part, data)
-        said(lambda: go_on(Path(folder)))
-
-
-@pytest.mark.parametrize("name", ["journal", "raw"])
+@pytest.mark.parametrize("name", ["made_of.json", "sums-3.json"])
 @few
 @given(data=st.data())
 def test_rests_of_maps_of_noise(rest: Path, name: str, data: st.DataObject) -> None:
-    part = f".map.tif.{name}.part"
-    spoil_and_go_on(rest, part, data.draw(noisy((rest / part).read_bytes())))
-
-
-@few
-@given(order=st.lists(st.integers(0, 5), max_size=8))
-def test_lines_of_journals_in_any_order(rest: Path, order: list[int]) -> None:
-    part = ".map.tif.journal.part"
-    lines = (rest / part).read_bytes().splitlines(keepends=True)
-    spoil_and_go_on(rest, part, b"".join(lines[n % len(lines)] for n in order))
+    with TemporaryDirectory() as folder:
+        shutil.copytree(rest, folder, dirs_exist_ok=True)
+        aside = Path(folder, ".map.tif.pieces.part")
+        written(aside, name, data.draw(noisy((aside / name).read_bytes())))
+        said(lambda: go_on(Path(folder)))
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,12 @@ from test_predict_norms import OPTIONS, Trained, scene_of, trained
 from whole_image import Scene
 
 import tilenet.mapping.predict
-import tilenet.mapping.resume
 from tilenet.__main__ import main
 from tilenet.data.read_ahead import ReadAhead
 from tilenet.errors import AgreedError
+from tilenet.geometry.windows import Window
 from tilenet.mapping.mapper import Mapper
+from tilenet.mapping.pieces import Pieces
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.mapping.resume import MapResume
 
@@ -113,6 +114,26 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
+@pytest.mark.ranks(3)
+def test_each_rank_writes_what_it_computed(
+    comm: MPI.Intracomm, made: Any, counted: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, mine = Pieces.put, list[Window]()
+
+    def note(pieces: Pieces, window: Window, values: Any, *, lasting: bool) -> None:
+        mine.append(window)
+        put(pieces, window, values, lasting=lasting)
+
+    monkeypatch.setattr(Pieces, "put", note)
+    _, done = map_of(made, comm, "map.tif")
+    theirs = comm.allgather(mine)
+    assert all(theirs)
+    assert sum(one.height * one.width for some in theirs for one in some) == SIZE[0] * SIZE[1]
+    if done["method"] != "exchange":
+        places = [(tile.own.row, tile.own.col) for tile in counted]
+        assert [(one.row, one.col) for one in mine] == places  # without what is beyond the edge
+
+
 @pytest.mark.ranks(2)
 def test_scaled_probabilities_are_the_nearest_bytes(comm: MPI.Intracomm, made: Any) -> None:
     exact = replace_precision(made, "float64")
@@ -150,8 +171,6 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return taken
 
     monkeypatch.setattr(ReadAhead, "__next__", count)
-    # What is done is kept after each round.
-    monkeypatch.setattr(tilenet.mapping.resume, "SHARE", 1e9)
     return seen
 
 
@@ -254,6 +273,33 @@ def test_a_signal_before_the_first_tile_is_not_lost(
     assert found is None
     assert done["stopped"]
     (found, _), _ = map_of(made, comm, "map.tif", resume=True)
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_disk_that_is_full_for_one_rank_ends_the_map_on_all(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    made: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    resume: bool,
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr(Pieces, "put", full)
+        with pytest.raises(AgreedError, match=r"writable to its end \(.*No space left"):
+            map_of(made, comm, "map.tif", resume=resume)
+    comm.Barrier()
+    assert not (shared_path / "map.tif").exists()
+    kept = resume and made[2]  # not where all windows are computed at once
+    assert bool(list(shared_path.glob(".map.tif.pieces.part/*.raw"))) == bool(kept)
+    comm.Barrier()
+    (found, _), _ = map_of(made, comm, "map.tif", resume=resume)
+    (wanted, _), _ = map_of(made, comm, "whole.tif")
     np.testing.assert_array_equal(found, wanted)
 
 

@@ -219,8 +219,10 @@ def test_a_map_that_is_not_finished_leaves_what_was_there_before(
 def test_what_a_killed_run_left_is_overwritten(tmp_path: Path, write_raster: Write) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
-    for name in (".map.tif.raw.part", ".map.tif.cog.part"):
-        (folder / name).write_bytes(b"half a map")
+    aside = folder / ".map.tif.pieces.part"
+    aside.mkdir()
+    for name in ("0_0_70_90.raw", "35_0_35_90.raw", "map.tif", "0_0_9_9.raw.part"):
+        (aside / name).write_bytes(bytes(6300))
     values = values_of(CLASSES, (70, 90))
     with (
         like(write_raster, (70, 90)) as source,
@@ -284,14 +286,14 @@ def test_a_map_in_a_directory_that_is_not_there_is_refused(
         MapWriter(str(tmp_path / "nowhere" / "map.tif"), source, CLASSES)
 
 
-@pytest.mark.parametrize(("kind", "sizes"), [(CLASSES, (1400, 2000)), (SCORES, (11000, 22000))])
+@pytest.mark.parametrize(("kind", "sizes"), [(CLASSES, (700, 1400)), (SCORES, (6000, 17000))])
 def test_a_full_disk_gives_a_whole_map_or_one_sentence_and_nothing(
     write_raster: Write,
     small_disk: Callable[[int], Path],
     kind: MapKind,
     sizes: tuple[int, int],
 ) -> None:
-    """At some of these sizes the raw file does not fit, at some the COG, or its last block."""
+    """At some of these sizes the pieces do not fit, at some the COG, or its last block."""
     values, outcomes = values_of(kind, (700, 1101)), []
     with like(write_raster, (700, 1101)) as source:
         for kilobytes in np.linspace(*sizes, 30, dtype=int):

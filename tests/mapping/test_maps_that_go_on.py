@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +10,25 @@ import numpy as np
 import pytest
 import rasterio
 from maps_of_tests import CLASSES, SCORES, Write, like, values_of, write_in_tiles, written
+from mpi4py import MPI
 
 from tilenet.data.rasters.raster import Raster
-from tilenet.errors import TilenetError
+from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.windows import Window
-from tilenet.mapping.journal import MapJournal, Part
+from tilenet.mapping.resume import MapResume
 from tilenet.mapping.writer import MapKind, MapWriter
+from tilenet.parallel.health.signals import StopAgreed, StopRequests
+
+ASIDE = ".map.tif.pieces.part"
+HALVES = Window(0, 0, 333, 1101), Window(333, 0, 367, 1101)
 
 
 def going_on(path: Path, source: Raster, kind: MapKind = CLASSES, **made_of: object) -> MapWriter:
     return MapWriter(str(path), source, kind, made_of={"weights": "ab12", **made_of})
+
+
+def write(writer: MapWriter, half: Window, values: np.ndarray) -> None:
+    writer.write(half, values[:, half.row : half.row + half.height])
 
 
 @pytest.mark.parametrize("kind", [CLASSES, SCORES])
@@ -30,154 +38,110 @@ def test_a_map_goes_on_where_it_was_interrupted(
 ) -> None:
     size, path = (700, 1101), tmp_path / "out" / "map.tif"
     path.parent.mkdir()
-    values = values_of(kind, size)
-    halves = Window(0, 0, 333, 1101), Window(333, 0, 367, 1101)
+    values, sums = values_of(kind, size), {"mean": [0.1, 1 / 3, 5e-324]}
     with like(write_raster, size) as source:
-        for number, half in enumerate(halves):
+        for number, half in enumerate(HALVES):
             stops = pytest.raises(type(error)) if number == 0 else contextlib.nullcontext()
             with stops, going_on(path, source, kind) as writer:
-                assert writer.done.tiles == set(range(5 * number))
-                writer.write(half, values[:, half.row : half.row + half.height])
-                writer.keep([0, 1, 2])
-                writer.keep([3, 4])
-                writer.keep_sums("7", {"mean": [0.1, 1 / 3, 5e-324]})
+                assert [writer.lacks(one) for one in HALVES] == [number == 0, True]
+                write(writer, half, values)
                 if number == 0:
+                    writer.keep_sums("7", sums)
                     raise error
-                assert writer.done.sums == {"7": {"mean": [0.1, 1 / 3, 5e-324]}}
+                assert (writer.sums("7"), writer.sums("8")) == (sums, {})
                 writer.finish()
-            left = [".map.tif.journal.part", ".map.tif.raw.part"]
-            assert sorted(os.listdir(path.parent)) == (written(kind) if number else left)
+            assert sorted(os.listdir(path.parent)) == (written(kind) if number else [ASIDE])
     with rasterio.open(path) as file:
         assert np.array_equal(file.read(), values, equal_nan=kind is SCORES)
         assert file.descriptions == (kind.classes if kind is SCORES else (None,))
 
 
-def test_the_disk_holds_tiles_before_the_journal_says_so(
+def test_the_disk_holds_a_piece_before_it_has_its_name(
     tmp_path: Path, write_raster: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values, seen = values_of(CLASSES, (700, 1101)), []
-    add, fsync, synced = MapJournal.add_tiles, os.fsync, []
-    raw = tmp_path / ".map.tif.raw.part"
+    replace, fsync, synced, named = os.replace, os.fsync, [], []
 
     def sync(handle: int) -> None:
         synced.append(os.path.realpath(f"/proc/self/fd/{handle}"))
         fsync(handle)
 
-    def look(journal: MapJournal, tiles: list[int], parts: list[Part]) -> None:
-        assert synced[-1] == str(raw)
-        with rasterio.open(raw) as file:
-            seen.append(file.read())
-        add(journal, tiles, parts)
+    def name(part: str, path: str) -> None:
+        assert synced[-1] == str(part)
+        named.append((os.path.basename(path), os.path.getsize(part)))
+        replace(part, path)
 
-    monkeypatch.setattr(MapJournal, "add_tiles", look)
+    monkeypatch.setattr(os, "replace", name)
     monkeypatch.setattr(os, "fsync", sync)
     with (
         like(write_raster, (700, 1101)) as source,
         going_on(tmp_path / "map.tif", source) as writer,
     ):
-        assert synced[-2:] == [str(raw), str(tmp_path / ".map.tif.journal.part")]
-        write_in_tiles(writer, values, 240)  # parts of blocks, which GDAL keeps for itself
-        writer.keep([0])
-    assert np.array_equal(seen[0], values)
+        write(writer, HALVES[1], values_of(CLASSES, source.size))
+    assert [one for one, _ in named] == ["made_of.json", "333_0_367_1101.raw"]
+    assert named[1][1] == 367 * 1101
+    assert synced[-1] == str(tmp_path / ASIDE)
 
 
-def change_byte(path: Path, place: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
-
-
-def change_line(journal: Path, number: int, line: str | int) -> None:
-    """A line of the journal becomes another text, or what another line is."""
-    lines = journal.read_text().splitlines(keepends=True)
-    lines[number] = lines[line] if isinstance(line, int) else line
-    journal.write_text("".join(lines))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "why"),
-    [
-        (lambda raw, journal: raw.unlink(), "gone"),
-        (lambda raw, journal: os.truncate(raw, 1000), "damaged: its header"),
-        (
-            lambda raw, journal: change_byte(raw, -(512 * 512) + 5),
-            "its pixels .*rows 333 to 699",
-        ),
-        (lambda raw, journal: change_byte(raw, -(512 * 512 * 6) + 7), "rows 0 to 332, columns 0"),
-        (lambda raw, journal: change_byte(raw, 0), "damaged: its header"),
-        (lambda raw, journal: change_byte(raw, 200), "damaged: its header"),
-        (lambda raw, journal: journal.write_text("no JSON\n"), "do not follow"),
-        (lambda raw, journal: journal.write_bytes(b"\xff\xfe\n[1]\n"), "do not follow"),
-        (lambda raw, journal: journal.write_text("[" * 10**5 + "\n"), "do not follow"),
-        (lambda raw, journal: change_line(journal, 2, ""), "do not follow"),
-        (lambda raw, journal: change_line(journal, 3, '{"tiles": [1, 2]}\n'), "do not follow"),
-        (lambda raw, journal: change_line(journal, 3, 2), "do not follow"),
-        (lambda raw, journal: journal.write_text(""), "not begun"),
-        (lambda raw, journal: journal.unlink(), ""),
-    ],
-)
-def test_what_cannot_be_gone_on_with_is_begun_anew(
-    tmp_path: Path, write_raster: Write, spoil: Callable[[Path, Path], None], why: str
+@pytest.mark.parametrize("text", [b"no JSON", b"\xff\xfe[1]", b"[" * 10**5, b"3", b""])
+def test_a_map_that_does_not_say_of_what_it_is_made_is_begun_anew(
+    tmp_path: Path, write_raster: Write, text: bytes
 ) -> None:
     path = tmp_path / "map.tif"
-    raw, journal = tmp_path / ".map.tif.raw.part", tmp_path / ".map.tif.journal.part"
     with like(write_raster, (700, 1101)) as source:
-        values = values_of(CLASSES, source.size)
+        for spoilt in (True, False):
+            with going_on(path, source) as writer:
+                said = "" if spoilt else "not said any more: its made_of.json cannot be read"
+                assert writer.why_anew == said
+                assert all(map(writer.lacks, HALVES))
+                write(writer, HALVES[0], values_of(CLASSES, source.size))
+            (tmp_path / ASIDE / "made_of.json").write_bytes(text)
+
+
+def test_only_whole_pieces_of_the_map_are_done(tmp_path: Path, write_raster: Write) -> None:
+    path, aside = tmp_path / "map.tif", tmp_path / ASIDE
+    with like(write_raster, (700, 1101)) as source:
         with going_on(path, source) as writer:
-            writer.write(Window(0, 0, 333, 1101), values[:, :333])
-            writer.keep([0])
-            writer.write(Window(333, 0, 367, 1101), values[:, 333:])
-            writer.keep([1])
-            writer.keep_sums("1", {"mean": [0.5]})
-        spoil(raw, journal)
+            for half in HALVES:
+                write(writer, half, values_of(CLASSES, source.size))
+        os.truncate(aside / "0_0_333_1101.raw", 333 * 1101 - 1)
+        (aside / "333_0_367_1101.raw").rename(aside / "333_0_367_1101.raw.part")
         with going_on(path, source) as writer:
-            assert re.search(why, writer.why_anew), writer.why_anew
-            assert bool(writer.why_anew) == bool(why)
-            assert writer.done.tiles == set()
-        with rasterio.open(raw) as file:
-            assert (file.read() == 255).all()
+            assert all(map(writer.lacks, HALVES))
 
 
 def test_a_map_made_of_something_else_is_begun_anew(tmp_path: Path, write_raster: Write) -> None:
     path = tmp_path / "map.tif"
-    with like(write_raster, (70, 90)) as source:
+    with like(write_raster, (700, 1101)) as source:
+        half, values = HALVES[0], values_of(CLASSES, source.size)
         with going_on(path, source, halo=(1, 2)) as writer:
-            writer.keep([0])
+            write(writer, half, values)
         with going_on(path, source, halo=(1, 2)) as writer:
-            assert (writer.done.tiles, writer.why_anew) == ({0}, "")
+            assert (writer.lacks(half), writer.why_anew) == (False, "")
         for made_of, why in ({"halo": (1, 3)}, "halo"), ({}, "halo"), ({"tile": 3}, "tile"):
             with going_on(path, source, **made_of) as writer:
                 assert writer.why_anew == f"of something else: {why}"
-                writer.keep([0])
+                assert writer.lacks(half)
+                write(writer, half, values)
             # ({} was begun by halo (1, 3), tile by {})
         # One that cannot be interrupted leaves nothing to go on with.
-        with MapWriter(str(path), source, CLASSES):
-            # Not even if it is killed: its pixels are not those that the journal speaks of.
-            assert not (tmp_path / ".map.tif.journal.part").exists()
+        with MapWriter(str(path), source, CLASSES) as writer:
+            # Not even if it is killed: its pixels are not those that the file speaks of.
+            assert os.listdir(tmp_path / ASIDE) == []
+            assert writer.lacks(half)
         with going_on(path, source, tile=3) as writer:
-            assert writer.done.tiles == set()
+            assert (writer.lacks(half), writer.why_anew) == (True, "")
 
 
 def test_nodata_that_is_nan_is_the_same_nodata(tmp_path: Path, write_raster: Write) -> None:
     path = tmp_path / "map.tif"
     with like(write_raster, (70, 90)) as source:
-        for done in (set(), {0}):
+        for lacks in (True, False):
             with going_on(path, source, nodata=float("nan")) as writer:
-                assert (writer.done.tiles, writer.why_anew) == (done, "")
-                writer.keep([0])
+                assert (writer.lacks(source.whole), writer.why_anew) == (lacks, "")
+                writer.write(source.whole, values_of(CLASSES, source.size))
 
 
-def test_a_line_that_was_cut_off_is_as_if_it_were_not_there(
-    tmp_path: Path, write_raster: Write
-) -> None:
-    path, journal = tmp_path / "map.tif", tmp_path / ".map.tif.journal.part"
-    with like(write_raster, (70, 90)) as source:
-        for number in range(3):
-            with going_on(path, source) as writer:
-                assert writer.done.tiles == set(range(number))
-                writer.keep([number])
-            with open(journal, "a") as file:
-                file.write('{"tiles": [77')
+# --- full disks
 
 
 def test_a_full_disk_keeps_what_is_done(
@@ -187,17 +151,15 @@ def test_a_full_disk_keeps_what_is_done(
     kind = SCORES
     values = values_of(kind, (700, 1101))
     with like(write_raster, (700, 1101)) as source:
-        path = small_disk(13000) / "map.tif"
+        path = small_disk(8000) / "map.tif"
         with going_on(path, source, kind) as writer:
             write_in_tiles(writer, values, 240)
-            writer.keep([0, 1])
             with pytest.raises(TilenetError, match="room there and go on with --resume, or"):
                 writer.finish()
-        left = [".map.tif.journal.part", ".map.tif.raw.part"]
-        assert sorted(os.listdir(path.parent)) == left
+        assert os.listdir(path.parent) == [ASIDE]
         subprocess.run(["mount", "-o", "remount,size=40000k", str(path.parent)], check=True)
         with going_on(path, source, kind) as writer:
-            assert writer.done.tiles == {0, 1}
+            assert not writer.lacks(Window(240, 0, 240, 240))
             writer.finish()
         with rasterio.open(path) as file:
             assert np.array_equal(file.read(), values, equal_nan=True)
@@ -211,3 +173,43 @@ def test_a_disk_that_is_too_small_is_known_before_the_first_tile(
         with pytest.raises(TilenetError, match="make room there or choose"):
             going_on(path, source, SCORES)
         assert os.listdir(path.parent) == []
+
+
+def test_a_piece_that_the_disk_does_not_take_is_not_there(
+    write_raster: Write, small_disk: Callable[[int], Path]
+) -> None:
+    """Other files have filled the disk meanwhile."""
+    with like(write_raster, (700, 1101)) as source:
+        path, values = small_disk(1000) / "map.tif", values_of(CLASSES, (700, 1101))
+        with going_on(path, source) as writer:
+            write(writer, HALVES[0], values)
+            (path.parent / "other").write_bytes(bytes(400_000))
+            with pytest.raises(TilenetError, match=r"to its end .*No space left.* with --resume"):
+                write(writer, HALVES[1], values)
+        assert sorted(os.listdir(path.parent / ASIDE)) == ["0_0_333_1101.raw", "made_of.json"]
+        (path.parent / "other").unlink()
+        with going_on(path, source) as writer:
+            assert [writer.lacks(half) for half in HALVES] == [False, True]
+
+
+@pytest.mark.ranks(1, 3)
+@pytest.mark.parametrize("rounds", [3, 1])
+def test_what_one_rank_cannot_write_ends_the_rounds_of_all(
+    comm: MPI.Intracomm, shared_path: Path, write_raster: Write, rounds: int
+) -> None:
+    done = 0
+    with like(write_raster, (70, 90)) as source:
+        writer = MapWriter(str(shared_path / "map.tif"), source, CLASSES, comm=comm)
+        resume = MapResume(comm, writer, StopRequests())
+        stops = pytest.raises(StopAgreed) if rounds > 1 else contextlib.nullcontext()
+        with writer:
+            with stops, resume:
+                for number in range(rounds):
+                    with resume.attempt():
+                        if comm.rank == comm.size - 1:
+                            raise TilenetError(f"no room in round {number}")
+                    resume.tiles_done(last=number + 1 == rounds)
+                    done += 1
+            assert done == 1
+            with pytest.raises(AgreedError, match="no room in round 0"):
+                resume.agree()

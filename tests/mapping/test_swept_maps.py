@@ -19,7 +19,6 @@ from whole_image import Scene, standardised
 from zoo import ZOO, network
 
 import tilenet.mapping.choose
-import tilenet.mapping.resume
 import tilenet.planning.maps
 from tilenet.adoption.adopt import adopt
 from tilenet.data.read_ahead import ReadAhead
@@ -227,7 +226,6 @@ def test_an_interrupted_map_goes_on_at_a_strip(
     alone: bool,
 ) -> None:
     """On the same ranks, or on a single one."""
-    monkeypatch.setattr(tilenet.mapping.resume, "SHARE", 1e9)  # each round is kept
     scene = scene_of(comm, shared_path, SIZE)
     options = replace(OPTIONS, norm=norm, convolutions=1)
     made = trained(comm, shared_path, scene, options, precision="float32")

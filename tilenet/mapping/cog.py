@@ -1,4 +1,4 @@
-"""A cloud-optimised GeoTIFF from a raw one, by all ranks: each compresses its share of the tiles.
+"""A cloud-optimised GeoTIFF from pieces, by all ranks: each compresses its share of the tiles.
 
 Ranks compress in rounds, tell each other how many bytes their tiles take, and each writes its own
 to their places in the one file. Nothing is compressed twice, no rank needs another's pixels. Only
@@ -29,7 +29,7 @@ from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.opening import GDAL_ERRORS, quiet
 from tilenet.errors import TilenetError
-from tilenet.mapping.journal import Part, wrong_pixels
+from tilenet.mapping.pieces import Pieces
 from tilenet.mapping.tiff_header import BLOCK_PX, Level, Template, header_of, template_of, tiles_in
 from tilenet.parallel.ranks.comm import agreed
 
@@ -53,21 +53,19 @@ class CogJob:
 
     Attributes:
         path: The map's name, for errors.
-        raw: A GeoTIFF, uncompressed.
-        cog: The copy; what was there is overwritten.
+        pieces: The map's, all of them.
+        cog: The file; what was there is overwritten.
         template: What it begins with.
         classes: Overviews hold the class that most of their pixels have; else the mean of those
             that hold data.
-        parts: Windows of `raw`, which must still hold what was written.
-        keeps: Whether `raw` stays where the copy cannot be written.
+        keeps: Whether `pieces` stay where the map cannot be written.
     """
 
     path: str
-    raw: str
+    pieces: Pieces
     cog: str
     template: Template
     classes: bool
-    parts: Sequence[Part] = ()
     keeps: bool = False
 
 
@@ -102,7 +100,7 @@ def cannot_write(path: str, error: BaseException, *, keeps: bool) -> TilenetErro
 
 
 def write_cog(job: CogJob | None, comm: "MPI.Intracomm") -> None:
-    """Write it. Collective; a rank that does not see the raw file, on a node's own disk, waits.
+    """Write it. Collective.
 
     Args:
         job: On rank 0.
@@ -112,21 +110,8 @@ def write_cog(job: CogJob | None, comm: "MPI.Intracomm") -> None:
     """
     job = comm.bcast(job)
     assert job is not None
-    facts = _facts(job.raw)
-    sees = facts == comm.bcast(facts)
-    ranks = comm.Split(int(sees), comm.rank)
-    with agreed(comm):  # those that write raise alike
-        if sees:
-            with ExitStack() as stack, quiet():
-                _Writing(job, ranks, stack).run()
-    ranks.Free()
-
-
-def _facts(path: str) -> tuple[int, int, int] | None:
-    with suppress(OSError):
-        found = os.stat(path)
-        return found.st_ino, found.st_size, found.st_mtime_ns
-    return None
+    with ExitStack() as stack, quiet():
+        _Writing(job, comm, stack).run()
 
 
 def level_sizes(height: int, width: int) -> list[tuple[int, int]]:
@@ -148,24 +133,20 @@ class _Writing:
 
     Attributes:
         near: Of each rank, whether it writes its tiles itself.
-        shown: By a level, 0 for the map itself: an open file of its pixels.
+        shown: By a level: its pixels, 0 for the map's own, which are in pieces; others in files.
+        sizes: Rows and columns of all levels.
         made: By a level that has a file of its own: its path, and where its tiles are in it.
     """
 
     def __init__(self, job: CogJob, comm: "MPI.Comm", stack: ExitStack) -> None:
         self.job, self.comm, self.stack = job, comm, stack
         self.near = comm.allgather(_is_near(comm))
-        self.shown: dict[int, Any] = {}
+        self.shown: dict[int, Any] = {0: job.pieces}
+        self.sizes = level_sizes(job.pieces.height, job.pieces.width)
         self.made: dict[int, tuple[str, Level]] = {}
 
     def run(self) -> None:
         job, comm = self.job, self.comm
-        with self._guarded():
-            wrong = wrong_pixels(job.raw, job.parts[comm.rank :: comm.size])
-            if wrong:
-                raise OSError(wrong)
-            raw = self.shown[0] = self.stack.enter_context(rasterio.open(job.raw))
-        self.sizes = level_sizes(raw.height, raw.width)
         for number in range(2, len(self.sizes) - 1, 2):
             path, level = f"{job.cog}.{number}.part", Level(*self.sizes[number])
             if comm.rank == 0:
@@ -187,8 +168,8 @@ class _Writing:
 
     def _write(self, path: str, levels: dict[int, Level]) -> None:
         """Write levels to a file: the smallest first, as those who read a part of it expect."""
-        comm, raw = self.comm, self.shown[0]
-        tile_bytes = sum(np.dtype(name).itemsize for name in raw.dtypes) * BLOCK_PX**2
+        comm, pieces = self.comm, self.job.pieces
+        tile_bytes = pieces.count * np.dtype(pieces.dtype).itemsize * BLOCK_PX**2
         order = [(number, tile) for number in sorted(levels)[::-1] for tile in levels[number].tiles]
         big = len(order) * tile_bytes > CLASSIC_BYTES
         at = len(header_of(self.job.template, [*levels.values()], big=big))

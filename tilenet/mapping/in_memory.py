@@ -1,47 +1,74 @@
-"""A map that stays in memory, on the rank that takes up its pieces."""
+"""A map that stays in memory: the ranks send their pieces to rank 0."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.geometry.windows import Window, overlap
-from tilenet.mapping.writer import MapKind
+from tilenet.mapping.mapper import Computed, Mapper
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 __all__ = ["MapInMemory"]
 
 
 class MapInMemory:
-    """Takes what `MapWriter` does, and writes no file.
+    """Has rank 0 keep the map's values, which it takes up in order; the others send them.
 
     Args:
-        kind: What it holds.
-        window: Pixels of the image that it shows.
+        comm: All ranks.
+        window: Pixels of the image that the map shows.
+        check: Called with each piece on the rank that computed it.
 
     Attributes:
-        values: The map, (bands, H, W).
-        why_anew: Why an interrupted map starts over: there is none.
+        values: The map, (bands, H, W); None on ranks but 0.
     """
 
-    why_anew = ""
+    def __init__(
+        self,
+        mapper: Mapper,
+        comm: "MPI.Intracomm",
+        window: Window,
+        check: Callable[[Window, Computed], None],
+    ) -> None:
+        self.mapper, self.comm, self.window, self.check = mapper, comm, window, check
+        self.values: NDArray[Any] | None = None
+        if comm.rank == 0:
+            size = mapper.kind.bands, window.height, window.width
+            self.values = np.full(size, mapper.kind.nodata, mapper.kind.dtype)
+        self._sent: tuple[MPI.Request, NDArray[Any]] | None = None
 
-    def __init__(self, kind: MapKind, window: Window) -> None:
-        self.window = window
-        self.values: NDArray[np.generic] = np.full(
-            (kind.bands, window.height, window.width), kind.nodata, kind.dtype
-        )
+    def wants(self, rank: int, window: Window) -> bool:
+        """Rank 0 has to do with all pieces that the map shows, the others with their own."""
+        return self.comm.rank in (0, rank) and overlap(window, self.window) is not None
 
-    def write(self, window: Window, values: NDArray[np.generic]) -> None:
-        """Keep `values` (bands, H, W) of a window of the image; what the map lacks is cut off."""
-        part = overlap(window, self.window)
-        if part is None:
+    def take(self, rank: int, window: Window, computed: Computed | None) -> None:
+        """Keep a piece, or send it."""
+        if computed is None:
+            kind = self.mapper.kind
+            values = np.empty((kind.bands, window.height, window.width), kind.dtype)
+            self.comm.Recv(values, source=rank, tag=0)
+        else:
+            self.check(window, computed)
+            values = self.mapper.values(computed)
+        if self.values is None:
+            # While rank 0 still computes, this rank goes on with its next piece.
+            self.close()
+            self._sent = self.comm.Isend(values, dest=0, tag=0), values
             return
+        part = overlap(window, self.window)
+        assert part is not None, "what the map shows was asked for"
         top, left = part.row - window.row, part.col - window.col
         row, col = part.row - self.window.row, part.col - self.window.col
         self.values[:, row : row + part.height, col : col + part.width] = values[
             :, top : top + part.height, left : left + part.width
         ]
 
-    def __enter__(self) -> "MapInMemory":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing is to be closed."""
+    def close(self) -> None:
+        """Return when rank 0 has all that this rank sent."""
+        if self._sent is not None:
+            self._sent[0].Wait()
+            self._sent = None

@@ -1,6 +1,6 @@
 """The ranks' work on a map: bands in strips, tiles in turn, or windows of the image at once.
 
-What becomes of it is a sink's business: `tilenet predict` has rank 0 write it, validation counts.
+What becomes of it is a sink's business: `tilenet predict` writes it, validation counts.
 """
 
 import time
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MapJob", "MapSink", "Placement"]
 
-# What rank 0 takes of another rank's window at once, if the image is shared out over the ranks.
+# What sinks take of a rank's window at once, if the image is shared out over the ranks.
 PIECE_PX = BLOCK_PX, 4 * BLOCK_PX
 
 
@@ -175,7 +175,7 @@ class MapJob:
         bar = progress_bar(comm, len(tiles), "tile", brief=self.what is None, what=self.what)
         with bar as progress, self.mapper.inputs(mine, self.at_once) as inputs:
             for start in range(0, len(tiles), each):
-                # A rank that is ahead waits for rank 0 when it hands on its next tile but one.
+                # A rank that is ahead waits for the others to begin the round before.
                 self.watchdog.arm(f"the round of tile {start}", 1.0 if start else SLOW)
                 turn = tiles[start : start + each]
                 found = self.mapper.tiles(pipe, turn[place :: comm.size], inputs)
@@ -190,7 +190,7 @@ class MapJob:
                 progress.set_postfix_str(f"{speed:.2g} Mpx/s", refresh=False)
                 progress.update(len(turn))
                 if resume:
-                    resume.tiles_done(turn, last=start + each >= len(tiles))
+                    resume.tiles_done(last=start + each >= len(tiles))
 
     def _strip_by_strip(
         self, network: Network, comm: "MPI.Intracomm", sink: MapSink, resume: MapResume | None
@@ -225,7 +225,7 @@ class MapJob:
                         sink.take(rank, tiles[tile].own, computed if rank == comm.rank else None)
                 progress.update(len(done))
                 if resume:
-                    resume.tiles_done([tiles[n] for _, n in done], last=number + 1 == rounds)
+                    resume.tiles_done(last=number + 1 == rounds)
         self.maps.there.clear()
         apart.Free()
 
@@ -248,9 +248,10 @@ class MapJob:
         bar = progress_bar(comm, len(pieces), "piece", brief=self.what is None, what=self.what)
         with bar as progress:
             for number, (rank, window) in enumerate(pieces):
+                progress.update(1)
                 if not sink.wants(rank, window):
                     continue
-                # Other ranks wait until rank 0 has taken all pieces before theirs.
+                # Where rank 0 keeps the map, it first takes all pieces before this one.
                 self.watchdog.arm(f"piece {number} of the map", SLOW if not last else number - last)
                 last = number
                 computed = None
@@ -259,4 +260,3 @@ class MapJob:
                     logits = owned(output, place)[0].to(mapper.dtype)
                     computed = Computed(logits, owned(valid, place))
                 sink.take(rank, window, computed)
-                progress.update(1)

@@ -1,11 +1,11 @@
-"""Raster in, map out: ranks compute tiles in turn, rank 0 writes them, memory stays bounded.
+"""Raster in, map out: ranks compute tiles in turn and write them, memory stays bounded.
 
 Norms over the whole image need more than a tile: `planning.maps` chooses how they get it.
 """
 
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,7 @@ from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.prediction import MapSource, Prediction
 from tilenet.mapping.prove import prove_map
 from tilenet.mapping.resume import MapResume
-from tilenet.mapping.writer import MapWriter, check_target, finish_map, map_lock
+from tilenet.mapping.writer import MapWriter, check_target, map_lock
 from tilenet.mapping.writing import WritingSink
 from tilenet.model.choices import parameter_dtype
 from tilenet.parallel.health.progress import peak_bytes, say
@@ -173,38 +173,46 @@ def _make(
         requests.release()
         if comm.rank == 0:
             say("a map in one pass over shares of the ranks is not interrupted: it starts over")
+    if wanted.out is None:
+        kept = MapInMemory(mapper, comm, source.window, source.check_finite)
+        job.map(job.fix_statistics(comm), comm, kept)
+        kept.close()
+        return False, kept.values
     with agreed(comm):
         made_of = None
         if resumes and comm.rank == 0:
             how = tiling, plan.method, job.placement.devices[0].type
             made_of = source.made_of(*how, scaled=wanted.scaled)
     # Opened before the work: what cannot be written is known before hours have passed.
-    target: AbstractContextManager[MapWriter | MapInMemory | None] = nullcontext()
-    if comm.rank == 0 and wanted.out is None:
-        target = MapInMemory(mapper.kind, source.window)
-    elif comm.rank == 0 and wanted.out is not None:
-        target = MapWriter(wanted.out, source.image, mapper.kind, source.window, made_of, lock)
-    with target as writer:
-        if writer is not None and writer.why_anew:
+    with MapWriter(
+        wanted.out, source.image, mapper.kind, source.window, made_of, lock, comm
+    ) as writer:
+        if writer.why_anew and comm.rank == 0:
             say(f"the map starts over, since what was done of it is {writer.why_anew}")
-        file = writer if isinstance(writer, MapWriter) else None
-        resume = MapResume(comm, tiling, file, requests) if resumes else None
-        sink = WritingSink(mapper, comm, writer, source.window, source.check_finite, resume)
-        stopped = _work(job, comm, sink, resume)
-        # Compressing it takes as many rounds of tiles as it has, at the most.
-        job.watchdog.arm("the finished map", SLOW + len(tiling.tiles) / comm.size)
-        if wanted.out is not None and not stopped:
-            finish_map(file, comm)
-    return stopped, writer.values if isinstance(writer, MapInMemory) else None
+        stopped = _work(job, comm, writer, source, requests, resumes=resumes)
+        if not stopped:
+            # Compressing it takes as many rounds of tiles as it has, at the most.
+            job.watchdog.arm("the finished map", SLOW + len(tiling.tiles) / comm.size)
+            writer.finish()
+    return stopped, None
 
 
-def _work(job: MapJob, comm: "MPI.Intracomm", sink: WritingSink, resume: MapResume | None) -> bool:
+def _work(
+    job: MapJob,
+    comm: "MPI.Intracomm",
+    writer: MapWriter,
+    source: MapSource,
+    requests: StopRequests,
+    *,
+    resumes: bool,
+) -> bool:
     """Compute the map; whether the ranks stopped before it was done."""
+    stopped, resume = False, MapResume(comm, writer, requests)
+    sink = WritingSink(job.mapper, writer, source.check_finite, resume)
     try:
-        with resume or nullcontext():
-            job.map(job.fix_statistics(comm, resume), comm, sink, resume)
+        with resume:
+            job.map(job.fix_statistics(comm, resume if resumes else None), comm, sink, resume)
     except StopAgreed:
-        return True
-    finally:
-        sink.close()
-    return False
+        stopped = True
+    resume.agree()
+    return stopped

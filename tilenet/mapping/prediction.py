@@ -1,7 +1,10 @@
 """What `tilenet predict` was asked for, and what it opened for it."""
 
 import copy
-from contextlib import ExitStack
+import hashlib
+import os
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,6 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.opaque import Opaque, no_code
 from tilenet.geometry.tiles import HaloRule, Tiling, halo_rule
 from tilenet.geometry.windows import Part, Window
-from tilenet.mapping.journal import file_facts, hash_of
 from tilenet.mapping.mapper import Computed, Output
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, check_weight_count, load_weights, network_to_fill
@@ -195,9 +197,9 @@ class MapSource:
         """All that the pixels of a map depend on, by names for people."""
         return {
             "the version of torch": torch.__version__,
-            "the network": hash_of(self.folder / "network.json"),
-            "the weights": hash_of(self.folder / "weights.safetensors"),
-            "the image": file_facts(self.image.files),
+            "the network": _hash_of(self.folder / "network.json"),
+            "the weights": _hash_of(self.folder / "weights.safetensors"),
+            "the image": _file_facts(self.image.files),
             "bands": self.image.bands,
             "nodata": self.image.nodata,
             "output": [self.output, scaled],
@@ -253,3 +255,32 @@ def _code_of(layer: Opaque, module: nn.Module | None, folder: Path) -> nn.Module
     if module is None:
         raise no_code(layer, str(folder))
     return copy.deepcopy(module).cpu()
+
+
+def _file_facts(paths: Iterable[str]) -> list[list[Any]]:
+    """Of each file its name, bytes and time of its last change; the name alone of no local file."""
+    facts: list[list[Any]] = []
+    for path in paths:
+        facts.append([os.path.basename(path)])
+        with suppress(OSError):
+            found = os.stat(path)
+            facts[-1] += [found.st_size, found.st_mtime_ns]
+    return facts
+
+
+def _hash_of(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        TilenetError: It cannot be read.
+    """
+    try:
+        found = hashlib.sha256()
+        with open(path, "rb") as file:
+            while part := file.read(1 << 24):
+                found.update(part)
+    except OSError as error:
+        raise TilenetError(
+            f"a checkpoint's files must be whole ({path}: {error.strerror}); use another checkpoint"
+        ) from error
+    return found.hexdigest()

@@ -1,25 +1,27 @@
-"""Write maps by windows: one writer, a file aside, then a cloud-optimised GeoTIFF in its place.
+"""Write maps by windows: all ranks write pieces, then one cloud-optimised GeoTIFF of them.
 
-A map that may be interrupted keeps the file aside and a journal of the tiles in it.
+Of a map that may be interrupted the pieces that are done stay.
 """
 
-import contextlib
 import errno
+import json
 import os
 import re
-from collections.abc import Callable, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable
 from colorsys import hsv_to_rgb
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import astuple, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 import numpy as np
-import rasterio
 from affine import Affine
 from numpy.typing import NDArray
 from rasterio.io import MemoryFile
-from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.opening import quiet
 from tilenet.data.rasters.raster import GDAL_ERRORS, Raster
@@ -27,17 +29,10 @@ from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.cog import CogJob, cannot_write, template_like, write_cog
-from tilenet.mapping.journal import (
-    Done,
-    MapJournal,
-    Part,
-    frame_of,
-    part_of,
-    why_not_kept,
-    wrong_pixels,
-)
+from tilenet.mapping.pieces import Pieces, begin_pieces, put_file
 from tilenet.mapping.tiff_header import BLOCK_PX, Template
-from tilenet.storage.atomic import check_name, put, sync
+from tilenet.parallel.ranks.comm import agreed
+from tilenet.storage.atomic import check_name, put
 from tilenet.storage.lock import Lock
 
 if TYPE_CHECKING:
@@ -48,8 +43,6 @@ __all__ = [
     "MapWriter",
     "check_target",
     "class_colours",
-    "finish_map",
-    "journal_of",
     "map_lock",
     "put_map",
 ]
@@ -61,7 +54,7 @@ def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
     What an older map left there, names and statistics, would be taken for this one's.
 
     Args:
-        aside: The map, in the same directory.
+        aside: The map, on the same disk.
         path: Its place.
         categories: Meanings of the values 0, 1, …; empty: they have none.
     """
@@ -160,28 +153,26 @@ def map_lock(path: str) -> Lock:
     return Lock(Path(folder, f".{name}.lock.part"), f"the map {path}")
 
 
-def journal_of(path: str) -> str:
-    """Where an interrupted map's journal is."""
-    folder, name = os.path.split(os.path.abspath(path))
-    return os.path.join(folder, f".{name}.journal.part")
-
-
 class MapWriter:
-    """A map being written; a context manager that leaves either the whole map or nothing.
+    """A map being written by all ranks; a context manager that leaves either it or nothing.
 
-    With `made_of` it leaves what is done, and goes on with what it left.
+    With `made_of` it leaves the pieces that are done, and goes on with those. Collective, but for
+    `lacks`, `write` and sums.
 
     Args:
         path: Path of the finished map.
         like: Gives size, transform and CRS; copied, so that rotated grids survive; GCPs and RPCs.
         kind: What the map holds.
         window: The pixels of `like` that the map shows; None: all.
-        made_of: What the journal compares; None: the map cannot be interrupted.
-        lock: Held while the map is written; None: no other job may write it.
+        made_of: On rank 0: all that pixels depend on; None: the map cannot be interrupted.
+        lock: On rank 0, held while the map is written; None: no other job may write it.
+        comm: The ranks; None: this one alone.
 
     Attributes:
-        done: What an interrupted map had.
-        why_anew: Why that of an interrupted map cannot be used; "": it can, or there was none.
+        why_anew: Why pieces of an interrupted map cannot be used; "": they can, or there were none.
+
+    Raises:
+        AgreedError: On all ranks: the folder of pieces cannot be written, or one does not see it.
     """
 
     def __init__(
@@ -192,17 +183,20 @@ class MapWriter:
         window: Window | None = None,
         made_of: dict[str, Any] | None = None,
         lock: Lock | None = None,
+        comm: "MPI.Intracomm | None" = None,
     ) -> None:
-        self.path, self._lock = path, lock
-        self.kind = kind
+        if comm is None:
+            from mpi4py import MPI  # not at the top: importing starts MPI, and planning must not
+
+            comm = MPI.COMM_SELF
+        self.path, self.kind, self.comm = path, kind, comm
         self.window = window or like.whole
         folder, name = os.path.split(os.path.abspath(path))
         # One name per map: what a killed run leaves, the next one overwrites.
-        self._raw, self._cog = (os.path.join(folder, part) for part in _aside(name))
-        self._journal = MapJournal(journal_of(path), made_of or {})
-        self._keeps = False
-        self._parts: list[Part] = []  # written since the journal's last line
-        self.done, self.why_anew = Done(), ""
+        aside = Path(folder, f".{name}.pieces.part")
+        size = self.window.height, self.window.width
+        none, self._cog = np.empty((0, 4), np.int64), str(aside / "map.tif")
+        self._pieces = Pieces(aside, kind.bands, *size, kind.dtype, kind.nodata, none)
         self._ground, self._factor = like.ground, like.factor
         t, row, col = like.transform, self.window.row, self.window.col
         self._profile = {
@@ -218,65 +212,76 @@ class MapWriter:
             "tiled": True,
             "blockxsize": BLOCK_PX,
             "blockysize": BLOCK_PX,
-            # Uncompressed: own windows do not fall on blocks, and a compressed block that is
-            # written twice leaves its first copy in the file. The finished map is compressed.
-            "BIGTIFF": "IF_SAFER",
             "interleave": "band",
         }
-        if made_of is None:
-            self._guarded(self._create)
-        else:
-            self._guarded(self._go_on)
+        self._written: list[Window] = []
+        self._keeps, self._lock, self.why_anew = False, lock, ""
+        self._done: set[Window] = set()
+        try:
+            self._open(made_of)
+        except TilenetError:
+            self._keeps = self._keeps and bool(self._done)
+            self._remove()
+            raise
 
-    def _create(self) -> None:
-        # First: it would speak of the pixels that are overwritten now.
-        self._journal.remove()
-        if not os.path.isdir(self._raw):
-            Path(self._raw).unlink(missing_ok=True)
-        self._dataset = rasterio.open(self._raw, "w", **self._profile)
-        self._describe(self._dataset)
+    def _open(self, made_of: dict[str, Any] | None) -> None:
+        comm, probe = self.comm, ""
+        with agreed(comm):
+            if comm.rank == 0:
+                probe = self._guarded(lambda: self._begin(made_of))
+        begun = self._keeps, self._lock, self.why_anew, self._done, probe
+        # All ranks look after the lock, which rank 0 gives back.
+        self._keeps, self._lock, self.why_anew, self._done, probe = comm.bcast(begun)
+        with agreed(comm):
+            if not os.path.exists(probe):
+                raise TilenetError(
+                    f"all ranks write a map ({self.path}: rank {comm.rank} does not see what rank "
+                    "0 writes there); choose a directory that all nodes share"
+                )
+        if comm.rank == 0:
+            os.remove(probe)
 
-    def _go_on(self) -> None:
-        done, self.why_anew = self._journal.read()
-        if done is not None:
-            self.why_anew = why_not_kept(self._raw, self._block_bytes, done.frame, done.parts)
-        if done is None or self.why_anew:
-            self._create()
-            # Closing writes the blocks that nobody wrote. From then on each has its place in the
-            # file, and whatever kills a rank, the file's structure is never half changed.
-            self._dataset.close()
-            self._check_raw()
-            sync(self._raw)
-            self._journal.begin(frame_of(self._raw, self._block_bytes))
-        else:
-            self.done = done
-            self._journal.mend()
-        self._dataset = rasterio.open(self._raw, "r+")
-        self._keeps = True
+    def _begin(self, made_of: dict[str, Any] | None) -> str:
+        """Find out what is done, and whether there is room for the rest.
 
-    @property
-    def _block_bytes(self) -> int:
-        """Bytes of all blocks of the file aside."""
-        blocks = -(-self.window.height // BLOCK_PX) * -(-self.window.width // BLOCK_PX)
-        return blocks * BLOCK_PX**2 * self.kind.bands * np.dtype(self.kind.dtype).itemsize
+        Returns:
+            A new file among the pieces.
+        """
+        folder, kind = self._pieces.folder, self.kind
+        self.why_anew = begin_pieces(folder, made_of)
+        self._done = set(self._pieces.found())
+        self._keeps = bool(self._done)
+        pixels = self.window.height * self.window.width
+        pixels -= sum(one.height * one.width for one in self._done)
+        if shutil.disk_usage(folder).free < pixels * kind.bands * np.dtype(kind.dtype).itemsize:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        handle, probe = tempfile.mkstemp(dir=folder)
+        os.close(handle)
+        self._keeps = made_of is not None
+        return probe
 
-    def keep(self, tiles: Sequence[int]) -> None:
-        """Have the disk hold what was written, then the journal say that these tiles are done."""
+    def lacks(self, window: Window) -> bool:
+        """Whether the map shows a window of the image, of which no piece was there."""
+        part = overlap(window, self.window)
+        return part is not None and self._on_map(part) not in self._done
 
-        def flush() -> None:
-            self._check_lock()
-            self._dataset.close()
-            sync(self._raw)
-            self._check_written()
-            self._dataset = rasterio.open(self._raw, "r+")
-            self._journal.add_tiles(tiles, self._parts)
-            self._parts = []
+    def _on_map(self, part: Window) -> Window:
+        row, col = part.row - self.window.row, part.col - self.window.col
+        return Window(row, col, part.height, part.width)
 
-        self._guarded(flush)
+    def sums(self, name: str) -> dict[str, Any]:
+        """Sums that an interrupted map kept; {}: none."""
+        try:
+            return dict(json.loads(self._sums(name).read_bytes()))
+        except (OSError, ValueError, TypeError, RecursionError):
+            return {}
 
     def keep_sums(self, name: str, sums: dict[str, Any]) -> None:
-        """Have the journal hold sums."""
-        self._guarded(lambda: self._journal.add_sums(name, sums))
+        """Have the disk hold sums; floats come back to the last bit."""
+        self._guarded(lambda: put_file(self._sums(name), json.dumps(sums).encode()))
+
+    def _sums(self, name: str) -> Path:
+        return self._pieces.folder / f"sums-{name}.json"
 
     def _describe(self, dataset: Any) -> None:
         kind = self.kind
@@ -297,36 +302,42 @@ class MapWriter:
             dataset.write_colormap(1, {**colours, int(kind.nodata): (0, 0, 0, 0)})
 
     def write(self, window: Window, values: NDArray[Any]) -> None:
-        """Write `values` (bands, H, W) to a window of the image; what the map lacks is cut off."""
+        """Write `values` (bands, H, W) to a window of the image; what the map lacks is cut off.
+
+        Raises:
+            TilenetError: On this rank: the disk does not take them, or another job writes the map.
+        """
         part = overlap(window, self.window)
         if part is None:
             return
         top, left = part.row - window.row, part.col - window.col
         inside = values[:, top : top + part.height, left : left + part.width]
-        row, col = part.row - self.window.row, part.col - self.window.col
-        place = FileWindow(col, row, part.width, part.height)
-        self._guarded(lambda: self._dataset.write(np.ascontiguousarray(inside), window=place))
-        self._parts.append(part_of(place, inside))
-
-    def finish(self, comm: "MPI.Intracomm | None" = None) -> None:
-        """Close the file, make it cloud-optimised, and put it in its place.
-
-        Args:
-            comm: All ranks, which call `finish_map`; None: this one alone.
-        """
-        if comm is None:
-            from mpi4py import MPI  # not at the top: importing starts MPI, and planning must not
-
-            comm = MPI.COMM_SELF
-        self._guarded(self._dataset.close)
-        self._guarded(self._check_raw)
-        classes, parts, self._parts = self.kind.of_classes, self._parts, []
-        files = self.path, self._raw, self._cog
-        template = self._guarded(self._template)
-        write_cog(CogJob(*files, template, classes, parts, keeps=self._keeps), comm)
-        names = self.kind.classes if classes else ()
+        place = self._on_map(part)
         self._check_lock()
-        self._guarded(lambda: put_map(self._cog, self.path, names))
+        self._guarded(lambda: self._pieces.put(place, inside, lasting=self._keeps))
+        self._written.append(place)
+
+    def finish(self) -> None:
+        """Make a cloud-optimised file of all pieces, and put it in its place.
+
+        Raises:
+            AgreedError: On all ranks: it cannot be written.
+        """
+        comm, kind, job = self.comm, self.kind, None
+        # As ranks say themselves: a folder's list may be seconds old on network file systems.
+        theirs = comm.allgather([astuple(one) for one in self._written])
+        windows = {*map(astuple, self._done), *chain.from_iterable(theirs)}
+        pieces = replace(self._pieces, windows=np.array(sorted(windows), np.int64).reshape(-1, 4))
+        with agreed(comm):
+            if comm.rank == 0:
+                template = self._guarded(self._template)
+                job = CogJob(self.path, pieces, self._cog, template, kind.of_classes, self._keeps)
+        write_cog(job, comm)
+        with agreed(comm):
+            if comm.rank == 0:
+                self._check_lock()
+                names = kind.classes if kind.of_classes else ()
+                self._guarded(lambda: put_map(self._cog, self.path, names))
         self._keeps = False
         self._remove()
 
@@ -338,27 +349,10 @@ class MapWriter:
                 self._describe(dataset)
             return template_like(file.name, classes=self.kind.of_classes)
 
-    def _check_raw(self) -> None:
-        """Closing says nothing of blocks that no longer fitted on the disk."""
-        pixels = self.window.height * self.window.width * self.kind.bands
-        if os.path.getsize(self._raw) < pixels * np.dtype(self.kind.dtype).itemsize:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def _check_written(self) -> None:
-        """Nor of pixels that the disk did not take, those since the last time that they were kept.
-
-        GDAL writes most of them when it closes the file, and does not say when that fails.
-        """
-        wrong = wrong_pixels(self._raw, self._parts)
-        if wrong:
-            raise OSError(wrong)
-
     def __enter__(self) -> "MapWriter":
         return self
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(*GDAL_ERRORS):
-            self._dataset.close()
         self._remove()
 
     def _check_lock(self) -> None:
@@ -366,40 +360,21 @@ class MapWriter:
             self._lock.check()
 
     def _remove(self) -> None:
-        """All that is aside; of a map that goes on later what is done stays."""
-        if self._lock is not None and self._lock.lost:
-            return  # the files are another job's now
-        for path in (self._cog,) if self._keeps else (self._cog, self._raw, self._journal.path):
-            with contextlib.suppress(OSError):
-                os.remove(path)
+        """All that is aside, on rank 0; of a map that goes on later what is done stays."""
+        if self.comm.rank or (self._lock is not None and self._lock.lost):
+            return  # or the files are another job's now
+        if self._keeps:
+            with suppress(OSError):
+                os.remove(self._cog)
+        else:
+            shutil.rmtree(self._pieces.folder, ignore_errors=True)
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
         try:
             with quiet():
                 return act()
         except GDAL_ERRORS as error:
-            self._remove()
             raise cannot_write(self.path, error, keeps=self._keeps) from error
-
-
-def finish_map(writer: MapWriter | None, comm: "MPI.Intracomm") -> None:
-    """Make a map cloud-optimised and put it in its place. Collective.
-
-    Args:
-        writer: On rank 0.
-
-    Raises:
-        TilenetError: It cannot be written; on all ranks unless rank 0 alone had to do with it.
-    """
-    if writer is None:
-        write_cog(None, comm)
-    else:
-        writer.finish(comm)
-
-
-def _aside(name: str) -> tuple[str, str]:
-    """The files of a map that is made: raw, and cloud-optimised."""
-    return f".{name}.raw.part", f".{name}.cog.part"
 
 
 def _files_of(image: str) -> list[str]:

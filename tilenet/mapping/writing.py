@@ -1,70 +1,40 @@
-"""Pieces of a map on their way to rank 0, which writes them."""
+"""Pieces of a map on their way to its folder: each rank writes its own."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tilenet.geometry.windows import Window, overlap
-from tilenet.mapping.in_memory import MapInMemory
+from tilenet.geometry.windows import Window
 from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.mapping.resume import MapResume
 from tilenet.mapping.writer import MapWriter
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 __all__ = ["WritingSink"]
 
 
 class WritingSink:
-    """Has rank 0 write the map's values, in order; the others send them.
+    """Writes the values of the pieces that this rank computes.
 
     Args:
-        writer: On rank 0.
-        window: What the map shows of the image.
-        check: Called with each piece on the rank that computed it, before it is written or sent.
-        resume: Knows tiles that are done.
+        writer: Of the map.
+        check: Called with each piece before it is written.
+        resume: Ends the work of all ranks where this one cannot write.
     """
 
     def __init__(
         self,
         mapper: Mapper,
-        comm: "MPI.Intracomm",
-        writer: MapWriter | MapInMemory | None,
-        window: Window,
+        writer: MapWriter,
         check: Callable[[Window, Computed], None],
-        resume: MapResume | None = None,
+        resume: MapResume,
     ) -> None:
-        self.mapper, self.comm, self.writer = mapper, comm, writer
-        self.window, self.check, self.resume = window, check, resume
-        self._sent: tuple[MPI.Request, NDArray[Any]] | None = None
+        self.mapper, self.writer, self.check, self.resume = mapper, writer, check, resume
 
     def wants(self, rank: int, window: Window) -> bool:
-        """Rank 0 has to do with all pieces that the map shows, the others with their own."""
-        if self.comm.rank not in (0, rank) or overlap(window, self.window) is None:
-            return False
-        return self.resume is None or not self.resume.is_done(window)
+        """Each rank has to do with its own pieces that are not done."""
+        return rank == self.writer.comm.rank and self.writer.lacks(window)
 
     def take(self, rank: int, window: Window, computed: Computed | None) -> None:
-        """Write a piece, or send it."""
-        if computed is None:
-            kind = self.mapper.kind
-            values = np.empty((kind.bands, window.height, window.width), kind.dtype)
-            self.comm.Recv(values, source=rank, tag=0)
-        else:
+        """Write a piece."""
+        assert computed is not None, "ranks take up what they computed"
+        with self.resume.attempt():
             self.check(window, computed)
-            values = self.mapper.values(computed)
-        if self.writer is None:
-            # While rank 0 still computes or writes, this rank goes on with its next piece.
-            self.close()
-            self._sent = self.comm.Isend(values, dest=0, tag=0), values
-        else:
-            self.writer.write(window, values)
-
-    def close(self) -> None:
-        """Return when rank 0 has all that this rank sent."""
-        if self._sent is not None:
-            self._sent[0].Wait()
-            self._sent = None
+            self.writer.write(window, self.mapper.values(computed))

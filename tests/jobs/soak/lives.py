@@ -226,8 +226,8 @@ def _seen(after: str, run: Path) -> Callable[[], object]:
         "save named": link,
         "validation begun": scored_next,
         "last row": lambda: rows() == STEPS,
-        "tiles kept": lambda: of_file(f".{MAP}.journal.part", "st_size"),
-        "map copied": lambda: of_file(f".{MAP}.cog.part", "st_size"),
+        "tiles kept": lambda: of_file(f".{MAP}.pieces.part", "st_mtime_ns"),
+        "map copied": lambda: of_file(f".{MAP}.pieces.part/map.tif", "st_size"),
         "map placed": lambda: of_file(MAP, "st_ino"),
     }
     return looks[after]

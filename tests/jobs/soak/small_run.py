@@ -84,7 +84,7 @@ class Standing:
 
     rows: int  # the history's last step; 0: there is none
     saved: int  # step of the checkpoint that the run would go on from; 0: it would begin
-    tiles: frozenset[int]  # that the map's journal names
+    tiles: frozenset[str]  # of the map, whose pieces are there
     mapped: bool  # whether the map is in its place
 
 
@@ -95,13 +95,9 @@ def stands(run: Path) -> Standing:
         found = newest_whole(run).checkpoint
     if found is not None:
         saved = int(json.loads((found / "progress.json").read_text())["step"])
-    tiles: set[int] = set()
-    journal = run / f".{MAP}.journal.part"
-    if journal.exists():
-        for line in journal.read_text().split("\n")[1:-1]:
-            tiles.update(json.loads(line).get("tiles", ()))
+    tiles = frozenset(piece.name for piece in run.glob(f".{MAP}.pieces.part/*.raw"))
     steps = _steps(run / TABLES[0])
-    return Standing(max(steps, default=0), saved, frozenset(tiles), (run / MAP).exists())
+    return Standing(max(steps, default=0), saved, tiles, (run / MAP).exists())
 
 
 def _steps(table: Path) -> list[int]:
