@@ -1,8 +1,8 @@
 """The largest image that trains on a GPU under a limit, in each way, beside what is planned.
 
 The network is tilenet's U-Net as bench/swapping/lms.py trains it, and its words are used: off,
-checkpointing of each layer group, swap of all that is saved. The planner's auto, which decides
-layer group by layer group, is held against the most of the three.
+checkpointing of each layer group, swap of all that is saved. The planner's auto, which swaps as
+many layers as must, is held against the most of the three; it computes no group again.
 """
 
 import time
@@ -18,14 +18,10 @@ from bench.swapping.lms_sizes import Largest, largest, peak_of
 from bench.swapping.lms_training import Place, Way, slabs_of
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.parallel.swap.actions import Action
 from tilenet.parallel.swap.copies import measure_bandwidth
 from tilenet.planning.machines import Machine, machine
 from tilenet.planning.memory.layer import layer_bytes
-from tilenet.planning.memory.partition import partition_bytes
-from tilenet.planning.swap.choose import predict
-from tilenet.planning.swap.groups import layer_groups
-from tilenet.planning.swap.plan import Speeds, plan_swaps, swap_everything
+from tilenet.planning.swap.plan import Demand, Speeds, plan_swaps
 from tilenet.planning.time.roofline import roofline
 
 __all__ = ["planned_bytes", "sizes"]
@@ -62,13 +58,16 @@ def sizes(asked: Asked) -> Found:
     rows: list[Figures] = []
     claims = []
     for mode, found in trained.items():
+        row: Figures = {"mode": mode, **asdict(found)}
+        rows.append(row)
+        if mode == "checkpointing":
+            continue
         planner = partial(planned_bytes, place, bandwidth, facts, mode)
         plan = largest(planner, place.limit_bytes, kind.unit, found.size, asked.until)
-        row = {"mode": mode, **asdict(found), "planned": asdict(plan)}
+        row["planned"] = asdict(plan)
         if found.size and found.to_the_end and plan.to_the_end:
             row["planned_pixels_over_trained"] = ratio = (plan.size / found.size) ** 2
             claims.append(_claim(mode, ratio))
-        rows.append(row)
     figures = {
         "limit_gib": place.limit_bytes / 2**30,
         "width": place.width,
@@ -95,21 +94,11 @@ def planned_bytes(
     # as lms_networks.KINDS["unet"]
     options = UNetOptions(4, 2, place.width, bands=3, classes=CLASSES, norm="instance")
     layers = unet_layers(options)
-    costs, balance = layer_bytes(layers, side, side), [len(layers)]
-    step = (costs, balance, 1, "never", "sgd-momentum")
-    (size,) = partition_bytes(*step)  # type: ignore[arg-type]
+    costs = layer_bytes(layers, side, side)
+    demand = Demand(costs, [len(layers)], 1, "never", "sgd-momentum", [place.device])
     if mode == "off":
-        return size.total
+        return demand.peak
     times = roofline(layers, side, side, "float32", facts)
     speeds = Speeds(times, bandwidth, place.min_bytes)
-    if mode == "swap":
-        every = swap_everything(*step, [place.limit_bytes], speeds)  # type: ignore[arg-type]
-        return every.partitions[0].device_bytes
-    if mode == "auto":
-        plan = plan_swaps(*step, [place.limit_bytes], lambda: speeds)  # type: ignore[arg-type]
-        return None if plan is None else plan.partitions[0].device_bytes
-    groups = layer_groups(costs, times, 0, len(layers), place.min_bytes)
-    keep: list[Action] = ["keep"] * len(groups)
-    again: list[Action] = ["checkpoint" if group.may_checkpoint else "keep" for group in groups]
-    kept, less = (predict(groups, actions, bandwidth).peak_bytes for actions in (keep, again))
-    return size.total - kept + less
+    plan = plan_swaps(demand, place.limit_bytes, lambda: speeds, everything=mode == "swap")
+    return None if plan is None else plan.device_bytes

@@ -2,11 +2,11 @@
 
 DeepLabv3+ and PSPNet are those of segmentation_models_pytorch, adopted with frozen batch norm;
 ResNet-50 is torchvision's. Their weights are random. Each network consists of groups, modules that
-run one behind the other, so that a group can be kept, recomputed or swapped. The loss is inside, or
+run one behind the other, so that a group can be kept or recomputed. The loss is inside, or
 its maps, as large as the image, would be left out of whatever is done to the network.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate, pairwise
@@ -14,13 +14,22 @@ from itertools import accumulate, pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bench.exactness.networks import SMP, Choice
 from tilenet.adoption.adopt import Adopted, adopt
-from tilenet.geometry.layers import Activation, Layer, Stash
+from tilenet.geometry.layers import (
+    Activation,
+    Conv,
+    GlobalPool,
+    Layer,
+    Pool,
+    Stash,
+    TransposedConv,
+    Upsample,
+)
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import Network, build_network
-from tilenet.planning.swap.groups import group_sizes
 
 __all__ = ["KINDS", "GroupedNetwork", "Kind", "labels_of"]
 
@@ -32,10 +41,12 @@ class GroupedNetwork(nn.Module):
 
     Attributes:
         groups: All but the loss.
+        recomputes: Whether groups that may are computed again in backward.
         layers: The list that they were built from, if any.
     """
 
     layers: tuple[Layer, ...] = ()
+    recomputes = False
 
     def __init__(self, groups: Iterable[nn.Module] = ()) -> None:
         super().__init__()
@@ -50,8 +61,14 @@ class GroupedNetwork(nn.Module):
     def scores(self, images: Tensor) -> Tensor:
         """(B, CLASSES) or, for each pixel, (B, CLASSES, ...)."""
         for group in self.groups:
-            images = group(images)
+            images = self.run(group, images)
         return images
+
+    def run(self, group: nn.Module, x: Tensor) -> Tensor:
+        """The output of one of the groups."""
+        again = self.recomputes and any(group is one for one in self.again)
+        made: Tensor = checkpoint(group, x, use_reentrant=False) if again else group(x)
+        return made
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = self.loss(self.scores(images), labels)
@@ -59,10 +76,10 @@ class GroupedNetwork(nn.Module):
 
 
 class ListedNetwork(GroupedNetwork):
-    """The network of a list of layers, in the groups that tilenet plans with."""
+    """The network of a list of layers, each group a convolution with what follows it."""
 
     def __init__(self, layers: tuple[Layer, ...], network: Network) -> None:
-        edges = list(pairwise(accumulate(group_sizes(layers), initial=0)))
+        edges = list(pairwise(accumulate(_group_sizes(layers), initial=0)))
         super().__init__(nn.Sequential(*list(network)[start:stop]) for start, stop in edges)
         self.layers, self._mask_key = layers, network.mask_key
         self._starts = [layers[start] for start, _ in edges]
@@ -79,6 +96,20 @@ class ListedNetwork(GroupedNetwork):
     def scores(self, images: Tensor) -> Tensor:
         self._mask_key.images = tuple(range(len(images)))
         return super().scores(images)
+
+
+def _group_sizes(layers: Sequence[Layer]) -> tuple[int, ...]:
+    """Number of layers in each group. Stashes and pops stand alone: their maps belong to others."""
+    sizes: list[int] = []
+    alone = True
+    for layer in layers:
+        starts = isinstance(layer, Conv | TransposedConv | Pool | Upsample | GlobalPool | Stash)
+        if alone or starts or layer.names:
+            sizes.append(1)
+        else:
+            sizes[-1] += 1
+        alone = isinstance(layer, Stash) or bool(layer.names)
+    return tuple(sizes)
 
 
 def _ours(poolings: int, convolutions: int, width: int) -> GroupedNetwork:
@@ -134,12 +165,12 @@ class UNet3d(GroupedNetwork):
         down, (*up, last) = self.groups[: self._levels], self.groups[self._levels :]
         skips, x = [], images
         for group in down:
-            x = group(x)
+            x = self.run(group, x)
             skips.append(x)
         del skips[-1]
         for group in up:
             x = torch.cat((F.interpolate(x, scale_factor=2.0), skips.pop()), 1)
-            x = group(x)
+            x = self.run(group, x)
         scores: Tensor = last(x)
         return scores
 

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from math import inf
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bench.swapping.lms_networks import Kind, labels_of
-from tilenet.parallel.swap.actions import Action
 from tilenet.parallel.swap.host_pool import Slabs, open_slabs
 from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.parallel.swap.swapping import swapping
@@ -114,14 +113,17 @@ class Training:
         if way.mode == "off":
             yield SwapStatistics()
             return
-        again: dict[nn.Module, Action] = dict.fromkeys(self.model.again, "checkpoint")
+        if way.mode == "checkpointing":
+            self.model.recomputes = True
+            yield SwapStatistics()
+            self.model.recomputes = False
+            return
         with swapping(
             self.model,
             limit_bytes=way.saved_limit_bytes,
             min_bytes=self._place.min_bytes,
             swap_dir=self._place.swap_dir,
             host_limit_bytes=self._place.host_limit_bytes,
-            actions=again if way.mode == "checkpointing" else None,
         ) as counted:
             yield counted
 

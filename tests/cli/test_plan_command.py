@@ -149,15 +149,14 @@ def said_and_written(
     assert float(line[2]) == pytest.approx(moved, rel=0.5)
     assert int(line[3]) == round(100 * plan["answer"]["swap_overhead"])
     assert ("inputs and skips on the host" in line[1]) == swaps["stored"]
-    actions = [action for part in parts for action in part["actions"]]
-    for action, word in (("swap", "swapped"), ("checkpoint", "computed again")):
-        count = f"{actions.count(action)} of {len(actions)} layer groups {word}"
-        assert (count in line[1].split(", ")) == (action in actions)
+    layers = sum(part["layers"] for part in parts)
+    if not swaps["stored"]:
+        assert line[1] == f"{layers} of {sum(plan['answer']['balance'])} layers swapped"
     assert read_plan(path).keys == plan["run"]
     return line, plan
 
 
-def test_groups_that_swap_are_said_and_written(capsys: Capture, tmp_path: Path) -> None:
+def test_layers_that_swap_are_said_and_written(capsys: Capture, tmp_path: Path) -> None:
     asked = tight(capsys, 0.9, *ALONE)
     said = refusal(capsys, 1, *asked)
     assert re.search(r"\); swap auto: 2 × 3 tiles, 1 partition, .*, swapping take ", said)
@@ -165,9 +164,8 @@ def test_groups_that_swap_are_said_and_written(capsys: Capture, tmp_path: Path) 
     assert plan["run"]["swap"] == plan["asked"]["swap"] == "auto"
     answer = plan["answer"]
     (part,) = answer["swaps"]["partitions"]
-    assert {"swap", "keep"} <= {*part["actions"]}
-    assert sum(part["groups"]) == sum(answer["balance"])
-    assert part["device_bytes"] == answer["device_bytes"] < answer["swaps"]["without_bytes"][0]
+    assert 0 < part["layers"] < sum(answer["balance"])
+    assert part["device_bytes"] == answer["device_bytes"] < answer["swaps"]["without_bytes"]
 
 
 def test_a_store_is_said_and_counted(capsys: Capture, tmp_path: Path) -> None:
@@ -175,9 +173,7 @@ def test_a_store_is_said_and_counted(capsys: Capture, tmp_path: Path) -> None:
     _, plan = said_and_written(capsys, tmp_path / "plan.json", *asked)
     assert plan["run"]["swap"] == "all"
     answer = plan["answer"]
-    assert {action for part in answer["swaps"]["partitions"] for action in part["actions"]} == {
-        "keep"
-    }
+    assert [part["layers"] for part in answer["swaps"]["partitions"]] == [0, 0]
     layers = unet_layers(UNetOptions(poolings=1, convolutions=1, base=8))
     step = layers, tuple(answer["tile_read_px"]), answer["balance"], 4, "always"
     stored, plain = (dry_run(*step, stored=stored).partitions for stored in (True, False))
@@ -199,7 +195,7 @@ def test_where_nothing_must_nothing_is_swapped(capsys: Capture, tmp_path: Path) 
     off = json.loads(printed(capsys, *ALONE, "--swap", "off", "--json"))
     assert (off["run"], off["answer"]) == (plan["run"], plan["answer"])
     (line,) = LINE.finditer(printed(capsys, *ALONE, "--swap", "all"))
-    assert line[1] == "8 of 8 layer groups swapped"
+    assert line[1] == "11 of 11 layers swapped"
 
 
 def test_a_plan_is_written_for_runs(capsys: Capture, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from test_same_as_whole_image import (
     Outcome,
     check_same,
     differences,
+    options_of,
     scenes_of,
     wanted_of,
 )
@@ -28,6 +29,10 @@ from whole_image import Scene
 
 from tilenet.__main__ import main
 from tilenet.cli import plan as plan_command
+from tilenet.geometry.unet import unet_layers
+from tilenet.planning.memory.device import device_bytes
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.partition import partition_bytes
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -141,8 +146,14 @@ def test_planned_runs_that_swap_are_those_of_the_whole_image(
     found = json.loads(path.read_text())
     assert found["run"]["swap"] == "auto"
     assert found["run"]["checkpointing"] == ("never" if partitions == 1 else "always")
-    without = sum(found["answer"]["swaps"]["without_bytes"])
-    limit = 0.85 * without  # the partitions of a rank share its CPU
+    answer, kept = found["answer"], found["run"]["checkpointing"]
+    layers = unet_layers(options_of(NETWORKS["same-nearest"]))
+    costs = layer_bytes(layers, *answer["tile_read_px"], "float64")
+    many = answer["layout"]["micro_batches"]
+    parts = partition_bytes(costs, answer["balance"], many, kept, "sgd")
+    assert max(part.total for part in parts) == answer["swaps"]["without_bytes"]
+    without = device_bytes(parts, [0] * partitions, kept)[0]  # those of a rank share its CPU
+    limit = 0.85 * without
     swapping = {"min_mib": 0, "device_gib": limit / 2**30}
     capfd.readouterr()
     keys = run_file(shared_path, scene, "same-nearest", swapping=swapping)

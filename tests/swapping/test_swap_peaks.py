@@ -1,9 +1,8 @@
 """Steps that swap stay within the limit that they were planned for, as counted on real tensors."""
 
 import random
-from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate, pairwise, product
+from itertools import product
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,12 @@ from test_swaps_in_flight import LateStreams, Never
 
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.parallel.pipeline.skip_store import HostStore
-from tilenet.parallel.swap.actions import acting
 from tilenet.parallel.swap.host_pool import FileSlabs
-from tilenet.parallel.swap.swapper import Swapper
+from tilenet.parallel.swap.swapper import SwapInForward, Swapper
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes
-from tilenet.planning.memory.partition import partition_bytes
-from tilenet.planning.swap.choose import predict
-from tilenet.planning.swap.groups import layer_groups
-from tilenet.planning.swap.plan import PartitionSwaps, Speeds, SwapPlan, plan_swaps, swap_everything
+from tilenet.planning.swap.layers import saving_layers
+from tilenet.planning.swap.plan import Demand, Speeds, SwapPlan, plan_swaps
+from tilenet.planning.swap.threshold import simulate
 
 CPU = torch.device("cpu")
 
@@ -43,16 +40,14 @@ def measured(
         streams = LateStreams(0)
         streams._chance = Never(0)
         swapper.copies._streams = streams  # type: ignore[assignment]
-    actions = [action for part in plan.partitions for _, action in part.modules]
 
-    @contextmanager
     def context(pipe: Any) -> Any:
-        with acting([module for part in pipe.partitions for module in part], actions, swapper):
-            yield
+        parts = zip(pipe.partitions, plan.partitions, strict=True)
+        layers = [layer for part, swaps in parts for layer in list(part)[: swaps.layers]]
+        return SwapInForward(swapper).around(layers)
 
     stores = [HostStore(swapper.copies, CPU) for _ in case["balance"]] if plan.stored else None
-    groups = [[size for size, _ in part.modules] for part in plan.partitions]
-    found = measured_run(**case, stores=stores, groups=groups, acting=context)
+    found = measured_run(**case, stores=stores, swapping=context)
     assert swapper.statistics.host_bytes == 0
     swapper.close()
     return found.partitions, swapper.statistics.out_bytes
@@ -71,22 +66,21 @@ def test_a_store_moves_the_bytes_that_were_planned(tmp_path: Path, seed: int) ->
         "optimizer": "sgd",
     }
     costs = layer_bytes(layers, *case["tile"])
-    asked = case["balance"], case["micro_batches"], "always", "sgd"
-    known, free = speeds(costs, draw), [inf] * 3
-    plan = swap_everything(
-        costs, *asked, free, replace(known, bandwidth=1e3)
-    )  # slower than all else
+    demand = Demand(costs, case["balance"], case["micro_batches"], "always", "sgd", range(3))
+    known = speeds(costs, draw)
+    slow, fast = (
+        plan_swaps(demand, inf, lambda link=link: replace(known, bandwidth=link), everything=True)
+        for link in (1e3, 1e15)  # slower than all else, and faster
+    )
+    plan = slow
     _, moved = measured(case, plan, tmp_path)
     assert moved == plan.swapped_bytes > 0
-    for part, edge in zip(
-        plan.partitions, pairwise([0, *accumulate(case["balance"])]), strict=True
-    ):
+    for part, edge in zip(plan.partitions, demand.blocks, strict=True):
         forward_s = sum(time.forward_s for time in known.times[slice(*edge)])
         out_s = part.swapped_bytes / case["micro_batches"] / 1e3
         assert part.forward_s >= out_s - forward_s
         assert (part.backward_s > 0) == (edge[0] > 0)  # the first one's images are not waited for
     # What leaves one comes in at another: forward and backward wait for as much.
-    fast = swap_everything(costs, *asked, free, replace(known, bandwidth=1e15))
     assert all(part.forward_s == part.backward_s == 0 for part in fast.partitions)
 
 
@@ -97,28 +91,20 @@ def test_seconds_are_those_that_the_planner_simulates() -> None:
         layers, many = random_network(draw), draw.randint(2, 4)
         costs, balance = layer_bytes(layers, 90, 77), [len(layers)]
         known = replace(speeds(costs, draw), bandwidth=1e8)
-        (plain,) = partition_bytes(costs, balance, many, "never", "sgd")
+        demand = Demand(costs, balance, many, "never", "sgd", [0])
+        (plain,) = demand.parts()
         limit = 0.7 * plain.total
-        plan = plan_swaps(costs, balance, many, "never", "sgd", [limit], lambda known=known: known)
+        plan = plan_swaps(demand, limit, lambda known=known: known)
         if plan is None:
             continue
         (part,) = plan.partitions
-        groups = layer_groups(costs, known.times, 0, len(layers), 0)
-        kept = predict(groups, ["keep"] * len(groups), 1e8, many)
-        room = limit - (plain.total - kept.peak_bytes)
-        wanted = predict(groups, part.actions, 1e8, many, room).seconds
+        saving = saving_layers(costs, known.times, 0, len(layers), 0)
+        room = limit - plain.fixed
+        wanted = simulate(saving, part.layers, 1e8, many, room).seconds
         alone = sum(time.forward_s + time.backward_s for time in known.times)
         assert many * (alone + part.backward_s) == pytest.approx(wanted, rel=1e-12)
         slower += part.backward_s > 0
     assert slower >= 3
-
-
-def test_only_groups_that_are_computed_again_are_one_module() -> None:
-    part = PartitionSwaps((3, 2, 1, 2, 4), ("swap", "checkpoint", "keep", "both", "keep"), 0)
-    assert [size for size, _ in part.modules] == [1, 1, 1, 2, 1, 2, 1, 1, 1, 1]
-    assert [action for _, action in part.modules] == [
-        *["swap"] * 3, "checkpoint", "keep", "both", *["keep"] * 4,
-    ]  # fmt: skip
 
 
 def speeds(costs: tuple[LayerBytes, ...], draw: random.Random) -> Speeds:
@@ -133,28 +119,35 @@ def test_steps_stay_within_their_limits(tmp_path: Path, mode: Any) -> None:
     for seed, share in product(range(8), (0.9, 0.75, 0.6, 0.5)):
         draw = random.Random(200 + seed)
         layers = random_network(draw)
+        tile = draw.randint(64, 150), draw.randint(64, 150)
+        balance = random_balance(draw, len(layers), 3) if seed % 2 else [len(layers)]
+        many = draw.randint(1, 4)
+        if mode == "always":  # what waits are inputs and skips of many micro-batches
+            third, many = len(layers) // 3, draw.randint(6, 12)
+            balance = [third, third, len(layers) - 2 * third]
         case: dict[str, Any] = {
             "layers": layers,
-            "tile": (draw.randint(64, 150), draw.randint(64, 150)),
-            "balance": random_balance(draw, len(layers), 3) if seed % 2 else [len(layers)],
-            "micro_batches": draw.randint(1, 4),
+            "tile": tile,
+            "balance": balance,
+            "micro_batches": many,
             "checkpointing": mode,
             "optimizer": draw.choice(["adamw", "sgd"]),
         }
         costs = layer_bytes(layers, *case["tile"])
         asked = case["balance"], case["micro_batches"], mode, case["optimizer"]
-        limit = share * max(part.total for part in partition_bytes(costs, *asked))
-        limits = [limit] * len(case["balance"])
+        demand = Demand(costs, *asked, range(len(case["balance"])))
+        limit = share * demand.peak
         machine = speeds(costs, draw)
-        plan = plan_swaps(costs, *asked, limits, lambda machine=machine: machine)
+        plan = plan_swaps(demand, limit, lambda machine=machine: machine)
         if plan is None:
             continue
         assert not plan.idle
         fitting += 1
         peaks, moved = measured(case, plan, tmp_path)
-        # Of a group that swaps next to one that keeps, what both have saved may go too, in vain.
-        swapping = any("swap" in part.actions for part in plan.partitions)
-        assert moved >= plan.swapped_bytes if swapping else moved == plan.swapped_bytes
+        # Of a layer that swaps next to one that keeps, what both have saved may go too, in vain.
+        if not plan.swapped_layers:
+            assert moved == plan.swapped_bytes
+        assert moved >= plan.swapped_bytes
         late, _ = measured(case, plan, tmp_path, late=True)
         for part, peak, most in zip(plan.partitions, peaks, late, strict=True):
             assert part.device_bytes <= limit

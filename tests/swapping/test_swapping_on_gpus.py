@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cell_actions import actions_of, in_cells
 from test_pipeline import balance_of, check, images, made, options, piped, plain, summed
 
 from tilenet.parallel.pipeline.pipe import Pipe
@@ -43,20 +42,20 @@ def test_maps_between_partitions(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["", "on a stream of its own"])
-@pytest.mark.parametrize("kind", ["swap", "mixed"])
-def test_what_is_saved(device: torch.device, kind: str, stream: bool, tmp_path: Path) -> None:
-    network = in_cells(made(options()), 3).to(device)
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_what_is_saved(device: torch.device, share: float, stream: bool, tmp_path: Path) -> None:
+    network = made(options()).to(device)
     network.mask_key.images = (0,)
     image, cuda = images(1)[0].to(device), device.type == "cuda"
-    actions = dict(zip(network, actions_of(kind, len(network)), strict=True))
+    layers = list(network)[: int(share * len(network))]
     folder = None if cuda else str(tmp_path)
     torch.use_deterministic_algorithms(cuda, warn_only=True)
     aside = torch.cuda.Stream(device) if cuda and stream else None
     results = []
-    for some in ({}, actions):
+    for some in ([], layers):
         with (
             torch.cuda.stream(aside),
-            swapping(network, min_bytes=0, swap_dir=folder, actions=some) as statistics,
+            swapping(some, min_bytes=0, swap_dir=folder) as statistics,
         ):
             for _ in range(3):
                 network.zero_grad()

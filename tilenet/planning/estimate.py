@@ -21,11 +21,11 @@ from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
 from tilenet.planning.swap.plan import (
     MIN_BYTES,
+    Demand,
     PartitionSwaps,
     Speeds,
     SwapPlan,
     plan_swaps,
-    swap_everything,
 )
 from tilenet.planning.time.messages import Link, halo_times, norm_times, together
 from tilenet.planning.time.profile import layer_times_of_profile
@@ -66,7 +66,7 @@ def _host_bytes(
 Pixels = tuple[int, int]
 Shape = tuple[int, int, int]  # tiles, rows and columns of a micro-batch
 Balance = tuple[int, ...]
-NO_SWAPS = PartitionSwaps((), (), 0)
+NO_SWAPS = PartitionSwaps(0, 0)
 
 
 class Estimator:
@@ -203,12 +203,17 @@ class Estimator:
         """What a rank swaps; None: nothing makes it fit."""
         asked, shape = self.question, self.shape(layout)
         link = asked.machine.host_bandwidth * asked.machine.memory_efficiency
-        speeds, costs = Speeds(self.times(shape), link, MIN_BYTES), self.costs(shape)
-        many, mode = layout.micro_batches, layout.checkpointing
-        job = costs, balance, many, mode, asked.optimizer, [asked.limit_bytes] * len(balance)
-        if asked.swap == "all":
-            return swap_everything(*job, speeds)
-        return plan_swaps(*job, lambda: speeds)
+        demand = Demand(
+            self.costs(shape),
+            balance,
+            layout.micro_batches,
+            layout.checkpointing,
+            asked.optimizer,
+            range(len(balance)),
+        )
+        speeds = Speeds(self.times(shape), link, MIN_BYTES)
+        everything = asked.swap == "all"
+        return plan_swaps(demand, asked.limit_bytes, lambda: speeds, everything=everything)
 
     def timeline(self, layout: Layout, balance: Balance, micro_batches: int) -> Timeline:
         """The pipeline's timeline for one mini-batch."""

@@ -147,7 +147,7 @@ class Layout:
         partitions: Devices per rank.
         micro_batches: Those of a rank in the pipeline at once, of a tile each, or of a stack.
         checkpointing: Which micro-batches are computed again in backward.
-        swap: Whether tensors go to the host, or layer groups are computed again.
+        swap: Whether tensors go to the host.
     """
 
     grid: tuple[int, int]

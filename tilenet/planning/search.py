@@ -220,39 +220,28 @@ class Search:
 
         Of the few balances with the smallest bottlenecks the one that is fastest when simulated.
         """
-        estimator, limit_bytes = self.estimator, self.question.limit_bytes
+        estimator = self.estimator
         if not self._countable(layout):
             return None
-        if layout.swap:
-            return self._swapping(layout)
-        fitting = [
-            balance
-            for balance in self._balances(layout)
-            if estimator.num_bytes(layout, balance) <= limit_bytes
-        ]
+        fits = self._swap_fits if layout.swap else self._fits
+        fitting = [balance for balance in self._balances(layout) if fits(layout, balance)]
         if not fitting:
             return None
         return estimator.describe(
             layout, min(fitting, key=lambda balance: estimator.step_s(layout, balance)[0])
         )
 
-    def _swapping(self, layout: Layout) -> Plan | None:
-        """The best plan in which tensors go to the host; None: none fits, or nothing has to go."""
-        estimator, asked = self.estimator, self.question
-        fitting = []
-        for balance in self._balances(layout):
-            swaps = estimator.swaps(layout, balance)
-            if swaps is None or (asked.swap == "auto" and swaps.idle):
-                continue
-            host = estimator.host_bytes(layout, swaps.swapped_bytes)
-            if host > asked.machine.host_bytes and not swaps.idle:
-                continue
-            if max(part.device_bytes for part in swaps.partitions) <= asked.limit_bytes:
-                fitting.append(balance)
-        if not fitting:
-            return None
-        return estimator.describe(
-            layout, min(fitting, key=lambda balance: estimator.step_s(layout, balance)[0])
+    def _fits(self, layout: Layout, balance: Balance) -> bool:
+        return self.estimator.num_bytes(layout, balance) <= self.question.limit_bytes
+
+    def _swap_fits(self, layout: Layout, balance: Balance) -> bool:
+        """Whether devices and host hold it; where nothing has to go, not as a plan that swaps."""
+        swaps = self.estimator.swaps(layout, balance)
+        if swaps is None or (self.question.swap == "auto" and swaps.idle):
+            return False
+        host = self.estimator.host_bytes(layout, swaps.swapped_bytes)
+        return self._fits(layout, balance) and (
+            swaps.idle or host <= self.question.machine.host_bytes
         )
 
     def _balances(self, layout: Layout) -> list[Balance]:
@@ -266,7 +255,7 @@ class Search:
             shape, layout.micro_batches, layout.checkpointing, partitions, layout.swap
         )
         seconds = self.estimator.seconds(shape)
-        if layout.swap:  # of these fewer: to choose what to swap takes a tenth of a second
+        if layout.swap:  # of these fewer: to choose what to swap takes a while
             few = least_time(seconds, partitions, room, asked.limit_bytes, few=1)
             more = least_time(seconds, partitions, few=1)
             return list(dict.fromkeys([*few, *more, *least_bytes(room, partitions, few=1)]))

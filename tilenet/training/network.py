@@ -100,7 +100,6 @@ class RunNetwork:
             record.precision,
             inline=len(devices.partitions) == 1,
             stores=None if self._swaps is None else self._swaps.stores,
-            groups=None if self._swaps is None else self._swaps.group_sizes,
         )
 
     @property
@@ -120,7 +119,7 @@ class RunNetwork:
         if self._swaps is None:
             return nullcontext()
         assert isinstance(self.pipe, Pipe)
-        return self._swaps.acting(self.pipe)
+        return self._swaps.swapping(self.pipe)
 
     def close(self) -> None:
         """Give host memory and communicators back. Collective."""

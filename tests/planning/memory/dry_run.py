@@ -182,24 +182,22 @@ def measured_run(
     cut: int = 0,
     one_device: bool = False,
     stores: Sequence[Store] | None = None,
-    groups: Sequence[Sequence[int]] | None = None,
-    acting: Callable[[Pipe], AbstractContextManager[None]] | None = None,
+    swapping: Callable[[Pipe], AbstractContextManager[None]] | None = None,
     count: bool = True,
 ) -> StepBytes:
     """The same step on real tensors, on the CPU: what `dry_run` must predict.
 
     Args:
         stores: Where skips between partitions and inputs of checkpoints wait.
-        groups: Layers per group, of each partition.
-        acting: Entered with the pipe around the step, to let its groups swap.
+        swapping: Entered with the pipe around the step, to let its layers swap.
         count: Without, nothing is counted, so that a profiler sees the bare step.
     """
     dtype = parameter_dtype(precision)
     network = build_network(layers, dtype=dtype)
     devices = [CPU] * len(balance)
-    pipe = Pipe(network, balance, devices, checkpointing, precision, inline=True, groups=groups)
+    pipe = Pipe(network, balance, devices, checkpointing, precision, inline=True)
     live = OwnedBytes() if count else None
-    with nullcontext() if acting is None else acting(pipe):
+    with nullcontext() if swapping is None else swapping(pipe):
         return _step(pipe, layers, tile, micro_batches, optimizer, cut, one_device, live, stores)
 
 

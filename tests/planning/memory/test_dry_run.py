@@ -19,6 +19,7 @@ from tilenet.parallel.pipeline.skip_store import HostStore
 from tilenet.parallel.swap.copies import HostCopies
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.statistics import SwapStatistics
+from tilenet.planning.memory.device import device_bytes
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.partition import partition_bytes
@@ -161,3 +162,20 @@ def test_the_allocators_peak_of_a_step_is_predicted(precision: str, mode: Mode) 
     peak = allocated_peak(lambda: measured_run(*step, one_device=True, count=False), CPU)
     assert predicted == pytest.approx(peak, rel=0.01)
     assert dry_run(*step, one_device=True).total < 0.97 * peak, "there is something to predict"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_partitions_on_one_device_need_no_more_than_is_predicted(mode: Mode) -> None:
+    """Under `always` far less than all of them add up to."""
+    ratios = []
+    for seed in range(8):
+        draw = random.Random(200 + seed)
+        layers = random_network(draw)
+        tile, many = (draw.randint(48, 90), draw.randint(48, 90)), draw.randint(1, 6)
+        balance = random_balance(draw, len(layers), 6)
+        needed = measured_run(layers, tile, balance, many, mode, optimizer="sgd", one_device=True)
+        parts = partition_bytes(layer_bytes(layers, *tile), balance, many, mode, "sgd")
+        predicted = device_bytes(parts, [0] * len(balance), mode)[0]
+        assert needed.total <= 1.0002 * predicted + 256
+        ratios.append(sum(part.total for part in parts) / predicted)
+    assert (max(ratios) > 1.2) == (mode == "always")

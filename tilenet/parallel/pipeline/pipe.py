@@ -56,7 +56,6 @@ class Partition(nn.Sequential):
         device: They are moved there.
         precision: Precision of the arithmetic: `bfloat16` and `float16` compute under autocast.
         failed: What one of the pipe's partitions raised.
-        groups: Layers per child module; None: one each.
     """
 
     def __init__(
@@ -65,11 +64,10 @@ class Partition(nn.Sequential):
         device: torch.device,
         precision: str,
         failed: list[Exception],
-        groups: Sequence[int] | None = None,
     ) -> None:
         # Its input is the neighbour's output, which recomputation needs as it was.
         layers = [out_of_place(layers[0]), *layers[1:]]
-        super().__init__(*_grouped(layers, groups))
+        super().__init__(*layers)
         self.to(device)
         self.device = device
         self.dtype = AUTOCAST.get(precision)
@@ -90,15 +88,6 @@ class Partition(nn.Sequential):
         return y
 
 
-def _grouped(layers: Sequence[nn.Module], groups: Sequence[int] | None) -> Iterator[nn.Module]:
-    """The layers, those of a group in a sequence of their own; a single one stays as it is."""
-    start = 0
-    for size in groups or [1] * len(layers):
-        part = layers[start : start + size]
-        yield part[0] if size == 1 else nn.Sequential(*part)
-        start += size
-
-
 class Pipe:
     """A network cut into partitions, one per device.
 
@@ -110,8 +99,6 @@ class Pipe:
             backward: `always` all, `except_last` all but the last, `never` none.
         precision: `float64`, `float32`, or `bfloat16` or `float16` under autocast.
         inline: Compute in the caller's thread, for tests, fake tensors and debugging.
-        groups: Layers per group, of each partition: its children, so that they can be acted upon;
-            None: each layer is one.
         stores: One per partition: where skips between partitions and inputs of checkpoints wait;
             None: on the devices.
     """
@@ -126,7 +113,6 @@ class Pipe:
         *,
         inline: bool = False,
         stores: Sequence[Store] | None = None,
-        groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         if sum(balance) != len(network) or min(balance) < 1 or len(balance) != len(devices):
             raise ValueError(
@@ -139,14 +125,8 @@ class Pipe:
         ends = [sum(balance[: j + 1]) for j in range(len(balance))]
         self._failed: list[Exception] = []
         self.partitions = [
-            Partition(
-                list(network)[stop - size : stop],
-                device,
-                precision,
-                self._failed,
-                None if groups is None else groups[j],
-            )
-            for j, (size, stop, device) in enumerate(zip(balance, ends, devices, strict=True))
+            Partition(list(network)[stop - size : stop], device, precision, self._failed)
+            for size, stop, device in zip(balance, ends, devices, strict=True)
         ]
         self._layout = inspect_skip_layout(self.partitions)
         self._inline, self.stores = inline, stores

@@ -7,9 +7,8 @@ import torch
 
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.pipeline.skip_store import HostStore
-from tilenet.parallel.swap.actions import Action, acting
 from tilenet.parallel.swap.host_pool import Slabs
-from tilenet.parallel.swap.swapper import Swapper
+from tilenet.parallel.swap.swapper import SwapInForward, Swapper
 
 __all__ = ["PipeSwaps", "fetched_ahead"]
 
@@ -23,18 +22,18 @@ class PipeSwaps:
     """The swapper of a rank, and the stores of its partitions.
 
     Args:
-        groups: For each partition the layers of each group, and what is done about it.
+        layers: Of each partition so many swap what they save, from the first on.
+        devices: One per partition.
+        slabs: Where it goes.
         stored: Whether skips between partitions and inputs of checkpoints go out as well.
         largest_bytes: Largest storage that goes out.
         min_bytes: Smaller storages stay.
-        slabs: Where they go.
-        devices: One per partition.
         in_flight: Bytes of copies out that may be under way, of each partition.
     """
 
     def __init__(
         self,
-        groups: Sequence[Sequence[tuple[int, Action]]],
+        layers: Sequence[int],
         devices: Sequence[torch.device],
         slabs: Slabs,
         *,
@@ -43,7 +42,7 @@ class PipeSwaps:
         min_bytes: int,
         in_flight: Sequence[float],
     ) -> None:
-        self._groups = groups
+        self._layers = layers
         ahead = fetched_ahead(devices[0])
         most: dict[torch.device, float] = {}
         for device, num_bytes in zip(devices, in_flight, strict=True):
@@ -57,16 +56,12 @@ class PipeSwaps:
             else None
         )
 
-    @property
-    def group_sizes(self) -> list[list[int]]:
-        """Layers per group, of each partition."""
-        return [[size for size, _ in groups] for groups in self._groups]
-
-    def acting(self, pipe: Pipe) -> AbstractContextManager[None]:
-        """Let the pipe's groups do as planned."""
-        modules = [module for partition in pipe.partitions for module in partition]
-        actions = [action for groups in self._groups for _, action in groups]
-        return acting(modules, actions, self._swapper)
+    def swapping(self, pipe: Pipe) -> AbstractContextManager[None]:
+        """Let the pipe's layers swap as planned."""
+        parts = zip(pipe.partitions, self._layers, strict=True)
+        # Layer by layer, so that an input goes as soon as the next one has it.
+        layers = [layer for part, count in parts for layer in list(part)[:count]]
+        return SwapInForward(self._swapper).around(layers)
 
     def close(self) -> None:
         """Give host memory or the file back."""

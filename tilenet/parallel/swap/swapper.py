@@ -20,8 +20,8 @@ import threading
 import weakref
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -266,11 +266,16 @@ class SwapInForward:
         return self  # a module's copy is swapped with it
 
     @contextmanager
-    def around(self, module: nn.Module) -> Iterator[None]:
-        """Let a module's forward enter and leave."""
-        before = module.register_forward_pre_hook(self.before, prepend=True)
-        after = module.register_forward_hook(self.after, always_call=True)
-        with before, after:
+    def around(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Let the forward of modules enter and leave; backward may run behind the context.
+
+        Where one is part of another the outer one does it.
+        """
+        with ExitStack() as stack:
+            stack.callback(self.leave)
+            for module in modules:
+                stack.enter_context(module.register_forward_pre_hook(self.before, prepend=True))
+                stack.enter_context(module.register_forward_hook(self.after, always_call=True))
             yield
 
     def before(self, module: nn.Module, args: Any) -> None:

@@ -1,16 +1,14 @@
 """Train modules whose saved activations do not fit: they wait in host memory or in a file."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from tilenet.errors import TilenetError
-from tilenet.parallel.swap.actions import Action, acting
 from tilenet.parallel.swap.host_pool import open_slabs
 from tilenet.parallel.swap.statistics import SwapStatistics
-from tilenet.parallel.swap.swapper import Swapper
+from tilenet.parallel.swap.swapper import SwapInForward, Swapper
 
 __all__ = ["swapping"]
 
@@ -24,7 +22,6 @@ def swapping(
     lookahead: int = 2,
     swap_dir: str | None = None,
     host_limit_bytes: int | None = None,
-    actions: Mapping[nn.Module, Action] | None = None,
 ) -> Iterator[SwapStatistics]:
     """Swap what the modules' operations save for backward.
 
@@ -48,30 +45,18 @@ def swapping(
         swap_dir: Folder of the file that they go to. None: pinned host memory where torch sees a
             GPU, else the folder for temporary files.
         host_limit_bytes: Bytes of that memory or file; None: none.
-        actions: What to do about each of some modules of the model, see
-            `tilenet.parallel.swap.actions`; nothing is done about the others. None: the modules
-            given are swapped.
 
     Yields:
         What happened so far.
 
     Raises:
-        TilenetError: The folder is not writable, or an action is for no module of the model; in
-            forward: there is no room, or a module that is computed again writes over its input.
+        TilenetError: The folder is not writable; in forward: there is no room.
     """
     models = [model] if isinstance(model, nn.Module) else list(model)
-    if actions is None:
-        actions = dict.fromkeys(models, "swap")
-    parts = {part for one in models for part in one.modules()}
-    strange = [part for part in actions if part not in parts]
-    if strange:
-        raise TilenetError(
-            f"actions are for modules of the model (found: {len(strange)} of another, the first a "
-            f"{type(strange[0]).__name__}); take them from model.modules()"
-        )
     slabs = open_slabs(swap_dir, host_limit_bytes, pinned=torch.cuda.is_available())
     swapper = Swapper(limit_bytes, min_bytes, lookahead, slabs)
-    with ExitStack() as stack:
-        stack.callback(swapper.close)
-        stack.enter_context(acting(list(actions), list(actions.values()), swapper))
-        yield swapper.statistics
+    try:
+        with SwapInForward(swapper).around(models):
+            yield swapper.statistics
+    finally:
+        swapper.close()

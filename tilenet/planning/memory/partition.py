@@ -375,11 +375,15 @@ class PartitionBytes:
     loss: int
 
     @property
+    def fixed(self) -> int:
+        """All but the activations."""
+        work = self.inputs + self.skips + self.skip_gradients + self.outputs + self.loss
+        return self.parameters + self.gradients + self.optimizer + work
+
+    @property
     def total(self) -> int:
         """The peak."""
-        work = self.inputs + self.skips + self.activations
-        work += self.skip_gradients + self.outputs + self.loss
-        return self.parameters + self.gradients + self.optimizer + work
+        return self.fixed + self.activations
 
 
 def partition_bytes(
@@ -392,8 +396,7 @@ def partition_bytes(
 ) -> tuple[PartitionBytes, ...]:
     """Bytes that each partition needs on its device, without a reserve.
 
-    Micro-batches are alike. Where partitions lie on one device, their bytes add up. `except_last`
-    has the peak of `always`.
+    Micro-batches are alike. `except_last` has the peak of `always`.
 
     Args:
         costs: From `layer_bytes`.

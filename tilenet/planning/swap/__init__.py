@@ -1,1 +1,1 @@
-"""Which layer groups keep, swap or recompute what backward needs."""
+"""Which layer groups swap what backward needs."""

@@ -118,9 +118,9 @@ class RunFile:
     `except_last` all but the last"""
     swap: Literal["off", "auto", "all"] | bool = "off"
     """what waits for backward on the host instead of on the device: `off` nothing; `all` whatever
-    is large enough; `auto` what must, so that a step fits `swapping.device_gib`: each layer
-    group keeps, swaps or is computed again, whatever is predicted to be fastest. Results are the
-    same bits ([swapping.md](swapping.md#in-training-runs))"""
+    is large enough; `auto` what must, so that a step fits `swapping.device_gib`: the first layers
+    of each partition, as many as a simulated step is fastest with. Results are the same bits
+    ([swapping.md](swapping.md#in-training-runs))"""
     swapping: SwappingKeys = field(default_factory=SwappingKeys)
     steps: int | None = None
     """length of the run; an epoch sees each image once, or as many crops as there are places for

@@ -1,0 +1,25 @@
+"""What devices need on which several partitions lie."""
+
+from collections.abc import Hashable, Sequence
+
+from tilenet.model.choices import Checkpointing
+from tilenet.planning.memory.partition import PartitionBytes
+
+__all__ = ["device_bytes"]
+
+
+def device_bytes(
+    parts: Sequence[PartitionBytes], devices: Sequence[Hashable], checkpointing: Checkpointing
+) -> dict[Hashable, int]:
+    """Bytes of each device, on which several partitions may lie.
+
+    Where every micro-batch is computed again, a device has activations of two partitions at a time:
+    recomputation of one starts while those of another are still there.
+    """
+    found: dict[Hashable, int] = {}
+    for device in devices:
+        here = [part for part, other in zip(parts, devices, strict=True) if other == device]
+        activations = sorted(part.activations for part in here)
+        live = activations[-2:] if checkpointing == "always" else activations
+        found[device] = sum(part.fixed for part in here) + sum(live)
+    return found

@@ -1,0 +1,117 @@
+"""What each layer of a partition saves for backward, and what its seconds and peaks are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.parallel.pipeline.layer_times import LayerTime
+from tilenet.planning.memory.layer import LayerBytes
+from tilenet.planning.memory.partition import Walk, find_skips
+
+__all__ = ["NOBODY", "SavingLayer", "saving_layers"]
+
+NOBODY = 1 << 30  # no layer has that number
+
+
+@dataclass(frozen=True)
+class SavingLayer:
+    """A layer that keeps or swaps what it saves; figures are those of one micro-batch.
+
+    Attributes:
+        forward_s: Seconds of forward.
+        backward_s: Seconds of backward.
+        saved_bytes: Bytes that stay for backward where it keeps; a map counts at the first layer
+            that keeps it.
+        swapped_bytes: Part of these in storages that are large enough to be swapped.
+        forward_bytes: Peak of forward, above what the layers before have left when all keep.
+        backward_bytes: Peak of backward, above the same; `saved_bytes` is included.
+        input_bytes: Bytes of the input map; 0 where it is saved and too small to be swapped.
+        input_keeper: Number of the layer whose saved bytes include the input; the partition's first
+            is 0.
+        needs_input: Whether backward needs the input.
+        held: Numbers of the stashes before whose input is held while this layer runs forward: their
+            pops come later.
+    """
+
+    forward_s: float
+    backward_s: float
+    saved_bytes: int
+    swapped_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+    input_bytes: int = 0
+    input_keeper: int = NOBODY
+    needs_input: bool = False
+    held: tuple[int, ...] = ()
+
+
+def saving_layers(
+    costs: Sequence[LayerBytes], times: Sequence[LayerTime], start: int, stop: int, min_bytes: int
+) -> tuple[SavingLayer, ...]:
+    """The layers [start, stop).
+
+    With all kept, their peak is `partition_bytes(…).activations` without checkpointing. What comes
+    over the boundary is not included: `partition_bytes(…).inputs` counts it, and it stays.
+
+    Args:
+        costs: Of the whole network, from `layer_bytes`.
+        times: Seconds of each layer of the whole network.
+        min_bytes: Smaller storages are not swapped.
+    """
+    # What comes in is somebody else's, or one of several micro-batches: it may not be overwritten.
+    walk = Walk.along(costs, start, copied=True)
+    block, count = [costs[start].first or costs[start], *costs[start + 1 : stop]], stop - start
+    pinned, popping, pops = _skips(costs, start, stop)
+    backward = walk.saved[:count] + walk.backward[:count] + pinned
+    backward[-1] += walk.last[count - 1] - walk.backward[count - 1]
+    found = []
+    for number, (cost, (root, out_root)) in enumerate(
+        zip(block, pairwise(walk.roots[: count + 1]), strict=True)
+    ):
+        size, keeper = walk.sizes[root], walk.keepers.get(root, stop) - start
+        saves = [walk.sizes[one] for one, by in walk.keepers.items() if by - start == number]
+        found.append(
+            SavingLayer(
+                times[start + number].forward_s,
+                times[start + number].backward_s,
+                saved_bytes=int(walk.saved[number]),
+                swapped_bytes=sum(one for one in [cost.saved, *saves] if one >= min_bytes),
+                forward_bytes=int(walk.forward[number] + popping[number]),
+                backward_bytes=int(backward[number]),
+                input_bytes=size if size >= min_bytes or keeper >= count else 0,
+                input_keeper=keeper if keeper < count else NOBODY,
+                needs_input=cost.keeps_input or (cost.keeps_output and out_root == root),
+                held=tuple(n for n, pop in pops.items() if n < number - 1 and number <= pop),
+            )
+        )
+    return tuple(found)
+
+
+def _skips(
+    costs: Sequence[LayerBytes], start: int, stop: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[int, int]]:
+    """What skips add to the layers [start, stop).
+
+    Gradients wait from the pop's backward to the stash's, or for the whole partition where one of
+    the two is elsewhere; maps of other partitions' stashes wait for their pop.
+
+    Returns:
+        Bytes that wait during each layer's backward, bytes that wait during its forward, and the
+        pop of each stash whose pop is here, too; layers are counted from `start`.
+    """
+    pinned, popping = np.zeros((2, stop - start), np.int64)
+    pops: dict[int, int] = {}
+    for skip in find_skips(costs):
+        stash, pop = skip.stash - start, skip.pop - start
+        if start <= skip.pop < stop:
+            pinned[max(stash, 0) : pop] += skip.gradient
+            if stash < 0:
+                popping[: pop + 1] += skip.map_bytes
+            else:
+                pops[stash] = pop
+        elif start <= skip.stash < stop:
+            pinned[stash:] += skip.map_bytes
+    return pinned, popping, pops
