@@ -139,7 +139,8 @@ def _parser() -> ArgumentParser:
         description="What the scripts of tilenet job end in: train, then map, on the ranks that "
         "LAUNCHER… starts; stop when the batch system asks, and come again.",
     )
-    parser.add_argument("--scheduler", choices=["slurm", "lsf", "pbs", "flux", "none"], default="none")
+    batch = ["slurm", "lsf", "pbs", "flux", "none"]
+    parser.add_argument("--scheduler", choices=batch, default="none")
     parser.add_argument(
         "--stop-after",
         type=int,

@@ -1,8 +1,8 @@
 """How a job comes again: what Slurm, LSF and a machine without a queue do for it.
 
-PBS and Flux queue no job again that ends by itself: PBS lets managers and operators rerun jobs alone
-(qrerun; `req_rerunjob` in OpenPBS), and itself reruns those marked `-r y` that it preempts or whose
-node dies; Flux has nothing of the kind. There the next job is queued behind (depend=afternotok).
+PBS and Flux queue no job again that ends by itself. qrerun of PBS is for managers and operators
+alone (`req_rerunjob` in OpenPBS); it reruns those marked `-r y` that it preempts, or whose first
+node dies. Flux has nothing of the kind. There the next job waits for this one (afternotok).
 """
 
 import os

@@ -33,8 +33,9 @@ COMMENTS = {
         "into the queue. Both as IBM documents them.",
     ],
     "pbs": [
-        "CHANGE, here or as options of qsub, which win: project (-A), queue (-q), time (walltime, and",
-        "with it --stop-after below: PBS does not warn). depend=afternotok:JOB goes on when it stops.",
+        "CHANGE, here or as options of qsub, which win: project, queue, time (with --stop-after",
+        "below: PBS does not warn). Another one with -W depend=afternotok:JOB goes on when this one",
+        "has stopped.",
         FILLED,
     ],
     "flux": [

@@ -102,9 +102,10 @@ def test_a_job_of_pbs_runs_to_its_map(tmp_path: Path, monkeypatch: pytest.Monkey
     text = Path("job.sh").read_text()
     Path("job.sh").write_text(text.replace("OMP_NUM_THREADS=32", "OMP_NUM_THREADS=1"))
     Path("hosts").write_text("n1\nn2\n")
-    mpi = {"HYDRA_LAUNCHER": "fork", "MPIR_CVAR_NUM_CLIQUES": "2", "MPIR_CVAR_CLIQUES_BY_BLOCK": "1"}
-    env = {"PBS_NODEFILE": "hosts", "PBS_O_WORKDIR": str(tmp_path), "IMAGE": "image.tif", **mpi}
-    said = run_to_its_map(tmp_path, Path("job.sh"), env)
+    env = {"PBS_NODEFILE": "hosts", "PBS_O_WORKDIR": str(tmp_path), "IMAGE": "image.tif"}
+    mpi = {"HYDRA_LAUNCHER": "fork", "MPIR_CVAR_NUM_CLIQUES": "2"}
+    mpi["MPIR_CVAR_CLIQUES_BY_BLOCK"] = "1"
+    said = run_to_its_map(tmp_path, Path("job.sh"), env | mpi)
     assert "2 nodes" in said
 
 

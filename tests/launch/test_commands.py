@@ -131,8 +131,8 @@ def test_hosts_without_a_batch_system_are_the_machines(
     own = tmp_path / "tilenet" / "machines.toml"
     own.write_text("[workstation.launch]\nlauncher = 'hydra'\nstep = ['-f', 'hosts']\n")
     where = placed("workstation", 4, 1)
-    assert command(where, ["x"]) == "mpiexec -n 4 -ppn 2 -f hosts x".split()
-    assert once_per_node(where, ["x"]) == "mpiexec -n 2 -ppn 1 -f hosts x".split()
+    assert command(where, ["x"]) == ["mpiexec", "-n", "4", "-ppn", "2", "-f", "hosts", "x"]
+    assert once_per_node(where, ["x"]) == ["mpiexec", "-n", "2", "-ppn", "1", "-f", "hosts", "x"]
     own.write_text("[workstation.launch]\nlauncher = 'hydra'\n")
     with pytest.raises(TilenetError, match=r"workstation.launch.step must name a file of hosts"):
         placed("workstation", 4, 1)

@@ -161,7 +161,10 @@ def test_an_unknown_name_is_refused_with_the_nearest(wrong: str, near: str) -> N
         (b"[summit]\nname = '\xff\xfe'", "must be a readable TOML file"),
         ("[summit]\nlaunch = 3", "launch must be a table"),
         ("[summit]\nlaunch.modul = ['x']", "no key 'modul'.*nearest: modules"),
-        ("[summit]\nlaunch.launcher = 'prun'", "must be one of jsrun, srun, flux, pals, hydra, mpiexec"),
+        (
+            "[summit]\nlaunch.launcher = 'prun'",
+            "must be one of jsrun, srun, flux, pals, hydra, mpiexec",
+        ),
         ("[summit]\nlaunch.scheduler = 'sge'", "must be one of lsf, slurm, pbs, flux, none"),
         ("[summit]\nlaunch.launcher = 'srun'", "mpi must name srun's plug-in"),
         ("[summit]\nlaunch.sockets = 0", "positive whole number"),
