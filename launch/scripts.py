@@ -34,8 +34,7 @@ COMMENTS = {
     ],
     "pbs": [
         "CHANGE, here or as options of qsub, which win: project, queue, time (with --stop-after",
-        "below: PBS does not warn). Another one with -W depend=afternotok:JOB goes on when this one",
-        "has stopped.",
+        "below: PBS does not warn). Another one, -W depend=afternotok:JOB, goes on when it stops.",
         FILLED,
     ],
     "flux": [

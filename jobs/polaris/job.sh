@@ -4,8 +4,7 @@
 #PBS -N tilenet -k doe -r y -l walltime=1:00:00 -A ABC123 -q debug-scaling
 #PBS -l select=4:system=polaris -l place=scatter:excl -l filesystems=home:eagle
 # CHANGE, here or as options of qsub, which win: project, queue, time (with --stop-after
-# below: PBS does not warn). Another one with -W depend=afternotok:JOB goes on when this one
-# has stopped.
+# below: PBS does not warn). Another one, -W depend=afternotok:JOB, goes on when it stops.
 # Nodes, tasks, cores and GPUs follow from the plan: for others, plan and write this again.
 set -e
 cd "$PBS_O_WORKDIR"
