@@ -39,6 +39,10 @@ plan frontier small --nodes 2
 script frontier job.sh --account ABC123 --venv venv
 plan perlmutter medium-2 --nodes 2 --partitions 2
 script perlmutter job.sh --account m1234_g --venv venv
+plan polaris medium-2 --nodes 4 --partitions 2
+script polaris job.sh --account ABC123 --venv venv --queue debug-scaling --time 1:00
+plan tuolumne small --nodes 4
+script tuolumne job.sh --account ABC123 --venv venv
 plan slurm medium-1 --nodes 2 --partitions 2
 script slurm job.sh
 plan workstation small

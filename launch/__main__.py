@@ -12,7 +12,7 @@ from tilenet.errors import TilenetError, UsageError, printable
 from tilenet.planning.machines import known_machines, machine
 from tilenet.storage.atomic import write_aside
 
-from .commands import command, environment
+from .commands import command, environment, quoted
 from .elastic import job_of_least, node_range
 from .layout import explain, in_one_line
 from .placement import Placement, place
@@ -94,7 +94,8 @@ def _lines(placed: Placement, job: Job) -> list[str]:
         map_file = f"{job.output}/map.tif"
         steps.append(["predict", job.output, job.image, map_file, "--plan", job.plan, "--resume"])
     program = placed.machine.launch.program
-    return lines + [shlex.join(command(placed, [*program, *step])) for step in steps]
+    commands = [command(placed, [*program, *step]) for step in steps]
+    return lines + [" ".join(map(quoted, line)) for line in commands]
 
 
 def _submit(arguments: list[str]) -> int:

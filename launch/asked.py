@@ -9,7 +9,7 @@ class Asked:
     """What was asked for so far.
 
     Attributes:
-        room: To make room (USR1): stop, and come back.
+        room: To make room (USR1, or an alarm that was set): stop, and come back.
         end: To end (TERM), as somebody cancels the job: stop, and do not come back.
     """
 
@@ -24,6 +24,7 @@ class Asked:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGUSR1, lambda *_: self._set("room"))
         signal.signal(signal.SIGTERM, lambda *_: self._set("end"))
+        signal.signal(signal.SIGALRM, lambda *_: self._set("room"))
 
     def _set(self, name: str) -> None:
         setattr(self, name, True)

@@ -6,6 +6,7 @@ Runs on the job's first node, and loads neither torch nor MPI. How a script call
 import os
 import pwd
 import shlex
+import signal
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
@@ -31,6 +32,7 @@ def main(arguments: list[str]) -> int:
     asked.listen()
     at = arguments.index("--") if "--" in arguments else len(arguments)
     given = _parser().parse_args(arguments[:at])
+    signal.alarm(given.stop_after)
     try:
         if not arguments[at + 1 :]:
             raise TilenetError("what starts the ranks must follow --; add, say, -- mpiexec -n 2")
@@ -137,7 +139,15 @@ def _parser() -> ArgumentParser:
         description="What the scripts of tilenet job end in: train, then map, on the ranks that "
         "LAUNCHER… starts; stop when the batch system asks, and come again.",
     )
-    parser.add_argument("--scheduler", choices=["slurm", "lsf", "none"], default="none")
+    batch = ["slurm", "lsf", "pbs", "flux", "none"]
+    parser.add_argument("--scheduler", choices=batch, default="none")
+    parser.add_argument(
+        "--stop-after",
+        type=int,
+        default=0,
+        metavar="SECONDS",
+        help="stop by itself, where the batch system tells nobody that time is up; 0: never",
+    )
     parser.add_argument("--run", default="", help="the run file; empty: only map")
     parser.add_argument("--plan", required=True, help="of tilenet plan -o")
     parser.add_argument("--image", default="", help="the raster to map; empty: only train")

@@ -1,10 +1,13 @@
-"""A placement as the command line of jsrun, srun or mpiexec: lists of arguments, no shell."""
+"""A placement as the command line of jsrun, srun, flux or mpiexec: lists of arguments."""
 
+import shlex
 from collections.abc import Sequence
 
 from .placement import Placement
 
-__all__ = ["command", "environment", "once_per_node"]
+__all__ = ["HOSTS", "command", "environment", "once_per_node", "quoted"]
+
+HOSTS = "$PBS_NODEFILE"  # the one word that a shell expands: the job's nodes, a line each
 
 
 def command(placed: Placement, program: Sequence[str] = ()) -> list[str]:
@@ -15,23 +18,35 @@ def command(placed: Placement, program: Sequence[str] = ()) -> list[str]:
     the machines that want it otherwise (`own_device`), and of jsrun's partly filled nodes.
     """
     launcher = placed.machine.launch.launcher
-    lines = {"jsrun": _jsrun, "srun": _srun, "mpiexec": _mpiexec}
-    return [*lines[launcher](placed), *placed.machine.launch.step, *program]
+    lines = {"jsrun": _jsrun, "srun": _srun, "flux": _flux, "pals": _pals, "hydra": _hydra}
+    line = lines.get(launcher, _mpiexec)(placed)
+    return [*line, *placed.machine.launch.step, *program]
 
 
 def once_per_node(placed: Placement, program: Sequence[str] = ()) -> list[str]:
     """The launcher, for one process on each node and without devices: to copy files there."""
-    nodes = str(placed.nodes)
-    launcher = placed.machine.launch.launcher
+    nodes, facts = str(placed.nodes), placed.machine.launch
+    launcher = facts.launcher
     if launcher == "jsrun":
         # off: the program knows nothing of MPI
         options = ["-n", nodes, "-r", "1", "-a", "1", "-c", "1", "-X", "1", "--smpiargs=off"]
     elif launcher == "srun":
         options = ["-N", nodes, "-n", nodes, "--ntasks-per-node=1", "-c", "1", "--mpi=none"]
         options.append("--kill-on-bad-exit=1")
+    elif launcher == "flux":
+        options = ["run", "-N", nodes, "-n", nodes, "--setopt=exit-on-error"]
+    elif launcher == "pals":
+        return ["mpiexec", "-n", nodes, "--ppn", "1", "--hostfile", HOSTS, *program]
+    elif launcher == "hydra":
+        return ["mpiexec", "-n", nodes, "-ppn", "1", *_hosts(placed), *facts.step, *program]
     else:
         options = ["-n", "1"]
     return [launcher, *options, *program]
+
+
+def quoted(word: str) -> str:
+    """A word of a command line as a shell reads it."""
+    return f'"{word}"' if word == HOSTS else shlex.quote(word)
 
 
 def environment(placed: Placement) -> dict[str, str]:
@@ -41,7 +56,8 @@ def environment(placed: Placement) -> dict[str, str]:
     if facts.device_order and not _own_device(placed):
         # renumbers the devices so that the local ranks' cores are close to theirs
         order = ",".join(str(number) for number in facts.device_order)
-        variables["HIP_VISIBLE_DEVICES"] = order
+        maker = "CUDA" if placed.machine.device.startswith("NVIDIA") else "HIP"
+        variables[f"{maker}_VISIBLE_DEVICES"] = order
     return variables
 
 
@@ -80,6 +96,31 @@ def _srun(placed: Placement) -> list[str]:
             options += [f"--gpus-per-node={placed.machine.devices_per_node}", "--gpu-bind=none"]
     # A rank that ends without a word ends the others a minute later; together they end in less.
     return ["srun", *options, f"--mpi={facts.mpi}", "--kill-on-bad-exit=1", "--wait=60"]
+
+
+def _flux(placed: Placement) -> list[str]:
+    options = ["-N", str(placed.nodes), "-n", str(placed.ranks), "-c", str(placed.cores_per_rank)]
+    if placed.machine.device != "cpu":
+        options += ["-g", str(placed.partitions)]
+    # All tasks of a node see its devices (gpu-affinity=on, the default), each has its own cores.
+    shell = ("cpu-affinity=per-task", "exit-on-error", "exit-timeout=60s")
+    return ["flux", "run", *options, "--exclusive", *(f"--setopt={one}" for one in shell)]
+
+
+def _pals(placed: Placement) -> list[str]:
+    depth = placed.cores_per_rank * placed.machine.launch.threads_per_core
+    bind = ["--depth", str(depth), "--cpu-bind", "depth", "--hostfile", HOSTS]
+    return ["mpiexec", "-n", str(placed.ranks), "--ppn", str(placed.ranks_per_node), *bind]
+
+
+def _hydra(placed: Placement) -> list[str]:
+    ranks = ["-n", str(placed.ranks), "-ppn", str(placed.ranks_per_node)]
+    return ["mpiexec", *ranks, *_hosts(placed)]
+
+
+def _hosts(placed: Placement) -> list[str]:
+    """PBS names the hosts; without it the machine's `step` does."""
+    return ["-f", HOSTS] if placed.machine.launch.scheduler == "pbs" else []
 
 
 def _mpiexec(placed: Placement) -> list[str]:

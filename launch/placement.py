@@ -153,9 +153,10 @@ def _check_launcher(placed: Placement, most: int) -> None:
     if not placed.straddles or _fills_in_blocks(placed):
         return
     even = max(d for d in range(1, most + 1) if placed.ranks % d == 0)
+    full = "fills the last node partly only where the others are full"
+    rule = {"jsrun": f"{full} and ranks keep to their sockets", "flux": "fills all nodes alike"}
     raise TilenetError(
-        f"{facts.launcher} fills the last node partly only where the others are full"
-        f"{' and ranks keep to their sockets' if facts.launcher == 'jsrun' else ''} (ranks: "
+        f"{facts.launcher} {rule.get(facts.launcher, full)} (ranks: "
         f"{placed.ranks}, {placed.ranks_per_node} per node, partitions: {placed.partitions}); give "
         f"--nodes {placed.ranks // even}, with {even} on each"
     )
@@ -164,6 +165,10 @@ def _check_launcher(placed: Placement, most: int) -> None:
 def _fills_in_blocks(placed: Placement) -> bool:
     """Whether the launcher packs just `ranks_per_node` ranks on a node, because no more fit."""
     machine = placed.machine
+    if machine.launch.launcher in ("pals", "hydra"):
+        return True  # -ppn on each host of the list, until there are no more
+    if machine.launch.launcher == "flux":
+        return False  # it spreads them
     if machine.launch.launcher == "srun":
         return placed.cores_per_rank * (placed.ranks_per_node + 1) > machine.cores
     # where jsrun puts a resource set that no socket has room for is not documented

@@ -1,4 +1,9 @@
-"""How a job comes again: what Slurm, LSF and a machine without a queue do for it."""
+"""How a job comes again: what Slurm, LSF and a machine without a queue do for it.
+
+PBS and Flux queue no job again that ends by itself. qrerun of PBS is for managers and operators
+alone (`req_rerunjob` in OpenPBS); it reruns those marked `-r y` that it preempts, or whose first
+node dies. Flux has nothing of the kind. There the next job waits for this one (afternotok).
+"""
 
 import os
 import re
@@ -14,7 +19,7 @@ AGAIN = 75  # LSF queues a job that ends with it again; elsewhere somebody may
 
 
 class Queue:
-    """Of a machine without one, and LSF's."""
+    """Of a machine without one, and those of LSF, PBS and Flux."""
 
     def preempted(self) -> bool:
         """Whether others need the nodes; not known here."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 __all__ = ["run", "said"]
 
-NUMBERS = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+NUMBERS = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK", "SLURM_PROCID")
 ASKS = (signal.SIGUSR1, signal.SIGTERM)
 STOPPED = 75
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tilenet.errors import TilenetError
 
-from .commands import command, environment, once_per_node
+from .commands import HOSTS, command, environment, once_per_node, quoted
 from .elastic import check_range, without_nodes
 from .layout import in_one_line
 from .placement import Placement
@@ -32,11 +32,21 @@ COMMENTS = {
         "-wa, -wt: USR1 comes so many minutes before the limit. -Q: exit code 75 puts the job back",
         "into the queue. Both as IBM documents them.",
     ],
+    "pbs": [
+        "CHANGE, here or as options of qsub, which win: project, queue, time (with --stop-after",
+        "below: PBS does not warn). Another one, -W depend=afternotok:JOB, goes on when it stops.",
+        FILLED,
+    ],
+    "flux": [
+        "CHANGE, here or as options of flux batch, which win: bank, queue, time. Another one with",
+        "--dependency=afternotok:JOB goes on when this one has stopped.",
+        FILLED,
+    ],
     "none": [
         "To stop it with a checkpoint: kill -USR1 its process. Exit code 75: run it again to go on",
     ],
 }
-SUBMIT = {"lsf": "bsub", "slurm": "sbatch", "none": "bash"}
+SUBMIT = {"lsf": "bsub", "slurm": "sbatch", "pbs": "qsub", "flux": "flux batch", "none": "bash"}
 
 
 @dataclass(frozen=True)
@@ -83,13 +93,16 @@ def script(placed: Placement, job: Job) -> str:
     minutes = _check(placed, job)
     layout = in_one_line(placed, job.most_nodes)
     submit = shlex.join(submit_command(placed, job.file))
+    heads = {"lsf": _lsf, "slurm": _slurm, "pbs": _pbs, "flux": _flux, "none": _no_queue}
     lines = [
-        "#!/bin/bash",
+        # -l: as the sites' documents have it, for `module`
+        "#!/bin/bash" + " -l" * (facts.scheduler in ("pbs", "flux")),
         f"# {_aim(job)} on {placed.machine.name}: {layout}.",
         f"# Written by `tilenet job`. Start it: {submit}",
-        *{"lsf": _lsf, "slurm": _slurm, "none": _no_queue}[facts.scheduler](placed, job, minutes),
+        *heads[facts.scheduler](placed, job, minutes),
         *(f"# {line}" for line in COMMENTS[facts.scheduler]),
         "set -e",
+        *(['cd "$PBS_O_WORKDIR"'] if facts.scheduler == "pbs" else []),
         "",
         *(f"# {line}" for line in facts.install),
         *([f"module load {shlex.join(facts.modules)}"] if facts.modules else []),
@@ -100,14 +113,14 @@ def script(placed: Placement, job: Job) -> str:
         "",
         *_names(placed, job),
         "",
-        *_batch(placed, job),
+        *_batch(placed, job, minutes),
     ]
     return "\n".join(lines) + "\n"
 
 
 def submit_command(placed: Placement, path: str) -> list[str]:
     """The batch system's command that takes the script; bash where there is none."""
-    return [SUBMIT[placed.machine.launch.scheduler], path]
+    return [*SUBMIT[placed.machine.launch.scheduler].split(), path]
 
 
 def _aim(job: Job) -> str:
@@ -131,11 +144,13 @@ def _names(placed: Placement, job: Job) -> list[str]:
     ]
 
 
-def _batch(placed: Placement, job: Job) -> list[str]:
+def _batch(placed: Placement, job: Job, minutes: int) -> list[str]:
     """The command in which the script ends; its last words start the ranks, and can be changed."""
     facts = placed.machine.launch
     start, once = command(placed), once_per_node(placed)
     words = ["tilenet", "batch", f"--scheduler={facts.scheduler}"]
+    if facts.scheduler == "pbs":
+        words.append(f"--stop-after={minutes * 60 - _warning_s(minutes)}")
     if job.most_nodes:
         start, once = without_nodes(start), without_nodes(once)
         words.append(f"--nodes {placed.nodes} {placed.ranks_per_node}")
@@ -145,14 +160,20 @@ def _batch(placed: Placement, job: Job) -> list[str]:
     words.append(f"--once-per-node={_one_word(once)}")
     if facts.program != ("tilenet",):
         words.append(f"--program={_one_word(facts.program)}")
-    ranks = ["--", *map(shlex.quote, start)]
+    ranks = ["--", *map(quoted, start)]
     return [*_wrapped("exec", words, more=True), *_wrapped("   ", ranks)]
 
 
 def _one_word(words: Sequence[str]) -> str:
     """A command line as one word of a command line."""
-    text = shlex.join(words)
-    return shlex.quote(text) if re.search(r'["$`\\!]', text) else f'"{text}"'
+    text = " ".join(word if word == HOSTS else shlex.quote(word) for word in words)
+    special = re.search(r'["$`\\!]', text.replace(HOSTS, ""))
+    return shlex.quote(text) if special else f'"{text}"'
+
+
+def _warning_s(minutes: int) -> int:
+    """How long before its end a job of so many minutes shall stop, in seconds."""
+    return min(WARNING_S, minutes * 30)
 
 
 def _wrapped(first: str, words: Iterable[str], more: bool = False) -> list[str]:
@@ -202,9 +223,35 @@ def _slurm(placed: Placement, job: Job, minutes: int) -> list[str]:
     nodes += [f"--gpus-per-node={machine.devices_per_node}"] * (machine.device != "cpu")
     nodes += ["--exclusive"]
     log = [f"--job-name={job.name}", f"--output={job.name}.%j.out", "--open-mode=append"]
-    stop = ["--requeue", f"--signal=B:USR1@{min(WARNING_S, minutes * 30)}"]
+    stop = ["--requeue", f"--signal=B:USR1@{_warning_s(minutes)}"]
     lines = (user, nodes, *([option] for option in facts.header), log, stop)
     return [f"#SBATCH {' '.join(options)}" for options in lines]
+
+
+def _pbs(placed: Placement, job: Job, minutes: int) -> list[str]:
+    """A line of whose the job is, and of its nodes; it runs again where PBS ended it."""
+    machine, facts = placed.machine, placed.machine.launch
+    queue = job.queue or facts.queue
+    user = [f"-N {job.name} -k doe -r y -l walltime={minutes // 60}:{minutes % 60:02d}:00"]
+    user += [f"-A {shlex.quote(job.account)}"] if job.account else []
+    user += [f"-q {shlex.quote(queue)}"] if queue else []
+    chunk = f"ncpus={machine.cores * facts.threads_per_core}:mpiprocs={placed.ranks_per_node}"
+    chunk += f":ngpus={machine.devices_per_node}" * (machine.device != "cpu")
+    nodes = [f"-l select={placed.nodes}:{facts.constraint or chunk}", "-l place=scatter:excl"]
+    return [f"#PBS {' '.join(options)}" for options in (user, [*nodes, *facts.header])]
+
+
+def _flux(placed: Placement, job: Job, minutes: int) -> list[str]:
+    """The same for Flux, and how it is told to stop."""
+    facts = placed.machine.launch
+    queue = job.queue or facts.queue
+    user = [f"--time-limit={minutes}m", f"--nodes={placed.nodes}", "--exclusive"]
+    user += [f"--bank={shlex.quote(job.account)}"] if job.account else []
+    user += [f"--queue={shlex.quote(queue)}"] if queue else []
+    log = [f"--job-name={job.name}", f"--output={job.name}.{{{{id}}}}.out"]
+    log += [f"--signal=USR1@{_warning_s(minutes)}s"]
+    lines = (user, *([option] for option in facts.header), log)
+    return [f"# flux: {' '.join(options)}" for options in lines]
 
 
 def _check(placed: Placement, job: Job) -> int:

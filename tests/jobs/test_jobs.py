@@ -1,6 +1,6 @@
 """The scripts of jobs/ are what launch/ writes, for plans that fit their run files.
 
-Summit's runs to its map here, with a stand-in for jsrun.
+Summit's runs to its map here, with a stand-in for jsrun, and one of PBS with MPICH's mpiexec.
 Slurm's runs in tests/jobs/slurm/. How scripts take signals and failures, in tests/launch/.
 """
 
@@ -82,27 +82,58 @@ def test_tilenet_is_called_so_that_it_answers(path: Path) -> None:
 
 def test_summits_job_runs_to_its_map(tmp_path: Path) -> None:
     """As it stands: 4 nodes, each with a rank of 6 partitions, by the stand-in for jsrun."""
-    write_scene(tmp_path, (HEIGHT, WIDTH))
-    (tmp_path / "run.yaml").write_text(RUN)
-    network = ["--poolings", "1", "--base", "2", "--bands", "2", "--classes", "3"]
-    image = ["--image", f"{HEIGHT}x{WIDTH}", "--grid", "2x2"]
-    where = ["--machine", "summit", "--nodes", "4", "--partitions", "6"]
-    plan = tmp_path / "plan.json"
-    assert tilenet(["plan", *network, *image, *where, "-o", str(plan)]) == 0
+    plan_for(tmp_path, "summit", 4, 6)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "module").write_text('#!/bin/bash\necho "module $*"\n')
     (tmp_path / "bin" / "module").chmod(0o755)
     path = f"{tmp_path / 'bin'}:{ROOT / 'tests' / 'launch'}:{os.environ['PATH']}"
     env = {"JSRUN_NODES": "4", "JSRUN_THREADS": "1", "IMAGE": "image.tif", "VENV": "", "PATH": path}
-    command = ["bash", JOBS / "summit" / "job.lsf"]
+    said = run_to_its_map(tmp_path, JOBS / "summit" / "job.lsf", env)
+    assert "module load open-ce" in said.splitlines()
+    assert "4 nodes" in said
+    assert "6 partitions on the CPU" in said
+
+
+def test_a_job_of_pbs_runs_to_its_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 nodes of PBS's list, pretended on this one, 2 ranks on each, by MPICH's own mpiexec."""
+    plan_for(tmp_path, "pbs", 2, 2)
+    monkeypatch.chdir(tmp_path)
+    assert launch(["plan.json", "--machine", "pbs", "--script", "job.sh"]) == 0
+    text = Path("job.sh").read_text()
+    Path("job.sh").write_text(text.replace("OMP_NUM_THREADS=32", "OMP_NUM_THREADS=1"))
+    Path("hosts").write_text("n1\nn2\n")
+    env = {"PBS_NODEFILE": "hosts", "PBS_O_WORKDIR": str(tmp_path), "IMAGE": "image.tif"}
+    mpi = {"HYDRA_LAUNCHER": "fork", "MPIR_CVAR_NUM_CLIQUES": "2"}
+    mpi["MPIR_CVAR_CLIQUES_BY_BLOCK"] = "1"
+    said = run_to_its_map(tmp_path, Path("job.sh"), env | mpi)
+    assert "2 nodes" in said
+
+
+def plan_for(folder: Path, name: str, nodes: int, partitions: int) -> None:
+    """A scene, its run file, and a plan for a machine."""
+    write_scene(folder, (HEIGHT, WIDTH))
+    (folder / "run.yaml").write_text(RUN)
+    network = ["--poolings", "1", "--base", "2", "--bands", "2", "--classes", "3"]
+    image = ["--image", f"{HEIGHT}x{WIDTH}", "--grid", "2x2"]
+    where = ["--machine", name, "--nodes", str(nodes), "--partitions", str(partitions)]
+    plan = folder / "plan.json"
+    assert tilenet(["plan", *network, *image, *where, "-o", str(plan)]) == 0
+
+
+def run_to_its_map(folder: Path, script: Path, env: dict[str, str]) -> str:
+    """What the job says."""
     job = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True, timeout=LIMIT_S
+        ["bash", script],
+        cwd=folder,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
     assert job.returncode == 0, job.stdout + job.stderr
-    steps = ["module load open-ce", "train: finished", "predict: finished"]
+    steps = ["train: finished", "predict: finished"]
     assert [line for line in job.stdout.splitlines() if line in steps] == steps
-    assert "4 nodes" in job.stderr + job.stdout
-    assert "6 partitions on the CPU" in job.stderr + job.stdout
-    with rasterio.open(tmp_path / "out" / "map.tif") as file:
+    with rasterio.open(folder / "out" / "map.tif") as file:
         assert file.shape == (HEIGHT, WIDTH)
-    assert len((tmp_path / "out" / "history.csv").read_text().splitlines()) == 4
+    assert len((folder / "out" / "history.csv").read_text().splitlines()) == 4
+    return job.stdout + job.stderr

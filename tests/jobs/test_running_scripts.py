@@ -1,9 +1,11 @@
-"""Scripts at work: a pretended tilenet under the real mpiexec, and jsrun's stand-in.
+"""Scripts at work: a pretended tilenet under the real mpiexec, and the stand-ins
+for jsrun and flux. PBS's job runs on two pretended nodes of its list.
 
 The pretended program waits until it is asked to stop, or ends as its test wants.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -83,8 +85,11 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         "LOG": str(tmp_path / "log"),
         "PLANS": str(tools),
         "JSRUN_NODES": "1",
+        "PBS_O_WORKDIR": str(tmp_path),
         "USER": "me",
     }
+    (tmp_path / "hosts").write_text("n1\nn2\n")
+    hosts = {"PBS_NODEFILE": str(tmp_path / "hosts"), "HYDRA_LAUNCHER": "fork"}
     running = []
 
     def begin(
@@ -93,13 +98,15 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         name: str = "workstation",
         job: Job | None = None,
         variables: dict[str, str] | None = None,
+        stop_after: str = "",
     ) -> subprocess.Popen[str]:
         (tools / "train").write_text(train)
         (tools / "predict").write_text(predict)
         (tmp_path / "log").write_text("")
         facts = machine(name)
-        placed = place(PlannedJob((1, 1, 2), 1, 1, "elsewhere", 1), facts)
-        text = script(placed, job or Job())
+        placed = place(PlannedJob((1, 1, 2), 1, 1, "elsewhere", 1), facts, 1 + (name == "pbs"))
+        text = re.sub("--stop-after=[0-9]+", stop_after, script(placed, job or Job()))
+        text = re.sub(" *--program=.*\n", "", text)  # it would be the real one
         storage = facts.launch.node_storage
         if storage:  # this machine has none
             text = text.replace(f"--storage={storage} ", f"--storage={tmp_path}/storage ")
@@ -107,7 +114,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         process = subprocess.Popen(
             ["bash", "job.sh"],
             cwd=tmp_path,
-            env=env | (variables or {}),
+            env=env | (hosts if name == "pbs" else {}) | (variables or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -141,7 +148,7 @@ def both(command: str, where: Path) -> list[str]:
     return [f"{command} 0 {where}", f"{command} 1 {where}"]
 
 
-@pytest.mark.parametrize("name", ["workstation", "summit"])
+@pytest.mark.parametrize("name", ["workstation", "summit", "pbs", "tuolumne"])
 def test_train_then_predict(start: Start, tmp_path: Path, name: str) -> None:
     code, output = ends(start("", name=name))
     assert (code, output.splitlines()) == (0, ["train: finished", "predict: finished"])
@@ -179,7 +186,11 @@ STOPS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "case"), [("summit", "they listen"), *(("workstation", case) for case in STOPS)]
+    ("name", "case"),
+    [
+        *((name, "they listen") for name in ("summit", "pbs", "tuolumne")),
+        *(("workstation", case) for case in STOPS),
+    ],
 )
 def test_a_signal_reaches_the_ranks_and_tells_whether_the_job_comes_again(
     start: Start, tmp_path: Path, name: str, case: str
@@ -194,6 +205,23 @@ def test_a_signal_reaches_the_ranks_and_tells_whether_the_job_comes_again(
     ran = log(tmp_path)
     assert [line for line in ran if line != "listens"] == both("train", tmp_path), "it ran once"
     assert ("listens" in ran) == ("note" in train)
+
+
+def test_a_job_stops_by_itself_where_nobody_warns(start: Start, tmp_path: Path) -> None:
+    code, output = ends(start(ENDLESS, name="pbs", stop_after="--stop-after=4"))
+    assert (code, output.splitlines()[-1]) == (75, "train: stopped")
+    assert [line for line in log(tmp_path) if line != "listens"] == both("train", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["PMI_RANK", "FLUX_TASK_RANK", "SLURM_PROCID"])
+def test_only_the_first_rank_says_how_it_ended(tmp_path: Path, name: str) -> None:
+    for number, wanted in ("0", "began\n0\n"), ("1", ""):
+        status = tmp_path / number
+        status.touch()
+        env = {"PATH": os.environ["PATH"], name: number}
+        rank = [sys.executable, "-IS", RANK, str(status), str(tmp_path), "take", "true"]
+        subprocess.run(rank, env=env, check=True)
+        assert status.read_text() == wanted
 
 
 @pytest.mark.parametrize(("train", "code", "starts"), [(ONCE, 0, 2), (UNSTARTED, 1, 3)])

@@ -1,4 +1,4 @@
-"""Command lines: tables for the machines, and every line for Summit against the stand-in."""
+"""Command lines: tables for the machines, and lines for jsrun and flux against stand-ins."""
 
 import sys
 from pathlib import Path
@@ -7,13 +7,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from launch.commands import command, environment, once_per_node
+from launch.commands import HOSTS, command, environment, once_per_node
 from launch.placement import Placement, place
 from launch.planned_job import PlannedJob
 from tilenet.errors import TilenetError
 from tilenet.planning.machines import machine
 
 sys.path.insert(0, str(Path(__file__).parent))
+import flux
 from jsrun import layout, omp_threads, parse
 
 
@@ -25,6 +26,10 @@ def placed(name: str, ranks: int, partitions: int, nodes: int | None = None) -> 
 JSRUN = "-X 1 -E OMP_NUM_THREADS={} --smpiargs=-gpu"
 FRONTIER = "--mpi=cray_shasta --kill-on-bad-exit=1 --wait=60 --network=disable_rdzv_get"
 PERLMUTTER = "--gpus-per-node=4 --gpu-bind=none --mpi=cray_shasta --kill-on-bad-exit=1 --wait=60"
+LUMI = "--gpus-per-node=8 --gpu-bind=none --mpi=cray_shasta --kill-on-bad-exit=1 --wait=60"
+JUPITER = "--gpus-per-node=4 --gpu-bind=none --mpi=pspmi --kill-on-bad-exit=1 --wait=60"
+PALS = "--cpu-bind depth --hostfile " + HOSTS
+FLUX = "--setopt=cpu-affinity=per-task --setopt=exit-on-error --setopt=exit-timeout=60s"
 SLURM = "--gpus-per-node=4 --gpu-bind=none --mpi=pmi2 --kill-on-bad-exit=1 --wait=60"
 
 # machine, ranks, partitions, --nodes, line: the three layouts, and nodes that are not full
@@ -57,6 +62,14 @@ LINES = [
     ("slurm", 8, 1, None, "srun -N 2 -n 8 --ntasks-per-node=4 -c 16 " + SLURM, 16),
     ("slurm", 2, 4, None, "srun -N 2 -n 2 --ntasks-per-node=1 -c 64 " + SLURM, 64),
     (*("slurm", 5, 2, None), "srun -N 3 -n 5 --distribution=block,Pack -c 32 " + SLURM, 32),
+    ("lumi", 16, 1, None, "srun -N 2 -n 16 --ntasks-per-node=8 -c 7 " + LUMI, 7),
+    ("jupiter", 8, 1, None, "srun -N 2 -n 8 --ntasks-per-node=4 -c 72 " + JUPITER, 72),
+    ("polaris", 8, 1, None, "mpiexec -n 8 --ppn 4 --depth 8 " + PALS, 8),
+    ("polaris", 5, 2, None, "mpiexec -n 5 --ppn 2 --depth 16 " + PALS, 16),
+    ("pbs", 8, 1, None, "mpiexec -n 8 -ppn 4 -f " + HOSTS, 16),
+    ("pbs", 9, 1, None, "mpiexec -n 9 -ppn 4 -f " + HOSTS, 16),
+    ("tuolumne", 8, 1, None, "flux run -N 2 -n 8 -c 21 -g 1 --exclusive " + FLUX, 21),
+    ("tuolumne", 4, 2, None, "flux run -N 2 -n 4 -c 42 -g 2 --exclusive " + FLUX, 42),
     ("workstation", 2, 1, None, "mpiexec -n 2", 16),
     ("workstation", 1, 2, None, "mpiexec -n 1", 32),
 ]
@@ -75,13 +88,20 @@ def test_lines(
 def test_one_process_per_node_copies_files() -> None:
     lines = [
         " ".join(once_per_node(placed(name, ranks, 1), ["cp"]))
-        for name, ranks in [("summit", 64), ("slurm", 8), ("workstation", 2)]
+        for name, ranks in [
+            *(("summit", 64), ("slurm", 8), ("workstation", 2)),
+            *(("polaris", 8), ("pbs", 8), ("tuolumne", 8)),
+        ]
     ]
     assert lines == [
         "jsrun -n 11 -r 1 -a 1 -c 1 -X 1 --smpiargs=off cp",
         "srun -N 2 -n 2 --ntasks-per-node=1 -c 1 --mpi=none --kill-on-bad-exit=1 cp",
         "mpiexec -n 1 cp",
+        f"mpiexec -n 2 --ppn 1 --hostfile {HOSTS} cp",
+        f"mpiexec -n 2 -ppn 1 -f {HOSTS} cp",
+        "flux run -N 2 -n 2 --setopt=exit-on-error cp",
     ]
+    assert flux.tasks_per_node(flux.parse(lines[-1].split()[1:])) == [1, 1]
     ranks = layout(parse(lines[0].split()[1:]), 11)
     assert [rank.node for rank in ranks] == list(range(11))
 
@@ -90,6 +110,7 @@ def test_frontiers_devices_are_reordered_where_ranks_see_them_all() -> None:
     order = {"HIP_VISIBLE_DEVICES": "4,5,2,3,6,7,0,1"}
     assert order.items() <= environment(placed("frontier", 8, 2)).items()
     assert "HIP_VISIBLE_DEVICES" not in environment(placed("frontier", 8, 1))
+    assert environment(placed("polaris", 8, 1))["CUDA_VISIBLE_DEVICES"] == "3,2,1,0"
 
 
 def test_a_cluster_without_gpus_is_asked_for_none(
@@ -100,6 +121,33 @@ def test_a_cluster_without_gpus_is_asked_for_none(
     (tmp_path / "tilenet" / "machines.toml").write_text("[slurm]\ndevice = 'cpu'\n")
     line = "srun -N 1 -n 4 --ntasks-per-node=4 -c 16 --mpi=pmi2 --kill-on-bad-exit=1 --wait=60"
     assert command(placed("slurm", 4, 1)) == line.split()
+
+
+def test_hosts_without_a_batch_system_are_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "tilenet").mkdir()
+    own = tmp_path / "tilenet" / "machines.toml"
+    own.write_text("[workstation.launch]\nlauncher = 'hydra'\nstep = ['-f', 'hosts']\n")
+    where = placed("workstation", 4, 1)
+    assert command(where, ["x"]) == ["mpiexec", "-n", "4", "-ppn", "2", "-f", "hosts", "x"]
+    assert once_per_node(where, ["x"]) == ["mpiexec", "-n", "2", "-ppn", "1", "-f", "hosts", "x"]
+    own.write_text("[workstation.launch]\nlauncher = 'hydra'\n")
+    with pytest.raises(TilenetError, match=r"workstation.launch.step must name a file of hosts"):
+        placed("workstation", 4, 1)
+
+
+@pytest.mark.parametrize(("ranks", "partitions", "nodes"), [(8, 1, 2), (6, 1, 2), (3, 4, 3)])
+def test_flux_takes_the_line_and_fills_the_nodes_alike(
+    ranks: int, partitions: int, nodes: int
+) -> None:
+    where = placed("tuolumne", ranks, partitions, nodes)
+    options = flux.parse(command(where, ["tilenet"])[1:])
+    assert flux.tasks_per_node(options) == [where.ranks_per_node] * nodes
+    assert options.program == ["tilenet"]
+    assert options.gpus_per_task * where.ranks_per_node <= 4
+    assert options.cores_per_task * where.ranks_per_node <= 84
 
 
 # --- every line for Summit

@@ -34,6 +34,8 @@ FITS = [
     ("frontier", 20, 2, None, (5, 4, 4, 14, 8)),
     ("frontier", 9, 1, None, (2, 8, 1, 7, 8)),
     ("perlmutter", 64, 1, None, (16, 4, 4, 16, 4)),
+    ("polaris", 5, 2, None, (3, 2, 1, 16, 4)),
+    ("pbs", 10, 1, 4, (4, 3, 1, 16, 3)),
     ("workstation", 1, 2, 1, (1, 1, 1, 32, 2)),
 ]
 
@@ -68,6 +70,7 @@ REFUSED = [
     ("summit", 64, 2, None, r"jsrun fills.*3 per node, partitions: 2\); give --nodes 32, with 2"),
     ("summit", 10, 1, 3, r"jsrun fills .*4 per node.*; give --nodes 2, with 5 on each"),
     ("slurm", 5, 1, 2, r"srun fills .*3 per node.*; give --nodes 5, with 1 on each"),
+    ("tuolumne", 5, 1, None, r"flux fills all nodes alike .*; give --nodes 5, with 1 on each"),
     ("workstation", 3, 1, None, "mpiexec starts the ranks of one node here"),
     ("local", 2, 1, None, "mpiexec starts the ranks of one node here"),
 ]

@@ -29,6 +29,7 @@ JOBS = {
     "frontier.sh": ("frontier", 8, 2, Job(account="ABC123", stage=STAGE, time="0:10")),
     "slurm.sh": ("slurm", 5, 2, Job(queue="gpu", image="")),
     "slurm-elastic.sh": ("slurm", 4, 2, Job(most_nodes=4, stage=STAGE)),
+    "pbs.sh": ("pbs", 10, 1, Job(queue="gpu", stage=STAGE, time="0:10")),
     "awkward.bash": (
         *("slurm", 4, 1),
         Job(
@@ -60,7 +61,7 @@ def text_of(file: str) -> str:
 
 
 def difference_of(file: str) -> str:
-    (known,) = (KNOWN / JOBS[file][0]).glob("job.*")
+    (known,) = (KNOWN / JOBS[file][0].replace("pbs", "polaris")).glob("job.*")
     texts = known.read_text().splitlines(), text_of(file).splitlines()
     return "\n".join(unified_diff(*texts, known.parent.name, file, n=0, lineterm="")) + "\n"
 
@@ -85,13 +86,13 @@ def test_scripts_are_good_shell(file: str, tmp_path: Path) -> None:
     meant = ["-e", "SC2016"] if file == "awkward.bash" else []
     subprocess.run(["shellcheck", *meant, str(tmp_path / file)], check=True)
     lines = text.splitlines()
-    assert lines[0] == "#!/bin/bash"
+    assert lines[0] == "#!/bin/bash" + " -l" * (file == "pbs.sh")
     assert max(map(len, lines)) <= 120
     assert len(lines) <= 45
     # Slurm stops reading options at the first command.
     head, rest = text.split("\nset -e\n")
-    assert not re.search(r"^#(SBATCH|BSUB)", rest, re.MULTILINE)
-    assert re.search(r"^#(SBATCH|BSUB)", head, re.MULTILINE)
+    assert not re.search(r"^#(SBATCH|BSUB|PBS)", rest, re.MULTILINE)
+    assert re.search(r"^#(SBATCH|BSUB|PBS)", head, re.MULTILINE)
     words = shlex.split(text[text.index("\nexec ") :])
     assert words[words.index("--") + 1] in ("jsrun", "srun", "mpiexec")
 
@@ -111,8 +112,31 @@ def test_what_users_name_reaches_the_shell_as_it_is() -> None:
 
 
 def test_each_batch_system_has_its_command() -> None:
-    commands = {name: submit_command(placed(name, 1, 1), "a b.sh") for name in ("summit", "slurm")}
-    assert commands == {"summit": ["bsub", "a b.sh"], "slurm": ["sbatch", "a b.sh"]}
+    commands = {
+        name: submit_command(placed(name, 1, 1), "a b.sh")
+        for name in ("summit", "slurm", "polaris", "tuolumne")
+    }
+    assert commands == {
+        "summit": ["bsub", "a b.sh"],
+        "slurm": ["sbatch", "a b.sh"],
+        "polaris": ["qsub", "a b.sh"],
+        "tuolumne": ["flux", "batch", "a b.sh"],
+    }
+
+
+def test_directives_of_flux_are_options_of_flux_batch() -> None:
+    """Of its manual; they stand together, after lines that begin alike (RFC 36)."""
+    lines = script(placed("tuolumne", 4, 1), Job(account="x", queue="q")).splitlines()
+    at = [number for number, line in enumerate(lines) if line.startswith("# flux: ")]
+    assert at == list(range(at[0], at[0] + len(at)))
+    assert all(line.startswith("#") for line in lines[: at[0]])
+    words = [word for number in at for word in shlex.split(lines[number][8:])]
+    names = {word.partition("=")[0] for word in words}
+    assert names == {
+        *("--time-limit", "--nodes", "--exclusive", "--bank", "--queue"),
+        *("--job-name", "--output", "--signal"),
+    }
+    assert {"--signal=USR1@600s", "--time-limit=120m"} <= set(words)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +155,8 @@ def test_each_batch_system_has_its_command() -> None:
         ("slurm", Job(stage=("-r",)), "by relative paths"),
         ("perlmutter", Job(stage=("data",)), "need storage on the nodes"),
         ("summit", Job(most_nodes=2), "only Slurm gives a job a range of nodes"),
+        ("pbs", Job(most_nodes=2), "only Slurm gives a job a range of nodes"),
+        ("tuolumne", Job(most_nodes=2), "only Slurm gives a job a range of nodes"),
         ("workstation", Job(most_nodes=2), "only Slurm gives a job a range of nodes"),
         ("slurm", Job(most_nodes=1), "more at most than at least"),
     ],

@@ -45,8 +45,8 @@ def test_summits_facts_are_the_published_ones() -> None:
 
 def test_every_packaged_machine_can_be_had() -> None:
     assert known_machines() == (
-        *("summit", "frontier", "perlmutter", "slurm", "workstation"),
-        "local",
+        *("summit", "frontier", "perlmutter", "lumi", "jupiter", "polaris", "tuolumne"),
+        *("slurm", "pbs", "workstation", "local"),
     )
     for name in known_machines():
         facts = machine(name)
@@ -161,8 +161,11 @@ def test_an_unknown_name_is_refused_with_the_nearest(wrong: str, near: str) -> N
         (b"[summit]\nname = '\xff\xfe'", "must be a readable TOML file"),
         ("[summit]\nlaunch = 3", "launch must be a table"),
         ("[summit]\nlaunch.modul = ['x']", "no key 'modul'.*nearest: modules"),
-        ("[summit]\nlaunch.launcher = 'prun'", "must be one of jsrun, srun, mpiexec"),
-        ("[summit]\nlaunch.scheduler = 'pbs'", "must be one of lsf, slurm, none"),
+        (
+            "[summit]\nlaunch.launcher = 'prun'",
+            "must be one of jsrun, srun, flux, pals, hydra, mpiexec",
+        ),
+        ("[summit]\nlaunch.scheduler = 'sge'", "must be one of lsf, slurm, pbs, flux, none"),
         ("[summit]\nlaunch.launcher = 'srun'", "mpi must name srun's plug-in"),
         ("[summit]\nlaunch.sockets = 0", "positive whole number"),
         ("[summit]\nlaunch.threads_per_core = true", "positive whole number"),

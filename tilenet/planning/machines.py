@@ -58,13 +58,14 @@ class LaunchFacts:
 
     Attributes:
         scheduler: The batch system that takes scripts.
-        launcher: What starts the ranks.
+        launcher: What starts the ranks; `mpiexec` those of one node, `hydra` (MPICH's mpiexec) and
+            `pals` (HPE's) those of several.
         mpi: The plug-in that srun needs for mpi4py's MPI: pmi2, pmix, cray_shasta.
         sockets: Processors of a node, between which its cores and devices are shared evenly.
         threads_per_core: Hardware threads that the launcher counts per core.
         queue: Queue, partition or quality of service; empty: the machine's own choice.
         queue_option: What Slurm's option for it is called there.
-        constraint: What Slurm shall choose nodes by.
+        constraint: What Slurm and PBS shall choose nodes by.
         header: More options for the head of the script, one per line.
         step: More options for the launcher.
         modules: Modules to be loaded before Python.
@@ -76,8 +77,8 @@ class LaunchFacts:
         own_device: Whether the launcher gives a rank of one device only that one to see.
     """
 
-    scheduler: Literal["lsf", "slurm", "none"] = "none"
-    launcher: Literal["jsrun", "srun", "mpiexec"] = "mpiexec"
+    scheduler: Literal["lsf", "slurm", "pbs", "flux", "none"] = "none"
+    launcher: Literal["jsrun", "srun", "flux", "pals", "hydra", "mpiexec"] = "mpiexec"
     mpi: Line = ""
     sockets: Count = 1
     threads_per_core: Count = 1
@@ -242,6 +243,11 @@ def checked_machine(name: str, table: dict[str, Any]) -> Machine:
         raise TilenetError(
             f"{name}.launch.mpi must name srun's plug-in (pmi2 for mpich, pmix for Open MPI, "
             f"cray_shasta for Cray; got ''): without it each rank may be alone; {remedy}"
+        )
+    if launch.launcher == "hydra" and launch.scheduler != "pbs" and "-f" not in launch.step:
+        raise TilenetError(
+            f"{name}.launch.step must name a file of hosts, ['-f', FILE], where no PBS does (got "
+            f"{[*launch.step]}): without it all ranks share one node; {remedy}"
         )
     return made
 
