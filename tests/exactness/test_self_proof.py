@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from shared_out import grids
 from test_adopted_runs import CLASSES, SIZE, keys_of
 from test_same_as_whole_image import run_file, scenes_of
-from torch import Tensor
+from torch import Tensor, nn
 
 from tilenet.errors import AgreedError
 from tilenet.geometry.tiles import halo_rule
@@ -21,7 +21,7 @@ from tilenet.mapping.predict import Prediction, predict
 from tilenet.parallel.exchange import conv, halo, norm
 from tilenet.planning import small_image
 from tilenet.training import setup
-from tilenet.training.config.keys import MeshKeys, TileKeys
+from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.proof import run as run_proof
 
@@ -157,6 +157,32 @@ def test_a_short_halo_of_many_tiles_is_refused(
     monkeypatch.setattr(setup, "halo_rule", short_halo)
     run = run_of(shared_path, comm, "residual", tiles=TileKeys(rows=3, columns=1))
     with pytest.raises(AgreedError, match="logits of a small random image differ by"):
+        train(run, comm=comm)
+
+
+class Chaotic(nn.Module):
+    """Makes a difference a hundred times as large in each of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * x.mean((2, 3), keepdim=True)  # ranks add up in another order
+        for layer in self.convs:
+            x = torch.sin(300.0 * layer(x))
+        return x
+
+
+@pytest.mark.ranks(2)
+def test_a_network_that_makes_rounding_large_is_named(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    keys = NetworkKeys(module="test_self_proof:Chaotic")
+    (scene,) = scenes_of(shared_path, [SIZE], comm)
+    mesh = MeshKeys(1, *grid_of(comm))
+    run = replace(run_file(shared_path, [scene], keys, mesh=mesh), classes=3, steps=1)
+    with pytest.raises(AgreedError, match=r"a network must not make rounding large .* by 1e-15"):
         train(run, comm=comm)
 
 

@@ -44,6 +44,7 @@ class Difference:
         what: `logits` or `gradients`.
         apart: Largest difference over the largest value.
         rounding: The same of one device in the same precision; None: float64.
+        own: The same of the network itself, for an image that differs by rounding; 0: not known.
         where: Where the largest is, for people.
     """
 
@@ -51,6 +52,7 @@ class Difference:
     apart: float
     rounding: float | None = None
     where: str = ""
+    own: float = 0.0
 
     @property
     def limit(self) -> float:
@@ -97,6 +99,14 @@ def check_rounding(differences: Sequence[Difference], how: str, off: str) -> Non
         AgreedError: One is.
     """
     for one in differences:
+        if one.limit < one.apart <= TIMES_ROUNDING * one.own:
+            raise AgreedError(
+                f"a network must not make rounding large (float64, {how}: {one.what} of a small "
+                f"random image differ by {one.apart:.1e} of the largest, and by {one.own:.1e} on "
+                "one rank where pixels differ by 1e-15: random weights under frozen batch norm do "
+                f"so); load weights, use batch_norm: step, or {off} for a result that depends on "
+                "ranks and tiles"
+            )
         if not one.apart <= one.limit:
             raise AgreedError(
                 f"ranks and tiles give the numbers of the network on the whole image ({how}: "

@@ -1,7 +1,7 @@
 """What a user's network gives on small whole images: logits and gradients, with nothing dropped."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "Answer",
     "Problem",
     "answer_of_module",
+    "own_rounding",
     "random_problem",
     "rounding_of",
     "scale_of",
@@ -127,7 +128,20 @@ def rounding_of(
     adopted: Adopted, problem: Problem, answer: Answer, device: torch.device
 ) -> tuple[float, float]:
     """How far the whole image on one device in float32 is from float64, as `Difference.apart`."""
-    found = _answer_of_list(adopted, problem, torch.float32, device)
+    return _apart(_answer_of_list(adopted, problem, torch.float32, device), answer)
+
+
+def own_rounding(adopted: Adopted, problem: Problem) -> tuple[float, float]:
+    """How far the whole image is, in float64, from one that differs by rounding, as above."""
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(problem.images.shape, generator=generator, dtype=torch.float64)
+    other = replace(problem, images=problem.images * (1 + 1e-15 * noise))
+    cpu = torch.device("cpu")
+    answers = [_answer_of_list(adopted, one, torch.float64, cpu) for one in (problem, other)]
+    return _apart(*answers)
+
+
+def _apart(found: Answer, answer: Answer) -> tuple[float, float]:
     gradients = [
         largest(found.gradients[name], wanted)
         for name, wanted in answer.gradients.items()
