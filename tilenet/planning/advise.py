@@ -21,10 +21,11 @@ from tilenet.planning.memory.partition import OPTIMIZER_STATES
 from tilenet.planning.plan import Plan, Question, read_plan
 from tilenet.planning.search import Search
 
-__all__ = ["question_again", "why_nothing_fits"]
+__all__ = ["ALL_OPEN", "first_plan", "question_again", "why_nothing_fits"]
 
 GIB = 2**30
 CHOICES = ("grid", "tile_px", "partitions", "balance", "micro_batches", "mbpp", "checkpointing")
+ALL_OPEN: dict[str, Any] = dict.fromkeys(CHOICES)  # left to the planner
 
 
 def why_nothing_fits(search: Search) -> str:
@@ -37,14 +38,13 @@ def why_nothing_fits(search: Search) -> str:
             f"{_gib(leanest.device_bytes)} at least, with {leanest.layout} and balance "
             f"{list(leanest.balance)}"
         )
-    free: dict[str, Any] = dict.fromkeys(CHOICES)
     remedies: dict[str, dict[str, Any]] = {
         "swap auto": {"swap": "auto"},
-        "leave all choices to the planner": free,
-        "leave all choices to the planner, halo_mode overlap": {**free, "halo_mode": "overlap"},
+        "leave all choices to the planner": ALL_OPEN,
+        "leave all choices to the planner, halo_mode overlap": {**ALL_OPEN, "halo_mode": "overlap"},
     }
     if whole_image(asked.layers):
-        exchange = {**free, "halo_mode": "exchange"}
+        exchange = {**ALL_OPEN, "halo_mode": "exchange"}
         remedies["leave all choices to the planner, halo_mode exchange"] = exchange
         if isinstance(asked.options, UNetOptions):
             local = replace(asked.options, norm_scope="tile")
@@ -53,7 +53,7 @@ def why_nothing_fits(search: Search) -> str:
     changes = {}
     for words, change in remedies.items():
         question = replace(asked, **change)
-        plan = None if question == asked else _first(question)
+        plan = None if question == asked else first_plan(question)
         if plan is not None and plan.layout not in changes:
             changes[plan.layout] = f"{words}: {plan.layout} take {_gib(plan.device_bytes)}"
     remedy = "; or ".join(changes.values())
@@ -68,7 +68,8 @@ def why_nothing_fits(search: Search) -> str:
     )
 
 
-def _first(question: Question) -> Plan | None:
+def first_plan(question: Question) -> Plan | None:
+    """The fastest plan; None: nothing fits."""
     try:
         return next(iter(Search(question).best(1)), None)
     except TilenetError:  # a machine without that precision

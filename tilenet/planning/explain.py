@@ -9,6 +9,7 @@ from tilenet.geometry.halo import context_of
 from tilenet.geometry.tiles import halo_rule
 from tilenet.planning.advise import why_nothing_fits
 from tilenet.planning.compatibility import obstacle, whole_image
+from tilenet.planning.halo_modes import SweptStep, exchanged, swept
 from tilenet.planning.kept_maps import kept_cells
 from tilenet.planning.maps import GPU_STRIP_PX, MapQuestion, choose_map
 from tilenet.planning.memory.swept_maps import swept_bytes
@@ -122,7 +123,25 @@ def explain(plans: Sequence[Plan]) -> str:
         )
     lines.append("")
     lines.extend(f"  instead of     {one.layout}: {_why(plan, one)}" for one in plans[1:])
+    lines.extend(_mode_lines(plan))
     return "\n".join([*lines, *(f"\n{note}" for note in plan.notes)])
+
+
+def _mode_lines(plan: Plan) -> list[str]:
+    """What the other ways to give tiles their context would take."""
+    lines, other, step = list[str](), exchanged(plan), swept(plan)
+    if other is not None:
+        lines.append(f"halo_mode exchange, {other.layout}: {_cost(plan, other)}")
+    if step is not None:
+        size = in_px((step.strip_rows, step.columns_px))
+        lines.append(f"halo_mode sweep, strips of {size} at most: {_cost(plan, step)}")
+    return [f"  instead of     {line}" for line in lines]
+
+
+def _cost(plan: Plan, other: Plan | SweptStep) -> str:
+    return (
+        f"{other.step_s / plan.step_s:.2f} × the time, {in_gib(other.device_bytes)} GiB per device"
+    )
 
 
 def _other_ranks(plan: Plan) -> str:

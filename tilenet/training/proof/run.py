@@ -188,12 +188,12 @@ def compare(
         differences.append(Difference("gradients", sums[0], of_device[1], sums[1]))
     network.close()
     if precision == "float64" and any(one.apart > one.limit for one in differences):
-        own = (0.0, 0.0)
+        noise = (0.0, 0.0)
         with together(comm, control.stop):
             if comm.rank == 0 and plan.adopted is not None:
-                own = own_rounding(plan.adopted, problem)
-        own = comm.bcast(own)
-        pairs = zip(differences, own, strict=False)
+                noise = own_rounding(plan.adopted, problem)
+        noise = comm.bcast(noise)
+        pairs = zip(differences, noise, strict=False)
         differences = [replace(one, own=rounding) for one, rounding in pairs]
     return differences, ""
 

@@ -1,0 +1,81 @@
+"""Exchange and sweep, next to a plan whose tiles overlap: what they take and what a step costs."""
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from tilenet.geometry.halo import context_of, norm_context
+from tilenet.planning.advise import ALL_OPEN, first_plan
+from tilenet.planning.compatibility import obstacle, whole_image
+from tilenet.planning.estimate import Estimator
+from tilenet.planning.memory.partition import OPTIMIZER_STATES
+from tilenet.planning.memory.trained_sweeps import (
+    ALL_CELLS,
+    averaged_sweeps,
+    plan_sweeps,
+    trained_bytes,
+)
+from tilenet.planning.plan import Plan
+from tilenet.planning.time.roofline import ITEM_BYTES
+
+__all__ = ["SweptStep", "exchanged", "swept"]
+
+
+@dataclass(frozen=True)
+class SweptStep:
+    """A step with `halo_mode: sweep` on the devices of a plan.
+
+    Attributes:
+        columns_px: Most columns of an image on a rank.
+        strip_rows: Rows of a strip.
+        device_bytes: Peak of a device.
+        step_s: Seconds, without the halos' way between ranks.
+    """
+
+    columns_px: int
+    strip_rows: int
+    device_bytes: int
+    step_s: float
+
+
+def exchanged(plan: Plan) -> Plan | None:
+    """The fastest plan with `halo_mode: exchange`; None: the halo is not exact, or none fits."""
+    asked = plan.question
+    if asked.halo_mode != "overlap" or asked.halo != "exact" or plan.layout.grid == (1, 1):
+        return None
+    found = first_plan(replace(asked, halo_mode="exchange", **ALL_OPEN))
+    if found is None or obstacle(asked.layers, found.layout.grid, found.mesh, "exchange"):
+        return None
+    return found
+
+
+def swept(plan: Plan) -> SweptStep | None:
+    """A step by sweeps, a rank per device; None: the network cannot be swept, or it does not fit.
+
+    A sweep computes each strip twice forward and once backward. The image, its gradients and the
+    optimizer's states are on the device.
+    """
+    asked, layers = plan.question, plan.question.layers
+    context, averages = context_of(layers), averaged_sweeps(layers)
+    if asked.halo != "exact" or context.valid or plan.layout.grid == (1, 1):
+        return None
+    if whole_image(layers) not in (None, "global average") or norm_context(layers) == "tile":
+        return None
+    estimator, unit = Estimator(replace(asked, halo_mode="exchange")), context.alignment_px
+    mesh = estimator.mesh(1)
+    ranks, images = mesh.rows * mesh.columns, -(-asked.batch_size // mesh.replicas)
+    height, units = -(-asked.image[0] // unit) * unit, -(-asked.image[1] // unit)
+    if ranks > units:
+        return None
+    width, item_bytes = -(-units // ranks) * unit, ITEM_BYTES[asked.precision]
+    weights = int(estimator.parameter_bytes.sum()) * (1 + OPTIMIZER_STATES[asked.optimizer])
+    fixed = weights + prod((height, width, asked.options.bands)) * item_bytes
+    sweeps = plan_sweeps(layers, height, width, item_bytes, asked.limit_bytes - fixed)
+    if averages and sweeps.kept != plan_sweeps(layers, height, width, item_bytes, ALL_CELLS).kept:
+        return None  # layers are computed more often
+    cells = ALL_CELLS if averages else 0
+    device_bytes = fixed + trained_bytes(layers, height, width, sweeps.edges[1], item_bytes, cells)
+    if device_bytes > asked.limit_bytes:
+        return None
+    times = estimator.times((1, height, width))
+    seconds = images * sum(2 * one.forward_s + one.backward_s for one in times)
+    return SweptStep(width, sweeps.edges[1], device_bytes, seconds + estimator.least_rest_s(1))
