@@ -166,7 +166,7 @@ def test_the_file_does_not_depend_on_ranks(
 
 
 @pytest.mark.ranks(1, 2)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [noise, nested, blobs])
 def test_simplified_polygons_have_no_gaps_and_no_overlaps(
     comm: MPI.Intracomm,
     shared_path: Path,

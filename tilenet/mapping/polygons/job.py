@@ -7,7 +7,7 @@ and all that meet them, are seen whole: of blocks, places of cuts would stay as 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import shapely
@@ -64,7 +64,7 @@ def make_polygons(job: PolygonsJob, comm: "MPI.Intracomm") -> int:
     """Write the polygons of a map. Collective.
 
     Returns:
-        Their number.
+        Their number, on rank 0.
 
     Raises:
         AgreedError: On all ranks, for what any of them found wrong.
@@ -87,25 +87,23 @@ def make_polygons(job: PolygonsJob, comm: "MPI.Intracomm") -> int:
         band = band_of(mapped.size, comm.rank, comm.size)
         with together(comm) as turns:
             mine = band_pieces(mapped, band, numbers, turns.part_done)
-        t = mapped.transform
-        pixel_area = abs(t.a * t.e - t.b * t.d)
-        open_ended = touching(mine.shapes, band, mapped.size)
-        large = shapely.area(mine.shapes) * pixel_area >= job.min_area
-        everything = gathered(mine.of(large | open_ended), comm)
+        kept = touching(mine.shapes, band, mapped.size) | _large(mine, mapped, job.min_area)
+        found, count = gathered(mine.of(kept), comm), 0
+        del mine
         with together(comm):  # ranks that wait leave the cores to rank 0
             if comm.rank == 0:
-                found = _finished(everything, mapped, comm.size)
-                areas = shapely.area(found.shapes) * pixel_area
-                large = areas >= job.min_area
-                found, areas = found.of(large), areas[large]
+                found = _joined(found, mapped, comm.size)
+                found = found.of(_large(found, mapped, job.min_area))
+                count = len(found.shapes)
                 columns = {
                     "class": np.array([_name(one, names) for one in found.classes], object),
                     "number": found.classes,
-                    "area": areas,
+                    "area": _areas(found, mapped),
                 }
-                crs = mapped.crs.to_wkt() if mapped.crs else None
-                write_polygons(job.out, _placed(found, mapped, job.simplify), columns, crs)
-    return int(comm.bcast(len(areas) if comm.rank == 0 else None))
+                shapes = _placed(found.shapes, mapped, job.simplify)
+                del found  # of 100 000² pixels polygons fill memory too
+                write_polygons(job.out, shapes, columns, mapped.crs and mapped.crs.to_wkt())
+    return count
 
 
 def _checked(
@@ -148,26 +146,33 @@ def _name(number: int, names: tuple[str, ...]) -> str:
     return (names[number] if 0 <= number < len(names) else "") or str(number)
 
 
-def _finished(everything: Pieces, mapped: Raster, ranks: int) -> Pieces:
+def _areas(found: Pieces, mapped: Raster) -> NDArray[np.float64]:
+    return np.asarray(shapely.area(found.shapes) * abs(mapped.transform.determinant))
+
+
+def _large(found: Pieces, mapped: Raster, least: float) -> NDArray[np.bool_]:
+    return np.asarray(_areas(found, mapped) >= least)
+
+
+def _joined(found: Pieces, mapped: Raster, ranks: int) -> Pieces:
     """All polygons, joined over the edges of bands, in one order however they were cut."""
-    cut = np.zeros(len(everything.shapes), np.bool_)
+    cut = np.zeros(len(found.shapes), np.bool_)
     for rank in range(ranks):
-        cut |= touching(everything.shapes, band_of(mapped.size, rank, ranks), mapped.size)
-    found = Pieces.all([everything.of(~cut), joined(everything.of(cut))])
-    shapes = shapely.normalize(found.shapes)  # rings begin at the left, where it is highest
-    cols, rows = shapely.get_coordinates(shapely.get_point(shapely.get_exterior_ring(shapes), 0)).T
-    return Pieces(shapes, found.classes).of(np.lexsort((cols, rows)))
+        cut |= touching(found.shapes, band_of(mapped.size, rank, ranks), mapped.size)
+    found = Pieces.all([found.of(~cut), joined(found.of(cut))])
+    begin = shapely.get_point(shapely.get_exterior_ring(found.shapes), 0)
+    return found.of(np.lexsort((shapely.get_x(begin), shapely.get_y(begin))))
 
 
-def _placed(found: Pieces, mapped: Raster, simplify: float) -> NDArray[np.object_]:
+def _placed(shapes: NDArray[Any], mapped: Raster, simplify: float) -> NDArray[Any]:
     """Polygons in the map's CRS."""
-    t, shapes = mapped.transform, found.shapes
-    if simplify and len(shapes):
-        shapes = with_met_corners(shapes)
+    t = mapped.transform
 
     def place(points: NDArray[np.float64]) -> NDArray[np.float64]:
         cols, rows = points.T
         return np.stack([t.c + t.a * cols + t.b * rows, t.f + t.d * cols + t.e * rows], axis=1)
 
-    shapes = shapely.transform(shapes, place)
-    return shapely.coverage_simplify(shapes, simplify) if simplify else shapes
+    if not simplify or not len(shapes):
+        return np.asarray(shapely.transform(shapes, place))
+    met = shapely.transform(with_met_corners(shapes), place)
+    return np.asarray(shapely.coverage_simplify(met, simplify))

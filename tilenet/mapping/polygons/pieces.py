@@ -33,7 +33,8 @@ class Pieces:
     """Polygons of classes.
 
     Attributes:
-        shapes: (N,), shapely's, x: column, y: row.
+        shapes: (N,), shapely's, x: column, y: row; their rings begin at the left, where it is
+            highest, so that they are the same however they were cut.
         classes: (N,), their numbers.
     """
 
@@ -103,7 +104,7 @@ def _block_pieces(values: NDArray[np.int32], wanted: NDArray[np.bool_], block: W
         classes.append(int(value))
     rings = np.repeat(np.arange(len(lengths)), lengths)
     shapes = polygons_of(np.array(points).reshape(-1, 2), rings, np.array(owners))
-    return Pieces(shapes, np.array(classes, np.int32))
+    return Pieces(shapely.normalize(shapes), np.array(classes, np.int32))
 
 
 def touching(shapes: NDArray[Any], window: Window, size: tuple[int, int]) -> NDArray[np.bool_]:
@@ -124,7 +125,7 @@ def joined(cut: Pieces) -> Pieces:
     parts = []
     for number in np.unique(cut.classes):
         union = shapely.disjoint_subset_union_all(cut.shapes[cut.classes == number])
-        shapes = corners_only(shapely.get_parts(union))
+        shapes = shapely.normalize(corners_only(shapely.get_parts(union)))
         parts.append(Pieces(shapes, np.full(len(shapes), number, np.int32)))
     return Pieces.all(parts)
 
