@@ -262,3 +262,20 @@ def test_what_cannot_be_done_is_one_sentence(
         assert said in printed
         assert printed.count("\n") == 1
         assert not fresh.exists()
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("ending", ["gpkg", "geojson", "fgb"])
+def test_a_full_disk_leaves_no_part_of_a_file(
+    small_disk: Callable[[int], Path], tmp_path: Path, capfd: Capture, ending: str
+) -> None:
+    values = noise(np.random.default_rng(5), (61, 60)).astype("uint8")
+    path = write_map(tmp_path / "map.tif", values, SKEWED)
+    polygons(path, tmp_path / f"out.{ending}")
+    pages = (tmp_path / f"out.{ending}").stat().st_size // 4096  # one too few
+    # A GeoPackage has holes that take no room.
+    for fewer in (pages // 2,) if ending == "gpkg" else (0, 1, pages // 2):
+        disk = small_disk(4 * (pages - fewer))
+        assert main(["polygons", path, str(disk / f"out.{ending}")]) == 1
+        assert list(disk.iterdir()) == []
+        assert "a place that has room" in capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tilenet.storage.atomic import put
 __all__ = ["check_ending", "write_polygons"]
 
 DRIVERS = {".gpkg": "GPKG", ".geojson": "GeoJSON", ".json": "GeoJSON", ".fgb": "FlatGeobuf"}
+END = b"]\n}\n"
 
 
 def check_ending(path: str) -> None:
@@ -60,6 +62,8 @@ def write_polygons(
                 geometry_type="Polygon",
                 crs=crs,
             )
+        if DRIVERS[place.suffix.lower()] == "GeoJSON":
+            _check_end(part)
         put(part, place)
     except (RuntimeError, OSError) as error:  # pyogrio's errors are RuntimeErrors
         raise TilenetError(
@@ -67,3 +71,11 @@ def write_polygons(
         ) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def _check_end(part: Path) -> None:
+    """GDAL does not notice that the last bytes of a GeoJSON file found no room."""
+    with part.open("rb") as file:
+        file.seek(-len(END), os.SEEK_END)
+        if file.read() != END:
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
