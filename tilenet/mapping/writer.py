@@ -107,7 +107,12 @@ class MapKind:
 
 
 def check_target(
-    path: str, *, overwrite: bool, image: str | None = None, what: str = "a map", ending: str = ".tif"
+    path: str,
+    *,
+    overwrite: bool,
+    image: str | None = None,
+    what: str = "a map",
+    ending: str = ".tif",
 ) -> None:
     """Refuse a map that exists, or a directory that cannot be written, before any work is done.
 

@@ -106,9 +106,7 @@ def make_polygons(job: PolygonsJob, comm: "MPI.Intracomm") -> int:
     return count
 
 
-def _checked(
-    job: PolygonsJob, mapped: Raster, names: tuple[str, ...]
-) -> NDArray[np.int32] | None:
+def _checked(job: PolygonsJob, mapped: Raster, names: tuple[str, ...]) -> NDArray[np.int32] | None:
     """Numbers of the classes that are wanted; None: all.
 
     Raises:
