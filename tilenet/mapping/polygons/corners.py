@@ -47,21 +47,21 @@ def with_met_corners(shapes: NDArray[Any]) -> NDArray[Any]:
     line = int(high.max()) + 1  # places of a line, where lines stand one after another
     passed = np.zeros(len(starts), np.int64)
     offsets = np.zeros(len(starts), np.int64)
-    sorted_corners = []
+    sorted_corners: list[NDArray[np.float64]] = []
     for axis in (0, 1):  # edges on which x is the same, then y
         keys = np.unique(starts[:, axis] * line + starts[:, 1 - axis])
         on = starts[:, axis] == ends[:, axis]
         begin, end = (corner[on, axis] * line + corner[on, 1 - axis] for corner in (low, high))
         after = np.searchsorted(keys, begin, side="right")
         passed[on] = np.searchsorted(keys, end) - after
-        offsets[on] = after + sum(map(len, sorted_corners))
+        offsets[on] = after + sum(len(others) for others in sorted_corners)
         places = np.empty((len(keys), 2))
         places[:, axis], places[:, 1 - axis] = np.divmod(keys, line)
         sorted_corners.append(places)
     # Of each edge its start, then the corners that it passes, in its direction.
     edge = np.repeat(np.arange(len(starts)), passed + 1)
     step = np.arange(len(edge)) - np.repeat(np.cumsum(passed + 1) - passed - 1, passed + 1)
-    back = (starts > ends).any(axis=1)[edge]
+    back = np.asarray((starts > ends).any(axis=1))[edge]
     number = offsets[edge] + np.where(back, passed[edge] - step, step - 1)
     corners = np.concatenate(sorted_corners)
     points = np.where((step == 0)[:, None], starts[edge], corners[np.where(step, number, 0)])
