@@ -18,6 +18,7 @@ COMMANDS = (
     "train",
     "predict",
     "evaluate",
+    "polygons",
     "report",
     "preview",
 )
@@ -34,11 +35,12 @@ USAGE = """usage: tilenet COMMAND [options]
   train      train a network: tilenet train -c run.yaml
   predict    make a map: tilenet predict CHECKPOINT IMAGE OUT.tif
   evaluate   compare a map with labels: tilenet evaluate MAP LABELS
+  polygons   the polygons of a map: tilenet polygons MAP OUT.gpkg
   report     write a page about a run: tilenet report RUN
   preview    see an image and its labels: tilenet preview IMAGE [LABELS] OUT.png
 
-tilenet COMMAND --help explains a command. train, predict and info --pixels run on as many ranks as
-they are started on: mpiexec -n 4 tilenet train -c run.yaml"""
+tilenet COMMAND --help explains a command. train, predict, polygons and info --pixels run on as
+many ranks as they are started on: mpiexec -n 4 tilenet train -c run.yaml"""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from affine import Affine
 from numpy.typing import NDArray
 from rasterio.warp import transform_bounds
 
-__all__ = ["scene", "towns"]
+__all__ = ["class_map", "scene", "towns"]
 
 BANDS = ("blue", "green", "red", "nir")
 NORTH = Affine(2, 0, 600_000, 0, -2, 5_400_000)
@@ -46,6 +46,14 @@ def scene(folder: Path) -> None:
     """One image with labels on its grid."""
     _raster(folder / "scene.tif", _pixels(3, 157, 211), NORTH, BANDS)
     _grid(folder / "labels.tif", (157, 211), NORTH)
+
+
+def class_map(folder: Path) -> None:
+    """A map of three classes, in patches of 3 × 3 pixels."""
+    patches = np.random.default_rng(6).choice([0, 1, 2], (9, 13), p=[0.6, 0.2, 0.2])
+    _raster(folder / "map.tif", patches.repeat(3, 0).repeat(3, 1).astype(np.uint8)[None], NORTH, ())
+    with rasterio.open(folder / "map.tif", "r+") as file:
+        file.update_tags(1, class_0="field", class_1="road", class_2="building")
 
 
 def _pixels(seed: int, height: int, width: int) -> NDArray[np.uint16]:

@@ -24,12 +24,21 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
-PAGES = ["first-map", "your-data", "cluster", "exactness", "when-it-does-not-fit", "library"]
+PAGES = [
+    "first-map",
+    "your-data",
+    "cluster",
+    "exactness",
+    "when-it-does-not-fit",
+    "library",
+    "maps",
+]
 DATA: dict[str, Callable[[Path], None]] = {
     "your-data": guide_data.towns,
     "cluster": guide_data.scene,
     "exactness": guide_data.scene,
     "when-it-does-not-fit": guide_data.scene,
+    "maps": guide_data.class_map,
 }
 MOST_LINES = 120
 MOST_NOT_RUN = 8  # of all pages

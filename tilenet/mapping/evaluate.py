@@ -18,7 +18,10 @@ from tilenet.parallel.health.watchdog import NEVER, SLOW, Watchdog
 from tilenet.scores import count_pairs, number_sums
 from tilenet.storage.network_json import names_in_map
 
-__all__ = ["class_names", "confusion_matrix", "holds_numbers", "number_errors", "unit_of"]
+__all__ = [
+    "check_class_map", "class_names", "confusion_matrix", "holds_numbers", "number_errors",
+    "unit_of",
+]  # fmt: skip
 
 BLOCK_PX = 2048
 MOST_CLASSES = 4096
@@ -32,6 +35,19 @@ def class_names(map_path: str) -> tuple[str, ...]:
     """
     with Raster(map_path) as mapped:
         return names_in_map(map_path, mapped.dataset.tags(1))
+
+
+def check_class_map(mapped: Raster) -> None:
+    """Refuse what holds no classes.
+
+    Raises:
+        TilenetError: It has several bands, or numbers that are not whole.
+    """
+    if len(mapped.bands) != 1 or not np.issubdtype(mapped.dtype, np.integer):
+        raise TilenetError(
+            f"a class map has one band of whole numbers ({mapped.path}: {len(mapped.bands)} of "
+            f"{mapped.dtype}); make it with tilenet predict --output classes"
+        )
 
 
 def holds_numbers(map_path: str) -> bool:
@@ -155,11 +171,7 @@ def _count(
         open_labels(labels_path, mapped, ignore_index, vectors) as labels,
     ):
         _say_of(labels, mapped)
-        if len(mapped.bands) != 1 or not np.issubdtype(mapped.dtype, np.integer):
-            raise TilenetError(
-                f"a class map has one band of whole numbers ({map_path}: {len(mapped.bands)} of "
-                f"{mapped.dtype}); make it with tilenet predict --output classes"
-            )
+        check_class_map(mapped)
         pairs: dict[tuple[int, int], int] = {}
         for block in _blocks(mapped, watchdog):
             pixels = mapped.read(block)

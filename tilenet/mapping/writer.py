@@ -106,8 +106,20 @@ class MapKind:
         return self.bands == 1 and np.dtype(self.dtype).kind == "u" and self.scale == 1
 
 
-def check_target(path: str, *, overwrite: bool, image: str | None = None) -> None:
+def check_target(
+    path: str,
+    *,
+    overwrite: bool,
+    image: str | None = None,
+    what: str = "a map",
+    ending: str = ".tif",
+) -> None:
     """Refuse a map that exists, or a directory that cannot be written, before any work is done.
+
+    Args:
+        image: What it is made of.
+        what: It is, for errors.
+        ending: Of a name that it may have.
 
     Raises:
         TilenetError: With the remedy.
@@ -118,18 +130,18 @@ def check_target(path: str, *, overwrite: bool, image: str | None = None) -> Non
         and os.path.exists(path)
         and os.path.realpath(path) in map(os.path.realpath, _files_of(image))
     ):
-        raise TilenetError(f"a map may not replace its image ({path}); give it another name")
+        raise TilenetError(f"{what} may not replace its image ({path}); give it another name")
     if os.path.isdir(path):
         raise TilenetError(
-            f"a map is a file ({path} is a directory); give it a name ending in .tif"
+            f"{what} is a file ({path} is a directory); give it a name ending in {ending}"
         )
     if os.path.exists(path) and not overwrite:
         raise TilenetError(
-            f"a map is not overwritten unasked ({path} exists); add --overwrite or another name"
+            f"{what} is not overwritten unasked ({path} exists); add --overwrite or another name"
         )
     if not os.path.isdir(folder):
-        raise TilenetError(f"a map needs an existing directory ({folder} is not); make it first")
-    check_name("a map", path)
+        raise TilenetError(f"{what} needs an existing directory ({folder} is not); make it first")
+    check_name(what, path)
     name = os.path.basename(path)
     probe = os.path.join(folder, f".{name}.probe.part")
     try:
@@ -138,7 +150,7 @@ def check_target(path: str, *, overwrite: bool, image: str | None = None) -> Non
         os.remove(probe)
     except OSError as error:
         raise TilenetError(
-            f"a map needs a directory that can be written ({folder}: {error.strerror}); choose "
+            f"{what} needs a directory that can be written ({folder}: {error.strerror}); choose "
             "another one"
         ) from error
 

@@ -1,0 +1,176 @@
+"""A class map in, a file of its polygons out.
+
+Each rank makes polygons of a band of rows, block by block, and joins those that its blocks cut; no
+rank holds more pixels than a block. Rank 0 joins those that reach from band to band, and holds all
+polygons. It simplifies them, since an edge that two polygons share is cut alike only where both,
+and all that meet them, are seen whole: of blocks, places of cuts would stay as corners.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import shapely
+from numpy.typing import NDArray
+
+from tilenet.data.rasters.raster import Raster
+from tilenet.errors import TilenetError
+from tilenet.mapping.evaluate import check_class_map
+from tilenet.mapping.polygons.corners import with_met_corners
+from tilenet.mapping.polygons.pieces import (
+    Pieces,
+    band_of,
+    band_pieces,
+    gathered,
+    joined,
+    touching,
+)
+from tilenet.mapping.polygons.vector_file import check_ending, write_polygons
+from tilenet.mapping.writer import check_target
+from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.together import together
+from tilenet.storage.network_json import names_in_map
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["PolygonsJob", "make_polygons"]
+
+
+@dataclass(frozen=True)
+class PolygonsJob:
+    """Polygons that are wanted of a map.
+
+    Attributes:
+        map: The class map.
+        out: File to write.
+        classes: Names or numbers; None: all.
+        min_area: Smaller ones are left out, in units of the CRS squared; what is around them keeps
+            its holes.
+        simplify: Corners that make a triangle of less than this squared with those next to them
+            may go, in units of the CRS; 0: all stay.
+        overwrite: Whether a file of that name is replaced.
+    """
+
+    map: str
+    out: str
+    classes: tuple[str, ...] | None = None
+    min_area: float = 0.0
+    simplify: float = 0.0
+    overwrite: bool = False
+
+
+def make_polygons(job: PolygonsJob, comm: "MPI.Intracomm") -> int:
+    """Write the polygons of a map. Collective.
+
+    Returns:
+        Their number, on rank 0.
+
+    Raises:
+        AgreedError: On all ranks, for what any of them found wrong.
+    """
+    with agreed(comm):
+        check_ending(job.out)
+        if comm.rank == 0:
+            check_target(
+                job.out,
+                overwrite=job.overwrite,
+                image=job.map,
+                what="a file of polygons",
+                ending=".gpkg",
+            )
+        mapped = Raster(job.map)
+    with mapped:
+        with agreed(comm):
+            names = names_in_map(job.map, mapped.dataset.tags(1))
+            numbers = _checked(job, mapped, names)
+        band = band_of(mapped.size, comm.rank, comm.size)
+        with together(comm) as turns:
+            mine = band_pieces(mapped, band, numbers, turns.part_done)
+        kept = touching(mine.shapes, band, mapped.size) | _large(mine, mapped, job.min_area)
+        found, count = gathered(mine.of(kept), comm), 0
+        del mine
+        with together(comm):  # ranks that wait leave the cores to rank 0
+            if comm.rank == 0:
+                found = _joined(found, mapped, comm.size)
+                found = found.of(_large(found, mapped, job.min_area))
+                count = len(found.shapes)
+                columns = {
+                    "class": np.array([_name(one, names) for one in found.classes], object),
+                    "number": found.classes,
+                    "area": _areas(found, mapped),
+                }
+                shapes = _placed(found.shapes, mapped, job.simplify)
+                del found  # of 100 000² pixels polygons fill memory too
+                write_polygons(job.out, shapes, columns, mapped.crs and mapped.crs.to_wkt())
+    return count
+
+
+def _checked(job: PolygonsJob, mapped: Raster, names: tuple[str, ...]) -> NDArray[np.int32] | None:
+    """Numbers of the classes that are wanted; None: all.
+
+    Raises:
+        TilenetError: The map is none of classes, has none of that name, or no square metres.
+    """
+    check_class_map(mapped)
+    if not np.can_cast(mapped.dtype, np.int32):
+        raise TilenetError(
+            f"classes are numbers of at most 32 bits with a sign ({job.map}: {mapped.dtype}); "
+            "write the map as int32, by gdal_translate -ot Int32"
+        )
+    if job.min_area and mapped.crs is not None and mapped.crs.is_geographic:
+        raise TilenetError(
+            f"--min-area needs a CRS in which areas are areas ({job.map}: degrees); leave it out, "
+            "or reproject the map, by gdalwarp -r near -t_srs"
+        )
+    if job.classes is None:
+        return None
+    numbers = {name: number for number, name in reversed(list(enumerate(names)))}
+    found = []
+    for one in job.classes:
+        if one in numbers:
+            found.append(numbers[one])
+        elif one.isdecimal() and int(one) < (len(names) or 1 << 31):
+            found.append(int(one))
+        else:
+            raise TilenetError(
+                f"--classes are names or numbers of the map's classes (--classes: {one}, "
+                f"{job.map}: {', '.join(names) or 'numbers alone'}); name one of those"
+            )
+    return np.array(found, np.int32)
+
+
+def _name(number: int, names: tuple[str, ...]) -> str:
+    return (names[number] if 0 <= number < len(names) else "") or str(number)
+
+
+def _areas(found: Pieces, mapped: Raster) -> NDArray[np.float64]:
+    return np.asarray(shapely.area(found.shapes) * abs(mapped.transform.determinant))
+
+
+def _large(found: Pieces, mapped: Raster, least: float) -> NDArray[np.bool_]:
+    return np.asarray(_areas(found, mapped) >= least)
+
+
+def _joined(found: Pieces, mapped: Raster, ranks: int) -> Pieces:
+    """All polygons, joined over the edges of bands, in one order however they were cut."""
+    cut = np.zeros(len(found.shapes), np.bool_)
+    for rank in range(ranks):
+        cut |= touching(found.shapes, band_of(mapped.size, rank, ranks), mapped.size)
+    found = Pieces.all([found.of(~cut), joined(found.of(cut))])
+    begin = shapely.get_point(shapely.get_exterior_ring(found.shapes), 0)
+    return found.of(np.lexsort((shapely.get_x(begin), shapely.get_y(begin))))
+
+
+def _placed(shapes: NDArray[Any], mapped: Raster, simplify: float) -> NDArray[Any]:
+    """Polygons in the map's CRS."""
+    t = mapped.transform
+
+    def place(points: NDArray[np.float64]) -> NDArray[np.float64]:
+        cols, rows = points.T
+        return np.stack([t.c + t.a * cols + t.b * rows, t.f + t.d * cols + t.e * rows], axis=1)
+
+    if not simplify or not len(shapes):
+        return np.asarray(shapely.transform(shapes, place))
+    met = shapely.transform(with_met_corners(shapes), place)
+    return np.asarray(shapely.coverage_simplify(met, simplify))

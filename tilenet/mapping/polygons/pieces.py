@@ -1,0 +1,145 @@
+"""Polygons of the blocks of a class map, and how those that a block's edge cuts are joined.
+
+All coordinates are columns and rows of pixels: whole numbers, so that what is joined fits exactly.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import shapely
+from affine import Affine
+from numpy.typing import NDArray
+from rasterio.features import shapes as polygonised
+
+from tilenet.data.rasters.raster import Raster
+from tilenet.geometry.windows import Window
+from tilenet.mapping.polygons.corners import corners_only, polygons_of
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Pieces", "band_of", "band_pieces", "gathered", "joined", "touching"]
+
+BLOCK_PX = 2048
+MESSAGE_POINTS = 1 << 24  # 16 bytes each: MPI counts to 2³¹ − 1
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Polygons of classes.
+
+    Attributes:
+        shapes: (N,), shapely's, x: column, y: row; their rings begin at the left, where it is
+            highest, so that they are the same however they were cut.
+        classes: (N,), their numbers.
+    """
+
+    shapes: NDArray[Any]
+    classes: NDArray[np.int32]
+
+    def of(self, which: NDArray[Any]) -> "Pieces":
+        """Some of them."""
+        return Pieces(self.shapes[which], self.classes[which])
+
+    @staticmethod
+    def all(parts: Sequence["Pieces"]) -> "Pieces":
+        """Those of all parts."""
+        shapes = [np.empty(0, object), *(part.shapes for part in parts)]
+        classes = [np.empty(0, np.int32), *(part.classes for part in parts)]
+        return Pieces(np.concatenate(shapes), np.concatenate(classes))
+
+
+def band_of(size: tuple[int, int], rank: int, ranks: int) -> Window:
+    """The rows of a map that a rank takes; none where it has fewer rows than ranks."""
+    first, end = rank * size[0] // ranks, (rank + 1) * size[0] // ranks
+    return Window(first, 0, end - first, size[1])
+
+
+def band_pieces(
+    mapped: Raster,
+    band: Window,
+    classes: NDArray[np.int32] | None,
+    part_done: Callable[[], None] = lambda: None,
+) -> Pieces:
+    """Polygons of a band of the map, whole but for its upper and lower edge.
+
+    Args:
+        mapped: The class map.
+        band: Its rows.
+        classes: That are wanted; None: all.
+        part_done: Is called after each block, and may end the work.
+
+    Raises:
+        TilenetError: The map cannot be read.
+    """
+    whole, cut = [], []
+    for row in range(band.row, band.row + band.height, BLOCK_PX):
+        for col in range(0, band.width, BLOCK_PX):
+            height = min(BLOCK_PX, band.row + band.height - row)
+            block = Window(row, col, height, min(BLOCK_PX, band.width - col))
+            pixels = mapped.read(block)
+            values, valid = pixels.values[0].astype(np.int32), pixels.valid
+            wanted = valid if classes is None else valid & np.isin(values, classes)
+            found = _block_pieces(values, wanted, block)
+            open_ended = touching(found.shapes, block, mapped.size)
+            whole.append(found.of(~open_ended))
+            cut.append(found.of(open_ended))
+            part_done()
+    return Pieces.all([*whole, joined(Pieces.all(cut))])
+
+
+def _block_pieces(values: NDArray[np.int32], wanted: NDArray[np.bool_], block: Window) -> Pieces:
+    # As flat numbers at once: GDAL's tuples take twelve times their bytes.
+    points, lengths, owners, classes = array("d"), array("q"), array("q"), array("i")
+    place = Affine.translation(block.col, block.row)
+    for shape, value in polygonised(values, wanted, connectivity=4, transform=place):
+        for ring in shape["coordinates"]:
+            points.extend(chain.from_iterable(ring))
+            lengths.append(len(ring))
+            owners.append(len(classes))
+        classes.append(int(value))
+    rings = np.repeat(np.arange(len(lengths)), lengths)
+    shapes = polygons_of(np.array(points).reshape(-1, 2), rings, np.array(owners))
+    return Pieces(shapely.normalize(shapes), np.array(classes, np.int32))
+
+
+def touching(shapes: NDArray[Any], window: Window, size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Whether polygons within a window touch an edge of it that is none of the map's."""
+    left, top, right, bottom = shapely.bounds(shapes).T
+    below, beyond = window.row + window.height, window.col + window.width
+    rows = ((top == window.row) & (window.row > 0)) | ((bottom == below) & (below < size[0]))
+    cols = ((left == window.col) & (window.col > 0)) | ((right == beyond) & (beyond < size[1]))
+    return np.asarray(rows | cols)
+
+
+def joined(cut: Pieces) -> Pieces:
+    """Polygons of one class that have an edge in common as one; those that share a corner stay two.
+
+    GEOS finds which pieces hang together, and dissolves those alone. A valid polygon's inside hangs
+    together by edges, so the parts of the result are the 4-connected patches of pixels.
+    """
+    parts = []
+    for number in np.unique(cut.classes):
+        union = shapely.disjoint_subset_union_all(cut.shapes[cut.classes == number])
+        shapes = shapely.normalize(corners_only(shapely.get_parts(union)))
+        parts.append(Pieces(shapes, np.full(len(shapes), number, np.int32)))
+    return Pieces.all(parts)
+
+
+def gathered(mine: Pieces, comm: "MPI.Comm") -> Pieces:
+    """Polygons of all ranks on rank 0, none on the others. Collective."""
+    if comm.rank:
+        ends = np.cumsum(shapely.get_num_coordinates(mine.shapes)) // MESSAGE_POINTS
+        for part in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(ends)) + 1):
+            comm.send((shapely.to_wkb(mine.shapes[part]), mine.classes[part]), 0)
+        comm.send(None, 0)
+        return Pieces.all([])
+    parts = [mine]
+    for rank in range(1, comm.size):
+        while (part := comm.recv(source=rank)) is not None:
+            parts.append(Pieces(shapely.from_wkb(part[0]), part[1]))
+    return Pieces.all(parts)
