@@ -28,6 +28,7 @@ PAGES = [
     "first-map",
     "your-data",
     "cluster",
+    "pbs-and-flux",
     "exactness",
     "when-it-does-not-fit",
     "library",
