@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from math import prod
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -309,10 +308,8 @@ def test_strips_cost_a_gpu_more(
     device: str, strip_px: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = question(1, 1 << 28, SWEPT, size=(4096, 4096))
-    record: Any = SimpleNamespace(layers=asked.layers, opaque=None)
     monkeypatch.setattr(tilenet.mapping.choose, "_memory", lambda *_: (1 << 32, 4096))
-    on = torch.device(device), torch.float32, MPI.COMM_SELF
-    plan = decide_map(record, asked.size, asked.rule, *on, sweeps=True)
+    plan = decide_map(asked, None, torch.device(device), MPI.COMM_SELF, sweeps=True)
     times = 1 if device == "cuda" else 8
     more = {"budget_bytes": 1 << 32, "sweep_bytes": times << 32, "most_px": 4096}
     assert plan == choose_map(replace(asked, strip_overhead_px=strip_px, **more))

@@ -23,7 +23,7 @@ from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.network import placed_network, spatial_network
 from tilenet.parallel.exchange.passes import KeptSums, StatisticPasses
 from tilenet.parallel.exchange.swept import KeptMaps
-from tilenet.parallel.exchange.swept_bands import columns_of, sweep_statistics
+from tilenet.parallel.exchange.swept_bands import ImageSweep, columns_of, sweep_statistics
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.pipeline.pipe import Pipe
@@ -96,18 +96,13 @@ class MapJob:
         if self.plan.method == "sweep":
             layers = [index for index, _ in self.plan.passes]
             self.maps.after = dict(zip(layers, self.plan.kept, strict=True))
-            return sweep_statistics(
-                self.network.to(placement.devices[0]),
-                self.mapper.record.layers,
-                self.plan.passes,
-                placement.precision,
-                reads,
-                comm,
-                self.watchdog,
-                self.maps,
-                kept,
-                brief=brief,
+            columns = columns_of(self.mapper.record.layers, self.plan.passes[0][1], comm)
+            image = ImageSweep(
+                self.mapper.record.layers, placement.precision, reads, columns, self.maps
             )
+            network = self.network.to(placement.devices[0])
+            passes = self.plan.passes
+            return sweep_statistics(image, network, passes, comm, self.watchdog, kept, brief=brief)
         finder = StatisticPasses(
             self.mapper.record.layers,
             placement.balance,
@@ -196,20 +191,18 @@ class MapJob:
         self, network: Network, comm: "MPI.Intracomm", sink: MapSink, resume: MapResume | None
     ) -> None:
         """Sweep the ranks' bands side by side, and hand on a tile of each rank in turn."""
-        tiling, layers = self.plan.tiling, self.mapper.record.layers
+        tiling = self.plan.tiling
         tiles, wanted = tiling.tiles, [tiling.number(t.own) for t in self.wanted(comm, sink)]
         shares = bands(tiling, wanted, comm.size)
         turns = [[number for band in share for number in band.tiles] for share in shares]
         device, precision = self.placement.devices[0], self.placement.precision
         network = network.to(device).eval()
         apart = comm.Dup()  # halos are sent while sinks send pieces
-        columns = columns_of(layers, tiling, apart)
+        columns = columns_of(self.mapper.record.layers, tiling, apart)
 
         def strips() -> Generator[Computed, None, None]:
             for band in shares[comm.rank]:
-                yield from self.mapper.strips(
-                    network, layers, band, device, precision, columns, self.maps
-                )
+                yield from self.mapper.strips(network, band, device, precision, columns, self.maps)
 
         rounds = max(len(turn) for turn in turns)
         bar = progress_bar(comm, len(wanted), "strip", brief=self.what is None, what=self.what)

@@ -15,7 +15,6 @@ from torch import Tensor
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.read_ahead import ReadAhead
 from tilenet.geometry.bands import Band
-from tilenet.geometry.layers import Layer
 from tilenet.geometry.tiles import Tile, Tiling, owned
 from tilenet.geometry.windows import Window
 from tilenet.mapping.blended import BlendedWindows
@@ -25,7 +24,7 @@ from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.model.upload import upload
 from tilenet.parallel.exchange.swept import Columns, KeptMaps
-from tilenet.parallel.exchange.swept_bands import sweep_band
+from tilenet.parallel.exchange.swept_bands import ImageSweep, sweep_band
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.storage.network_json import NetworkRecord
 
@@ -132,7 +131,6 @@ class Mapper:
     def strips(
         self,
         network: Network,
-        layers: tuple[Layer, ...],
         band: Band,
         device: torch.device,
         precision: str,
@@ -142,16 +140,15 @@ class Mapper:
         """The own pixels of a band's tiles, one after another.
 
         Args:
-            columns: As of `sweep_band`, to which it goes.
-            kept: As of `sweep_band` too.
+            columns: As of `ImageSweep`.
+            kept: As of `ImageSweep` too.
         """
         valid: list[NDArray[np.bool_]] = []
         first = band.part.row  # of `valid`
         owns = [self.tiling.tiles[number].own for number in band.tiles]
         reads = partial(self.images, device, valid.append)
-        swept = sweep_band(
-            network, layers, self.tiling, band, owns, precision, reads, columns, kept
-        )
+        image = ImageSweep(self.record.layers, precision, reads, columns, kept)
+        swept = sweep_band(image, network, self.tiling, band, owns)
         with closing(swept) as maps:
             for own, logits in zip(owns, maps, strict=True):
                 rows = np.concatenate(valid)[own.row - first :]

@@ -123,20 +123,9 @@ def _job(
 ) -> MapJob:
     """Decide how the image is mapped. Collective."""
     record, dtype = source.record, parameter_dtype(source.precision)
-    plan = decide_map(
-        record,
-        source.image.size,
-        source.rule,
-        devices[0],
-        dtype,
-        comm,
-        halo_asked=wanted.halo != "exact",
-        tile_px=wanted.tile_px,
-        # A narrow map would show little of the rows that a sweep computes.
-        steady=wanted.resume,
-        exchanges=True,
-        sweeps=wanted.partitions == 1 and 2 * source.window.width >= source.image.width,
-    )
+    # A narrow map would show little of the rows that a sweep computes.
+    sweeps = wanted.partitions == 1 and 2 * source.window.width >= source.image.width
+    plan = decide_map(source.question(wanted), record.opaque, devices[0], comm, sweeps=sweeps)
     read = plan.tiling.tiles[0].read
     with agreed(comm):
         size = read.height, read.width

@@ -22,6 +22,7 @@ from tilenet.mapping.mapper import Computed, Output
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, check_weight_count, load_weights, network_to_fill
 from tilenet.model.opaque import opaque_network
+from tilenet.planning.maps import MapQuestion
 from tilenet.storage.checkpoints import checked_checkpoint, find_checkpoint, load_json, load_tensors
 from tilenet.storage.network_json import NetworkRecord
 
@@ -149,6 +150,19 @@ class MapSource:
     precision: str
     rule: HaloRule
     output: Output
+
+    def question(self, wanted: Prediction) -> MapQuestion:
+        """What is to be mapped."""
+        return MapQuestion(
+            self.record.layers,
+            self.image.size,
+            self.rule,
+            halo_asked=wanted.halo != "exact",
+            tile_px=wanted.tile_px,
+            item_bytes=parameter_dtype(self.precision).itemsize,
+            steady=wanted.resume,
+            exchanges=True,
+        )
 
     @classmethod
     def open(cls, wanted: Prediction, stack: ExitStack, *, check: bool) -> "MapSource":

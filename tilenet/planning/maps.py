@@ -71,12 +71,12 @@ class MapQuestion:
     layers: tuple[Layer, ...]
     size: tuple[int, int]
     rule: HaloRule
-    halo_asked: bool
-    tile_px: int | None
-    num_ranks: int
-    item_bytes: int
-    budget_bytes: int
-    most_px: int
+    halo_asked: bool = False
+    tile_px: int | None = None
+    num_ranks: int = 1
+    item_bytes: int = 4
+    budget_bytes: int = 0
+    most_px: int = 0
     at_once: int = 1
     sweep_bytes: int = 0
     steady: bool = False

@@ -32,7 +32,7 @@ from tilenet.model.network import Network, network_to_score
 from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import RankControl
-from tilenet.planning.maps import MapPlan
+from tilenet.planning.maps import MapPlan, MapQuestion
 from tilenet.scores import number_scores, scores
 from tilenet.training.network import RunNetwork
 
@@ -126,13 +126,16 @@ class Validation:
         rule = halo_rule("exact", context, record.layers, record.epsilon_px)
         self.plans = [
             decide_map(
-                record,
-                one.image.size,
-                rule,
+                MapQuestion(
+                    record.layers,
+                    one.image.size,
+                    rule,
+                    item_bytes=self.dtype.itemsize,
+                    at_once=batch_size,
+                ),
+                record.opaque,
                 devices[0],
-                self.dtype,
                 comm,
-                at_once=batch_size,
                 # Of blocks that are held out, tiles compute no more than is scored.
                 sweeps=len(devices) == 1 and one.windows is None,
                 later_bytes=network.later_bytes,

@@ -7,6 +7,7 @@ of the tiles, so that they do not depend on the number of ranks.
 
 from collections.abc import Generator, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -33,38 +34,54 @@ from tilenet.parallel.ranks.comm import agreed
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["columns_of", "sweep_band", "sweep_statistics"]
+__all__ = ["ImageSweep", "columns_of", "sweep_band", "sweep_statistics"]
+
+
+@dataclass(frozen=True)
+class ImageSweep:
+    """What sweeps of one image have in common.
+
+    Attributes:
+        layers: The network's, or its first ones.
+        precision: As for `Pipe`.
+        reads: The network's input for windows.
+        columns: Those that this rank holds, where ranks exchange halos; then each step is
+            collective, and all ranks hear of what one of them cannot read.
+        kept: Maps that sweeps of the whole image hand on; None: they hand on none.
+    """
+
+    layers: tuple[Layer, ...]
+    precision: str
+    reads: Reads
+    columns: Columns | None = None
+    kept: KeptMaps | None = None
+
+    def before(self, stop: int) -> "ImageSweep":
+        """That of the first layers."""
+        columns = self.columns.before(stop) if self.columns is not None and stop else None
+        return replace(self, layers=self.layers[:stop], columns=columns)
 
 
 def sweep_band(
+    image: ImageSweep,
     network: Network,
-    layers: tuple[Layer, ...],
     tiling: Tiling,
     band: Band,
     owns: Sequence[Window],
-    precision: str,
-    reads: Reads,
-    columns: Columns | None = None,
-    kept: KeptMaps | None = None,
     *,
     blank: bool = False,
 ) -> Generator[Tensor, None, None]:
     """Of a band's tiles, one after another, their own cells of the last layer's map.
 
     Args:
-        network: Of these layers, in evaluation mode, on the device of what is read.
-        layers: The network's, or its first ones.
+        network: Of the image's layers, in evaluation mode, on the device of what is read.
         owns: For each tile the cells of that map which it owns, counted on the whole map.
-        precision: As for `Pipe`.
-        reads: The network's input for windows.
-        columns: Those that this rank holds, where ranks exchange halos; then each step is
-            collective, and all ranks hear of what one of them cannot read.
-        kept: Maps that sweeps of the whole image hand on, if this is one of them.
         blank: Whether an image that no layer looks at, since maps are kept, is not read.
 
     Yields:
         (1, C, H, W).
     """
+    layers, reads, columns, kept = image.layers, image.reads, image.columns, image.kept
     if not layers:  # the map is the image itself
         with reads(owns) as images:
             yield from images
@@ -73,7 +90,7 @@ def sweep_band(
     edges = [*(span.first - part.row for span in band.strips), part.height]
     whole = part if columns is None else Window(part.row, 0, part.height, tiling.extended[1])
     swept = SweptPart(tiling.extended, edges, whole)
-    sweep = Sweep(layers, network, swept, precision, columns)
+    sweep = Sweep(layers, network, swept, image.precision, columns)
     if kept is not None and whole == Window(0, 0, *tiling.extended):
         sweep.use(kept)
     (done, left), there = sweep.starts[-1], list[Tensor]()
@@ -105,14 +122,11 @@ def columns_of(layers: tuple[Layer, ...], tiling: Tiling, comm: "MPI.Intracomm")
 
 
 def sweep_statistics(
+    image: ImageSweep,
     network: Network,
-    layers: tuple[Layer, ...],
     passes: Sequence[tuple[int, Tiling]],
-    precision: str,
-    reads: Reads,
     comm: "MPI.Intracomm",
     watchdog: Watchdog,
-    maps: KeptMaps,
     kept: KeptSums | None = None,
     *,
     brief: bool = False,
@@ -120,9 +134,9 @@ def sweep_statistics(
     """The same network with fixed statistics. Collective.
 
     Args:
+        image: Its `kept` holds afterwards what the last pass leaves.
         network: In evaluation mode, on the device of what is read.
         passes: As for `StatisticPasses.run`.
-        maps: Maps that passes hand on; holds afterwards what the last one leaves.
         kept: Knows the sums of passes that an interrupted run finished, and keeps new ones.
         brief: Whether progress shows only while it takes long.
 
@@ -130,7 +144,7 @@ def sweep_statistics(
         AgreedError: On all ranks, for a file that one of them cannot read.
     """
     fixed = Network(list(network), network.mask_key).eval()
-    columns = columns_of(layers, passes[0][1], comm)
+    layers, maps = image.layers, image.kept
     total = sum(len(tiling.tiles) for _, tiling in passes)
     with progress_bar(comm, total, "strip", brief=brief) as progress:
         for number, (index, tiling) in enumerate(passes):
@@ -139,10 +153,7 @@ def sweep_statistics(
             if values is None or known < count:
                 shares = bands(tiling, range(count), comm.size)
                 prefix = Network(list(fixed)[:index], network.mask_key).eval()
-                share = shares[comm.rank]
-                tiles = _found(
-                    prefix, layers, index, tiling, share, precision, reads, columns, maps
-                )
+                tiles = _found(image, prefix, index, tiling, shares[comm.rank])
                 found: list[Values] = []
                 rounds = max(sum(len(band.tiles) for band in share) for share in shares)
                 with closing(tiles) as mine:
@@ -154,7 +165,8 @@ def sweep_statistics(
                         progress.update(min(comm.size, count - turn * comm.size))
                         if kept and turn + 1 < rounds:
                             kept.round_done()
-                maps.finish(index)
+                if maps is not None:
+                    maps.finish(index)
                 values = _merged(statistic, shares, found, comm)
                 if kept:
                     kept.sums_done(index, count, values, last=True)
@@ -163,29 +175,18 @@ def sweep_statistics(
 
 
 def _found(
-    prefix: Network,
-    layers: tuple[Layer, ...],
-    index: int,
-    tiling: Tiling,
-    share: Sequence[Band],
-    precision: str,
-    reads: Reads,
-    columns: Columns | None,
-    kept: KeptMaps,
+    image: ImageSweep, prefix: Network, index: int, tiling: Tiling, share: Sequence[Band]
 ) -> Generator[Values, None, None]:
     """What each of a rank's tiles adds to the statistic of layer `index`; zeros: it owns no cell,
     as at the edges of a map that is smaller than the image.
     """
-    rows, cols = (axis[index] for axis in tiling_shares(layers, tiling))
-    whole, statistic = (rows.cells, cols.cells), statistic_of(layers[index])
+    rows, cols = (axis[index] for axis in tiling_shares(image.layers, tiling))
+    whole, statistic = (rows.cells, cols.cells), statistic_of(image.layers[index])
     for band in share:
         owns = [_own(rows, cols, divmod(number, tiling.grid[1])) for number in band.tiles]
-        before = None if columns is None or not index else columns.before(index)
         # Of columns that exchange halos, all ranks sweep what one of them has cells of.
-        some = [own for own in owns if own.height and (own.width or columns is not None)]
-        maps = sweep_band(
-            prefix, layers[:index], tiling, band, some, precision, reads, before, kept, blank=True
-        )
+        some = [own for own in owns if own.height and (own.width or image.columns is not None)]
+        maps = sweep_band(image.before(index), prefix, tiling, band, some, blank=True)
         with closing(maps):
             for own in owns:
                 cells = next(maps) if own in some else None
