@@ -96,11 +96,12 @@ def _skips(
     """What skips add to the layers [start, stop).
 
     Gradients wait from the pop's backward to the stash's, or for the whole partition where one of
-    the two is elsewhere; maps of other partitions' stashes wait for their pop.
+    the two is elsewhere; maps of other partitions' stashes wait for their pop, and those that are
+    popped elsewhere until this partition is done.
 
     Returns:
         Bytes that wait during each layer's backward, bytes that wait during its forward, and the
-        pop of each stash whose pop is here, too; layers are counted from `start`.
+        pop of each stash, or the partition's end before it; layers are counted from `start`.
     """
     pinned, popping = np.zeros((2, stop - start), np.int64)
     pops: dict[int, int] = {}
@@ -114,4 +115,5 @@ def _skips(
                 pops[stash] = pop
         elif start <= skip.stash < stop:
             pinned[stash:] += skip.map_bytes
+            pops[stash] = stop - start
     return pinned, popping, pops
