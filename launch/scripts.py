@@ -165,10 +165,12 @@ def _batch(placed: Placement, job: Job, minutes: int) -> list[str]:
 
 
 def _one_word(words: Sequence[str]) -> str:
-    """A command line as one word of a command line."""
-    text = " ".join(word if word == HOSTS else shlex.quote(word) for word in words)
-    special = re.search(r'["$`\\!]', text.replace(HOSTS, ""))
-    return shlex.quote(text) if special else f'"{text}"'
+    """A command line as one word of a command line, of which a shell expands HOSTS alone."""
+    text = " ".join(
+        word if word == HOSTS else re.sub(r'["$`\\]', r"\\\g<0>", shlex.quote(word))
+        for word in words
+    )
+    return f'"{text}"'
 
 
 def _warning_s(minutes: int) -> int:

@@ -75,10 +75,12 @@ def test_a_folder_that_is_none(tmp_path: Path, run_keys: list[str]) -> None:
     assert said.count(wanted) == 1
 
 
-def test_a_limit_that_nothing_keeps(run_keys: list[str]) -> None:
-    said = failed([*run_keys, "--swap=auto", "--swapping.device_gib=0.0001"])
+@pytest.mark.parametrize("pipeline", [[], PIPELINE], ids=["layers", "stores"])
+def test_a_limit_that_nothing_keeps(run_keys: list[str], pipeline: list[str]) -> None:
+    said = failed([*run_keys, *pipeline, "--swap=auto", "--swapping.device_gib=0.0001"])
     assert said.count("tilenet: a step must fit its devices, and swapping does not make it") == 1
     assert "there is: 0.10 MiB); use smaller tiles, more partitions" in said
+    assert ("checkpointing: always" in said) == (not pipeline)  # what is there is no remedy
 
 
 def test_a_killed_run_leaves_no_file(tmp_path: Path, run_keys: list[str]) -> None:

@@ -111,6 +111,23 @@ def test_what_users_name_reaches_the_shell_as_it_is() -> None:
     ]
 
 
+def test_only_the_file_of_hosts_is_expanded_in_the_launcher_of_copies(tmp_path: Path) -> None:
+    here = placed("pbs", 4, 1)
+    words = ("-genv", "X", "it's $HOME `id` \\ \"!")
+    launch = replace(here.machine.launch, step=words)
+    text = script(replace(here, machine=replace(here.machine, launch=launch)), Job())
+    shown = text[text.index("\nexec ") :].replace("exec tilenet batch", "printf '%s\\n'")
+    run = subprocess.run(
+        ["bash", "-c", shown],
+        env={"PATH": os.environ["PATH"], "PBS_NODEFILE": "hosts"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (once,) = (line for line in run.stdout.splitlines() if line.startswith("--once-per-node="))
+    assert shlex.split(once.partition("=")[2])[-5:] == ["-f", "hosts", *words]
+
+
 def test_each_batch_system_has_its_command() -> None:
     commands = {
         name: submit_command(placed(name, 1, 1), "a b.sh")

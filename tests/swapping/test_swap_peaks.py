@@ -19,7 +19,7 @@ from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.swapper import SwapInForward, Swapper
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.swap.layers import saving_layers
-from tilenet.planning.swap.plan import Demand, Speeds, SwapPlan, plan_swaps
+from tilenet.planning.swap.plan import Demand, PartitionSwaps, Speeds, SwapPlan, plan_swaps
 from tilenet.planning.swap.threshold import simulate
 
 CPU = torch.device("cpu")
@@ -154,3 +154,29 @@ def test_steps_stay_within_their_limits(tmp_path: Path, mode: Any) -> None:
             assert peak <= 1.0002 * part.device_bytes + 256  # scalars, and statistics of norms
             assert most <= min(peak + part.in_flight_bytes, 1.02 * limit) + 256
     assert fitting >= 7
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_a_swapped_map_that_another_partition_pops_stays_until_it_is_there(
+    tmp_path: Path, many: int
+) -> None:
+    draw = random.Random(5)  # the fullest moment is in the forward of an upper level's join
+    layers = random_network(draw)
+    tile = draw.randint(48, 120), draw.randint(48, 120)
+    last = max(number for number, layer in enumerate(layers) if layer.names)
+    balance, swapped = [last - 7, len(layers) - last + 7], last // 2 - 3
+    costs = layer_bytes(layers, *tile)
+    demand = Demand(costs, balance, many, "never", "sgd", range(2))
+    saving = saving_layers(costs, speeds(costs, draw).times, 0, balance[0], 0)
+    predicted = demand.parts()[0].fixed + simulate(saving, swapped, 1e30, many, 0).peak_bytes
+    parts = [PartitionSwaps(swapped, predicted), PartitionSwaps(0, 0)]
+    case: dict[str, Any] = {
+        "layers": layers,
+        "tile": tile,
+        "balance": balance,
+        "micro_batches": many,
+        "checkpointing": "never",
+        "optimizer": "sgd",
+    }
+    (needed, _), _ = measured(case, SwapPlan(len(layers), 0, 0, 0, False, parts), tmp_path)
+    assert needed <= 1.0002 * predicted + 256

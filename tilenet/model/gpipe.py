@@ -7,7 +7,7 @@ apart from it, or put in its place, is here.
 from contextlib import AbstractContextManager
 
 from torchgpipe import is_recomputing
-from torchgpipe.checkpoint import enable_recomputing, is_checkpointing
+from torchgpipe.checkpoint import is_checkpointing
 from torchgpipe.copy import Copy
 from torchgpipe.dependency import join
 from torchgpipe.microbatch import Batch
@@ -41,7 +41,6 @@ __all__ = [
     "Task",
     "clock_cycles",
     "current_skip_tracker",
-    "enable_recomputing",
     "get_device",
     "get_phony",
     "inspect_skip_layout",

@@ -161,10 +161,11 @@ def _plan(
     ahead = fetched_ahead(devices[0])
     found = plan_swaps(demand, limit, speeds, everything=everything, ahead=ahead)
     if found is None:
+        again = "" if plan.checkpointing == "always" else "checkpointing: always, "
         raise TilenetError(
             "a step must fit its devices, and swapping does not make it fit (needed without: "
             f"{_size(demand.peak)} on the fullest, there is: {_size(limit)}); use smaller tiles, "
-            "more partitions, checkpointing: always, or fewer micro_batches"
+            f"more partitions, {again}or fewer micro_batches"
         )
     return found
 

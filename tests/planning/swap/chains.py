@@ -2,7 +2,7 @@
 
 import random
 
-from tilenet.planning.swap.layers import NOBODY, SavingLayer
+from tilenet.planning.swap.layers import NO_LAYER, SavingLayer
 
 
 def random_chain(draw: random.Random, count: int) -> tuple[SavingLayer, ...]:
@@ -29,7 +29,7 @@ def random_chain(draw: random.Random, count: int) -> tuple[SavingLayer, ...]:
                 forward_bytes=int((saved + size) * draw.uniform(0.9, 1.2)),
                 backward_bytes=saved + int(size * draw.uniform(1, 2)),
                 input_bytes=given,
-                input_keeper=index - 1 if shares else NOBODY,
+                input_keeper=index - 1 if shares else NO_LAYER,
                 needs_input=draw.random() < 0.7,
                 held=tuple(n for n, pop in pops.items() if n < index - 1 and index <= pop),
             )

@@ -26,7 +26,7 @@ def test_all_kept_takes_the_seconds_and_the_bytes_of_all() -> None:
     assert found.swapped_bytes == 0
 
 
-def test_a_group_behind_one_that_swaps_keeps_its_input_itself() -> None:
+def test_a_layer_behind_one_that_swaps_keeps_its_input_itself() -> None:
     found = simulate(LAYERS, 1, 1e30, 2, 0)
     # The second's input went with what the first saved; it is among what the second leaves.
     assert found.peak_bytes == (30 + 40 + 35) + max(90, 30 + 85, 30 + 40 + 65)
@@ -152,7 +152,7 @@ def test_a_stashed_map_lives_until_it_is_popped() -> None:
         assert found.peak_bytes == (k == 0) * 30 + pool_saves + 100
 
 
-def test_two_groups_are_fetched_ahead() -> None:
+def test_two_layers_are_fetched_ahead() -> None:
     # While the newest has its backward, both others come back; they take room from its start on.
     layers = (
         SavingLayer(1, 2, 10, 10, 12, 20),
@@ -164,7 +164,7 @@ def test_two_groups_are_fetched_ahead() -> None:
     assert (found.seconds, found.peak_bytes) == (3 + 9 + 2 + 2, 50 + 30 + 10)
 
 
-def test_a_map_that_two_swapped_groups_need_is_back_for_the_first_of_them() -> None:
+def test_a_map_that_two_swapped_layers_need_is_back_for_the_first_of_them() -> None:
     layers = (
         SavingLayer(1, 2, 40, 40, 45, 60),
         SavingLayer(1, 2, 20, 20, 30, 35, 40, input_keeper=0, needs_input=True),

@@ -1,1 +1,1 @@
-"""Saved activations in host memory, and activation checkpointing."""
+"""Saved activations in host memory or in a file."""

@@ -1,1 +1,1 @@
-"""Which layer groups swap what backward needs."""
+"""How many layers of a partition swap what backward needs."""

@@ -11,9 +11,9 @@ from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.memory.layer import LayerBytes
 from tilenet.planning.memory.partition import Walk, find_skips
 
-__all__ = ["NOBODY", "SavingLayer", "saving_layers"]
+__all__ = ["NO_LAYER", "SavingLayer", "saving_layers"]
 
-NOBODY = 1 << 30  # no layer has that number
+NO_LAYER = 1 << 30  # as a number, beyond that of any layer
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SavingLayer:
     forward_bytes: int
     backward_bytes: int
     input_bytes: int = 0
-    input_keeper: int = NOBODY
+    input_keeper: int = NO_LAYER
     needs_input: bool = False
     held: tuple[int, ...] = ()
 
@@ -61,7 +61,7 @@ def saving_layers(
         times: Seconds of each layer of the whole network.
         min_bytes: Smaller storages are not swapped.
     """
-    # What comes in is somebody else's, or one of several micro-batches: it may not be overwritten.
+    # The input may not be overwritten: it is of another partition, or one of several images.
     walk = Walk.along(costs, start, copied=True)
     block, count = [costs[start].first or costs[start], *costs[start + 1 : stop]], stop - start
     pinned, popping, pops = _skips(costs, start, stop)
@@ -82,7 +82,7 @@ def saving_layers(
                 forward_bytes=int(walk.forward[number] + popping[number]),
                 backward_bytes=int(backward[number]),
                 input_bytes=size if size >= min_bytes or keeper >= count else 0,
-                input_keeper=keeper if keeper < count else NOBODY,
+                input_keeper=keeper if keeper < count else NO_LAYER,
                 needs_input=cost.keeps_input or (cost.keeps_output and out_root == root),
                 held=tuple(n for n, pop in pops.items() if n < number - 1 and number <= pop),
             )
@@ -96,11 +96,12 @@ def _skips(
     """What skips add to the layers [start, stop).
 
     Gradients wait from the pop's backward to the stash's, or for the whole partition where one of
-    the two is elsewhere; maps of other partitions' stashes wait for their pop.
+    the two is elsewhere; maps of other partitions' stashes wait for their pop, and those that are
+    popped elsewhere until this partition is done.
 
     Returns:
         Bytes that wait during each layer's backward, bytes that wait during its forward, and the
-        pop of each stash whose pop is here, too; layers are counted from `start`.
+        pop of each stash, or the partition's end before it; layers are counted from `start`.
     """
     pinned, popping = np.zeros((2, stop - start), np.int64)
     pops: dict[int, int] = {}
@@ -114,4 +115,5 @@ def _skips(
                 pops[stash] = pop
         elif start <= skip.stash < stop:
             pinned[stash:] += skip.map_bytes
+            pops[stash] = stop - start
     return pinned, popping, pops
