@@ -110,9 +110,15 @@ def _checked(job: PolygonsJob, mapped: Raster, names: tuple[str, ...]) -> NDArra
     """Numbers of the classes that are wanted; None: all.
 
     Raises:
-        TilenetError: The map is none of classes, has none of that name, or no square metres.
+        TilenetError: The map is none of classes, has none of that name, does not say where its
+            pixels lie, or has no square metres.
     """
     check_class_map(mapped)
+    if mapped.ground.lacks:
+        raise TilenetError(
+            f"polygons lie where the map's pixels do, by its transform ({job.map}: "
+            f"{mapped.ground.lacks}); {mapped.ground.remedy}"
+        )
     if not np.can_cast(mapped.dtype, np.int32):
         raise TilenetError(
             f"classes are numbers of at most 32 bits with a sign ({job.map}: {mapped.dtype}); "
