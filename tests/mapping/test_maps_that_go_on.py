@@ -17,7 +17,7 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.windows import Window
 from tilenet.mapping.resume import MapResume
-from tilenet.mapping.writer import MapKind, MapWriter
+from tilenet.mapping.writer import MapKind, MapWriter, map_lock
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 
 ASIDE = ".map.tif.pieces.part"
@@ -140,6 +140,23 @@ def test_nodata_that_is_nan_is_the_same_nodata(tmp_path: Path, write_raster: Wri
             with going_on(path, source, nodata=float("nan")) as writer:
                 assert (writer.lacks(source.whole), writer.why_anew) == (lacks, "")
                 writer.write(source.whole, values_of(CLASSES, source.size))
+
+
+def test_a_map_that_its_job_started_again_writes_is_left_to_that(
+    tmp_path: Path, write_raster: Write
+) -> None:
+    """On other nodes, while this process has not noticed: at the end both write one file."""
+    path, theirs = tmp_path / "map.tif", tmp_path / ASIDE / "map.tif"
+    with like(write_raster, (700, 1101)) as source, map_lock(str(path)) as lock:
+        with MapWriter(str(path), source, CLASSES, made_of={"weights": "1"}, lock=lock) as writer:
+            for half in HALVES:
+                write(writer, half, values_of(CLASSES, source.size))
+            theirs.write_bytes(b"half of it")
+            lock.path.write_text('{"process": 7}')
+            with pytest.raises(TilenetError, match="one job at a time writes the map"):
+                writer.finish()
+        assert theirs.read_bytes() == b"half of it"
+        assert len(list(theirs.parent.glob("*.raw"))) == 2
 
 
 # --- full disks

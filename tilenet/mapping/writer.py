@@ -342,6 +342,7 @@ class MapWriter:
         pieces = replace(self._pieces, windows=np.array(sorted(windows), np.int64).reshape(-1, 4))
         with agreed(comm):
             if comm.rank == 0:
+                self._check_lock()
                 template = self._guarded(self._template)
                 job = CogJob(self.path, pieces, self._cog, template, kind.of_classes, self._keeps)
         write_cog(job, comm)
