@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import rasterio
+import rasterio.shutil
 import safetensors.torch
 from mpi4py import MPI
 from test_predict_norms import OPTIONS, Trained, scene_of, trained
@@ -355,6 +356,30 @@ def test_what_was_made_of_something_else_is_made_anew(
     assert sum(comm.allgather(len(inputs))) == np.prod(done["grid"])
     (wanted, _), _ = map_of(made, comm, "whole.tif", **changes)
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.ranks(1)
+def test_an_image_under_two_vrts_may_not_change_either(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    options, more = METHODS["tiles"]
+    scene = scene_of(comm, shared_path, SIZE)
+    network = trained(comm, shared_path, scene, options, precision="float32")
+    inner, outer = shared_path / "inner.vrt", shared_path / "outer.vrt"
+    rasterio.shutil.copy(scene.image, inner, driver="VRT")
+    outer.write_text(inner.read_text().replace(Path(scene.image).name, inner.name))
+    made = replace(scene, image=outer), network, more
+    with monkeypatch.context() as patch:
+        interrupt(patch, "tiles_done", 2, fail)
+        with pytest.raises(Interruption):
+            map_of(made, comm, "map.tif", resume=True)
+    os.utime(scene.image, ns=(0, os.stat(scene.image).st_mtime_ns + 1))
+    capfd.readouterr()
+    map_of(made, comm, "map.tif", resume=True)
+    assert "is of something else: the image" in capfd.readouterr().err
 
 
 @pytest.mark.ranks(2)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tilenet.data.rasters.opening import opened
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.opaque import Opaque, no_code
@@ -225,7 +226,7 @@ class MapSource:
             "the version of torch": torch.__version__,
             "the network": _hash_of(self.folder / "network.json"),
             "the weights": _hash_of(self.folder / "weights.safetensors"),
-            "the image": _file_facts(self.image.files),
+            "the image": _file_facts(_with_nested(self.image.files)),
             "bands": self.image.bands,
             "nodata": self.image.nodata,
             "output": [self.output, scaled],
@@ -279,6 +280,16 @@ def _code_of(layer: Opaque, module: nn.Module | None, folder: Path) -> nn.Module
     if module is None:
         raise no_code(layer, str(folder))
     return copy.deepcopy(module).cpu()
+
+
+def _with_nested(paths: Iterable[str]) -> list[str]:
+    """Files that VRTs read through other VRTs too, of which GDAL does not tell."""
+    found = list(paths)
+    for path in found:  # which grows
+        if path.lower().endswith(".vrt"):
+            with suppress(TilenetError), opened(path) as inner:
+                found += [one for one in map(str, inner.files) if one not in found]
+    return found
 
 
 def _file_facts(paths: Iterable[str]) -> list[list[Any]]:
