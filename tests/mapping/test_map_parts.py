@@ -1,6 +1,7 @@
 """Parts of maps: of the image, as in the whole map; of the work, done before an interruption."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import rasterio
+import rasterio.shutil
+import safetensors.torch
 from mpi4py import MPI
 from test_predict_norms import OPTIONS, Trained, scene_of, trained
 from whole_image import Scene
 
 import tilenet.mapping.predict
+import tilenet.mapping.prediction
 from tilenet.__main__ import main
 from tilenet.data.read_ahead import ReadAhead
 from tilenet.errors import AgreedError
@@ -23,6 +27,7 @@ from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.pieces import Pieces
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.mapping.resume import MapResume
+from tilenet.storage.checkpoints import link
 
 SIZE = 157, 211
 SHORT = replace(OPTIONS, convolutions=1)
@@ -353,6 +358,30 @@ def test_what_was_made_of_something_else_is_made_anew(
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.ranks(1)
+def test_an_image_under_two_vrts_may_not_change_either(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    options, more = METHODS["tiles"]
+    scene = scene_of(comm, shared_path, SIZE)
+    network = trained(comm, shared_path, scene, options, precision="float32")
+    inner, outer = shared_path / "inner.vrt", shared_path / "outer.vrt"
+    rasterio.shutil.copy(scene.image, inner, driver="VRT")
+    outer.write_text(inner.read_text().replace(Path(scene.image).name, inner.name))
+    made = replace(scene, image=outer), network, more
+    with monkeypatch.context() as patch:
+        interrupt(patch, "tiles_done", 2, fail)
+        with pytest.raises(Interruption):
+            map_of(made, comm, "map.tif", resume=True)
+    os.utime(scene.image, ns=(0, os.stat(scene.image).st_mtime_ns + 1))
+    capfd.readouterr()
+    map_of(made, comm, "map.tif", resume=True)
+    assert "is of something else: the image" in capfd.readouterr().err
+
+
 @pytest.mark.ranks(2)
 def test_exchange_says_that_it_is_not_interrupted(
     comm: MPI.Intracomm, shared_path: Path, capfd: pytest.CaptureFixture[str]
@@ -413,3 +442,49 @@ def test_refusals(
 def test_a_part_is_named_once(comm: MPI.Intracomm, made: Any) -> None:
     with pytest.raises(AgreedError, match="named once"):
         map_of(made, comm, "map.tif", window=(0, 0, 9, 9), bbox=(5e5, 3e6, 6e5, 5e6))
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_run_that_saves_meanwhile_is_mapped_as_it_was_opened(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`last` names another checkpoint as soon as rank 0 has read the one before."""
+    options, more = METHODS["tiles"]
+    scene = scene_of(comm, shared_path, SIZE)
+    network = trained(comm, shared_path, scene, options, precision="float32")
+    run = shared_path / "run"
+    if comm.rank == 0:
+        for name, factor in (("old", 1.0), ("new", 1.5)):
+            (run / name).mkdir(parents=True)
+            shutil.copy(shared_path / "network.json", run / name)
+            weights = safetensors.torch.load_file(shared_path / "weights.safetensors")
+            scaled = {key: factor * tensor for key, tensor in weights.items()}
+            safetensors.torch.save_file(scaled, run / name / "weights.safetensors")
+        link(run, "last", run / "old")
+    comm.Barrier()
+    old, new, last = ((scene, replace(network, folder=run / f), more) for f in ("old", "new", ""))
+    (before, _), _ = map_of(old, comm, "map.tif")
+    (after, _), _ = map_of(new, comm, "map.tif")
+    assert not np.array_equal(before, after, equal_nan=True)
+    right = tilenet.mapping.prediction._opened
+
+    def opened(*arguments: Any, **more: Any) -> Any:
+        if comm.rank:
+            comm.Barrier()
+        found = right(*arguments, **more)
+        if comm.rank == 0:
+            link(run, "last", run / "new")
+            comm.Barrier()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tilenet.mapping.prediction, "_opened", opened)
+        (found, _), _ = map_of(last, comm, "map.tif")
+        np.testing.assert_array_equal(found, before)
+        if comm.rank == 0:
+            link(run, "last", run / "old")
+        comm.Barrier()
+        interrupt(patch, "tiles_done", 2, ask)
+        assert map_of(last, comm, "going.tif", resume=True)[1]["stopped"]
+    (found, _), _ = map_of(last, comm, "going.tif", resume=True)
+    np.testing.assert_array_equal(found, after)

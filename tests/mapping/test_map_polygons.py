@@ -10,6 +10,7 @@ import pytest
 import rasterio
 import shapely
 from mpi4py import MPI
+from rasterio.control import GroundControlPoint
 from rasterio.features import shapes as polygonised
 
 from tilenet.__main__ import main
@@ -55,7 +56,9 @@ KINDS: list[Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] = [
 ]  # fmt: skip
 
 
-def write_map(path: Path, values: np.ndarray, transform: rasterio.Affine, **profile: Any) -> str:
+def write_map(
+    path: Path, values: np.ndarray, transform: rasterio.Affine | None, **profile: Any
+) -> str:
     if MPI.COMM_WORLD.rank == 0:
         height, width = values.shape
         size = {"count": 1, "height": height, "width": width, "dtype": values.dtype.name}
@@ -65,6 +68,15 @@ def write_map(path: Path, values: np.ndarray, transform: rasterio.Affine, **prof
             file.update_tags(1, **{f"class_{number}": name for number, name in enumerate(NAMES)})
     MPI.COMM_WORLD.Barrier()
     return str(path)
+
+
+def corners(size: tuple[int, ...]) -> list[GroundControlPoint]:
+    height, width = size
+    return [
+        GroundControlPoint(row, col, 5e5 + 2 * col, 4e6 - 3 * row)
+        for row in (0, height)
+        for col in (0, width)
+    ]
 
 
 def polygons(*arguments: Any) -> None:
@@ -240,6 +252,8 @@ def test_what_cannot_be_done_is_one_sentence(
     globe = write_map(shared_path / "globe.tif", values, degrees, crs="EPSG:4326")
     floats = write_map(shared_path / "floats.tif", values.astype("float32"), SKEWED)
     large = write_map(shared_path / "large.tif", values.astype("uint32"), SKEWED)
+    points = write_map(shared_path / "points.tif", values, None, gcps=corners(values.shape))
+    bare = write_map(shared_path / "bare.tif", values, None)
     out = shared_path / "out.gpkg"
     polygons(globe, out)
     comm.allgather(capfd.readouterr())
@@ -254,6 +268,8 @@ def test_what_cannot_be_done_is_one_sentence(
         ([path, fresh, "--classes", "road", "rood"], 1, "water, field, road, building); name one"),
         ([path, fresh, "--classes", "4"], 1, "--classes are names or numbers"),
         ([globe, fresh, "--min-area", "10"], 1, "--min-area needs a CRS"),
+        ([points, fresh], 1, "4 ground control points, but no transform); put it on the ground"),
+        ([bare, fresh], 1, "a CRS, but no transform); give it its transform"),
         ([shared_path / "none.tif", fresh], 1, "a raster must be a file"),
         ([path, fresh, "--simplify", "nan"], 2, "expected a number from 0 on"),
     ):

@@ -1,6 +1,7 @@
 """Maps that are interrupted: what is done is kept, true, and gone on with, or started over."""
 
 import contextlib
+import errno
 import os
 import subprocess
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.windows import Window
 from tilenet.mapping.resume import MapResume
-from tilenet.mapping.writer import MapKind, MapWriter
+from tilenet.mapping.writer import MapKind, MapWriter, map_lock
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 
 ASIDE = ".map.tif.pieces.part"
@@ -141,6 +142,23 @@ def test_nodata_that_is_nan_is_the_same_nodata(tmp_path: Path, write_raster: Wri
                 writer.write(source.whole, values_of(CLASSES, source.size))
 
 
+def test_a_map_that_its_job_started_again_writes_is_left_to_that(
+    tmp_path: Path, write_raster: Write
+) -> None:
+    """On other nodes, while this process has not noticed: at the end both write one file."""
+    path, theirs = tmp_path / "map.tif", tmp_path / ASIDE / "map.tif"
+    with like(write_raster, (700, 1101)) as source, map_lock(str(path)) as lock:
+        with MapWriter(str(path), source, CLASSES, made_of={"weights": "1"}, lock=lock) as writer:
+            for half in HALVES:
+                write(writer, half, values_of(CLASSES, source.size))
+            theirs.write_bytes(b"half of it")
+            lock.path.write_text('{"process": 7}')
+            with pytest.raises(TilenetError, match="one job at a time writes the map"):
+                writer.finish()
+        assert theirs.read_bytes() == b"half of it"
+        assert len(list(theirs.parent.glob("*.raw"))) == 2
+
+
 # --- full disks
 
 
@@ -173,6 +191,43 @@ def test_a_disk_that_is_too_small_is_known_before_the_first_tile(
         with pytest.raises(TilenetError, match="make room there or choose"):
             going_on(path, source, SCORES)
         assert os.listdir(path.parent) == []
+
+
+def test_sums_outlive_a_disk_that_is_too_small_for_the_map(
+    write_raster: Write, small_disk: Callable[[int], Path]
+) -> None:
+    """Passes may take hours before the first piece."""
+    with like(write_raster, (700, 1101)) as source:
+        path = small_disk(8000) / "map.tif"
+        with going_on(path, source, SCORES) as writer:
+            writer.keep_sums("7", {"tiles": 3, "values": [1.5]})
+        other = path.parent / "other"
+        other.write_bytes(bytes(4 << 20))
+        with pytest.raises(TilenetError, match="room there and go on with --resume, or"):
+            going_on(path, source, SCORES)
+        other.unlink()
+        with going_on(path, source, SCORES) as writer:
+            assert writer.sums("7") == {"tiles": 3, "values": [1.5]}
+
+
+def test_what_is_done_outlives_a_disk_that_does_not_answer(
+    tmp_path: Path, write_raster: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network file system that is mounted again."""
+
+    def stale(path: Path) -> bytes:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    path, half = tmp_path / "map.tif", HALVES[0]
+    with like(write_raster, (700, 1101)) as source:
+        with going_on(path, source) as writer:
+            write(writer, half, values_of(CLASSES, source.size))
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", stale)
+            with pytest.raises(TilenetError, match="Stale file handle"):
+                going_on(path, source)
+        with going_on(path, source) as writer:
+            assert not writer.lacks(half)
 
 
 def test_a_piece_that_the_disk_does_not_take_is_not_there(

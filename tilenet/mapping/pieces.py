@@ -39,7 +39,7 @@ def begin_pieces(folder: Path, made_of: dict[str, Any] | None) -> str:
         Why what was done cannot be used; "": it can, or there was nothing.
 
     Raises:
-        OSError: The folder cannot be written.
+        OSError: The folder cannot be read or written.
     """
     why, wanted = "", json.dumps(made_of)
     if made_of is not None:
@@ -47,7 +47,7 @@ def begin_pieces(folder: Path, made_of: dict[str, Any] | None) -> str:
             before = dict(json.loads((folder / MADE_OF).read_bytes()))
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, RecursionError):
             why = f"not said any more: its {MADE_OF} cannot be read"
         else:
             # As they come back from the file, lists for tuples; as text: NaN equals nothing.

@@ -6,6 +6,7 @@ Norms over the whole image need more than a tile: `planning.maps` chooses how th
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,10 +63,9 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
             stack.enter_context(requests)
         watchdog.arm("opening the checkpoint and the image", SLOW)
         place, first = node_place(comm, wanted.device), comm.rank == 0
+        lock, folder = _begin(wanted, stack, comm)
         with agreed(comm):
-            lock = _claim(wanted, wanted.out, stack) if first and wanted.out is not None else None
-            # One rank reads all bytes and compares them; none continues where they are wrong.
-            source = MapSource.open(wanted, stack, check=first)
+            source = MapSource.open(wanted, folder, stack)
             devices = choose_devices(wanted.device, place, wanted.partitions)
         try:
             share_collars([source.image], comm, watchdog, requests)
@@ -99,6 +99,18 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         "peak_bytes": peaks,
         **({} if values is None else {"values": values}),
     }
+
+
+def _begin(wanted: Prediction, stack: ExitStack, comm: "MPI.Intracomm") -> tuple[Lock | None, Path]:
+    """The map's lock, on rank 0, and the checkpoint that all ranks read. Collective."""
+    lock, folder = None, Path()
+    with agreed(comm):
+        if comm.rank == 0:
+            if wanted.out is not None:
+                lock = _claim(wanted, wanted.out, stack)
+            # One rank reads all bytes and compares them; none continues where they are wrong.
+            folder = wanted.checkpoint()
+    return lock, comm.bcast(folder)
 
 
 def _claim(wanted: Prediction, out: str, stack: ExitStack) -> Lock:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tilenet.data.rasters.opening import opened
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.opaque import Opaque, no_code
@@ -23,7 +24,7 @@ from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, check_weight_count, load_weights, network_to_fill
 from tilenet.model.opaque import opaque_network
 from tilenet.planning.maps import MapQuestion
-from tilenet.storage.checkpoints import checked_checkpoint, find_checkpoint, load_json, load_tensors
+from tilenet.storage.checkpoints import checked_checkpoint, load_json, load_tensors
 from tilenet.storage.network_json import NetworkRecord
 
 __all__ = ["GivenNetwork", "MapSource", "Prediction"]
@@ -126,6 +127,18 @@ class Prediction:
                 "a part of an image is named once, by --bbox or by --window; leave one of them out"
             )
 
+    def checkpoint(self) -> Path:
+        """The folder of the checkpoint, all of it read and compared with its checksums.
+
+        No link: a run that saves meanwhile has its links name another checkpoint.
+
+        Raises:
+            TilenetError: There is none, or a file of it is broken.
+        """
+        if isinstance(self.network, GivenNetwork):
+            return Path(self.network.name)
+        return checked_checkpoint(Path(self.network)).resolve()
+
 
 @dataclass(frozen=True)
 class MapSource:
@@ -165,16 +178,16 @@ class MapSource:
         )
 
     @classmethod
-    def open(cls, wanted: Prediction, stack: ExitStack, *, check: bool) -> "MapSource":
+    def open(cls, wanted: Prediction, folder: Path, stack: ExitStack) -> "MapSource":
         """Open both; `stack` closes the image.
 
         Args:
-            check: Whether to read all of the checkpoint and compare it with its checksums.
+            folder: As `wanted.checkpoint` found it.
 
         Raises:
             TilenetError: A file is missing, broken, or does not fit the network.
         """
-        folder, record, network = _opened(wanted, check=check)
+        record, network = _opened(wanted, folder)
         nodata = record.nodata if wanted.nodata is None else wanted.nodata
         bands = wanted.bands or record.wanted_bands
         image = stack.enter_context(Raster(wanted.image, bands, record.resolution, nodata))
@@ -213,7 +226,7 @@ class MapSource:
             "the version of torch": torch.__version__,
             "the network": _hash_of(self.folder / "network.json"),
             "the weights": _hash_of(self.folder / "weights.safetensors"),
-            "the image": _file_facts(self.image.files),
+            "the image": _file_facts(_with_nested(self.image.files)),
             "bands": self.image.bands,
             "nodata": self.image.nodata,
             "output": [self.output, scaled],
@@ -242,12 +255,10 @@ def _output(asked: Output | None, record: NetworkRecord, folder: Path) -> Output
     return asked or ("values" if numbers else "classes")
 
 
-def _opened(wanted: Prediction, *, check: bool) -> tuple[Path, NetworkRecord, Network]:
-    """Where the network is from, its record, and itself with its weights."""
+def _opened(wanted: Prediction, folder: Path) -> tuple[NetworkRecord, Network]:
+    """The network's record, and itself with its weights."""
     if isinstance(wanted.network, GivenNetwork):
-        given = wanted.network
-        return Path(given.name), given.record, given.network
-    folder = (checked_checkpoint if check else find_checkpoint)(Path(wanted.network))
+        return wanted.network.record, wanted.network.network
     record = NetworkRecord.from_json(load_json(folder / "network.json"))
     weights = load_tensors(folder / "weights.safetensors")
     precision = wanted.precision or record.precision
@@ -257,7 +268,7 @@ def _opened(wanted: Prediction, *, check: bool) -> tuple[Path, NetworkRecord, Ne
         check_weight_count(record.layers, weights, str(folder), record.names)
         network = network_to_fill(record.layers, parameter_dtype(precision))
     load_weights(network, weights, str(folder), record.names)
-    return folder, record, network
+    return record, network
 
 
 def _code_of(layer: Opaque, module: nn.Module | None, folder: Path) -> nn.Module:
@@ -269,6 +280,16 @@ def _code_of(layer: Opaque, module: nn.Module | None, folder: Path) -> nn.Module
     if module is None:
         raise no_code(layer, str(folder))
     return copy.deepcopy(module).cpu()
+
+
+def _with_nested(paths: Iterable[str]) -> list[str]:
+    """Files that VRTs read through other VRTs too, of which GDAL does not tell."""
+    found = list(paths)
+    for path in found:  # which grows
+        if path.lower().endswith(".vrt"):
+            with suppress(TilenetError), opened(path) as inner:
+                found += [one for one in map(str, inner.files) if one not in found]
+    return found
 
 
 def _file_facts(paths: Iterable[str]) -> list[list[Any]]:

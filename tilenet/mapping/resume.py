@@ -77,7 +77,8 @@ class MapResume:
         Raises:
             StopAgreed: On all ranks, if any was asked to stop and a round follows.
         """
-        self._end_round(last=last)
+        if self._rounds.round_done() and not last:
+            raise StopAgreed
 
     def sums(self, layer: int) -> tuple[int, NDArray[np.float64] | None]:
         """Of a layer's pass: tiles whose sums are known, from the first on, and those."""
@@ -87,14 +88,13 @@ class MapResume:
         except (KeyError, ValueError, TypeError, OverflowError):  # none, or spoilt ones
             return 0, None
 
-    def sums_done(self, layer: int, tiles: int, values: NDArray[np.float64], *, last: bool) -> None:
+    def sums_done(self, layer: int, tiles: int, values: NDArray[np.float64]) -> None:
         """After a round of a layer's pass.
 
         Args:
             layer: Its number.
             tiles: Whose sums these are, from the first on.
             values: Their sums, in whatever form the pass has them.
-            last: Whether these are all tiles.
 
         Raises:
             StopAgreed: On all ranks, if any was asked to stop.
@@ -103,7 +103,7 @@ class MapResume:
             with self.attempt():
                 found = {"tiles": tiles, "values": values.tolist()}
                 self.writer.keep_sums(str(layer), found)
-        self._end_round()
+        self.round_done()
 
     def round_done(self) -> None:
         """After a round of a pass of which nothing is kept.
@@ -111,8 +111,5 @@ class MapResume:
         Raises:
             StopAgreed: On all ranks, if any was asked to stop.
         """
-        self._end_round()
-
-    def _end_round(self, *, last: bool = False) -> None:
-        if self._rounds.round_done() and not last:
+        if self._rounds.round_done():
             raise StopAgreed

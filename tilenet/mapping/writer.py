@@ -232,7 +232,6 @@ class MapWriter:
         try:
             self._open(made_of)
         except TilenetError:
-            self._keeps = self._keeps and bool(self._done)
             self._remove()
             raise
 
@@ -241,9 +240,9 @@ class MapWriter:
         with agreed(comm):
             if comm.rank == 0:
                 probe = self._guarded(lambda: self._begin(made_of))
-        begun = self._keeps, self._lock, self.why_anew, self._done, probe
+        begun = made_of is not None, self._lock, self.why_anew, self._done, probe
         # All ranks look after the lock, which rank 0 gives back.
-        self._keeps, self._lock, self.why_anew, self._done, probe = comm.bcast(begun)
+        keeps, self._lock, self.why_anew, self._done, probe = comm.bcast(begun)
         with agreed(comm):
             if not os.path.exists(probe):
                 raise TilenetError(
@@ -252,6 +251,7 @@ class MapWriter:
                 )
         if comm.rank == 0:
             os.remove(probe)
+        self._keeps = keeps
 
     def _begin(self, made_of: dict[str, Any] | None) -> str:
         """Find out what is done, and whether there is room for the rest.
@@ -260,16 +260,16 @@ class MapWriter:
             A new file among the pieces.
         """
         folder, kind = self._pieces.folder, self.kind
+        self._keeps = made_of is not None and folder.exists()
         self.why_anew = begin_pieces(folder, made_of)
         self._done = set(self._pieces.found())
-        self._keeps = bool(self._done)
+        self._keeps = len(os.listdir(folder)) > 1  # sums may have taken hours before any piece
         pixels = self.window.height * self.window.width
         pixels -= sum(one.height * one.width for one in self._done)
         if shutil.disk_usage(folder).free < pixels * kind.bands * np.dtype(kind.dtype).itemsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         handle, probe = tempfile.mkstemp(dir=folder)
         os.close(handle)
-        self._keeps = made_of is not None
         return probe
 
     def lacks(self, window: Window) -> bool:
@@ -342,6 +342,7 @@ class MapWriter:
         pieces = replace(self._pieces, windows=np.array(sorted(windows), np.int64).reshape(-1, 4))
         with agreed(comm):
             if comm.rank == 0:
+                self._check_lock()
                 template = self._guarded(self._template)
                 job = CogJob(self.path, pieces, self._cog, template, kind.of_classes, self._keeps)
         write_cog(job, comm)

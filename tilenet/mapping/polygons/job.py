@@ -110,9 +110,15 @@ def _checked(job: PolygonsJob, mapped: Raster, names: tuple[str, ...]) -> NDArra
     """Numbers of the classes that are wanted; None: all.
 
     Raises:
-        TilenetError: The map is none of classes, has none of that name, or no square metres.
+        TilenetError: The map is none of classes, has none of that name, does not say where its
+            pixels lie, or has no square metres.
     """
     check_class_map(mapped)
+    if mapped.ground.lacks:
+        raise TilenetError(
+            f"polygons lie where the map's pixels do, by its transform ({job.map}: "
+            f"{mapped.ground.lacks}); {mapped.ground.remedy}"
+        )
     if not np.can_cast(mapped.dtype, np.int32):
         raise TilenetError(
             f"classes are numbers of at most 32 bits with a sign ({job.map}: {mapped.dtype}); "
@@ -154,9 +160,9 @@ def _large(found: Pieces, mapped: Raster, least: float) -> NDArray[np.bool_]:
 
 def _joined(found: Pieces, mapped: Raster, ranks: int) -> Pieces:
     """All polygons, joined over the edges of bands, in one order however they were cut."""
-    cut = np.zeros(len(found.shapes), np.bool_)
-    for rank in range(ranks):
-        cut |= touching(found.shapes, band_of(mapped.size, rank, ranks), mapped.size)
+    edges = [band_of(mapped.size, rank, ranks).row for rank in range(1, ranks)]
+    _, top, _, bottom = shapely.bounds(found.shapes).T
+    cut = np.isin(top, edges) | np.isin(bottom, edges)
     found = Pieces.all([found.of(~cut), joined(found.of(cut))])
     begin = shapely.get_point(shapely.get_exterior_ring(found.shapes), 0)
     return found.of(np.lexsort((shapely.get_x(begin), shapely.get_y(begin))))

@@ -46,7 +46,7 @@ class KeptSums(Protocol):
     def sums(self, layer: int) -> tuple[int, Values | None]:
         """Tiles whose sums are known, from the first on, and the sums."""
 
-    def sums_done(self, layer: int, tiles: int, values: Values, *, last: bool) -> None:
+    def sums_done(self, layer: int, tiles: int, values: Values) -> None:
         """After a round: the sums of the tiles so far; raises what ends the run, if asked to."""
 
     def round_done(self) -> None:
@@ -127,7 +127,7 @@ class StatisticPasses:
                         progress.update(stop - start)
                         assert values is not None
                         if kept:
-                            kept.sums_done(index, stop, values, last=stop == len(tiling.tiles))
+                            kept.sums_done(index, stop, values)
                 assert values is not None
                 fixed[index] = statistic.fixed(network[index], values).eval()
         return fixed

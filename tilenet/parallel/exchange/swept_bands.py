@@ -169,7 +169,7 @@ def sweep_statistics(
                     maps.finish(index)
                 values = _merged(statistic, shares, found, comm)
                 if kept:
-                    kept.sums_done(index, count, values, last=True)
+                    kept.sums_done(index, count, values)
             fixed[index] = statistic.fixed(network[index], values).eval()
     return fixed
 
