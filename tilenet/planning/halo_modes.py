@@ -51,7 +51,7 @@ def exchanged(plan: Plan) -> Plan | None:
 def swept(plan: Plan) -> SweptStep | None:
     """A step by sweeps, a rank per device; None: the network cannot be swept, or it does not fit.
 
-    A sweep computes each strip twice forward and once backward. The image, its gradients and the
+    A sweep computes each strip twice forward and once backward. The image, the weights and the
     optimizer's states are on the device.
     """
     asked, layers = plan.question, plan.question.layers

@@ -1,5 +1,7 @@
 """Bytes of a training step by strips: what is predicted is what lives, tensor by tensor."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -92,3 +94,38 @@ def test_where_not_all_maps_fit_some_are_kept() -> None:
     assert plan(2 * all_kept) == [[2, 5], [2, 12]]
     assert plan(2 * all_kept - 2) == [[5], [12]]
     assert plan(0) == []
+
+
+class Widening(torch.nn.Module):
+    """Gates behind strides, with ever more channels: the last map is the smallest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = 2, 16, 16, 32
+        pairs = list(pairwise(widths))
+        self.first = torch.nn.Conv2d(3, widths[0], 3, padding=1)
+        self.convs = torch.nn.ModuleList(
+            torch.nn.Conv2d(a, b, 3, stride=2 if b > a else 1, padding=1) for a, b in pairs
+        )
+        self.gates = torch.nn.ModuleList(torch.nn.Conv2d(b, b, 1) for _, b in pairs)
+        self.last = torch.nn.Conv2d(widths[-1], 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        for conv, gate in zip(self.convs, self.gates, strict=True):
+            x = conv(x).relu()
+            x = x * gate(x.mean((2, 3), keepdim=True)).sigmoid()
+        return self.last(F.interpolate(x, scale_factor=4.0))  # type: ignore[no-any-return]
+
+
+def test_of_sets_that_fit_the_one_with_least_work_is_kept() -> None:
+    """Not the one with most cells, from whose early map the wide layers are computed again."""
+    layers = adopt(Widening(), 3).layers
+    rows = plan_sweeps(layers, 4096, 4096, 4, 1 << 60).edges[1]
+    all_kept = trained_bytes(layers, 4096, 4096, rows, 4, ALL_CELLS)
+    for device_bytes, wanted in (
+        (2 * all_kept, [[4], [11], [18]]),
+        (2 * all_kept - 2, [[], [], [18]]),
+    ):
+        kept = plan_sweeps(layers, 4096, 4096, 4, device_bytes).kept
+        assert [sorted(maps) for maps in kept.values()] == wanted

@@ -131,14 +131,12 @@ def rounding_of(
     return _apart(_answer_of_list(adopted, problem, torch.float32, device), answer)
 
 
-def own_rounding(adopted: Adopted, problem: Problem) -> tuple[float, float]:
-    """How far the whole image is, in float64, from one that differs by rounding, as above."""
+def own_rounding(adopted: Adopted, problem: Problem, answer: Answer) -> tuple[float, float]:
+    """How far an image that differs by rounding is, in float64, as `Difference.apart`."""
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(problem.images.shape, generator=generator, dtype=torch.float64)
     other = replace(problem, images=problem.images * (1 + 1e-15 * noise))
-    cpu = torch.device("cpu")
-    answers = [_answer_of_list(adopted, one, torch.float64, cpu) for one in (problem, other)]
-    return _apart(*answers)
+    return _apart(_answer_of_list(adopted, other, torch.float64, torch.device("cpu")), answer)
 
 
 def _apart(found: Answer, answer: Answer) -> tuple[float, float]:

@@ -190,8 +190,8 @@ def compare(
     if precision == "float64" and any(one.apart > one.limit for one in differences):
         noise = (0.0, 0.0)
         with together(comm, control.stop):
-            if comm.rank == 0 and plan.adopted is not None:
-                noise = own_rounding(plan.adopted, problem)
+            if answer is not None and plan.adopted is not None:
+                noise = own_rounding(plan.adopted, problem, answer)
         noise = comm.bcast(noise)
         pairs = zip(differences, noise, strict=False)
         differences = [replace(one, own=rounding) for one, rounding in pairs]
