@@ -85,7 +85,7 @@ def _limits(layers: tuple[Layer, ...], height: int, width: int, room: int) -> li
     """Limits of cells with which different maps are kept, the one with the least work first.
 
     Args:
-        room: Cells of maps and their gradients that may be kept.
+        room: Cells of maps that may be kept; their gradients come besides.
     """
     shapes = map_shapes(layers, height, width)
     cells = [one.channels * one.rows * one.cols for one in shapes]
@@ -100,7 +100,7 @@ def _limits(layers: tuple[Layer, ...], height: int, width: int, room: int) -> li
         kept = maps_to_keep(layers, height, width, limit)
         sets = tuple(kept.values())
         whole = sum(cells[one] for one in frozenset().union(*sets))
-        if any(sets) and sets not in found and 2 * whole <= room:
+        if any(sets) and sets not in found and whole <= room:
             computed, there = 0, frozenset[int]()
             for stop in (*kept, len(layers)):
                 computed += sum(work[one] for one in maps_before(layers, [stop], there)[0])
