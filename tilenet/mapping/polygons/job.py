@@ -18,7 +18,7 @@ from tilenet.errors import TilenetError
 from tilenet.mapping.evaluate import check_class_map
 from tilenet.mapping.polygons.corners import with_met_corners
 from tilenet.mapping.polygons.pieces import (
-    Pieces,
+    ClassPolygons,
     band_of,
     band_pieces,
     gathered,
@@ -150,20 +150,20 @@ def _name(number: int, names: tuple[str, ...]) -> str:
     return (names[number] if 0 <= number < len(names) else "") or str(number)
 
 
-def _areas(found: Pieces, mapped: Raster) -> NDArray[np.float64]:
+def _areas(found: ClassPolygons, mapped: Raster) -> NDArray[np.float64]:
     return np.asarray(shapely.area(found.shapes) * abs(mapped.transform.determinant))
 
 
-def _large(found: Pieces, mapped: Raster, least: float) -> NDArray[np.bool_]:
+def _large(found: ClassPolygons, mapped: Raster, least: float) -> NDArray[np.bool_]:
     return np.asarray(_areas(found, mapped) >= least)
 
 
-def _joined(found: Pieces, mapped: Raster, ranks: int) -> Pieces:
+def _joined(found: ClassPolygons, mapped: Raster, ranks: int) -> ClassPolygons:
     """All polygons, joined over the edges of bands, in one order however they were cut."""
     edges = [band_of(mapped.size, rank, ranks).row for rank in range(1, ranks)]
     _, top, _, bottom = shapely.bounds(found.shapes).T
     cut = np.isin(top, edges) | np.isin(bottom, edges)
-    found = Pieces.all([found.of(~cut), joined(found.of(cut))])
+    found = ClassPolygons.all([found.of(~cut), joined(found.of(cut))])
     begin = shapely.get_point(shapely.get_exterior_ring(found.shapes), 0)
     return found.of(np.lexsort((shapely.get_x(begin), shapely.get_y(begin))))
 

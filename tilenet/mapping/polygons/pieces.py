@@ -22,14 +22,14 @@ from tilenet.mapping.polygons.corners import corners_only, polygons_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Pieces", "band_of", "band_pieces", "gathered", "joined", "touching"]
+__all__ = ["ClassPolygons", "band_of", "band_pieces", "gathered", "joined", "touching"]
 
 BLOCK_PX = 2048
 MESSAGE_POINTS = 1 << 24  # 16 bytes each: MPI counts to 2³¹ − 1
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ClassPolygons:
     """Polygons of classes.
 
     Attributes:
@@ -41,16 +41,16 @@ class Pieces:
     shapes: NDArray[Any]
     classes: NDArray[np.int32]
 
-    def of(self, which: NDArray[Any]) -> "Pieces":
+    def of(self, which: NDArray[Any]) -> "ClassPolygons":
         """Some of them."""
-        return Pieces(self.shapes[which], self.classes[which])
+        return ClassPolygons(self.shapes[which], self.classes[which])
 
     @staticmethod
-    def all(parts: Sequence["Pieces"]) -> "Pieces":
+    def all(parts: Sequence["ClassPolygons"]) -> "ClassPolygons":
         """Those of all parts."""
         shapes = [np.empty(0, object), *(part.shapes for part in parts)]
         classes = [np.empty(0, np.int32), *(part.classes for part in parts)]
-        return Pieces(np.concatenate(shapes), np.concatenate(classes))
+        return ClassPolygons(np.concatenate(shapes), np.concatenate(classes))
 
 
 def band_of(size: tuple[int, int], rank: int, ranks: int) -> Window:
@@ -64,7 +64,7 @@ def band_pieces(
     band: Window,
     classes: NDArray[np.int32] | None,
     part_done: Callable[[], None] = lambda: None,
-) -> Pieces:
+) -> ClassPolygons:
     """Polygons of a band of the map, whole but for its upper and lower edge.
 
     Args:
@@ -89,10 +89,12 @@ def band_pieces(
             whole.append(found.of(~open_ended))
             cut.append(found.of(open_ended))
             part_done()
-    return Pieces.all([*whole, joined(Pieces.all(cut))])
+    return ClassPolygons.all([*whole, joined(ClassPolygons.all(cut))])
 
 
-def _block_pieces(values: NDArray[np.int32], wanted: NDArray[np.bool_], block: Window) -> Pieces:
+def _block_pieces(
+    values: NDArray[np.int32], wanted: NDArray[np.bool_], block: Window
+) -> ClassPolygons:
     # As flat numbers at once: GDAL's tuples take twelve times their bytes.
     points, lengths, owners, classes = array("d"), array("q"), array("q"), array("i")
     place = Affine.translation(block.col, block.row)
@@ -104,7 +106,7 @@ def _block_pieces(values: NDArray[np.int32], wanted: NDArray[np.bool_], block: W
         classes.append(int(value))
     rings = np.repeat(np.arange(len(lengths)), lengths)
     shapes = polygons_of(np.array(points).reshape(-1, 2), rings, np.array(owners))
-    return Pieces(shapely.normalize(shapes), np.array(classes, np.int32))
+    return ClassPolygons(shapely.normalize(shapes), np.array(classes, np.int32))
 
 
 def touching(shapes: NDArray[Any], window: Window, size: tuple[int, int]) -> NDArray[np.bool_]:
@@ -116,7 +118,7 @@ def touching(shapes: NDArray[Any], window: Window, size: tuple[int, int]) -> NDA
     return np.asarray(rows | cols)
 
 
-def joined(cut: Pieces) -> Pieces:
+def joined(cut: ClassPolygons) -> ClassPolygons:
     """Polygons of one class that have an edge in common as one; those that share a corner stay two.
 
     GEOS finds which pieces hang together, and dissolves those alone. A valid polygon's inside hangs
@@ -126,20 +128,20 @@ def joined(cut: Pieces) -> Pieces:
     for number in np.unique(cut.classes):
         union = shapely.disjoint_subset_union_all(cut.shapes[cut.classes == number])
         shapes = shapely.normalize(corners_only(shapely.get_parts(union)))
-        parts.append(Pieces(shapes, np.full(len(shapes), number, np.int32)))
-    return Pieces.all(parts)
+        parts.append(ClassPolygons(shapes, np.full(len(shapes), number, np.int32)))
+    return ClassPolygons.all(parts)
 
 
-def gathered(mine: Pieces, comm: "MPI.Comm") -> Pieces:
+def gathered(mine: ClassPolygons, comm: "MPI.Comm") -> ClassPolygons:
     """Polygons of all ranks on rank 0, none on the others. Collective."""
     if comm.rank:
         ends = np.cumsum(shapely.get_num_coordinates(mine.shapes)) // MESSAGE_POINTS
         for part in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(ends)) + 1):
             comm.send((shapely.to_wkb(mine.shapes[part]), mine.classes[part]), 0)
         comm.send(None, 0)
-        return Pieces.all([])
+        return ClassPolygons.all([])
     parts = [mine]
     for rank in range(1, comm.size):
         while (part := comm.recv(source=rank)) is not None:
-            parts.append(Pieces(shapely.from_wkb(part[0]), part[1]))
-    return Pieces.all(parts)
+            parts.append(ClassPolygons(shapely.from_wkb(part[0]), part[1]))
+    return ClassPolygons.all(parts)
