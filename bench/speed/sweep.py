@@ -5,7 +5,11 @@ read, with overlaps of a quarter and Gaussian weights. The ways take turns, each
 own: CPU seconds (the fastest of several), operations (torch's counter), bytes of tensors that live
 at one time, and the peak of the process beyond what it had before. A step of training is forward,
 cross-entropy and backward, with norms frozen. Operations and live bytes are counted in a second run
-of plain PyTorch and of the sweep.
+of plain PyTorch and of the sweep, or in the one run where nothing is compared. A whole image of
+10 000² in a step on one rank:
+
+    python -m bench sweep --sides 10016 --works step --ways sweep --times 1 \
+        --networks "small U-Net" "middle U-Net" DeepLabV3Plus/resnet34
 """
 
 import resource
@@ -14,7 +18,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -42,9 +46,13 @@ from tilenet.planning.memory.trained_sweeps import ALL_CELLS, plan_sweeps, train
 
 WAYS = ("plain", "sweep", "tiles", "monai")
 COUNTED = ("plain", "sweep")
-OURS = {"small U-Net": (4, 16), "large U-Net": (4, 64)}  # poolings and channels
-MAPPED = (*OURS, "Unet/resnet34", "DeepLabV3Plus/resnet34")
-TRAINED = ("small U-Net", "Unet/resnet34", "DeepLabV3Plus/resnet34")
+OURS = {
+    "small U-Net": (4, 16),
+    "middle U-Net": (4, 32),
+    "large U-Net": (4, 64),
+}  # poolings and channels
+MAPPED = ("small U-Net", "large U-Net", "Unet/resnet34", "DeepLabV3Plus/resnet34")
+TRAINED = ("small U-Net", "middle U-Net", "Unet/resnet34", "DeepLabV3Plus/resnet34")
 AVERAGED = ("DeepLabV3Plus/resnet34",)  # of all the image, so that no tile is trained by itself
 CPU = torch.device("cpu")
 
@@ -97,7 +105,7 @@ class Summing:
         self.total += float(computed.logits.double().sum())
 
 
-def mapping(name: str, way: str, side: int) -> dict[str, Any]:
+def mapping(name: str, way: str, side: int, once: bool) -> dict[str, Any]:
     """What a map by one way takes; in a process of its own."""
     from mpi4py import MPI
 
@@ -130,11 +138,11 @@ def mapping(name: str, way: str, side: int) -> dict[str, Any]:
     rows = max(span.own for span in plan.tiling.rows)
     predicted = swept_bytes(layers, side, side, rows, 4) if way == "sweep" else 0
     predicted += 4 * kept_cells(layers, plan.kept, plan.tiling.extended, 1)
-    figures = taken(run, predicted, counts=way in COUNTED)
+    figures = taken(run, predicted, counts=way in COUNTED, once=once)
     return {"passes": len(plan.passes) + 1, "grid": plan.tiling.grid, **figures}
 
 
-def training(name: str, way: str, side: int) -> dict[str, Any]:
+def training(name: str, way: str, side: int, once: bool) -> dict[str, Any]:
     """What a step by one way takes; in a process of its own."""
     layers, network = built(name)
     network.train()
@@ -179,7 +187,7 @@ def training(name: str, way: str, side: int) -> dict[str, Any]:
         "strip_rows": strip_rows,
         "keeps": keeps,
         "grid": plan.tiling.grid,
-        **taken(run, predicted, counts=way in COUNTED),
+        **taken(run, predicted, counts=way in COUNTED, once=once),
     }
 
 
@@ -189,21 +197,25 @@ class InAll(nullcontext[None]):
     parents = ("Global",)
 
 
-def taken(run: Callable[[], float], predicted: int, *, counts: bool) -> dict[str, Any]:
-    """Seconds and peak of a run; where it counts, operations and live bytes in another."""
+def taken(
+    run: Callable[[], float], predicted: int, *, counts: bool, once: bool = False
+) -> dict[str, Any]:
+    """Seconds and peak of a run; where it counts, operations and live bytes of another or of it."""
     torch.set_num_threads(1)
+    live, counter = LiveBytes(), cast(Any, FlopCounterMode(display=False))
+    counter.mod_tracker = InAll()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.process_time()
-    total = run()
+    with live if once else nullcontext(), counter if once else nullcontext():
+        total = run()
     seconds = time.process_time() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     figures = {"cpu_seconds": seconds, "peak_bytes": peak * 1024, "sum": total}
     if not counts:
         return figures
-    counter: Any = FlopCounterMode(display=False)
-    counter.mod_tracker = InAll()
-    with LiveBytes() as live, counter:
-        run()
+    if not once:
+        with live, counter:
+            run()
     counted = {"live_bytes": live.peak, "operations": counter.get_total_flops()}
     return figures | counted | {"predicted_bytes": predicted}
 
@@ -216,7 +228,7 @@ def compared(
     possible = WAYS if work is mapping else WAYS[: 2 if name in AVERAGED else 3]
     for _ in range(times):
         for way in (way for way in possible if way in ways):
-            one = alone(work, name, way, side)
+            one = alone(work, name, way, side, tuple(ways) == ("sweep",))
             print(f"{work.__name__}, {name}, {side}², {way}: {one}", file=sys.stderr, flush=True)
             if way not in found or one["cpu_seconds"] < found[way]["cpu_seconds"]:
                 found[way] = one
