@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -136,9 +137,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def counts_of(item: pytest.Item) -> tuple[int, ...]:
-    """Numbers of ranks that a test runs on; empty: it is of one process."""
+    """Numbers of ranks that a test runs on, one of each tuple; empty: it is of one process."""
     mark = item.get_closest_marker("ranks")
-    return mark.args if mark else ()
+    turn = crc32(item.name.encode())
+    return tuple(
+        count[turn % len(count)] if isinstance(count, tuple) else count
+        for count in (mark.args if mark else ())
+    )
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,22 +18,25 @@ jobs_of() { # MARKS [OPTION…]
 }
 
 slurm_of() { # MARKS [OPTION…]
-    # It has the machine's ports and namespaces to itself; what a user needs to know of a Slurm that
-    # is missing comes at the end.
+    # No other jobs beside it: it has the machine's ports and namespaces to itself.
     python -m pytest -q -o faulthandler_timeout=1200 tests/jobs/slurm -m "$@"
+}
+
+jobs_that_mostly_wait() { # [OPTION…]
+    jobs_of "not alone and not nightly" "$@"
+    slurm_of "not nightly" "$@"
 }
 
 jobs_that_need_the_machine() { # [OPTION…]
     echo "== whole jobs alone"
     jobs_of "alone and not nightly" "$@"
-    slurm_of "not nightly" "$@"
 }
 
 over_ranks() { # RANKS "FOLDER…" [OPTION…]
     local ranks=$1 folders files
     read -ra folders <<<"$2"
     shift 2
-    mapfile -t files < <(grep -rlE --include='test_*.py' "mark\.ranks\([^)]*\<$ranks\>" "${folders[@]}")
+    mapfile -t files < <(grep -rlE --include='test_*.py' "mark\.ranks\(.*\<$ranks\>" "${folders[@]}")
     echo "== $ranks ranks"
     # -x and `-m mpi4py`: a failure on one rank ends all; a hang prints its stacks and ends too.
     mpiexec -n "$ranks" python -m mpi4py -m pytest -x -q --ranks "$ranks" "${files[@]}" "$@"
@@ -67,7 +70,7 @@ case $part in
     rest)
         said=$(mktemp)
         set -m # a group of its own, by which it is ended
-        jobs_of "not alone and not nightly" "$@" </dev/null >"$said" 2>&1 &
+        jobs_that_mostly_wait "$@" </dev/null >"$said" 2>&1 &
         background=$!
         set +m
         trap 'end_background; tell_background' EXIT # the status stays that of what failed
@@ -79,7 +82,7 @@ case $part in
         jobs_that_need_the_machine "$@"
         ;;
     jobs)
-        jobs_of "not alone and not nightly" "$@"
+        jobs_that_mostly_wait "$@"
         jobs_that_need_the_machine "$@"
         ;;
     nightly)

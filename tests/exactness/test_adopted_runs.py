@@ -22,7 +22,7 @@ from tilenet.errors import AgreedError
 from tilenet.library.whole_run import train
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
 
-pytestmark = pytest.mark.ranks(2, 3, 4)
+pytestmark = pytest.mark.ranks(2, (3, 4))
 
 SIZE = 109, 151
 # Pixels that the networks' strides divide.

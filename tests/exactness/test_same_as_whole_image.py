@@ -22,7 +22,7 @@ from tilenet.training.config.keys import MeshKeys, NetworkKeys, OptimizerKeys, T
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.loop import Loop
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 4, 6)
+pytestmark = pytest.mark.ranks(1, 2, (3, 6), 4)
 
 SEED, STEPS, LR = 5, 3, 0.05
 

@@ -18,7 +18,7 @@ from whole_image import Scene
 
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 
-pytestmark = pytest.mark.ranks(2, 3, 4)
+pytestmark = pytest.mark.ranks(2, (3, 4))
 
 KEYS = NetworkKeys(poolings=2, base=6, groups=2, dropout=0.2)
 LOSSES = ("ce", "dice", "ce+dice")

@@ -25,7 +25,7 @@ from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.proof import run as run_proof
 
-pytestmark = pytest.mark.ranks(1, 2, 4)
+pytestmark = pytest.mark.ranks(2, (1, 4))
 
 WAYS: dict[str, dict[str, Any]] = {
     "overlap": {},

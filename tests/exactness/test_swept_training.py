@@ -232,7 +232,7 @@ def test_states_wait_for_backward_only_where_they_are_asked_for(keeps: bool) -> 
     assert len(node.states) == (len(node.plans) if keeps else 0)
 
 
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(2, (1, 3))
 @pytest.mark.parametrize(
     ("name", "tiles"),
     [

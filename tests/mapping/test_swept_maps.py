@@ -29,7 +29,7 @@ from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.storage.network_json import NetworkRecord
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 4)
+pytestmark = pytest.mark.ranks((1, 3), (2, 4))
 
 SIZE = 203, 157
 
@@ -113,7 +113,7 @@ def test_adopted_networks(
     assert worst(found, wanted, scene) <= 1e-12
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 @pytest.mark.parametrize("name", [name for name in ZOO if name != "looking"])
 def test_adopted_networks_over_columns_that_exchange_halos(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tilenet.library.whole_run import train
 from tilenet.training.config.keys import TileKeys
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 4)
+pytestmark = pytest.mark.ranks((1, 2), (3, 4))
 
 WAYS: dict[str, dict[str, Any]] = {
     "overlap-l1": {"loss": "l1", "tiles": TileKeys(rows=4, columns=3)},

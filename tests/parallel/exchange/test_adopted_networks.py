@@ -17,7 +17,7 @@ from tilenet.geometry.layers import Layer
 from tilenet.parallel.exchange import whole_maps, whole_maximum
 from tilenet.parallel.exchange.placed import CornersUpsample
 
-pytestmark = pytest.mark.ranks(2, 3, 4)
+pytestmark = pytest.mark.ranks(2, (3, 4))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_network(
     assert_same(shared_out(one, comm, stacked=stacked), whole(one), 1e-12, 1e-10, comm)
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks((2, 4))
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize(("checkpointing", "partitions"), [("never", 2), ("always", 3)])
 def test_partitions(

@@ -10,7 +10,7 @@ from referee import mode_of
 
 from tilenet.errors import TilenetError
 
-pytestmark = pytest.mark.ranks(2, 3, 4)
+pytestmark = pytest.mark.ranks((2, 3, 4))
 
 COUNT = int(os.environ.get("GENERATED_MODULES", "12"))
 FIRST = int(os.environ.get("GENERATED_FROM", "200"))

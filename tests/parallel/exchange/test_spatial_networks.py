@@ -16,7 +16,7 @@ from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.parallel.exchange.network import spatial_network
 
-pytestmark = pytest.mark.ranks(2, 3, 4)
+pytestmark = pytest.mark.ranks(2, (3, 4))
 
 NORMS = ("none", "instance", "group", "batch")
 # The presets' numbers of poolings and convolutions, with few channels.

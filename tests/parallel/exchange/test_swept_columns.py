@@ -22,7 +22,7 @@ from tilenet.parallel.exchange.halo import Line
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.trained_sweeps import maps_to_keep
 
-pytestmark = pytest.mark.ranks(2, 3, 4)
+pytestmark = pytest.mark.ranks(2, (3, 4))
 
 STRIPS = (1, 7, 32, 500)
 SIZE = 72, 136

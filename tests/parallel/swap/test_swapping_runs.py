@@ -73,7 +73,7 @@ def test_swapping_everything(
     assert all(int(row["peak_host_bytes"]) > 0 for row in found)
 
 
-@pytest.mark.ranks(1, 3)
+@pytest.mark.ranks((1, 3))
 @pytest.mark.parametrize("pipeline", ["plain", "3 partitions", "3 partitions again"])
 @pytest.mark.parametrize("norm", ["instance", "batch"])
 def test_with_halos_exchanged(
