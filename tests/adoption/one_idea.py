@@ -234,6 +234,10 @@ CASES = {
     "a buffer that is replaced": around(replaced, "changes mean", mean=torch.ones(4)),
     # What is no layer
     "rows dropped": around(channels_last_drop, "is no map"),
+    "a map without gradient": around(lambda m, x: torch.cat([x.data, x * x.data], 1)),
+    "a map that is changed without gradient": around(
+        lambda m, x: x + x.data.clamp_(0), "must be its list"
+    ),
     "a weight without gradient": around(
         lambda m, x: F.conv2d(x, m.w.detach()), w=weight(2, 4, 1, 1)
     ),

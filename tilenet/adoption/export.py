@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
+from torch.overrides import TorchFunctionMode
 
 from tilenet.adoption.calls import (
     WITHOUT_EFFECT,
@@ -53,6 +54,7 @@ ALSO_CELLWISE = frozenset(
     {"add", "div", "amax", "linalg_vector_norm", "mean", "norm", "sub", "sum"}
 )
 TAKE_MOVED = frozenset({"conv2d", "pad", "slice"})
+DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 ANY = "_"  # a parameter of a function that takes any other argument
 
 
@@ -72,7 +74,7 @@ def graph_of(module: nn.Module, bands: int, size: tuple[int, int], batch_norm: s
 def _exported(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedProgram:
     image = torch.randn(IMAGES, bands, *size)
     try:
-        with _quiet():
+        with _quiet(), _DataDetached():
             return torch.export.export(module, (image,), strict=False)
     except Exception as error:  # whatever a module's own code may raise
         words = " ".join(str(error).split())
@@ -99,6 +101,15 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+class _DataDetached(TorchFunctionMode):  # type: ignore[no-untyped-call]
+    """`x.data` as `x.detach()`, which the exporter records; it takes the other for a constant."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return args[0].detach() if func == DATA else func(*args, **(kwargs or {}))
 
 
 class _Interpreter:
