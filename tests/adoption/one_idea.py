@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["CASES", "Around", "Frozen", "weight"]
+__all__ = ["CASES", "Around", "Case", "Frozen", "around", "weight"]
 
 
 class Around(nn.Module):

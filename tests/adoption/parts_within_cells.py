@@ -61,6 +61,11 @@ CHANNELS: dict[str, Callable[[Any, Tensor], Tensor]] = {
         torch.bmm(x.flatten(2), x.flatten(2).mT).tanh().softmax(-1) @ x.flatten(2)
     ).view_as(x),
     "more channels": lambda m, x: x + F.pad(m.two(x[:, 1:3]), [0, 0, 0, 0, 1, 1]),
+    "coordinates": lambda m, x: m.conv(
+        x
+        + torch.linspace(-1, 1, x.shape[2], dtype=x.dtype)[:, None]
+        - torch.linspace(0, 2, x.shape[3], dtype=x.dtype)
+    ),
     "where": lambda m, x: torch.where(x > m.scale, x, m.conv(x)),
     "bounded": lambda m, x: x.clamp(-0.5, 0.7) - 0.1 * m.conv(x).abs().sqrt(),
 }

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from coordinate_ideas import COORDINATES
 from one_idea import CASES, Around, Frozen
 from torch import Tensor, nn
 
@@ -11,6 +12,8 @@ from tilenet.adoption.adopt import Adopted, BatchNormMode, adopt
 from tilenet.errors import TilenetError
 
 MOST_LETTERS = 600
+
+CASES = {**CASES, **COORDINATES}
 
 EXACT = [name for name, case in CASES.items() if not case.refused]
 REFUSED = [name for name, case in CASES.items() if case.refused]

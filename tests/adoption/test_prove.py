@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tilenet.adoption.adopt import adopt
 from tilenet.adoption.proof.as_defined import AsDefined
 from tilenet.errors import TilenetError
+from tilenet.geometry.coordinates import Coordinates
 from tilenet.model.network import Network
 
 
@@ -129,3 +130,20 @@ def test_instance_norm_has_its_gradient() -> None:
     assert torch.autograd.gradcheck(lambda x: F.instance_norm(x), (x,))
     (wanted,) = torch.autograd.grad(F.instance_norm(x), x, incoming.contiguous())
     assert torch.allclose(x.grad, wanted, rtol=1e-10)
+
+
+def test_numbers_without_a_type_are_as_exact_as_the_module() -> None:
+    """In float32 they would be rounded, and differ from those of a list of layers by that."""
+
+    def coordinates(module: nn.Module, x: Tensor) -> Tensor:
+        rows, cols = torch.linspace(-1, 1, x.shape[2]), torch.arange(x.shape[3]).float()
+        return module.one(x + rows[:, None]) + cols / (x.shape[3] - 1)
+
+    module, image = Module(coordinates), torch.randn(2, 3, 37, 53)
+    adopted = adopt(module, 3)
+    assert sum(isinstance(layer, Coordinates) for layer in adopted.layers) == 2
+    assert torch.allclose(module(image), adopted.network()(image), atol=1e-5)
+    assert torch.get_default_dtype() is torch.float32
+    with AsDefined():
+        assert (torch.arange(3) / 2).dtype == (torch.arange(3) + 0.5).dtype == torch.float64
+        assert torch.linspace(0, 1, 3).dtype == torch.arange(3).float().dtype == torch.float64

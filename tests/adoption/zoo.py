@@ -345,6 +345,31 @@ class Moved(nn.Module):
         return out
 
 
+class Located(nn.Module):
+    """Coordinates: from end to end, of cells' middles and edges, counted; and convolved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = block(5, 6, stride=2)
+        self.places, self.deep = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(7, 6, 3, padding=1)
+        self.head = nn.Conv2d(6, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        (h, w), kind = x.shape[2:], {"dtype": x.dtype, "device": x.device}
+        both = torch.meshgrid(
+            torch.linspace(-1, 1, h, **kind), torch.linspace(0, 3, w, **kind), indexing="ij"
+        )
+        laid = torch.stack(both).expand(len(x), -1, -1, -1)
+        wide = self.places(laid)
+        x = self.stem(torch.cat([x, laid], 1))
+        (h, w) = x.shape[2:]
+        rows, cols = torch.arange(h, **kind)[:, None], torch.arange(w, **kind)
+        x = x * (0.5 - rows / h) + (cols + 0.5) / w * 2
+        x = self.deep(torch.cat([x, (x[:, :1].sigmoid() + rows + cols).cos()], 1))
+        x = F.interpolate(x, scale_factor=2, mode="bilinear")
+        return self.head(x * wide.sigmoid())
+
+
 ZOO: dict[str, Callable[[], nn.Module]] = {
     "residual": Residual,
     "gated": Gated,
@@ -360,6 +385,7 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
     "grouped": Grouped,
     "shared": Shared,
     "moved": Moved,
+    "located": Located,
 }
 
 

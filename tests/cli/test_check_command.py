@@ -149,7 +149,7 @@ def test_numbers_of_the_zoo(capsys: Capture, name: str, batch_norm: str) -> None
     assert found["kinds"] == Counter(layer.kind for layer in adopted.layers)
     whole = any(isinstance(part, nn.BatchNorm2d) for part in module.modules())
     assert found["looks_at_whole_image"] == (
-        name not in ("residual", "channels", "shifted", "between", "moved")
+        name not in ("residual", "channels", "shifted", "between", "moved", "located")
         or (batch_norm == "step" and whole)
     )
 

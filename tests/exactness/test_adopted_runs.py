@@ -27,6 +27,7 @@ pytestmark = pytest.mark.ranks(2, (3, 4))
 SIZE = 109, 151
 # Pixels that the networks' strides divide.
 UNITS = {"residual": 8, "gated": 2, "pyramid": 2, "looking": 1, "between": 2, "shared": 8}
+UNITS |= {"located": 2}
 CLASSES = dict.fromkeys(UNITS, 3) | {"residual": 4}
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from probe import looks_at, positive_network
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.coordinates import Coordinates
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.layer_json import KINDS, check_layers, layer_from_json, layer_to_json
 from tilenet.geometry.layers import (
@@ -224,6 +225,10 @@ ONE_OF_EACH = [
     Expand(6, 6, "a", corners=True),
     Activation(6, 6, function="relu"),
     Activation(6, 6, function="relu6"),
+    Coordinates(6, 2, (-1.0, 2.0, 0.0, 0.5, 0.0, 1.5)),
+    Coordinates(6, 1, (0.0, 0.0, 1.0), "middles"),
+    Coordinates(6, 1, (0.0, 0.5, -1.0), "edges"),
+    Coordinates(6, 1, (3.0, 1.0, 1.0), "cells"),
 ]
 
 
@@ -253,6 +258,13 @@ def test_a_module_as_it_is_stands_alone_in_a_file() -> None:
             check_layers(wrong, 3, 4)
     with pytest.raises(TilenetError, match="holds weights, not the module's code"):
         build_network((layer,))
+
+
+@pytest.mark.parametrize("numbers", [(), (1.0, 2.0), (1.0, 2.0, 3.0, 4.0), (1.0, "a", 2.0)])
+def test_coordinates_have_three_numbers_a_channel(numbers: tuple[float, ...]) -> None:
+    check_layers((Coordinates(3, 1, (1.0, 2.0, 3.0)),), 3, 1)
+    with pytest.raises(TilenetError, match="follow on one another"):
+        check_layers((Coordinates(3, 1, numbers),), 3, 1)
 
 
 def test_layers_of_older_checkpoints_are_read() -> None:

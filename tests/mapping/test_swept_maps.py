@@ -12,7 +12,7 @@ import rasterio
 import torch
 from mpi4py import MPI
 from safetensors.torch import save_file
-from test_map_parts import ask, interrupt
+from test_map_parts import ask, interrupt, map_of
 from test_predict_norms import OPTIONS, Trained, mapped, scene_of, trained, wanted_map, worst
 from torch import nn
 from whole_image import Scene, standardised
@@ -127,6 +127,20 @@ def test_adopted_networks_over_columns_that_exchange_halos(
     unit = context_of(made.layers).alignment_px
     widest = ceil(SIZE[1] / comm.size / unit) * unit
     assert done["work_ratio"] <= comm.size * widest * (SIZE[0] + unit) / (SIZE[0] * SIZE[1])
+
+
+@pytest.mark.ranks(1, 2)
+def test_coordinates_of_a_part_are_those_of_the_whole_image(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    scene = scene_of(comm, shared_path, SIZE)
+    made, wanted = adopted(comm, shared_path, scene, network("located", drops=False))
+    for row, col, height, width in [(51, 63, 20, 40), (31, 45, 100, 33)]:
+        part = {"window": (row, col, height, width), "tile_px": 56}
+        (found, _), _ = map_of((scene, made, part), comm, "part.tif")
+        there = slice(row, row + height), slice(col, col + width)
+        apart = np.abs(found - wanted[(slice(None), *there)])[:, scene.valid[there]]
+        assert apart.max() <= 1e-12
 
 
 @pytest.mark.ranks(1, 2)

@@ -41,6 +41,7 @@ from tilenet.adoption.cells import (
 )
 from tilenet.adoption.cellwise import cellwise, from_map, to_map
 from tilenet.adoption.edges import settled
+from tilenet.adoption.made import Made, laid_on, made
 from tilenet.adoption.operators import OPERATORS
 from tilenet.adoption.values import Value, maps_before
 from tilenet.errors import TilenetError
@@ -103,7 +104,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-class _DataDetached(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class _DataDetached(TorchFunctionMode):
     """`x.data` as `x.detach()`, which the exporter records; it takes the other for a constant."""
 
     def __torch_function__(
@@ -225,12 +226,18 @@ class _Interpreter:
         schema, given = _bound(node)
         held = {name: self._argument(one) for name, one in given.items()}
         # Only what is used is refused: parts of a module may lead nowhere.
-        for one in _flat(list(held.values())):
+        flat = _flat(list(held.values()))
+        for one in flat:
             if isinstance(one, TilenetError) and not (
                 isinstance(one, Places) and call.operator == "max_unpool2d"
             ):
                 return one
         try:
+            if any(isinstance(one, Made) for one in flat):
+                tensors = [settled(call, one) for one in flat if isinstance(one, Cells | Moved)]
+                if not tensors:
+                    return self._made(node, call)
+                held = {name: laid_on(call, one, tensors) for name, one in held.items()}
             if call.operator not in TAKE_MOVED:
                 held = {name: settled(call, one) for name, one in held.items()}
             if call.operator in OPERATORS and not _of_weights(call, held):
@@ -240,10 +247,15 @@ class _Interpreter:
             held = {name: settled(call, one) for name, one in held.items()}
             return cellwise(call, _given(call, schema, held))
         except TilenetError as error:
-            return error
+            alone = not any(isinstance(one, Cells | Moved | Noise | Made) for one in flat)
+            return self._made(node, call) if alone else error
         except Exception as error:  # an unknown form of the call
             words = f" {type(error).__name__}: {error}"
             return call.refused("this form of the operator is unknown", values=words)
+
+    def _made(self, node: fx.Node, call: Call) -> Any:
+        named = {name: self._argument(one) for name, one in node.kwargs.items()}
+        return made(call, node.target, self._argument(node.args), named)
 
     def _layer(self, call: Call, schema: list[Any], held: dict[str, Any]) -> Any:
         """What the operator's own function makes of a call whose other arguments are the usual."""

@@ -9,6 +9,7 @@ from math import isfinite, lcm
 from typing import Any, get_args, get_origin
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.coordinates import Coordinates
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.layers import (
     Activation,
@@ -35,7 +36,7 @@ KINDS: dict[str, type[Layer]] = {
     kind.kind: kind
     for kind in (
         Conv, TransposedConv, Pool, Upsample, Norm, Dropout, Activation, Cellwise, Stash, Join,
-        GlobalPool, Expand, Opaque,
+        GlobalPool, Expand, Coordinates, Opaque,
     )
 }  # fmt: skip
 
@@ -221,6 +222,9 @@ def _fits(layer: Layer, kept: dict[str, int]) -> bool:
             return same and 0 <= layer.probability <= 1
         case Stash():
             return same and layer.name not in kept
+        case Coordinates():
+            numbers = all(type(one) in (int, float) for one in layer.numbers)
+            return numbers and len(layer.numbers) == 3 * layer.out_channels
         case Expand():
             return same and kept.pop(layer.name, None) == 0
         case Join() if all(isinstance(name, str) for name in layer.names):

@@ -40,7 +40,6 @@ __all__ = [
     "TransposedConv",
     "Upsample",
     "across",
-    "by_place",
     "walk",
 ]
 
@@ -485,11 +484,3 @@ def across(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     if all(not isinstance(layer, Conv) or layer.is_square for layer in layers):
         return layers
     return tuple(layer.along_cols if isinstance(layer, Conv) else layer for layer in layers)
-
-
-def by_place(layer: Layer) -> bool:
-    """Whether a layer must know where on the whole map the part lies that it works on."""
-    match layer:
-        case Expand() | Dropout(drops="cells") | Upsample(mode="bilinear", corners=True):
-            return True
-    return False

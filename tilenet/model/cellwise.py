@@ -19,7 +19,7 @@ from tilenet.geometry.layers import Cellwise, Conv, Step
 from tilenet.model.gpipe import pop, skippable
 
 __all__ = [
-    "CONSTANT", "CellwiseModule", "cellwise_layer", "check_kernel", "find_operator",
+    "CONSTANT", "CellwiseModule", "Tied", "cellwise_layer", "check_kernel", "find_operator",
     "hold_weights", "kernel_of",
 ]  # fmt: skip
 
@@ -76,7 +76,7 @@ class CellwiseModule(nn.Module):
             y = y.clone(memory_format=torch.contiguous_format)
         # Backward reaches each map that is handed on, for which torchgpipe waits.
         alone = y.requires_grad and not kept
-        return y if alone else _Tied.apply(y, *maps)  # type: ignore[no-untyped-call]
+        return y if alone else Tied.apply(y, *maps)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         return ", ".join(str(step[0]) for step in self.layer.steps)
@@ -93,7 +93,7 @@ class _CellwiseJoin(CellwiseModule):
         return self.compute(x, maps)
 
 
-class _Tied(torch.autograd.Function):
+class Tied(torch.autograd.Function):
     """A map that is tied to others, which get no gradient by that."""
 
     @staticmethod

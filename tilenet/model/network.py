@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.coordinates import Coordinates
 from tilenet.geometry.layers import (
     Activation,
     Cellwise,
@@ -30,6 +31,7 @@ from tilenet.geometry.layers import (
 )
 from tilenet.geometry.opaque import Opaque, no_code, opaque_of
 from tilenet.model.cellwise import CellwiseModule, cellwise_layer
+from tilenet.model.coordinates import CoordinatesMap
 from tilenet.model.dropout import KeyedDropout, MaskKey
 from tilenet.model.in_place import in_place
 from tilenet.model.modules import (
@@ -185,6 +187,8 @@ def build_layer(
             return join_layer(layer)
         case Expand():
             return expand_layer(layer)
+        case Coordinates():
+            return CoordinatesMap(layer)
         case Opaque():
             raise no_code(layer, "here")
     raise AssertionError(f"no module for layer {layer}")

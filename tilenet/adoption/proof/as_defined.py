@@ -1,9 +1,11 @@
 """Run a user module so that its result is what its operators define, and nothing else.
 
-Some of torch's results depend on more than arguments: on random masks, on the memory format, on a
-wrong gradient. Layers are compared with the module without these.
+Some of torch's results depend on more than arguments: on random masks, on the memory format, on
+the default type, on a wrong gradient. Layers are compared with the module without these.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["AsDefined"]
+__all__ = ["AsDefined", "wide_numbers"]
 
 TRAINING = 5  # place of batch norm's argument
 
@@ -22,7 +24,9 @@ class AsDefined(TorchFunctionMode):
     - instance norm has its right gradient. torch 2.13 takes a wrong one on CPUs for one image whose
       incoming gradient has channels last;
     - nearest enlargement of float64 takes the cells that it takes of float32. Where two are equally
-      near, torch takes either, as the memory format and the size have it.
+      near, torch takes either, as the memory format and the size have it;
+    - numbers that are made without a type, and what is made of whole numbers, are float64, as the
+      module is.
 
     Args:
         drops: Whether dropout drops.
@@ -39,6 +43,8 @@ class AsDefined(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
         if not self.drops and name.rstrip("_123d").endswith("dropout"):
             return args[0] if args else kwargs["input"]
+        if name == "float" and not args[0].is_floating_point():
+            return args[0].double()
         place = 1 if func is F.batch_norm else 3  # of running statistics; torch's own is called too
         running = args[place] if len(args) > place else kwargs.get("running_mean")
         if self.frozen and name == "batch_norm" and running is not None:
@@ -49,9 +55,31 @@ class AsDefined(TorchFunctionMode):
         if name == "interpolate" and (enlarged := _nearest(*args, **kwargs)) is not None:
             return enlarged
         out = func(*args, **kwargs)
+        if kwargs.get("dtype") is None and _is_default(name, args, out):
+            with wide_numbers():
+                return func(*args, **kwargs)
         if name == "instance_norm" and out.requires_grad:
             out.register_hook(Tensor.contiguous)
         return out
+
+
+def _is_default(name: str, args: tuple[Any, ...], out: Any) -> bool:
+    """Whether a result is float32 since nothing said otherwise: of whole numbers, or steps."""
+    given = [one for one in args if isinstance(one, Tensor)]
+    whole = not any(one.is_floating_point() for one in given)
+    narrow = isinstance(out, Tensor) and out.dtype == torch.float32
+    return narrow and whole and (bool(given) or name in ("arange", "linspace"))
+
+
+@contextmanager
+def wide_numbers() -> Iterator[None]:
+    """Numbers that are made without a type are float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _nearest(x: Tensor, *, size: Any, mode: str, **_: Any) -> Tensor | None:

@@ -1,8 +1,8 @@
 """Layers that must know where on the whole map their own map lies, in both halo modes.
 
-An average of the whole image; what enlarges it again; enlargement with `align_corners`; dropout of
-single cells, whose masks are those of the cells of the image. On the whole image alone, and without
-ranks, the plain modules do the same.
+An average of the whole image; what enlarges it again; enlargement with `align_corners`;
+coordinates; dropout of single cells, whose masks are those of the cells of the image. On the whole
+image alone, and without ranks, the plain modules do the same.
 """
 
 from copy import copy
@@ -12,8 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tilenet.geometry.layers import Dropout, Expand, GlobalPool, Layer, Upsample
+from tilenet.geometry.layers import Expand, GlobalPool, Layer, Upsample
 from tilenet.geometry.ownership import own_cells
+from tilenet.model.coordinates import CoordinatesMap
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.resample import AxisPlace, resampled
 from tilenet.model.skips import Place, expand_layer
@@ -23,7 +24,7 @@ from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.exchange.whole_maps import AveragedOver, WholeImagePool
 from tilenet.parallel.exchange.whole_maximum import WholeImageMaximum
 
-__all__ = ["cells_at", "placed_layer"]
+__all__ = ["cells_at", "cells_placed", "placed_layer"]
 
 
 def placed_layer(
@@ -44,11 +45,18 @@ def placed_layer(
             return WholeImagePool(layer, where, comm)
         case Upsample(mode="bilinear", corners=True):
             return CornersUpsample(layer, index, around, place)
-        case Dropout(drops="cells"):
-            assert isinstance(module, KeyedDropout)
-            dropout = copy(module)
-            dropout.place = lambda sample: place(sample)[0]
-            return dropout
+    return cells_placed(module, place)
+
+
+def cells_placed(module: nn.Module, place: Place) -> nn.Module | None:
+    """A layer of cells by themselves, for parts of the map; None: it is not of this kind."""
+    match module:
+        case CoordinatesMap():
+            return CoordinatesMap(module.layer, place)
+        case KeyedDropout(drops="cells"):
+            module = copy(module)
+            module.place = lambda sample: place(sample)[0]
+            return module
     return None
 
 

@@ -7,7 +7,6 @@ their own ones each, and a layer takes those next to them from the neighbours.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import cast
@@ -37,13 +36,13 @@ from tilenet.geometry.sweep import LayerRows, Rows, Strip, last_readers, maps_be
 from tilenet.geometry.windows import Window
 from tilenet.model.cellwise import CellwiseModule
 from tilenet.model.choices import AUTOCAST
-from tilenet.model.dropout import KeyedDropout
 from tilenet.model.modules import BatchNorm
 from tilenet.model.network import Network
 from tilenet.model.resample import AxisPlace, resampled
 from tilenet.model.skips import joined
 from tilenet.parallel.exchange.halo import Journey, Line, extend
 from tilenet.parallel.exchange.layers import spatial_layer, without_border
+from tilenet.parallel.exchange.placed import cells_placed
 
 __all__ = ["Columns", "KeptMaps", "State", "Sweep", "SweptPart"]
 
@@ -244,19 +243,18 @@ class Sweep:
                 f"a sweep takes statistics of the whole image as given (layer {number}: "
                 f"{layer.kind}); find them first"
             )
-        if isinstance(module, KeyedDropout) and module.drops == "cells":
-            module = copy(module)
-            module.place = lambda sample: self._place(number)
-            return module
+        placed = cells_placed(module, lambda _: self._place(number))
+        if placed and not self.grids[number].whole:
+            return placed
         corners = isinstance(layer, Upsample) and layer.mode == "bilinear" and layer.corners
         if isinstance(layer, WINDOWED) and not corners and not self.grids[number].whole:
             return spatial_layer(layer, number, module, self)
         return module
 
-    def _place(self, layer: int) -> tuple[int, int]:
-        """Where the rows that a layer computes begin, on the map of the whole image."""
-        top, left = self.starts[layer + 1]
-        return top + self._now.out[0], left
+    def _place(self, layer: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Where the rows that a layer computes begin, on the map of the whole image; its size."""
+        (top, left), image = self.starts[layer + 1], self._image[layer + 1]
+        return (top + self._now.out[0], left), (image.rows, image.cols)
 
     def _seen(self, layer: int) -> Rows:
         """Rows of its input that the layer looks at, in the map."""

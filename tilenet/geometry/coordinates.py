@@ -1,0 +1,33 @@
+"""Numbers that depend on where cells lie on the whole map, and which layers must know that."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from tilenet.geometry.layers import Dropout, Expand, Layer, Upsample
+
+__all__ = ["Coordinates", "by_place"]
+
+
+@dataclass(frozen=True)
+class Coordinates(Layer):
+    """Numbers that change evenly along rows and columns of the whole map, whatever it holds.
+
+    Attributes:
+        numbers: Three of each channel: where rows and columns begin, and what is added along rows
+            and along columns.
+        unit: How much of that is added at cell i of n along an axis: `ends`, i / (n − 1);
+            `middles`, (i + 1/2) / n; `edges`, i / n; `cells`, i.
+    """
+
+    numbers: tuple[float, ...] = ()
+    unit: Literal["ends", "middles", "edges", "cells"] = "ends"
+
+    kind: ClassVar[str] = "coordinates"
+
+
+def by_place(layer: Layer) -> bool:
+    """Whether a layer must know where on the whole map the part lies that it works on."""
+    match layer:
+        case Expand() | Dropout(drops="cells") | Upsample(mode="bilinear", corners=True):
+            return True
+    return isinstance(layer, Coordinates)

@@ -1,0 +1,51 @@
+"""Numbers that depend on where cells lie on the whole map."""
+
+import torch
+from torch import Tensor, nn
+
+from tilenet.geometry.coordinates import Coordinates
+from tilenet.model.cellwise import Tied
+from tilenet.model.skips import Place
+
+__all__ = ["CoordinatesMap"]
+
+
+class CoordinatesMap(nn.Module):
+    """A `geometry.coordinates.Coordinates` in place of a map, (B, C, H, W) in and out.
+
+    Args:
+        place: As of `model.skips.ExpandMap`; None: maps are whole.
+    """
+
+    def __init__(self, layer: Coordinates, place: Place | None = None) -> None:
+        super().__init__()
+        self.layer, self.place = layer, place
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[2], x.shape[3]
+        places = [((0, 0), size) if self.place is None else self.place(n) for n in range(len(x))]
+        parts = [self._part(x, *one) for one in places]
+        return Tied.apply(torch.stack(parts), x)  # type: ignore[no-untyped-call,no-any-return]
+
+    def _part(self, x: Tensor, first: tuple[int, int], whole: tuple[int, int]) -> Tensor:
+        """Those of a part of the map, (C, H, W), in the map's precision."""
+        numbers = torch.tensor(self.layer.numbers, dtype=torch.float64, device=x.device)
+        start, down, right = numbers.view(-1, 3, 1, 1).unbind(1)
+        rows, cols = (
+            self._along(x, first[axis], x.shape[2 + axis], whole[axis]) for axis in (0, 1)
+        )
+        return (start + down * rows[:, None] + right * cols).to(x.dtype)
+
+    def _along(self, x: Tensor, first: int, count: int, whole: int) -> Tensor:
+        cells = torch.arange(count, dtype=torch.float64, device=x.device) + first
+        match self.layer.unit:
+            case "ends":
+                return cells / max(whole - 1, 1)
+            case "middles":
+                return (cells + 0.5) / whole
+            case "edges":
+                return cells / whole
+        return cells
+
+    def extra_repr(self) -> str:
+        return f"{self.layer.numbers}, {self.layer.unit}"
