@@ -69,8 +69,8 @@ def conv(kernel: int, wide: int = WIDE, out: int = WIDE, **more: Any) -> nn.Conv
 
 
 def enlarged(x: Tensor, size: Any, mode: str) -> Tensor:
-    if mode == "nearest":
-        return F.interpolate(x, size)
+    if mode in ("nearest", "bicubic"):
+        return F.interpolate(x, size, mode=mode)
     return F.interpolate(x, size, mode="bilinear", align_corners=mode == "corners")
 
 
@@ -444,12 +444,12 @@ def _edges(draw: Draw) -> nn.Module:
             kernel = draw.of("k", 3, 5)
             return nn.AvgPool2d(kernel, 1, kernel // 2, count_include_pad=False)
         case "small and large":
-            by, mode = draw.of("by", 2, 4), draw.of("mode", "nearest", "bilinear")
-            by = 2 if mode == "bilinear" else by
+            by, mode = draw.of("by", 2, 4), draw.of("mode", "nearest", "bilinear", "corners")
             return Part(
-                lambda m, x: F.interpolate(F.interpolate(x, scale_factor=1 / by, mode=mode),
-                                           scale_factor=by)
-            )  # fmt: skip
+                lambda m, x: F.interpolate(
+                    enlarged(x, (x.shape[2] // by, x.shape[3] // by), mode), scale_factor=by
+                )
+            )
     kernel, dilation = draw.of("kernel", (3, 1), (3, 2), (5, 1))
     pad, kind = dilation * (kernel // 2), "replicate" if form == "replicate" else "reflect"
     if draw.of("by", "itself", "before") == "before":
@@ -474,7 +474,7 @@ def _transposed_three(draw: Draw) -> nn.Module:
 
 @rule(UP, "enlarged")
 def _enlarged(draw: Draw) -> nn.Module:
-    mode = draw.of("mode", "nearest", "bilinear", "corners")
+    mode = draw.of("mode", "nearest", "bilinear", "corners", "bicubic")
     by = draw.of("by", "factor", "size", "pixels")
     if by == "pixels":
         return nn.Sequential(conv(1, WIDE, 4 * WIDE), nn.PixelShuffle(2))
@@ -482,8 +482,8 @@ def _enlarged(draw: Draw) -> nn.Module:
     def enlarge(m: Any, x: Tensor) -> Tensor:
         if by == "size":
             return enlarged(x, (2 * x.shape[2], 2 * x.shape[3]), mode)
-        if mode == "nearest":
-            return F.interpolate(x, scale_factor=2)
+        if mode in ("nearest", "bicubic"):
+            return F.interpolate(x, scale_factor=2, mode=mode)
         return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=mode == "corners")
 
     return Part(enlarge)

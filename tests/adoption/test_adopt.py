@@ -145,6 +145,14 @@ def branching(x: Tensor) -> Tensor:
     return x if float(x.sum()) > 0 else -x
 
 
+def resize(
+    x: Tensor, y: Tensor, by: float, mode: str = "bilinear", corners: bool = False
+) -> Tensor:
+    """A map `y` in a size of the image `x`."""
+    size = int(by * x.shape[2]), int(by * x.shape[3])
+    return F.interpolate(y, size, mode=mode, align_corners=corners)
+
+
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
@@ -153,6 +161,13 @@ def branching(x: Tensor) -> Tensor:
         (nn.MaxPool2d((1, 2)), r"rows and columns are treated differently .* \[1, 2\]"),
         (lambda x: F.max_pool2d(x, 2), r"one cell per input pixel"),
         (lambda x: F.interpolate(x, scale_factor=1.5), r"enlarged by whole numbers only"),
+        (
+            lambda x: resize(x, x, 2 / 3),
+            r"smaller by whole numbers only .*\(128, 256\) to \(85, 170",
+        ),
+        (lambda x: resize(x, x, 0.5, "bicubic"), r"maps are enlarged bicubically, no averages"),
+        (lambda x: resize(x, x, 2, "bicubic", True), r"bicubically, .* not by align_corners"),
+        (lambda x: resize(x, x.mean((2, 3), True), 1, "bicubic"), r"bicubically, no averages"),
         (lambda x: torch.cat([x, x], 2), r"cells are taken together .*: cat along dimensions"),
         (lambda x: x.mean(2, keepdim=True), r"a mean is taken over other dimensions"),
         (lambda x: x.mean((1, 2, 3), keepdim=True), r"a mean is taken over other dimensions"),
@@ -276,9 +291,9 @@ def test_weights_that_require_no_gradient_are_fixed(fixed: str) -> None:
     assert trained == ["conv.bias", "function.weight", "function.bias"]
 
 
-@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_enlarging_by_one_is_no_layer(mode: str) -> None:
-    """A bilinear one would look at neighbours, for nothing."""
+    """One between cells would look at neighbours, for nothing."""
     first, last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
     plain = adopt(nn.Sequential(first, last), 3).layers
     assert (

@@ -370,6 +370,25 @@ class Located(nn.Module):
         return self.head(x * wide.sigmoid())
 
 
+class Resized(nn.Module):
+    """The image smaller by corners, by middles of blocks; maps larger by cubic curves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.two, self.three = block(3, 4, 5), nn.Conv2d(3, 4, 3, padding=1)
+        self.stem, self.four = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = F.interpolate(x, scale_factor=0.5, mode="bilinear", align_corners=True)
+        third = self.three(F.interpolate(x, scale_factor=1 / 3, mode="bilinear"))
+        quarter = self.four(F.interpolate(self.stem(x), scale_factor=0.25, mode="bilinear"))
+        y = self.two(half) + F.interpolate(quarter, scale_factor=2, mode="bicubic")
+        y = F.interpolate(y, size=x.shape[2:], mode="bicubic")
+        out: Tensor = self.head(y + F.interpolate(third.sigmoid(), scale_factor=3, mode="bicubic"))
+        return out
+
+
 ZOO: dict[str, Callable[[], nn.Module]] = {
     "residual": Residual,
     "gated": Gated,
@@ -386,6 +405,7 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
     "shared": Shared,
     "moved": Moved,
     "located": Located,
+    "resized": Resized,
 }
 
 

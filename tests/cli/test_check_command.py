@@ -143,13 +143,13 @@ def test_numbers_of_the_zoo(capsys: Capture, name: str, batch_norm: str) -> None
     assert found["context_any_pixel_px"] == context.context_any_pixel_px
     assert found["num_parameters"] == sum(one.numel() for one in module.parameters())
     assert (found["bands"], found["classes"]) == (3, adopted.classes)
-    out = module.eval()(torch.randn(1, 3, 64, 64))
+    out = module.eval()(torch.randn(1, 3, 96, 96))
     assert found["classes"] == (out if isinstance(out, Tensor) else out["out"]).shape[1]
     assert found["num_layers"] == len(adopted.layers) == sum(found["kinds"].values())
     assert found["kinds"] == Counter(layer.kind for layer in adopted.layers)
     whole = any(isinstance(part, nn.BatchNorm2d) for part in module.modules())
     assert found["looks_at_whole_image"] == (
-        name not in ("residual", "channels", "shifted", "between", "moved", "located")
+        name not in ("residual", "channels", "shifted", "between", "moved", "located", "resized")
         or (batch_norm == "step" and whole)
     )
 

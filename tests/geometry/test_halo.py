@@ -265,6 +265,11 @@ OTHER_STACKS = {
         Conv(2, 2, 3, padding=1),
         Upsample(2, 2, 3, "bilinear"),
     ),
+    "average pooling by 4, bicubic by 2 twice": (
+        Pool(1, 1, 4, 4, mode="average"),
+        Upsample(1, 1, 2, "bicubic"),
+        Upsample(1, 1, 2, "bicubic"),
+    ),
     "a skip that looks where the way below does not": (
         Stash(1, 1, "a"),
         Conv(1, 1, 1, 3),

@@ -59,7 +59,13 @@ def transposed(draw: st.DrawFn) -> Layer:
 
 @st.composite
 def enlargements(draw: st.DrawFn) -> Layer:
-    return Upsample(1, 1, draw(st.integers(1, 4)), draw(st.sampled_from(["nearest", "bilinear"])))
+    mode, factor = (
+        draw(st.sampled_from(["nearest", "bilinear", "bicubic"])),
+        draw(st.integers(1, 4)),
+    )
+    if mode == "bicubic":  # by odd numbers see test_needs.py
+        factor += factor % 2
+    return Upsample(1, 1, factor, mode)
 
 
 NAMED = [
@@ -172,10 +178,12 @@ ONE_OF_EACH = [
     TransposedConv(6, 4),
     Pool(6, 6, 3, 2, 1, "average"),
     Pool(6, 6, 3, 2, 1, "average", counts_padding=False),
+    Pool(6, 6, 3, 3, mode="corners"),
     Upsample(12, 3, 2, "shuffle"),
     GlobalPool(6, 6, takes="sum"),
     GlobalPool(6, 6, takes="maximum"),
     Upsample(6, 6, 3, "bilinear"),
+    Upsample(6, 6, 3, "bicubic"),
     Norm(6, 6, "instance", "tile"),
     Norm(6, 6, "group", "image", 3, affine=True),
     Norm(6, 6, "batch", affine=True),
@@ -289,6 +297,14 @@ def test_every_field_is_tried_with_each_of_its_choices(kind: type[Layer]) -> Non
             assert tried == set(choices), field.name
         else:
             assert tried - {field.default}, field.name
+
+
+@pytest.mark.parametrize("wrong", [{"kernel": 2}, {"padding": 1}, {"extra": 1}])
+def test_blocks_made_one_by_corners_lie_side_by_side(wrong: dict[str, int]) -> None:
+    layer = Pool(6, 6, 3, 3, mode="corners")
+    check_layers((layer,), 6, 6)
+    with pytest.raises(TilenetError, match=r"layers must follow on one another .*pool"):
+        check_layers((replace(layer, **wrong),), 6, 6)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("layer", ONE_OF_EACH, ids=repr)

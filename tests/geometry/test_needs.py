@@ -164,6 +164,38 @@ def test_enlargement_by_corners_looks_no_further_than_it_needs(factor: int) -> N
     assert max(max(both) for both in spare) <= 2
 
 
+@pytest.mark.parametrize("factor", [1, 2, 3, 4, 5])
+def test_what_bicubic_enlargement_needs_rises_with_cells(factor: int) -> None:
+    """Where a place falls exactly on a cell that is more than it looks at, else just that."""
+    layer, cells = Upsample(1, 1, factor, "bicubic"), 7
+    spare = set[bool]()
+    for (cell, _), (seen, _) in reached((layer,), (cells, 2)).items():
+        first, last = layer.needs(cell, cell)
+        on_a_cell = (2 * cell + 1 - factor) % (2 * factor) == 0
+        spare.add(on_a_cell)
+        inside = max(first, 0), min(last, cells - 1)
+        assert seen == ([(first + last) // 2] if on_a_cell else list(range(*inside))) + (
+            [] if on_a_cell else [inside[1]]
+        )
+        assert layer.needs(cell + 1, cell + 1) >= (first, last)
+    assert spare == ({True} if factor == 1 else {True, False} if factor % 2 else {False})
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 5])
+def test_smaller_maps_by_corners_look_into_their_blocks(stride: int) -> None:
+    """In maps of any size; and in the first and the last cell to its outer end."""
+    layer = Pool(1, 1, stride, stride, mode="corners")
+    for cells in range(1, 9):
+        found = reached((layer,), (cells * stride, 2 * stride))
+        for cell in range(cells):
+            first, last = layer.needs(cell, cell)
+            assert (first, last) == (cell * stride, cell * stride + stride - 1)
+            assert {*found[cell, 0][0]} <= {*range(first, last + 1)}
+        assert found[0, 0][0][0] == 0
+        if cells > 1:
+            assert found[cells - 1, 0][0][-1] == cells * stride - 1
+
+
 # --- layers of whole maps, and joins
 
 SIZES = [(24, 36), (36, 24)]

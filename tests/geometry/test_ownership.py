@@ -42,6 +42,7 @@ LAYERS: tuple[Layer, ...] = (
     Upsample(1, 1),
     Upsample(1, 1, mode="bilinear"),
     Upsample(1, 1, factor=3, mode="bilinear"),
+    Upsample(1, 1, factor=3, mode="bicubic"),
     TransposedConv(1, 1),
     TransposedConv(1, 1, 3, 2, 1, 1),
     TransposedConv(1, 1, 4, 2, 1),

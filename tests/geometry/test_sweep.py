@@ -38,11 +38,13 @@ SMALLER = (
     Conv(1, 1, 3, 2, extra=1),
     Pool(1, 1),
     Pool(1, 1, 3, 2, 1),
+    Pool(1, 1, mode="corners"),
 )
 LARGER = (
     Upsample(1, 1),
     Upsample(1, 1, mode="bilinear"),
     Upsample(1, 1, mode="bilinear", corners=True),
+    Upsample(1, 1, mode="bicubic"),
     TransposedConv(1, 1),
     TransposedConv(1, 1, 4, 2, 1),
     TransposedConv(1, 1, 3, 2, 1, 1),

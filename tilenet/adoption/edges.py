@@ -15,7 +15,7 @@ from tilenet.adoption.cellwise import from_map
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import Conv
 
-__all__ = ["parted", "settled"]
+__all__ = ["middles", "parted", "settled"]
 
 EDGES: Any = {"constant": "zeros", "replicate": "replicate", "reflect": "reflect"}
 
@@ -85,7 +85,7 @@ def _tap(before: int, behind: int) -> tuple[int, int, int, int, int]:
 
 
 def _convolved(value: Value, layer: Conv, taps: torch.Tensor, size: tuple[int, int]) -> Value:
-    """A map convolved with the same kernel of 0 and 1 in each channel."""
+    """A map convolved with the same fixed kernel in each channel."""
     wide = value.channels
     computed = kernel_of(numbers_of(taps, (wide, 1, 1, 1)))
     assert computed is not None
@@ -173,6 +173,15 @@ def parted(call: Call, value: Value, step: int) -> Cells:
     layer = Conv(value.channels, value.channels * step * step, step, step)
     size = value.size[0] // step, value.size[1] // step
     return cells_of(call.entered(_convolved(value, layer, taps, size)))
+
+
+def middles(call: Call, value: Value, step: int) -> Cells:
+    """What lies in the middle of each block of cells: one of them, or the mean of two by two."""
+    taps = torch.zeros(step // 2 + 1)
+    taps[(step - 1) // 2 :] = 1 / (2 - step % 2)
+    layer = Conv(value.channels, value.channels, len(taps), step)
+    size = call.sizes[2], call.sizes[3]
+    return cells_of(call.entered(_convolved(value, layer, taps.outer(taps)[None, None], size)))
 
 
 @operator("zeros", "ones", "full", "new_zeros", "new_ones", "new_full")

@@ -14,7 +14,7 @@ from tilenet.adoption.calls import OPERATORS, Call, Moved, Noise, Places, operat
 from tilenet.adoption.cells import Cells, Weight, applied, cells_of, numbers_of
 from tilenet.adoption.cellwise import reshaped, to_map
 from tilenet.adoption.dropping import drop_path
-from tilenet.adoption.edges import parted, settled
+from tilenet.adoption.edges import middles, parted, settled
 from tilenet.adoption.over_cells import over_cells
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import (
@@ -274,7 +274,7 @@ def _adaptive_pool(call: Call, x: Any, output_size: Any) -> Cells:
     return call.made(GlobalPool(value.channels, value.channels, call.square(output_size)), value)
 
 
-@operator("upsample_nearest2d", "upsample_bilinear2d")
+@operator("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d")
 def _upsample(
     call: Call,
     x: Any,
@@ -282,13 +282,16 @@ def _upsample(
     scale_factors: Any = None,
     align_corners: bool = False,
 ) -> Cells:
-    mode: Any = "nearest" if call.operator == "upsample_nearest2d" else "bilinear"
+    mode: Any = call.operator.removeprefix("upsample_").removesuffix("2d")
     value = call.map_of(x)
     size = call.sizes[2], call.sizes[3]
+    smaller = size[0] < value.size[0]
+    if mode == "bicubic" and (value.whole or smaller or align_corners):
+        raise call.refused("maps are enlarged bicubically, no averages, not by align_corners")
     if value.whole:
         return _expanded(call, value, mode, corners=align_corners)
-    if size[0] < value.size[0] and not align_corners:
-        return _reduced(call, value, mode)
+    if smaller:
+        return _reduced(call, value, mode, corners=align_corners)
     factors = {size[0] / value.size[0], size[1] / value.size[1], *(scale_factors or [])}
     factor = next(iter(factors))
     if len(factors) > 1 or factor != int(factor):
@@ -308,17 +311,20 @@ def _expanded(call: Call, value: Value, mode: Any, *, corners: bool = False) -> 
     return cells_of(call.entered(replace(call.layer(expand, value), like=like)))
 
 
-def _reduced(call: Call, value: Value, mode: str) -> Cells:
-    """A map made smaller: every nth cell, or the mean of the two by two in the middle of each."""
+def _reduced(call: Call, value: Value, mode: str, *, corners: bool) -> Cells:
+    """A map made smaller: every nth cell, or what lies in the middle of each block, or between."""
     steps = {old / new for old, new in zip(value.size, call.sizes[2:], strict=True)}
-    step = next(iter(steps))
-    if len(steps) > 1 or step != int(step) or (mode == "bilinear" and step != 2):
+    step = int(next(iter(steps)))
+    if steps != {step}:
         raise call.refused(
-            "maps are made smaller by whole numbers only, and bilinearly by 2",
+            "maps are made smaller by whole numbers only",
             values=f" {value.size} to {call.sizes[2:]}",
         )
-    kernel = 1 if mode == "nearest" else 2
-    return call.made(Pool(value.channels, value.channels, kernel, int(step), mode="average"), value)
+    if mode == "bilinear" and not corners and step > 2:
+        return middles(call, value, step)
+    kernel = 1 if mode == "nearest" else step
+    way: Any = "corners" if corners else "average"
+    return call.made(Pool(value.channels, value.channels, kernel, step, mode=way), value)
 
 
 @operator("pixel_shuffle")

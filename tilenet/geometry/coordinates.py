@@ -1,11 +1,11 @@
-"""Numbers that depend on where cells lie on the whole map, and which layers must know that."""
+"""Numbers that depend on where cells lie on the whole map."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from tilenet.geometry.layers import Dropout, Expand, Layer, Upsample
+from tilenet.geometry.layers import Layer
 
-__all__ = ["Coordinates", "by_place"]
+__all__ = ["Coordinates"]
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,3 @@ class Coordinates(Layer):
     unit: Literal["ends", "middles", "edges", "cells"] = "ends"
 
     kind: ClassVar[str] = "coordinates"
-
-
-def by_place(layer: Layer) -> bool:
-    """Whether a layer must know where on the whole map the part lies that it works on."""
-    match layer:
-        case Expand() | Dropout(drops="cells") | Upsample(mode="bilinear", corners=True):
-            return True
-    return isinstance(layer, Coordinates)

@@ -4,7 +4,7 @@ What is refused here would end in an error of torch, in endless memory, or in a 
 """
 
 import re
-from dataclasses import Field, asdict, fields
+from dataclasses import Field, asdict, fields, replace
 from math import isfinite, lcm
 from typing import Any, get_args, get_origin
 
@@ -213,6 +213,8 @@ def _fits(layer: Layer, kept: dict[str, int]) -> bool:
             return same and (layer.bins == 1 or layer.takes == "mean")
         case Upsample(mode="shuffle"):
             return layer.in_channels == layer.out_channels * layer.factor**2
+        case Pool(mode="corners"):
+            return same and replace(layer, kernel=layer.stride, padding=0, extra=0) == layer
         case Pool():
             return same and 2 * layer.padding <= layer.kernel
         case Norm():

@@ -232,7 +232,10 @@ class TransposedConv(Layer):
 
 @dataclass(frozen=True)
 class Pool(_Windowed):
-    """Maximum or average of a window of cells.
+    """Maximum or average of a window of cells; or blocks of cells made one by their corners.
+
+    With `corners` a whole map is made smaller bilinearly, so that its outermost cells' middles stay
+    the outermost (`align_corners=True`): between places of each block, by its place on the map.
 
     Attributes:
         padding: Cells on each side that are no maximum, or count as zeros.
@@ -243,7 +246,7 @@ class Pool(_Windowed):
     kernel: int = 2
     stride: int = 2
     padding: int = 0
-    mode: Literal["max", "average"] = "max"
+    mode: Literal["max", "average", "corners"] = "max"
     extra: int = 0
     counts_padding: bool = True
 
@@ -263,7 +266,7 @@ class Pool(_Windowed):
 
 @dataclass(frozen=True)
 class Upsample(Layer):
-    """Nearest or bilinear enlargement, or `shuffle`: channels side by side, in factor² cells.
+    """Nearest, bilinear or bicubic enlargement; `shuffle`: channels side by side, in factor² cells.
 
     Attributes:
         corners: Whether the outermost cells' middles stay the outermost (`align_corners=True`),
@@ -271,7 +274,7 @@ class Upsample(Layer):
     """
 
     factor: int = 2
-    mode: Literal["nearest", "bilinear", "shuffle"] = "nearest"
+    mode: Literal["nearest", "bilinear", "bicubic", "shuffle"] = "nearest"
     corners: bool = False
 
     kind: ClassVar[str] = "upsample"
@@ -280,14 +283,16 @@ class Upsample(Layer):
         return cells * self.factor
 
     def needs(self, first: int, last: int) -> tuple[int, int]:
-        if self.mode != "bilinear":
+        if self.mode not in ("bilinear", "bicubic"):
             return first // self.factor, last // self.factor
         # Output cell o takes from (o + 1/2)/f − 1/2: the cell below that and, unless it falls
         # exactly on a cell, the one above. With `corners` that is moved by less than half a cell.
+        # Bicubic takes one more on each side; here always, since what is needed rises with cells.
         moved = HALF if self.corners else 0
         low = Fraction(2 * first + 1, 2 * self.factor) - HALF - moved
         high = Fraction(2 * last + 1, 2 * self.factor) - HALF + moved
-        return floor(low), ceil(high)
+        more = int(self.mode == "bicubic")
+        return floor(low) - more, ceil(high) + more
 
     def grid(self, grid: Grid, *kept: Grid) -> Grid:
         return replace(grid, stride=grid.stride / self.factor)

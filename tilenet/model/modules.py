@@ -22,6 +22,7 @@ __all__ = [
     "BatchNorm",
     "BlockMaxPool",
     "ComputedConv",
+    "CornersPool",
     "FrozenBatchNorm",
     "GlobalSum",
     "PaddedConv",
@@ -55,6 +56,18 @@ class BatchNorm(nn.BatchNorm2d):
             self.tiles += 1
             self.momentum = 1 / self.tiles
         return super().forward(x)
+
+
+class CornersPool(nn.Module):
+    """Blocks of stride × stride cells made one, bilinearly with `align_corners`."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[2] // self.stride, x.shape[3] // self.stride
+        return F.interpolate(x, size, mode="bilinear", align_corners=True)
 
 
 class BlockMaxPool(nn.MaxPool2d):

@@ -38,6 +38,7 @@ from tilenet.model.modules import (
     BatchNorm,
     BlockMaxPool,
     ComputedConv,
+    CornersPool,
     FrozenBatchNorm,
     GlobalSum,
     PaddedConv,
@@ -216,6 +217,8 @@ def _conv(layer: Conv) -> nn.Module:
 def _pool(layer: Pool) -> nn.Module:
     if layer.in_blocks:
         return BlockMaxPool()
+    if layer.mode == "corners":
+        return CornersPool(layer.stride)
     pool: nn.MaxPool2d | nn.AvgPool2d = nn.MaxPool2d(layer.kernel, layer.stride, layer.padding)
     if layer.mode == "average":
         pool = nn.AvgPool2d(

@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from tilenet.geometry.coordinates import by_place
+from tilenet.geometry.by_place import by_place
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, build_network
 from tilenet.parallel.exchange.halo import Line

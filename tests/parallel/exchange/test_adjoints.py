@@ -169,6 +169,7 @@ LAYERS: dict[str, Layer] = {
     "overlapping max-pool": Pool(2, 2, kernel=3, stride=2, padding=1),
     "bilinear": Upsample(2, 2, mode="bilinear"),
     "bilinear by 3": Upsample(2, 2, factor=3, mode="bilinear"),
+    "bicubic by 3": Upsample(2, 2, factor=3, mode="bicubic"),
     "transposed k2 s2": TransposedConv(2, 3),
     "transposed k3 s2 p1": TransposedConv(2, 3, 3, 2, 1, 1),
     "transposed k4 s2 p1": TransposedConv(2, 3, 4, 2, 1),

@@ -15,7 +15,7 @@ from tilenet.adoption.adopt import adopt
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Layer
 from tilenet.parallel.exchange import whole_maps, whole_maximum
-from tilenet.parallel.exchange.placed import CornersUpsample
+from tilenet.parallel.exchange.placed import ByCorners
 
 pytestmark = pytest.mark.ranks(2, (3, 4))
 
@@ -98,18 +98,20 @@ def test_a_gate_whose_gradient_stays_on_its_rank_is_seen(
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", ["pyramid", "resized"])
 def test_corners_taken_for_the_windows_are_seen(
     comm: MPI.Intracomm,
+    name: str,
     lists: dict[tuple[str, str], tuple[Layer, ...]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def alone(self: CornersUpsample, x: torch.Tensor) -> torch.Tensor:
+    def alone(self: ByCorners, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.interpolate(
-            x, scale_factor=self.layer.factor, mode="bilinear", align_corners=True
+            x, scale_factor=float(self.factor), mode="bilinear", align_corners=True
         )
 
-    one = case(lists["pyramid", "frozen"], comm.size, "overlap")
-    monkeypatch.setattr(CornersUpsample, "forward", alone)
+    one = case(lists[name, "frozen"], comm.size, "overlap")
+    monkeypatch.setattr(ByCorners, "forward", alone)
     with pytest.raises(AssertionError):
         assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
 

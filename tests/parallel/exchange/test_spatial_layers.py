@@ -27,6 +27,8 @@ LAYERS: dict[str, tuple[Layer, ...]] = {
     "nearest": (Upsample(2, 2),),
     "bilinear": (Upsample(2, 2, mode="bilinear"),),
     "bilinear by 3": (Upsample(2, 2, factor=3, mode="bilinear"),),
+    "bicubic": (Upsample(2, 2, mode="bicubic"),),
+    "bicubic by 3": (Upsample(2, 2, factor=3, mode="bicubic"),),
     "transposed k2 s2": (TransposedConv(2, 3, bias=True),),
     "transposed k3 s2 p1": (TransposedConv(2, 3, 3, 2, 1, 1, bias=True),),
     "transposed k4 s2 p1": (TransposedConv(2, 3, 4, 2, 1, bias=True),),

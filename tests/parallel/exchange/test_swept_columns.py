@@ -25,7 +25,7 @@ from tilenet.planning.memory.trained_sweeps import maps_to_keep
 pytestmark = pytest.mark.ranks(2, (3, 4))
 
 STRIPS = (1, 7, 32, 500)
-SIZE = 72, 136
+SIZE = 72, 144
 
 
 def pair(seed: int, bands: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,7 +83,7 @@ def compare(
 
 
 @pytest.mark.parametrize("strip", STRIPS)
-@pytest.mark.parametrize("name", ["residual", "shifted", "between", "gated", "pyramid"])
+@pytest.mark.parametrize("name", ["residual", "shifted", "between", "gated", "pyramid", "resized"])
 def test_adopted_networks(comm: MPI.Intracomm, name: str, strip: int) -> None:
     """Strides, dilations, even kernels, both corners, unequal pads, gates, averages in bins."""
     adopted = adopt(network(name, drops=False), 3)

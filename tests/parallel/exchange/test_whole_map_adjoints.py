@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torchgpipe.skip.layout import inspect_skip_layout
 from torchgpipe.skip.tracker import use_skip_tracker
 
-from tilenet.geometry.layers import Conv, Expand, GlobalPool, Layer, Stash, Upsample
+from tilenet.geometry.layers import Conv, Expand, GlobalPool, Layer, Pool, Stash, Upsample
 from tilenet.geometry.tiles import HaloRule, Span, Tiling
 from tilenet.geometry.windows import Window
 from tilenet.model.choices import HaloMode
@@ -27,7 +27,7 @@ from tilenet.model.skips import Origin, OriginTracker
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
 from tilenet.parallel.exchange.norm import Cells
-from tilenet.parallel.exchange.placed import CornersUpsample
+from tilenet.parallel.exchange.placed import ByCorners
 from tilenet.parallel.exchange.whole_maps import AveragedOver, WholeImagePool, bin_shares, bin_sums
 
 pytestmark = pytest.mark.ranks(2, 3)
@@ -244,7 +244,27 @@ def test_corners_are_those_of_the_whole_map(
         )
         x = part_of(whole.detach(), read, 0, 0).clone().requires_grad_()
         with on_tiles(layers, tiling, mode, comm) as network:
-            assert isinstance(network.network[1], CornersUpsample)
+            assert isinstance(network.network[1], ByCorners)
+            found = part_of(network(x), own, read.row, read.col)
+            assert_same_map(comm, (x, found), (whole, wanted), (read, own))
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("stride", [2, 3, 4])
+def test_smaller_maps_by_corners_are_those_of_the_whole_map(
+    comm: MPI.Intracomm, stride: int, mode: HaloMode
+) -> None:
+    layers = Pool(2, 2, stride, stride, mode="corners"), Upsample(2, 2, stride)
+    for seed, tiling in enumerate(tilings(comm, mode, stride)):
+        read, own = tiling.tiles[comm.rank].read, tiling.tiles[comm.rank].own
+        whole = drawn(2, 2, *tiling.extended, seed=seed).requires_grad_()
+        size = [cells // stride for cells in tiling.extended]
+        small = nn.functional.interpolate(whole, size, mode="bilinear", align_corners=True)
+        wanted = nn.functional.interpolate(small, scale_factor=stride)
+        x = part_of(whole.detach(), read, 0, 0).clone().requires_grad_()
+        with on_tiles(layers, tiling, mode, comm) as network:
+            assert isinstance(network.network[0], ByCorners)
             found = part_of(network(x), own, read.row, read.col)
             assert_same_map(comm, (x, found), (whole, wanted), (read, own))
 

@@ -34,7 +34,7 @@ OURS = {
     "transposed": UNetOptions(3, base=8, bands=3, classes=4, upsampling="transposed"),
 }
 # By their averages of the whole image the latter two are swept in parts.
-ADOPTED = "residual", "channels", "between", "gated", "pyramid"
+ADOPTED = "residual", "channels", "between", "resized", "gated", "pyramid"
 AVERAGED = "gates", "gated", "pyramid"
 # With which not all maps are kept: the full-size one is computed again, or the second sweep's too.
 SOME_CELLS = ("gates", 290_884), ("gates", 72_721), ("pyramid", 136_097)

@@ -146,7 +146,7 @@ def spatial_layer(layer: Layer, index: int, module: nn.Module, around: Halos) ->
             return SpatialConv(module, index, around, layer)
         case Pool():
             return SpatialPool(module, index, around, layer)
-        case Upsample(mode="bilinear", corners=False):
+        case Upsample(mode="bilinear" | "bicubic"):
             return EnlargedByCells(module, index, around, layer)
         case Upsample(mode="nearest" | "shuffle") if (
             around.grids[index].origin % around.grids[index].stride
@@ -236,14 +236,14 @@ class SpatialPool(_Spatial):
 
 
 class EnlargedByCells(_Spatial):
-    """Nearest or bilinear enlargement; outermost cells repeat the map's own beyond its edge."""
+    """Enlargement by nearest cells or between; outermost ones repeat beyond the map's edge."""
 
     def __init__(self, module: nn.Module, index: int, around: Halos, layer: Upsample) -> None:
         super().__init__(module, index, around)
         self.factor = layer.factor
 
     def forward(self, x: Tensor) -> Tensor:
-        # Bilinearly the operator clamps by itself at the map's edge, where nothing is taken, and
+        # The operator clamps by itself at the map's edge, where nothing is taken, and
         # wrongly at the halo's edge, which is cut off.
         journey = without_border(self.around.journey(self.index))
         large = self.__dict__["plain"](_extended(x, journey, 0.0))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from tilenet.geometry.coordinates import by_place
+from tilenet.geometry.by_place import by_place
 from tilenet.geometry.layers import Layer, Norm
 from tilenet.model.choices import HaloMode
 from tilenet.model.network import Network

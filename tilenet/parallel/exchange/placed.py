@@ -1,6 +1,6 @@
 """Layers that must know where on the whole map their own map lies, in both halo modes.
 
-An average of the whole image; what enlarges it again; enlargement with `align_corners`;
+An average of the whole image; what enlarges it again; other sizes with `align_corners`;
 coordinates; dropout of single cells, whose masks are those of the cells of the image. On the whole
 image alone, and without ranks, the plain modules do the same.
 """
@@ -12,7 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tilenet.geometry.layers import Expand, GlobalPool, Layer, Upsample
+from tilenet.geometry.by_place import by_corners
+from tilenet.geometry.layers import Expand, GlobalPool, Layer
 from tilenet.geometry.ownership import own_cells
 from tilenet.model.coordinates import CoordinatesMap
 from tilenet.model.dropout import KeyedDropout
@@ -43,8 +44,8 @@ def placed_layer(
             if layer.takes == "maximum":
                 return WholeImageMaximum(where, comm)
             return WholeImagePool(layer, where, comm)
-        case Upsample(mode="bilinear", corners=True):
-            return CornersUpsample(layer, index, around, place)
+        case _ if by_corners(layer):
+            return ByCorners(grids[index].stride / grids[index + 1].stride, index, around, place)
     return cells_placed(module, place)
 
 
@@ -60,15 +61,18 @@ def cells_placed(module: nn.Module, place: Place) -> nn.Module | None:
     return None
 
 
-class CornersUpsample(nn.Module):
-    """Bilinear enlargement with `align_corners`, (B, C, H, W) of a rank's cells in and out.
+class ByCorners(nn.Module):
+    """Larger or smaller maps with `align_corners`, (B, C, H, W) of a rank's cells in and out.
 
     Collective over the ranks of an image with `halo_mode: exchange`.
+
+    Args:
+        factor: Output cells per input cell along an axis.
     """
 
-    def __init__(self, layer: Upsample, index: int, around: Surroundings, place: Place) -> None:
+    def __init__(self, factor: Fraction, index: int, around: Surroundings, place: Place) -> None:
         super().__init__()
-        self.layer, self.index, self.around, self.place = layer, index, around, place
+        self.factor, self.index, self.around, self.place = factor, index, around, place
 
     def forward(self, x: Tensor) -> Tensor:
         tiling = here().tiling
@@ -77,12 +81,12 @@ class CornersUpsample(nn.Module):
             journey = without_border(self.around.journey(self.index))
             need, out = journey.halo.need, journey.halo.out
             extended = extend(x, journey, 0.0)
-            return self._enlarged(extended, (out.height, out.width), 0, (need.row, need.col))
-        size = x.shape[2] * self.layer.factor, x.shape[3] * self.layer.factor
-        parts = [self._enlarged(one[None], size, number) for number, one in enumerate(x)]
+            return self._resampled(extended, (out.height, out.width), 0, (need.row, need.col))
+        size = int(x.shape[2] * self.factor), int(x.shape[3] * self.factor)
+        parts = [self._resampled(one[None], size, number) for number, one in enumerate(x)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _enlarged(
+    def _resampled(
         self,
         x: Tensor,
         size: tuple[int, int],
@@ -91,10 +95,9 @@ class CornersUpsample(nn.Module):
     ) -> Tensor:
         """`size` of the sample's output cells; `first` says where `x` begins, if it has a halo."""
         (top, left), whole = self.place(sample)
-        factor = self.layer.factor
-        row, col = first or (top // factor, left // factor)
-        rows = AxisPlace(row, whole[0] // factor, top, size[0], whole[0])
-        cols = AxisPlace(col, whole[1] // factor, left, size[1], whole[1])
+        row, col = first or (int(top / self.factor), int(left / self.factor))
+        rows = AxisPlace(row, int(whole[0] / self.factor), top, size[0], whole[0])
+        cols = AxisPlace(col, int(whole[1] / self.factor), left, size[1], whole[1])
         return resampled(x, rows, cols, "bilinear", corners=True)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.by_place import by_corners
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import map_grids, map_shapes
 from tilenet.geometry.layers import (
@@ -246,8 +247,8 @@ class Sweep:
         placed = cells_placed(module, lambda _: self._place(number))
         if placed and not self.grids[number].whole:
             return placed
-        corners = isinstance(layer, Upsample) and layer.mode == "bilinear" and layer.corners
-        if isinstance(layer, WINDOWED) and not corners and not self.grids[number].whole:
+        around = isinstance(layer, WINDOWED) and not by_corners(layer)
+        if around and not self.grids[number].whole:
             return spatial_layer(layer, number, module, self)
         return module
 
@@ -384,9 +385,10 @@ class Sweep:
                 module = cast(CellwiseModule, self._modules[number].module)
                 return module.compute(self._rows(number, rows.out), kept)
             case Expand():
-                return self._enlarged(number, self._rows(number, rows.out), (0, 0), layer)
-            case Upsample(mode="bilinear", corners=True) if not self.grids[number].whole:
-                return self._with_corners(number, layer)
+                way = layer.mode, layer.corners
+                return self._resampled(number, self._rows(number, rows.out), (0, 0), way)
+            case _ if by_corners(layer) and not self.grids[number].whole:
+                return self._with_corners(number)
         if isinstance(layer, WINDOWED) and not self.grids[number].whole:
             return self._run(number, self._rows(number, self._seen(number)))
         return self._run(number, self._rows(number, rows.out))
@@ -395,18 +397,21 @@ class Sweep:
         out: Tensor = self._modules[number](x)
         return out
 
-    def _with_corners(self, number: int, layer: Upsample) -> Tensor:
+    def _with_corners(self, number: int) -> Tensor:
         journey, seen = without_border(self.journey(number)), self._seen(number)
-        x, halo = self._rows(number, seen), journey.halo
-        if not (halo.takes or halo.gives):
-            return self._enlarged(number, x, (seen[0], 0), layer)
-        first = halo.need.col - halo.own.col
-        return self._enlarged(number, extend(x, journey, 0.0), (seen[0], first), layer)
+        x, halo, first = self._rows(number, seen), journey.halo, 0
+        if halo.takes or halo.gives:
+            x, first = extend(x, journey, 0.0), halo.need.col - halo.own.col
+        return self._resampled(number, x, (seen[0], first), ("bilinear", True))
 
-    def _enlarged(
-        self, number: int, x: Tensor, first: tuple[int, int], layer: Expand | Upsample
+    def _resampled(
+        self, number: int, x: Tensor, first: tuple[int, int], way: tuple[str, bool]
     ) -> Tensor:
-        """Rows of an enlarged map, of cells from `first` on; both lie where the image has them."""
+        """Rows of a map of another size, of cells from `first` on; both lie as on the image.
+
+        Args:
+            way: Mode and whether it is by corners, as for `resampled`.
+        """
         start, stop = self._now.out
         (top, left), (out_top, out_left) = self.starts[number], self.starts[number + 1]
         before, after = self._image[number], self._image[number + 1]
@@ -414,7 +419,7 @@ class Sweep:
         across = AxisPlace(
             left + first[1], before.cols, out_left, self._widths[number + 1], after.cols
         )
-        return resampled(x, along, across, layer.mode, corners=layer.corners)
+        return resampled(x, along, across, way[0], corners=way[1])
 
 
 def _first_cells(grid: Grid, part: Window) -> tuple[int, int]:

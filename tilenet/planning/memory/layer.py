@@ -415,5 +415,5 @@ def _halo(layer: Layer, cells: int) -> tuple[int, int]:
     if isinstance(layer, Pool):
         around = max(layer.padding, layer.kernel - layer.stride, 0)
     else:
-        around = int(isinstance(layer, Upsample) and layer.mode == "bilinear")
+        around = -layer.needs(0, layer.factor - 1)[0] if isinstance(layer, Upsample) else 0
     return around, around

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from tilenet.geometry.by_place import by_corners
 from tilenet.geometry.halo import MapShape, map_grids, map_shapes
 from tilenet.geometry.layers import Conv, Join, Layer, Pool, Stash, Upsample
 from tilenet.geometry.sweep import (
@@ -202,8 +203,14 @@ class SweptBackward:
         if inputs and (cost.in_place or (isinstance(layer, Join) and layer.how == "take")):
             self._hold(storage := inputs[0])
         else:
-            self._touch(_forward_bytes(layer, cost, size))
-            storage = self._make(size)
+            made = size
+            if isinstance(layer, Upsample) and not by_corners(
+                layer
+            ):  # cut out of what is looked at
+                low, high = max(rows.need[0], 0), min(rows.need[1], self.shapes[number].rows)
+                made = self._size(number + 1, (high - low) * layer.factor)
+            self._touch(_forward_bytes(layer, cost, made))
+            storage = self._make(made)
         out = _Rows(rows.out[0], rows.out[1] - rows.out[0], storage, number + 1)
         self.maps[number + 1].append(out)
         if self.tape is not None:
@@ -309,8 +316,11 @@ class SweptBackward:
         if node.number is None:
             return 0
         layer, cost = self.layers[node.number], self.costs[node.number]
-        if isinstance(layer, Upsample) and layer.corners:
-            return 3 * self._size(node.out.map_, node.out.rows)  # of each direction's difference
+        if by_corners(layer):  # of each direction's difference
+            size = self._size(node.out.map_, node.out.rows)
+            if isinstance(layer, Pool):  # of all cells zeros, and lower and upper ones with them
+                return ((3 * layer.stride + 1) * layer.stride - 1) * size
+            return 3 * size
         first = node.saved[0] if node.saved else 0
         others_hold = cost.keeps_input and self.uses[first] > node.saved.count(first)
         taken = cost.backward[others_hold + 2 * (self.uses[gradient] > 1)]
@@ -349,9 +359,11 @@ class SweptBackward:
 
 def _forward_bytes(layer: Layer, cost: LayerBytes, size: int) -> int:
     """What a layer's forward takes, its output of `size` bytes among it."""
-    if isinstance(layer, Upsample) and layer.corners:
-        # As `resampled`: the lower and the upper cells, their difference, its share and the sum.
+    # As `resampled`: the lower and the upper cells, their difference, its share and the sum.
+    if isinstance(layer, Upsample) and by_corners(layer):
         return 4 * size + size // layer.factor
+    if isinstance(layer, Pool) and by_corners(layer):  # along rows, while there are all columns
+        return 4 * size * layer.stride
     return int(cost.forward * size / cost.output)
 
 

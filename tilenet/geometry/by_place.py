@@ -1,0 +1,22 @@
+"""Which layers must know where on the whole map the part lies that they work on."""
+
+from tilenet.geometry.coordinates import Coordinates
+from tilenet.geometry.layers import Dropout, Expand, Layer, Pool, Upsample
+
+__all__ = ["by_corners", "by_place"]
+
+
+def by_corners(layer: Layer) -> bool:
+    """Whether it makes a map larger or smaller with `align_corners`."""
+    match layer:
+        case Upsample(mode="bilinear", corners=True) | Pool(mode="corners"):
+            return True
+    return False
+
+
+def by_place(layer: Layer) -> bool:
+    """Whether it must know its place: coordinates, masks of cells, what averages are put to too."""
+    match layer:
+        case Expand() | Dropout(drops="cells") | Coordinates():
+            return True
+    return by_corners(layer)
