@@ -33,6 +33,7 @@ PAGES = [
     "when-it-does-not-fit",
     "library",
     "maps",
+    "export",
 ]
 DATA: dict[str, Callable[[Path], None]] = {
     "your-data": guide_data.towns,
@@ -40,6 +41,7 @@ DATA: dict[str, Callable[[Path], None]] = {
     "exactness": guide_data.scene,
     "when-it-does-not-fit": guide_data.scene,
     "maps": guide_data.class_map,
+    "export": guide_data.scene,
 }
 MOST_LINES = 120
 MOST_NOT_RUN = 8  # of all pages

@@ -27,7 +27,7 @@ from tilenet.planning.maps import MapQuestion
 from tilenet.storage.checkpoints import checked_checkpoint, load_json, load_tensors
 from tilenet.storage.network_json import NetworkRecord
 
-__all__ = ["GivenNetwork", "MapSource", "Prediction"]
+__all__ = ["GivenNetwork", "MapSource", "Prediction", "saved_network"]
 
 
 @dataclass(frozen=True)
@@ -259,11 +259,26 @@ def _opened(wanted: Prediction, folder: Path) -> tuple[NetworkRecord, Network]:
     """The network's record, and itself with its weights."""
     if isinstance(wanted.network, GivenNetwork):
         return wanted.network.record, wanted.network.network
+    return saved_network(folder, wanted.precision, wanted.module)
+
+
+def saved_network(
+    folder: Path, precision: str | None, module: nn.Module | None
+) -> tuple[NetworkRecord, Network]:
+    """A checkpoint's record, and its network with its weights, on the CPU.
+
+    Args:
+        precision: In which it computes; None: that of the training run.
+        module: Of a checkpoint that holds its weights alone; None: it holds the layers too.
+
+    Raises:
+        TilenetError: A file is missing or broken, or a module is needed.
+    """
     record = NetworkRecord.from_json(load_json(folder / "network.json"))
     weights = load_tensors(folder / "weights.safetensors")
-    precision = wanted.precision or record.precision
+    precision = precision or record.precision
     if (layer := record.opaque) is not None:
-        network = opaque_network(_code_of(layer, wanted.module, folder), 0, precision)
+        network = opaque_network(_code_of(layer, module, folder), 0, precision)
     else:
         check_weight_count(record.layers, weights, str(folder), record.names)
         network = network_to_fill(record.layers, parameter_dtype(precision))

@@ -1,0 +1,55 @@
+"""`tilenet export`: a trained network as a file for other programs."""
+
+from tilenet.cli.options import Arguments, command
+from tilenet.cli.own_network import module_named
+from tilenet.errors import UsageError
+from tilenet.export.job import Export, export_network
+from tilenet.parallel.health.progress import say
+
+__all__ = ["main"]
+
+
+@command("export")
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    given = vars(_parser().parse_args(arguments))
+    code, options = given.pop("code"), given.pop("options")
+    if code is None and options is not None:
+        raise UsageError("--options goes with --network; name the module, or leave it out")
+    module = None if code is None else module_named(code, options, None)
+    for sentence in export_network(Export(**given, module=module)):
+        say(f"tilenet: {sentence}")
+
+
+def _parser() -> Arguments:
+    parser = Arguments(
+        prog="tilenet export",
+        description="Write a trained network to a file that other programs run: it takes pixel "
+        "values as the run's images hold them.",
+    )
+    parser.add_argument("network", metavar="checkpoint", help="folder of a run or checkpoint")
+    parser.add_argument("out", help="file to write: .pt2 (torch.export)")
+    parser.add_argument(
+        "--output",
+        choices=["logits", "probabilities"],
+        default="logits",
+        help="what it gives (%(default)s)",
+    )
+    parser.add_argument(
+        "--tile",
+        dest="tile_px",
+        type=int,
+        metavar="PX",
+        help="side of the windows that it takes, halos and all, where it takes one size alone "
+        "(default: 512 or more, as fits its halo)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
+    own = parser.add_argument_group("your own network")
+    own.add_argument(
+        "--network",
+        dest="code",
+        metavar="PACKAGE:NAME",
+        help="what makes the module of a checkpoint of halo_mode: windows, which holds no code",
+    )
+    own.add_argument("--options", nargs="*", metavar="NAME=VALUE", help="what it is called with")
+    return parser

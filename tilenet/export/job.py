@@ -1,0 +1,104 @@
+"""A checkpoint in, a file for other programs out."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from tilenet.errors import TilenetError
+from tilenet.export.pixels import FromPixels
+from tilenet.export.program import trace
+from tilenet.export.tile import decide_tile
+from tilenet.geometry.layers import GlobalPool, Norm
+from tilenet.mapping.prediction import saved_network
+from tilenet.mapping.writer import check_target
+from tilenet.model.choices import parameter_dtype
+from tilenet.storage.atomic import put
+from tilenet.storage.checkpoints import checked_checkpoint
+from tilenet.storage.network_json import NetworkRecord
+
+__all__ = ["Export", "export_network"]
+
+WHAT = "an exported network"
+
+
+@dataclass(frozen=True)
+class Export:
+    """What is to be exported.
+
+    Attributes:
+        network: Folder of a training run, or of a checkpoint.
+        out: File to write; its ending says the format.
+        output: `logits` or `probabilities`; of a regression its values are the logits.
+        tile_px: Side of the windows that others run it on; None: 512 px or more, as fits its halo.
+        module: Of a checkpoint that holds its weights alone (`halo_mode: windows`).
+        overwrite: Whether files of that name are replaced.
+    """
+
+    network: str
+    out: str
+    output: str = "logits"
+    tile_px: int | None = None
+    module: nn.Module | None = None
+    overwrite: bool = False
+
+
+def export_network(wanted: Export) -> list[str]:
+    """Write the file.
+
+    Returns:
+        What is to be known of it, in sentences.
+
+    Raises:
+        TilenetError: The checkpoint is broken, the network cannot be exported, or the file not
+            written.
+    """
+    out = Path(wanted.out)
+    if out.suffix != ".pt2":
+        raise TilenetError(f"{WHAT} is a .pt2 file ({out}); give it a name with this ending")
+    check_target(wanted.out, overwrite=wanted.overwrite, what=WHAT, ending=".pt2")
+    folder = checked_checkpoint(Path(wanted.network)).resolve()
+    record, network = saved_network(folder, None, wanted.module)
+    if wanted.output == "probabilities" and record.task == "regression":
+        raise TilenetError(f"a regression has no probabilities ({folder}); leave --output out")
+    context, dtype = record.context(), parameter_dtype(record.precision)
+    tile = decide_tile(context, record.opaque, wanted.tile_px)
+    whole = FromPixels(network, record, dtype, softmax=wanted.output == "probabilities")
+    traced = trace(whole, tile.px, context.alignment_px, any_size=record.opaque is None)
+    part = out.with_name(f".{out.stem}.part{out.suffix}")  # torch takes no other ending
+    try:
+        traced.write(part)
+        put(part, out)
+    except OSError as error:
+        raise TilenetError(
+            f"{WHAT} must be written to a place that can be written ({out}: {error.strerror}); "
+            "name another file"
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
+    size = f"{tile.px} × {tile.px} px"
+    if traced.any_size:
+        rest = tile.px % context.alignment_px
+        size = f"sizes that are multiples of {context.alignment_px} px" + f" and {rest}" * bool(
+            rest
+        )
+    return [f"{out} takes pixel values of {size}, and gives {wanted.output}", *_notes(record)]
+
+
+def _notes(record: NetworkRecord) -> list[str]:
+    """Where maps of other programs differ from ours."""
+    if record.opaque is not None:
+        return [
+            "windows of tilenet predict are blended where they overlap: others' maps differ there"
+        ]
+    if any(isinstance(one, GlobalPool) or _is_of_image(one) for one in record.layers):
+        return [
+            "the network takes averages or statistics of the whole image, and those of a window "
+            "where it is given a window: others' maps differ from those of tilenet predict"
+        ]
+    return []
+
+
+def _is_of_image(layer: object) -> bool:
+    """Whether a layer takes its statistics of the image that it is given, once it is trained."""
+    return isinstance(layer, Norm) and layer.norm != "batch"

@@ -1,0 +1,63 @@
+"""Windows that other programs run an exported network on: their sizes, and how they overlap."""
+
+from dataclasses import dataclass
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import Context
+from tilenet.geometry.opaque import Opaque
+
+__all__ = ["ExportTile", "decide_tile"]
+
+LEAST_PX = 512  # of a tile that nobody asked for
+MOST_PERCENT = 99  # that Deepness takes
+
+
+@dataclass(frozen=True)
+class ExportTile:
+    """A square window with its halo.
+
+    Attributes:
+        px: Its side.
+        overlap_percent: Of its side, with the next one: a halo of each at the least.
+        on_grid: Whether windows that overlap so begin on the network's grid, as tiles of maps do.
+    """
+
+    px: int
+    overlap_percent: int
+    on_grid: bool
+
+
+def decide_tile(context: Context, opaque: Opaque | None, asked_px: int | None) -> ExportTile:
+    """The window's size, and the least overlap in whole percents that keeps own pixels exact.
+
+    Args:
+        opaque: The network's only layer, where it is a module as it is.
+        asked_px: None: at least four halos, and such that 4 % of it are whole alignments.
+
+    Raises:
+        TilenetError: The network does not take the size that was asked for.
+    """
+    if opaque is not None:
+        if asked_px not in (None, opaque.window_px):
+            raise TilenetError(
+                f"a network of windows takes windows of one size (--tile: {asked_px}, window_px: "
+                f"{opaque.window_px}); leave --tile out"
+            )
+        return ExportTile(opaque.window_px, 50, on_grid=True)
+    alignment, both_px = context.alignment_px, 2 * context.halo_px
+    rest = both_px % alignment  # not 0 of unpadded networks only
+    unit = 25 * alignment
+    px = -(-max(LEAST_PX, 2 * both_px) // unit) * unit + rest if asked_px is None else asked_px
+    least = -(-100 * both_px // max(px, 1))
+    if px < 1 or px % alignment != rest or least > MOST_PERCENT:
+        more = f" and {rest}" * (rest > 0)
+        raise TilenetError(
+            f"a tile is a multiple of the network's alignment{more}, and wider than its halos on "
+            f"both sides (--tile: {px}, alignment: {alignment} px, halo: {context.halo_px} px); "
+            "give another --tile, or leave it out"
+        )
+    for percent in range(least, MOST_PERCENT + 1):
+        overlap_px = px * percent // 100
+        if overlap_px >= both_px and (px - overlap_px) % alignment == 0:
+            return ExportTile(px, percent, on_grid=True)
+    return ExportTile(px, least, on_grid=False)
