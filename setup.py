@@ -39,6 +39,7 @@ setup(
         "mpich": ["mpich>=4.1"],
         "openmpi": ["openmpi>=5.0"],
         "tensorboard": ["tensorboard>=2.9"],  # tensorboard: true
+        "export": ["onnx>=1.18", "onnxscript>=0.5"],  # tilenet export RUN OUT.onnx
         "bench": [  # other people's networks, for the benches networks, modules and taken
             "monai>=1.4",
             "segmentation-models-pytorch>=0.5",

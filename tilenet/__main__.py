@@ -37,7 +37,7 @@ USAGE = """usage: tilenet COMMAND [options]
   predict    make a map: tilenet predict CHECKPOINT IMAGE OUT.tif
   evaluate   compare a map with labels: tilenet evaluate MAP LABELS
   polygons   the polygons of a map: tilenet polygons MAP OUT.gpkg
-  export     a trained network for other programs: tilenet export RUN OUT.pt2
+  export     a trained network for other programs: tilenet export RUN OUT.onnx
   report     write a page about a run: tilenet report RUN
   preview    see an image and its labels: tilenet preview IMAGE [LABELS] OUT.png
 

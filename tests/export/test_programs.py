@@ -131,7 +131,7 @@ def test_what_cannot_be_written_is_said(
     folder = str(run("own"))
     for arguments, code, said in [
         ([folder, str(out)], 1, "is not overwritten unasked"),
-        ([folder, str(tmp_path / "net.tif")], 1, "give it a name with this ending"),
+        ([folder, str(tmp_path / "net.tif")], 1, "give it one of these endings"),
         ([folder, str(tmp_path / "nowhere" / "net.pt2")], 1, "needs an existing directory"),
         ([str(tmp_path), str(tmp_path / "b.pt2")], 1, "a checkpoint is a folder with"),
         ([folder, str(out), "--overwrite", "--tile", "97"], 1, "multiple of the network's align"),

@@ -28,7 +28,7 @@ def _parser() -> Arguments:
         "values as the run's images hold them.",
     )
     parser.add_argument("network", metavar="checkpoint", help="folder of a run or checkpoint")
-    parser.add_argument("out", help="file to write: .pt2 (torch.export)")
+    parser.add_argument("out", help="file to write: .pt2 (torch.export) or .onnx")
     parser.add_argument(
         "--output",
         choices=["logits", "probabilities"],

@@ -7,7 +7,7 @@ from torch import nn
 
 from tilenet.errors import TilenetError
 from tilenet.export.pixels import FromPixels
-from tilenet.export.program import trace
+from tilenet.export.program import check_onnx, trace
 from tilenet.export.tile import decide_tile
 from tilenet.geometry.layers import GlobalPool, Norm
 from tilenet.mapping.prediction import saved_network
@@ -54,20 +54,27 @@ def export_network(wanted: Export) -> list[str]:
             written.
     """
     out = Path(wanted.out)
-    if out.suffix != ".pt2":
-        raise TilenetError(f"{WHAT} is a .pt2 file ({out}); give it a name with this ending")
-    check_target(wanted.out, overwrite=wanted.overwrite, what=WHAT, ending=".pt2")
+    if out.suffix not in (".pt2", ".onnx"):
+        raise TilenetError(f"{WHAT} is a .pt2 or .onnx file ({out}); give it one of these endings")
+    onnx = out.suffix == ".onnx"
+    if onnx:
+        check_onnx()
+    check_target(wanted.out, overwrite=wanted.overwrite, what=WHAT, ending=out.suffix)
     folder = checked_checkpoint(Path(wanted.network)).resolve()
-    record, network = saved_network(folder, None, wanted.module)
+    # Programs that run .onnx files, on CPUs above all, know convolutions of float32.
+    record, network = saved_network(folder, "float32" if onnx else None, wanted.module)
+    dtype = parameter_dtype("float32" if onnx else record.precision)
     if wanted.output == "probabilities" and record.task == "regression":
         raise TilenetError(f"a regression has no probabilities ({folder}); leave --output out")
-    context, dtype = record.context(), parameter_dtype(record.precision)
+    context = record.context()
     tile = decide_tile(context, record.opaque, wanted.tile_px)
     whole = FromPixels(network, record, dtype, softmax=wanted.output == "probabilities")
-    traced = trace(whole, tile.px, context.alignment_px, any_size=record.opaque is None)
+    # Deepness takes .onnx files of one size alone.
+    any_size = not onnx and record.opaque is None
+    traced = trace(whole, tile.px, context.alignment_px, any_size=any_size)
     part = out.with_name(f".{out.stem}.part{out.suffix}")  # torch takes no other ending
     try:
-        traced.write(part)
+        traced.write(part, {})
         put(part, out)
     except OSError as error:
         raise TilenetError(

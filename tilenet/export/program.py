@@ -1,8 +1,12 @@
 """A network as a graph of torch's operators, and the files that hold one."""
 
+import logging
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import Dim, ExportedProgram
@@ -10,9 +14,15 @@ from torch.export import Dim, ExportedProgram
 from tilenet.errors import TilenetError, one_line
 from tilenet.export.pixels import FromPixels
 
-__all__ = ["Traced", "trace"]
+if TYPE_CHECKING:
+    from torch.onnx import ONNXProgram
+
+__all__ = ["Traced", "check_onnx", "trace"]
+
+FOR_ONNX = "onnx", "onnxscript"  # which torch's exporter imports
 
 MOST_SAID = 200
+MOST_ONNX_BYTES = 2**31 - 2**24  # of a file, less its graph
 
 
 @dataclass(frozen=True)
@@ -27,14 +37,23 @@ class Traced:
     program: ExportedProgram
     any_size: bool
 
-    def write(self, path: Path) -> None:
-        """Write a .pt2 file.
+    def write(self, path: Path, properties: Mapping[str, str]) -> None:
+        """Write a .pt2 file, or an .onnx file of one size.
+
+        Args:
+            properties: Kept in an .onnx file, under their names.
 
         Raises:
             OSError: The disk does not take it.
+            TilenetError: ONNX lacks an operator of the network.
         """
-        self.program.example_inputs = None  # as large as a window
-        torch.export.save(self.program, path)
+        if path.suffix == ".onnx":
+            made = _as_onnx(self.program)
+            made.model.metadata_props.update(properties)
+            made.save(path)
+        else:
+            self.program.example_inputs = None  # as large as a window
+            torch.export.save(self.program, path)
 
 
 def trace(network: FromPixels, tile_px: int, alignment_px: int, *, any_size: bool) -> Traced:
@@ -76,3 +95,47 @@ def _recorded(
         return torch.export.export(
             network, (pixels,), dynamic_shapes=None if sizes is None else {"pixels": sizes}
         )
+
+
+def check_onnx() -> None:
+    """Refuse .onnx files where packages are missing.
+
+    Raises:
+        TilenetError: With their names.
+    """
+    if missing := [name for name in FOR_ONNX if find_spec(name) is None]:
+        raise TilenetError(
+            f"an .onnx file needs the packages {' and '.join(FOR_ONNX)} (missing: "
+            f"{', '.join(missing)}); pip install 'tilenet[export]', or export a .pt2 file"
+        )
+
+
+def _as_onnx(program: ExportedProgram) -> "ONNXProgram":
+    """The same graph of ONNX's operators, from `pixels` to `scores`.
+
+    Raises:
+        TilenetError: There is none.
+    """
+    held = sum(tensor.nbytes for tensor in program.state_dict.values())
+    if held > MOST_ONNX_BYTES:
+        raise TilenetError(
+            f"an .onnx file holds weights of {MOST_ONNX_BYTES:,} bytes at most (weights: "
+            f"{held:,}); export a .pt2 file"
+        )
+    names: dict[str, Any] = {"input_names": ["pixels"], "output_names": ["scores"]}
+    remarks = logging.getLogger("torch.onnx")  # on packages that are not installed
+    level = remarks.level
+    remarks.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+    except Exception as error:  # whatever it says of operators that ONNX lacks
+        raise TilenetError(
+            "an .onnx file holds a network that ONNX has all operators of "
+            f"({type(error).__name__}: {one_line(str(error))[:MOST_SAID]}); export a .pt2 file"
+        ) from error
+    finally:
+        remarks.setLevel(level)
+    assert made is not None
+    return made

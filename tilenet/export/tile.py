@@ -57,7 +57,6 @@ def decide_tile(context: Context, opaque: Opaque | None, asked_px: int | None) -
             "give another --tile, or leave it out"
         )
     for percent in range(least, MOST_PERCENT + 1):
-        overlap_px = px * percent // 100
-        if overlap_px >= both_px and (px - overlap_px) % alignment == 0:
+        if (px - px * percent // 100) % alignment == 0:
             return ExportTile(px, percent, on_grid=True)
     return ExportTile(px, least, on_grid=False)
