@@ -1,5 +1,6 @@
 """An .onnx file gives our logits, and says to other programs how it is to be run."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,19 @@ def test_a_window_gets_our_logits(
     arguments = [str(run(way)), str(out), "--output", output, "--tile", "152"]
     assert main(["export", *arguments]) == 0
     window = pixels[:, 20:172, 40:192]
-    (found,) = session(out).run(None, {"pixels": window[None].astype(np.float32)})
+    opened = session(out)
+    kept = opened.get_modelmeta().custom_metadata_map
+    assert json.loads(kept["tiles_size"]) == 152
+    assert json.loads(kept["resolution"]) == 200
+    assert [one.shape for one in opened.get_inputs()] == [[1, 2, 152, 152]]
+    (found,) = opened.run(None, {"pixels": window[None].astype(np.float32)})
     wanted = tilenet.predict(run(way), window, output=output)
     cut = (152 - found.shape[2]) // 2
     assert cut == 8 * (way == "unpadded")
     wanted = wanted[:, cut : 152 - cut, cut : 152 - cut]
     assert np.ptp(wanted) > 0.01
     assert np.abs(found[0] - wanted).max() < 1e-5
-    assert "net.onnx.data" not in [path.name for path in tmp_path.iterdir()]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.json", "net.onnx"]
 
 
 def test_what_an_onnx_file_lacks_is_said(

@@ -1,25 +1,31 @@
 """A checkpoint in, a file for other programs out."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 from torch import nn
 
 from tilenet.errors import TilenetError
+from tilenet.export.deepness import deepness_properties
+from tilenet.export.description import Description, origin_of
 from tilenet.export.pixels import FromPixels
-from tilenet.export.program import check_onnx, trace
+from tilenet.export.program import Traced, check_onnx, trace
+from tilenet.export.stac import stac_item
 from tilenet.export.tile import decide_tile
 from tilenet.geometry.layers import GlobalPool, Norm
 from tilenet.mapping.prediction import saved_network
 from tilenet.mapping.writer import check_target
 from tilenet.model.choices import parameter_dtype
-from tilenet.storage.atomic import put
-from tilenet.storage.checkpoints import checked_checkpoint
+from tilenet.storage.atomic import put, write_aside
+from tilenet.storage.checkpoints import WEIGHTS, checked_checkpoint
 from tilenet.storage.network_json import NetworkRecord
 
 __all__ = ["Export", "export_network"]
 
-WHAT = "an exported network"
+WHAT, ITEM = "an exported network", "the description of an exported network"
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Export:
 
 
 def export_network(wanted: Export) -> list[str]:
-    """Write the file.
+    """Write the file, and a STAC item next to it, with the ending .json.
 
     Returns:
         What is to be known of it, in sentences.
@@ -54,12 +60,8 @@ def export_network(wanted: Export) -> list[str]:
             written.
     """
     out = Path(wanted.out)
-    if out.suffix not in (".pt2", ".onnx"):
-        raise TilenetError(f"{WHAT} is a .pt2 or .onnx file ({out}); give it one of these endings")
     onnx = out.suffix == ".onnx"
-    if onnx:
-        check_onnx()
-    check_target(wanted.out, overwrite=wanted.overwrite, what=WHAT, ending=out.suffix)
+    _check(wanted, out)
     folder = checked_checkpoint(Path(wanted.network)).resolve()
     # Programs that run .onnx files, on CPUs above all, know convolutions of float32.
     record, network = saved_network(folder, "float32" if onnx else None, wanted.module)
@@ -72,9 +74,46 @@ def export_network(wanted: Export) -> list[str]:
     # Deepness takes .onnx files of one size alone.
     any_size = not onnx and record.opaque is None
     traced = trace(whole, tile.px, context.alignment_px, any_size=any_size)
+    about = Description(
+        out.name,
+        record,
+        wanted.output,
+        tile,
+        traced.any_size,
+        str(dtype).removeprefix("torch."),
+        sum(parameter.numel() for parameter in network.parameters()),
+        _time_of(folder),
+        origin_of(folder, record),
+    )
+    _write(traced, out, deepness_properties(about))
+    write_aside(json.dumps(stac_item(about), indent=1), out.with_suffix(".json"), ITEM)
+    return _sentences(wanted, about)
+
+
+def _check(wanted: Export, out: Path) -> None:
+    """Refuse what cannot be written, before any work is done.
+
+    Raises:
+        TilenetError: With the remedy.
+    """
+    if out.suffix not in (".pt2", ".onnx"):
+        raise TilenetError(f"{WHAT} is a .pt2 or .onnx file ({out}); give it one of these endings")
+    if out.suffix == ".onnx":
+        check_onnx()
+    for path, what in ((out, WHAT), (out.with_suffix(".json"), ITEM)):
+        check_target(str(path), overwrite=wanted.overwrite, what=what, ending=path.suffix)
+
+
+def _time_of(checkpoint: Path) -> str:
+    """When it was written."""
+    written = (checkpoint / WEIGHTS).stat().st_mtime
+    return datetime.fromtimestamp(written, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _write(traced: Traced, out: Path, properties: Mapping[str, str]) -> None:
     part = out.with_name(f".{out.stem}.part{out.suffix}")  # torch takes no other ending
     try:
-        traced.write(part, {})
+        traced.write(part, properties)
         put(part, out)
     except OSError as error:
         raise TilenetError(
@@ -83,13 +122,20 @@ def export_network(wanted: Export) -> list[str]:
         ) from error
     finally:
         part.unlink(missing_ok=True)
-    size = f"{tile.px} × {tile.px} px"
-    if traced.any_size:
-        rest = tile.px % context.alignment_px
-        size = f"sizes that are multiples of {context.alignment_px} px" + f" and {rest}" * bool(
-            rest
-        )
-    return [f"{out} takes pixel values of {size}, and gives {wanted.output}", *_notes(record)]
+
+
+def _sentences(wanted: Export, about: Description) -> list[str]:
+    """What is to be known of the file."""
+    tile, alignment_px = about.tile, about.record.context().alignment_px
+    size, rest = f"{tile.px} × {tile.px} px", tile.px % alignment_px
+    if about.any_size:
+        size = f"sizes that are multiples of {alignment_px} px" + f" and {rest}" * (rest > 0)
+    grid = "" if tile.on_grid else ", which then begin off the network's grid, so that maps differ"
+    return [
+        f"{wanted.out} takes pixel values of {size}, and gives {wanted.output}; windows of "
+        f"{tile.px} px overlap by {tile.overlap_percent} %{grid}",
+        *_notes(about.record),
+    ]
 
 
 def _notes(record: NetworkRecord) -> list[str]:

@@ -1,0 +1,76 @@
+"""What is to be told of an exported network, beyond the checkpoint's record."""
+
+from dataclasses import dataclass
+from math import hypot
+from pathlib import Path
+
+from tilenet.data.rasters.raster import Raster
+from tilenet.errors import TilenetError
+from tilenet.export.tile import ExportTile
+from tilenet.report.run_view import RunView
+from tilenet.storage.network_json import NetworkRecord
+
+__all__ = ["Description", "Origin", "origin_of"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the folder of the training run says.
+
+    Attributes:
+        architecture: The network's, in a word.
+        pixel_m: Side of a pixel that the network was trained on, in metres; None: not known.
+    """
+
+    architecture: str
+    pixel_m: float | None
+
+
+@dataclass(frozen=True)
+class Description:
+    """A network as it stands in a file.
+
+    Attributes:
+        file: Name of the file.
+        record: The checkpoint's.
+        output: `logits` or `probabilities`.
+        tile: The windows that it is run on.
+        any_size: Whether it takes others.
+        dtype: Of what it takes and gives, by numpy's name.
+        num_parameters: How many it has.
+        trained: When its checkpoint was written, in UTC by RFC 3339.
+        origin: Where it comes from.
+    """
+
+    file: str
+    record: NetworkRecord
+    output: str
+    tile: ExportTile
+    any_size: bool
+    dtype: str
+    num_parameters: int
+    trained: str
+    origin: Origin
+
+
+def origin_of(checkpoint: Path, record: NetworkRecord) -> Origin:
+    """Of a checkpoint, as far as its run's folder and first image are still there."""
+    view = RunView(checkpoint.parent.parent)  # run/checkpoints/step-…
+    named = None if view.run is None else view.run.network.module
+    architecture = "U-Net" if record.names is None else "module"
+    return Origin(named or architecture, _pixel_m(view, record))
+
+
+def _pixel_m(view: RunView, record: NetworkRecord) -> float | None:
+    if view.run is None:
+        return None
+    images = view.run.images
+    path = view.path_of(images if isinstance(images, str) else images[0])
+    try:
+        with Raster(path, resolution=record.resolution) as image:
+            crs, transform = image.crs, image.transform
+    except TilenetError:  # moved, say
+        return None
+    if not crs or not crs.is_projected:
+        return None
+    return float(crs.linear_units_factor[1]) * hypot(transform.a, transform.d)
