@@ -39,7 +39,7 @@ ABOUT = Description(
     Origin("U-Net", 0.25),
 )
 
-# What MLM v1.5.2 requires, and what its names may be made of.
+# What STAC 1.1 and MLM v1.5.2 require, and what its names may be made of.
 FIELDS: dict[str, Any] = {
     "type": "Feature",
     "stac_version": r"1\.[1-9]\d*\.\d+",
@@ -77,7 +77,12 @@ FIELDS: dict[str, Any] = {
         "tilenet:alignment_px": int,
     },
     "assets": {
-        "model": {"href": r"\./.+", "roles": [r"mlm:model"], "mlm:artifact_type": r"torch\..+"}
+        "model": {
+            "href": r"\./.+",
+            "roles": [r"mlm:model"],
+            "bands": [{"name": r".+"}],
+            "mlm:artifact_type": r"torch\..+",
+        }
     },
 }
 

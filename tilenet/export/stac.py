@@ -17,7 +17,8 @@ def stac_item(about: Description) -> dict[str, Any]:
     """The item as plain values; its asset is the file, which lies next to it."""
     stem, _, ending = about.file.rpartition(".")
     name = f"tilenet-{_letters(stem)}".rstrip("-._")
-    bands = _bands(about)
+    bands = [str(band) for band in about.record.wanted_bands]
+    named = [{"name": band} for band in bands]  # of the item for MLM, of its asset for STAC itself
     return {
         "type": "Feature",
         "stac_version": "1.1.0",
@@ -26,7 +27,7 @@ def stac_item(about: Description) -> dict[str, Any]:
         "geometry": None,
         "properties": {
             "datetime": about.trained,
-            "bands": [{"name": band} for band in bands],
+            "bands": named,
             **_model(about, name, bands),
             **_of_ours(about),
         },
@@ -36,6 +37,7 @@ def stac_item(about: Description) -> dict[str, Any]:
                 "title": f"{about.origin.architecture} trained by tilenet",
                 "type": "application/octet-stream; framework=pytorch",
                 "roles": ["mlm:model"],
+                "bands": named,
                 "mlm:artifact_type": ARTIFACTS[ending],
             }
         },
@@ -45,10 +47,11 @@ def stac_item(about: Description) -> dict[str, Any]:
 
 def _model(about: Description, name: str, bands: list[str]) -> dict[str, Any]:
     record = about.record
-    tasks = ["regression" if record.task == "regression" else "semantic-segmentation"]
-    open_sizes = about.any_size
-    images, taken = (-1, -1) if open_sizes else (1, about.tile.px)
-    given = -1 if open_sizes else taken - 2 * record.context().offset_px
+    numbers = record.task == "regression"
+    tasks = ["regression" if numbers else "semantic-segmentation"]
+    images, taken, given = 1, about.tile.px, about.tile.px - 2 * record.context().offset_px
+    if about.any_size:
+        images = taken = given = -1
     classes = [
         {"value": number, "name": _letters(one) or str(number), "description": one or str(number)}
         for number, one in enumerate(record.classes)
@@ -74,14 +77,14 @@ def _model(about: Description, name: str, bands: list[str]) -> dict[str, Any]:
         ],
         "mlm:output": [
             {
-                "name": about.output if classes and tasks != ["regression"] else "values",
+                "name": "values" if numbers else about.output,
                 "tasks": tasks,
                 "result": {
                     "shape": [images, len(classes), given, given],
                     "dim_order": ["batch", "class", "height", "width"],
                     "data_type": about.dtype,
                 },
-                "classification:classes": [] if tasks == ["regression"] else classes,
+                "classification:classes": [] if numbers else classes,
             }
         ],
     }
@@ -102,11 +105,6 @@ def _of_ours(about: Description) -> dict[str, Any]:
     if about.origin.pixel_m is not None:
         values["gsd"] = about.origin.pixel_m
     return values
-
-
-def _bands(about: Description) -> list[str]:
-    """Their names, or numbers where they have none."""
-    return [str(band) for band in about.record.wanted_bands]
 
 
 def _letters(text: str) -> str:
