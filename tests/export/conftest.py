@@ -14,6 +14,16 @@ from torch import nn
 
 import tilenet
 
+
+class Pooled(Net):
+    """With an average of the whole image."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        found = super().forward(image)
+        mean = nn.functional.adaptive_avg_pool2d(found, 1)
+        return found + nn.functional.interpolate(mean, found.shape[2:], mode="bilinear")
+
+
 WINDOW = 24
 ATTENDING = {"module": "attending:network", "options": {"window_px": WINDOW}}
 WAYS: dict[str, dict[str, Any]] = {
@@ -21,6 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "unpadded": {"network": {"poolings": 1, "base": 4, "padding": "valid"}},
     "instance": {"network": {"poolings": 1, "base": 4, "norm": "instance"}},
     "own": {"net": Net},
+    "pooled": {"net": Pooled},
     "windows": {
         "network": ATTENDING,
         "halo_mode": "windows",

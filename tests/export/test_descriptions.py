@@ -192,7 +192,7 @@ def test_pixels_have_a_size_where_the_image_says_it_in_metres(run: Run, tmp_path
 def test_what_differs_on_windows_is_said(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for way, said in (("instance", True), ("own", False)):
+    for way, said in (("pooled", True), ("own", False)):
         assert main(["export", str(run(way)), str(tmp_path / f"{way}.pt2")]) == 0
         text = capsys.readouterr().err
         assert ("averages or statistics of the whole image" in text) == said

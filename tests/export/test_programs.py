@@ -40,7 +40,8 @@ def as_images(pixels: NDArray[Any]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("way", "output"), [("unet", "logits"), ("instance", "probabilities"), ("own", "logits")]
+    ("way", "output"),
+    [("unet", "logits"), ("instance", "probabilities"), ("own", "logits"), ("pooled", "logits")],
 )
 def test_an_exported_network_gives_what_a_map_holds(
     run: Run, pixels: NDArray[Any], tmp_path: Path, way: str, output: str

@@ -79,8 +79,9 @@ class StashMap(nn.Module):
         self.name, self.sizes = name, sizes
 
     def forward(self, x: Tensor) -> Generator[Any, None, Tensor]:
-        # No channels: a map of no bytes that knows its size wherever it travels.
-        yield stash(self.name, x.new_empty(len(x), 0, *x.shape[2:]) if self.sizes else x)
+        # No channels: a map of no bytes that knows its size wherever it travels. Not `len`, which
+        # torch's exporter would keep as a number.
+        yield stash(self.name, x.new_empty(x.shape[0], 0, *x.shape[2:]) if self.sizes else x)
         return x
 
 
