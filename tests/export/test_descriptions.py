@@ -195,5 +195,5 @@ def test_what_differs_on_windows_is_said(
     for way, said in (("pooled", True), ("own", False)):
         assert main(["export", str(run(way)), str(tmp_path / f"{way}.pt2")]) == 0
         text = capsys.readouterr().err
-        assert ("averages or statistics of the whole image" in text) == said
+        assert ("averages, statistics or places of the whole image" in text) == said
         assert "overlap by " in text

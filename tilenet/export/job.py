@@ -15,7 +15,9 @@ from tilenet.export.pixels import FromPixels
 from tilenet.export.program import Traced, check_onnx, trace
 from tilenet.export.stac import stac_item
 from tilenet.export.tile import decide_tile
-from tilenet.geometry.layers import GlobalPool, Norm
+from tilenet.geometry.by_place import by_corners
+from tilenet.geometry.coordinates import Coordinates
+from tilenet.geometry.layers import GlobalPool, Layer, Norm
 from tilenet.mapping.prediction import saved_network
 from tilenet.mapping.writer import check_target
 from tilenet.model.choices import parameter_dtype
@@ -144,14 +146,18 @@ def _notes(record: NetworkRecord) -> list[str]:
         return [
             "windows of tilenet predict are blended where they overlap: others' maps differ there"
         ]
-    if any(isinstance(one, GlobalPool) or _is_of_image(one) for one in record.layers):
+    if any(_is_of_image(one) for one in record.layers):
         return [
-            "the network takes averages or statistics of the whole image, and those of a window "
+            "the network takes averages, statistics or places of the whole image, and of a window "
             "where it is given a window: others' maps differ from those of tilenet predict"
         ]
     return []
 
 
-def _is_of_image(layer: object) -> bool:
-    """Whether a layer takes its statistics of the image that it is given, once it is trained."""
-    return isinstance(layer, Norm) and layer.norm != "batch"
+def _is_of_image(layer: Layer) -> bool:
+    """Whether what a layer gives depends on the whole image that it is given, once it is trained."""
+    return (
+        isinstance(layer, GlobalPool | Coordinates)
+        or by_corners(layer)
+        or (isinstance(layer, Norm) and layer.norm != "batch")
+    )
