@@ -155,7 +155,7 @@ def _notes(record: NetworkRecord) -> list[str]:
 
 
 def _is_of_image(layer: Layer) -> bool:
-    """Whether what a layer gives depends on the whole image that it is given, once it is trained."""
+    """Whether what a trained layer gives depends on the whole image that it is given."""
     return (
         isinstance(layer, GlobalPool | Coordinates)
         or by_corners(layer)
