@@ -102,7 +102,7 @@ class Summing:
 
     def take(self, rank: int, window: Window, computed: Computed | None) -> None:
         assert computed is not None
-        self.total += float(computed.logits.double().sum())
+        self.total += float(computed.logits.sum(dtype=torch.float64))
 
 
 def mapping(name: str, way: str, side: int, once: bool) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def mapping(name: str, way: str, side: int, once: bool) -> dict[str, Any]:
     def run() -> float:
         if way == "plain":
             with torch.inference_mode():
-                return float(network(pixels.clone()).double().sum())
+                return float(network(pixels.clone()).sum(dtype=torch.float64))
         if way == "monai":
             from monai.inferers import sliding_window_inference
 
@@ -128,7 +128,7 @@ def mapping(name: str, way: str, side: int, once: bool) -> dict[str, Any]:
                 whole = sliding_window_inference(
                     pixels.clone(), window, 1, network, mode="gaussian"
                 )
-            return float(whole.double().sum())
+            return float(whole.sum(dtype=torch.float64))
         mapper, sink = InMemory(layers, plan.tiling, pixels), Summing()
         placement = Placement((len(layers),), (CPU,), "float32")
         job = MapJob(plan, mapper, network, placement, Watchdog(0))
