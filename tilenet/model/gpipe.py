@@ -5,11 +5,12 @@ apart from it, or put in its place, is here.
 """
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 from torchgpipe import is_recomputing
 from torchgpipe.checkpoint import is_checkpointing
 from torchgpipe.copy import Copy
-from torchgpipe.dependency import join
+from torchgpipe.dependency import Fork, Join, join
 from torchgpipe.microbatch import Batch
 from torchgpipe.phony import get_phony
 from torchgpipe.pipeline import Pipeline, clock_cycles
@@ -57,6 +58,23 @@ __all__ = [
     "use_skip_tracker",
     "use_stream",
 ]
+
+
+def _hand_on_nothing(function: Any) -> None:
+    """Let a map's missing gradient stay missing, which autograd would fill in with zeros."""
+    inner = function.forward
+
+    def forward(ctx: Any, *given: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        return inner(ctx, *given)
+
+    function.forward = staticmethod(forward)
+
+
+# Who takes a kept map in another's place gives that one no gradient. Its zeros, and their sum with
+# the gradients of others that use it, would be two maps more at the peak.
+_hand_on_nothing(Fork)
+_hand_on_nothing(Join)
 
 
 def use_own_skips() -> AbstractContextManager[None]:
