@@ -13,7 +13,7 @@ from zoo import ZOO, network
 
 from tilenet.adoption.adopt import adopt
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.layers import Conv, Join, Layer, Norm, Stash
+from tilenet.geometry.layers import Conv, Join, Layer, Norm, Pool, Stash, Upsample
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.parallel.pipeline.skip_store import HostStore
@@ -125,6 +125,23 @@ def test_a_map_that_several_branches_keep_counts_once() -> None:
     predicted = partition_bytes(costs, [len(layers)], 1, "never")[0].total
     needed = dry_run(tuple(layers), (190, 210), [len(layers)], 1, "never").total
     assert predicted == pytest.approx(needed, rel=0.03)
+
+
+def test_a_map_that_waits_for_its_pop_counts_though_no_layer_saves_it() -> None:
+    layers = (
+        Conv(3, 8, 1),
+        Stash(8, 8, "small"),
+        Upsample(8, 8, mode="bilinear"),
+        Stash(8, 8, "large"),
+        Join(8, 8, ("small",), "take"),
+        Upsample(8, 8, mode="bilinear"),
+        Join(8, 8, ("large",), "add"),
+        Pool(8, 8, mode="average"),
+        Conv(8, 2, 1),
+    )
+    predicted = partition_bytes(layer_bytes(layers, 60, 76), [7, 2], 1, "never")[0].total
+    needed = dry_run(layers, (60, 76), [7, 2], 1, "never").partitions[0]
+    assert predicted == pytest.approx(needed, rel=0.01)
 
 
 @pytest.fixture(scope="module")

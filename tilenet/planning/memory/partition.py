@@ -184,7 +184,7 @@ def _alone(same: _Same, start: int, copied: bool, again: bool) -> _Alone:
             pinned += skip.map_bytes * np.outer(layers >= skip.stash, outer)
             arrived += skip.map_bytes * outer
     reached = layers[:, None] < stops[None, :]
-    forward = (before[:-1] + walk.forward)[:, None] + popping
+    forward = (before[:-1] + walk.forward + walk.waiting)[:, None] + popping
     forward = np.where(reached, forward, 0).max(axis=0)
     backward = (before[1:] + walk.backward)[:, None] + pinned
     last = before[1:] + (walk.last_held if again else walk.last)
@@ -229,6 +229,7 @@ class Walk:
     Attributes:
         saved: What each layer leaves for backward; a map counts at the first layer that keeps it.
         forward: Most bytes in forward, above what the layers before have saved.
+        waiting: Stashed maps, besides, that no layer has saved and that wait for their pop.
         backward: Most bytes in backward, above what layers up to this one have saved, without
             the gradients of skips.
         last: The same, as the block's last layer.
@@ -244,6 +245,7 @@ class Walk:
 
     saved: NDArray[np.int64]
     forward: NDArray[np.int64]
+    waiting: NDArray[np.int64]
     backward: NDArray[np.int64]
     last: NDArray[np.int64]
     last_held: NDArray[np.int64]
@@ -269,10 +271,17 @@ class Walk:
         for root, index in keeper.items():
             saved[index - start] += sizes[root]
         forward, backward, last, last_held, until = [], [], [], [], []
+        stashed: dict[str, int] = {}
+        waiting = []
         for index, cost in enumerate(block, start):
             root = roots[index - start]
             kept = keeper.get(root, count)
             forward.append(cost.forward + (sizes[root] if kept >= index else 0))
+            others = {*stashed.values()} - {root}
+            waiting.append(sum(sizes[one] for one in others if keeper.get(one, count) >= index))
+            if isinstance(cost.layer, Stash) and not cost.layer.sizes:
+                stashed[cost.layer.name] = root
+            stashed = {name: one for name, one in stashed.items() if name not in cost.layer.names}
             held = kept < index or root == start
             grows = cost.input if isinstance(cost.layer, Stash) else 0
             behind = block[index - start + 1] if index + 1 < count else None
@@ -287,6 +296,7 @@ class Walk:
         return cls(
             np.array(saved),
             np.array(forward),
+            np.array(waiting),
             np.array(backward),
             np.array(last),
             np.array(last_held),
