@@ -347,6 +347,12 @@ CASES = {
         one=nn.Conv2d(4, 1, 1),
     ),
     "regions and cells": around(regions, one=nn.Conv2d(4, 3, 1), two=nn.Conv2d(4, 4, 1)),
+    "attention of normalized channels": around(
+        lambda m, x: (
+            (q := F.normalize(x.view(len(x), 2, 2, -1), dim=-1)).matmul(q.mT).softmax(-1)
+            @ x.view(len(x), 2, 2, -1)
+        ).view_as(x)
+    ),
     "channels by channels": around(
         lambda m, x: (
             F.softmax(torch.bmm(x.flatten(2), x.flatten(2).mT) * 0.01, -1) @ x.flatten(2)

@@ -315,7 +315,12 @@ def _prelu(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
 
 @rule("expand", "expand_as", "repeat")
 def _repeated(call: Call, x: Cells, given: Given) -> Any:
-    """Channels that are repeated."""
+    """Channels that are repeated, or an average for each cell of a map that is named."""
+    other = given.value("other")
+    if isinstance(other, Cells) and other.size and not x.size:
+        ones = replace(other, source=None, operator="ones_like.default", arguments=(other,))
+        dims = broadcast(call, [x, other])
+        return replace(ones, dims=dims, operator="mul.Tensor", arguments=(x, ones))
     there = (*[()] * (len(call.sizes) - len(x.dims)), *x.dims)
     wide = reshaped(x, there)
     times = [n // old for n, old in zip(call.sizes, wide.shape, strict=True)]
