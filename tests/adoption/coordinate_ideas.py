@@ -37,6 +37,21 @@ def in_the_last_dimension(x: Tensor) -> Tensor:
     return (x.permute(0, 2, 3, 1) * evenly(x, -1, 1, 3)[:, None]).permute(0, 3, 1, 2)
 
 
+def positions(m: nn.Module, x: Tensor) -> Tensor:
+    """Sines and cosines of rows and columns, as DETR and EdgeNeXt encode positions."""
+    b, c, h, w = x.shape
+    cells = torch.ones((b, h, w), dtype=torch.bool)
+    rows, cols = (cells.cumsum(dim, dtype=x.dtype) for dim in (1, 2))
+    both = rows / (rows[:, -1:] + 1e-6), cols / (cols[:, :, -1:] + 1e-6)
+    powers = 100 ** (2 * (torch.arange(c, dtype=x.dtype) // 2) / c)
+    angles = [(one * 2 * torch.pi)[..., None] / powers for one in both]
+    waves = [
+        torch.stack([one[..., ::2].sin(), one[..., 1::2].cos()], 4).flatten(3) for one in angles
+    ]
+    out: Tensor = x + m.one(torch.cat(waves, 3).permute(0, 3, 1, 2))
+    return out
+
+
 NOT_KNOWN = "made in forward of no map"
 COORDINATES: dict[str, Case] = {
     "coordinates": around(lambda m, x: torch.cat([*grid_of(x), x], 1)),
@@ -60,7 +75,25 @@ COORDINATES: dict[str, Case] = {
     "counted columns": around(lambda m, x: (x + torch.arange(x.shape[3])).sin()),
     "numbers of channels": around(lambda m, x: x * torch.arange(4).view(-1, 1, 1)),
     "distances from the middle": around(
-        lambda m, x: x * torch.stack(grid_of(x)).pow(2).sum(0).sqrt(), "uneven steps"
+        lambda m, x: x * torch.stack(grid_of(x)).pow(2).sum(0).sqrt()
+    ),
+    "sines of positions": around(positions, one=nn.Conv2d(8, 4, 1)),
+    "counted in shares, with an epsilon": around(
+        lambda m, x: x + (torch.arange(x.shape[3], dtype=x.dtype) + 1) / (x.shape[3] + 1e-6)
+    ),
+    "middles with an epsilon": around(
+        lambda m, x: x * ((torch.arange(x.shape[3], dtype=x.dtype) + 0.5) / (x.shape[3] + 1e-6))
+    ),
+    "the largest coordinate": around(lambda m, x: x + torch.stack(grid_of(x)).max(0).values),
+    "sines of flat positions": around(
+        lambda m, x: x + torch.linspace(0, 1, x[0, 0].numel()).sin().view(1, 1, *x.shape[2:]),
+        "uneven steps",
+    ),
+    "sines of columns alone": around(
+        lambda m, x: x + torch.arange(x.shape[3]).sin(), "uneven steps"
+    ),
+    "steps that grow": around(
+        lambda m, x: x + torch.logspace(0, 1, x.shape[3]).expand_as(x), "uneven steps"
     ),
     "coordinates in units of their own": around(
         lambda m, x: x + 0.37 * torch.arange(x.shape[2])[:, None], "must be its list"

@@ -237,6 +237,7 @@ ONE_OF_EACH = [
     Coordinates(6, 1, (0.0, 0.0, 1.0), "middles"),
     Coordinates(6, 1, (0.0, 0.5, -1.0), "edges"),
     Coordinates(6, 1, (3.0, 1.0, 1.0), "cells"),
+    Coordinates(6, 1, (0.0, 1.0, 0.0), "counted", 1e-6),
 ]
 
 

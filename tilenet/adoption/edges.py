@@ -208,5 +208,7 @@ def _filled(call: Call, x: Any, fill_value: float | None = None, **_: Any) -> An
         return replace(filled, dims=dims, operator="repeat.default", arguments=(filled, times))
     if len(set(call.sizes)) < 2 and (not call.sizes or call.sizes[0] == 1):
         return float(number)
+    if any(call.sizes[place:][:2] in {one.size for one in call.maps} for place in range(3)):
+        raise call.refused("a tensor is made in forward of no map")  # it is one of cells, computed
     few = torch.full([1] * len(call.sizes), float(number), dtype=torch.float64)
     return numbers_of(few, call.sizes)

@@ -8,8 +8,9 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from inspect import signature
 from io import StringIO
 from operator import getitem
@@ -41,7 +42,8 @@ from tilenet.adoption.cells import (
 )
 from tilenet.adoption.cellwise import cellwise, from_map, to_map
 from tilenet.adoption.edges import settled
-from tilenet.adoption.made import Made, laid_on, made
+from tilenet.adoption.laid import laid_on
+from tilenet.adoption.made import Made, made
 from tilenet.adoption.operators import OPERATORS
 from tilenet.adoption.values import Value, maps_before
 from tilenet.errors import TilenetError
@@ -197,7 +199,7 @@ class _Interpreter:
 
     def _stand_in(self, node: fx.Node, call: Call, refusal: Refusal) -> Any:
         """A map in place of a refused one; what was refused before goes on being it."""
-        arguments = _flat([self._argument(one) for one in _bound(node)[1].values()])
+        arguments = _flat(self._argument([*node.args, *node.kwargs.values()]))
         arguments = [one.cells if isinstance(one, Moved) else one for one in arguments]
         cells = [one for one in arguments if isinstance(one, Cells) and one.size]
         like = next((one for one in cells if one.shape == call.shape), None)
@@ -223,8 +225,12 @@ class _Interpreter:
 
     def _result(self, node: fx.Node, call: Call) -> Any:
         """What a call makes, or the sentence that refuses it where its result is used."""
-        schema, given = _bound(node)
-        held = {name: self._argument(one) for name, one in given.items()}
+        named = {name: self._argument(one) for name, one in node.kwargs.items()}
+        return self._applied(call, node.target, self._argument(node.args), named)
+
+    def _applied(self, call: Call, function: Any, args: Any, named: dict[str, Any]) -> Any:
+        """The same of arguments as the graph goes on with them."""
+        schema, held = _bound(function, args, named)
         # Only what is used is refused: parts of a module may lead nowhere.
         flat = _flat(list(held.values()))
         for one in flat:
@@ -236,8 +242,9 @@ class _Interpreter:
             if any(isinstance(one, Made) for one in flat):
                 tensors = [settled(call, one) for one in flat if isinstance(one, Cells | Moved)]
                 if not tensors:
-                    return self._made(node, call)
-                held = {name: laid_on(call, one, tensors) for name, one in held.items()}
+                    return made(call, function, args, named)
+                lay = partial(laid_on, call, tensors, self._applied)
+                held = {name: lay(one) for name, one in held.items()}
             if call.operator not in TAKE_MOVED:
                 held = {name: settled(call, one) for name, one in held.items()}
             if call.operator in OPERATORS and not _of_weights(call, held):
@@ -248,14 +255,10 @@ class _Interpreter:
             return cellwise(call, _given(call, schema, held))
         except TilenetError as error:
             alone = not any(isinstance(one, Cells | Moved | Noise | Made) for one in flat)
-            return self._made(node, call) if alone else error
+            return made(call, function, args, named) if alone else error
         except Exception as error:  # an unknown form of the call
             words = f" {type(error).__name__}: {error}"
             return call.refused("this form of the operator is unknown", values=words)
-
-    def _made(self, node: fx.Node, call: Call) -> Any:
-        named = {name: self._argument(one) for name, one in node.kwargs.items()}
-        return made(call, node.target, self._argument(node.args), named)
 
     def _layer(self, call: Call, schema: list[Any], held: dict[str, Any]) -> Any:
         """What the operator's own function makes of a call whose other arguments are the usual."""
@@ -395,14 +398,16 @@ class _Tensors:
         raise call.refused(f"forward itself changes {what}")
 
 
-def _bound(node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
+def _bound(
+    function: Any, args: Sequence[Any], named: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
     """Arguments of a call as its operator's schema has them, and what it gives for each."""
-    schema = getattr(node.target, "_schema", None)
+    schema = getattr(function, "_schema", None)
     if schema is None:
-        return [], {str(number): one for number, one in enumerate(node.args)}
+        return [], {str(number): one for number, one in enumerate(args)}
     given = {one.name: one.default_value for one in schema.arguments}
-    given |= {one.name: value for one, value in zip(schema.arguments, node.args, strict=False)}
-    return list(schema.arguments), {**given, **node.kwargs}
+    given |= {one.name: value for one, value in zip(schema.arguments, args, strict=False)}
+    return list(schema.arguments), {**given, **named}
 
 
 def _given(call: Call, schema: list[Any], held: dict[str, Any]) -> Given:

@@ -5,7 +5,9 @@ from typing import ClassVar, Literal
 
 from tilenet.geometry.layers import Layer
 
-__all__ = ["Coordinates"]
+__all__ = ["OFFSETS", "Coordinates"]
+
+OFFSETS = {"ends": 0.0, "middles": 0.5, "edges": 0.0, "counted": 1.0, "cells": 0.0}
 
 
 @dataclass(frozen=True)
@@ -16,10 +18,12 @@ class Coordinates(Layer):
         numbers: Three of each channel: where rows and columns begin, and what is added along rows
             and along columns.
         unit: How much of that is added at cell i of n along an axis: `ends`, i / (n − 1);
-            `middles`, (i + 1/2) / n; `edges`, i / n; `cells`, i.
+            `middles`, (i + 1/2) / n; `edges`, i / n; `counted`, (i + 1) / n; `cells`, i.
+        epsilon: What is added to what these divide by.
     """
 
     numbers: tuple[float, ...] = ()
-    unit: Literal["ends", "middles", "edges", "cells"] = "ends"
+    unit: Literal["ends", "middles", "edges", "counted", "cells"] = "ends"
+    epsilon: float = 0.0
 
     kind: ClassVar[str] = "coordinates"

@@ -226,7 +226,7 @@ def _fits(layer: Layer, kept: dict[str, int]) -> bool:
             return same and layer.name not in kept
         case Coordinates():
             numbers = all(type(one) in (int, float) for one in layer.numbers)
-            return numbers and len(layer.numbers) == 3 * layer.out_channels
+            return numbers and len(layer.numbers) == 3 * layer.out_channels and layer.epsilon >= 0
         case Expand():
             return same and kept.pop(layer.name, None) == 0
         case Join() if all(isinstance(name, str) for name in layer.names):

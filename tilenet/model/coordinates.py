@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from tilenet.geometry.coordinates import Coordinates
+from tilenet.geometry.coordinates import OFFSETS, Coordinates
 from tilenet.model.cellwise import Tied
 from tilenet.model.skips import Place
 
@@ -37,15 +37,11 @@ class CoordinatesMap(nn.Module):
         return (start + down * rows[:, None] + right * cols).to(x.dtype)
 
     def _along(self, x: Tensor, first: int, count: int, whole: int) -> Tensor:
-        cells = torch.arange(count, dtype=torch.float64, device=x.device) + first
-        match self.layer.unit:
-            case "ends":
-                return cells / max(whole - 1, 1)
-            case "middles":
-                return (cells + 0.5) / whole
-            case "edges":
-                return cells / whole
-        return cells
+        unit = self.layer.unit
+        cells = torch.arange(count, dtype=torch.float64, device=x.device) + first + OFFSETS[unit]
+        if unit == "cells":
+            return cells
+        return cells / (max(whole - (unit == "ends"), 1) + self.layer.epsilon)
 
     def extra_repr(self) -> str:
         return f"{self.layer.numbers}, {self.layer.unit}"

@@ -25,8 +25,8 @@ class AsDefined(TorchFunctionMode):
       incoming gradient has channels last;
     - nearest enlargement of float64 takes the cells that it takes of float32. Where two are equally
       near, torch takes either, as the memory format and the size have it;
-    - numbers that are made without a type, and what is made of whole numbers, are float64, as the
-      module is.
+    - numbers that are made in float32 or without a type, and what is made of whole numbers, are
+      float64, as the module is.
 
     Args:
         drops: Whether dropout drops.
@@ -54,6 +54,11 @@ class AsDefined(TorchFunctionMode):
                 kwargs["training"] = False
         if name == "interpolate" and (enlarged := _nearest(*args, **kwargs)) is not None:
             return enlarged
+        if not any(isinstance(one, Tensor) and one.is_floating_point() for one in args):
+            args = tuple(torch.float64 if one is torch.float32 else one for one in args)
+            kwargs = {
+                n: torch.float64 if one is torch.float32 else one for n, one in kwargs.items()
+            }
         out = func(*args, **kwargs)
         if kwargs.get("dtype") is None and _is_default(name, args, out):
             with wide_numbers():
