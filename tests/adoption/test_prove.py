@@ -132,6 +132,22 @@ def test_instance_norm_has_its_gradient() -> None:
     assert torch.allclose(x.grad, wanted, rtol=1e-10)
 
 
+def test_numbers_of_float32_are_as_exact_as_the_module() -> None:
+    def shares(module: nn.Module, x: Tensor) -> Tensor:
+        counted = torch.ones(x.shape[2:], dtype=torch.bool).cumsum(1, dtype=torch.float32)
+        rows = torch.arange(x.shape[2]).to(torch.float32) / x.shape[2]
+        out: Tensor = module.one(x + counted / counted[:, -1:]) + rows[:, None]
+        return out
+
+    module, image = Module(shares), torch.randn(2, 3, 37, 53)
+    adopted = adopt(module, 3)
+    assert sum(isinstance(layer, Coordinates) for layer in adopted.layers) == 2
+    assert torch.allclose(module(image), adopted.network()(image), atol=1e-5)
+    with AsDefined():
+        assert torch.zeros(3, dtype=torch.float32).dtype == torch.float64
+        assert torch.zeros(3, dtype=torch.float64).to(torch.float32).dtype == torch.float32
+
+
 def test_numbers_without_a_type_are_as_exact_as_the_module() -> None:
     """In float32 they would be rounded, and differ from those of a list of layers by that."""
 

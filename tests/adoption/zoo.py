@@ -346,7 +346,7 @@ class Moved(nn.Module):
 
 
 class Located(nn.Module):
-    """Coordinates: from end to end, of cells' middles and edges, counted; and convolved."""
+    """Coordinates: from end to end, of cells' middles and edges, counted; convolved; and waves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -366,6 +366,8 @@ class Located(nn.Module):
         rows, cols = torch.arange(h, **kind)[:, None], torch.arange(w, **kind)
         x = x * (0.5 - rows / h) + (cols + 0.5) / w * 2
         x = self.deep(torch.cat([x, (x[:, :1].sigmoid() + rows + cols).cos()], 1))
+        places = torch.ones((len(x), h, w), **kind).cumsum(2) / (w + 1e-6)
+        x = x * torch.stack([(places * 7).sin(), places.square()], 1).sum(1, keepdim=True)
         x = F.interpolate(x, scale_factor=2, mode="bilinear")
         return self.head(x * wide.sigmoid())
 
