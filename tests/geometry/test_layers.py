@@ -274,6 +274,8 @@ def test_coordinates_have_three_numbers_a_channel(numbers: tuple[float, ...]) ->
     check_layers((Coordinates(3, 1, (1.0, 2.0, 3.0)),), 3, 1)
     with pytest.raises(TilenetError, match="follow on one another"):
         check_layers((Coordinates(3, 1, numbers),), 3, 1)
+    with pytest.raises(TilenetError, match="follow on one another"):
+        check_layers((Coordinates(3, 1, (1.0, 2.0, 3.0), "edges", -1.0),), 3, 1)
 
 
 def test_layers_of_older_checkpoints_are_read() -> None:
