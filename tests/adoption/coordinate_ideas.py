@@ -108,6 +108,15 @@ COORDINATES: dict[str, Case] = {
     "coordinates by image": around(
         lambda m, x: x * torch.arange(len(x))[:, None, None, None], "must be its list|uneven"
     ),
+    "columns of 16 bits": around(
+        lambda m, x: x * torch.arange(x.shape[3], dtype=torch.bfloat16), "few bits"
+    ),
+    "rows of bytes": around(
+        lambda m, x: x * torch.arange(x.shape[2], dtype=torch.uint8)[:, None], "few bits"
+    ),
+    "a number of the pixels": around(
+        lambda m, x: x - x.data.mean().item(), "a number is taken out"
+    ),
     "random columns": around(lambda m, x: x * torch.rand(x.shape[3]), NOT_KNOWN),
     "columns without numbers": around(lambda m, x: x * torch.empty(x.shape[3]), NOT_KNOWN),
 }

@@ -182,7 +182,8 @@ class _Interpreter:
             self._note(node, self._argument(node.args[0]))  # a count of batches
             return
         if not isinstance(value, torch.Tensor | list | tuple):
-            self._note(node, None)
+            taken = None if value is None else call.refused("a number is taken out of a tensor")
+            self._note(node, taken)
             return
         result = self._result(node, call)
         if isinstance(result, Refusal) and isinstance(call.shape, tuple) and call.floats:

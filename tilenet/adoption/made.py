@@ -14,6 +14,9 @@ from tilenet.adoption.proof.as_defined import wide_numbers
 
 __all__ = ["Made", "made", "refusal"]
 
+# Others hold the cells of small maps only.
+WIDE = (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
+
 
 @dataclass(frozen=True, eq=False)
 class Made:
@@ -58,6 +61,9 @@ def made(call: Call, function: Any, args: Any, named: dict[str, Any]) -> Any:
             result = function(*_wide(args), **{name: _wide(one) for name, one in named.items()})
     except Exception:  # of tensors that are no numbers here
         return refused
+    several = list(result) if isinstance(result, list | tuple) else [result]
+    if any(one.dtype not in WIDE for one in several):
+        return call.refused("numbers are made in forward in a type of few bits")
     if isinstance(result, list | tuple):
         return [Made(one, call, function, args, named, n) for n, one in enumerate(result)]
     return Made(result, call, function, args, named)

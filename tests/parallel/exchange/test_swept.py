@@ -85,6 +85,14 @@ def test_our_own(upsampling: str, norm: str) -> None:
     check(layers, build_network(layers, 4, torch.float64).eval(), 2)
 
 
+@pytest.mark.parametrize(("kernel", "padding"), [(1, 3), (3, 3)])
+def test_rows_of_padding_alone(kernel: int, padding: int) -> None:
+    torch.manual_seed(1)
+    wide = nn.Conv2d(3, 4, kernel, padding=padding)
+    adopted = adopt(nn.Sequential(wide, nn.ReLU(), nn.Conv2d(4, 2, 2 * padding - kernel + 2)), 3)
+    check(adopted.layers, adopted.network(torch.float64).eval(), 3)
+
+
 @pytest.mark.parametrize("wrong", ["a row too few", "zeros at an inner edge"])
 def test_what_is_wrong_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     adopted = adopt(network("residual"), 3)

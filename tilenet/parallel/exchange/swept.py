@@ -219,6 +219,7 @@ class Sweep:
         self._pieces: list[list[tuple[int, Tensor]]] = [[] for _ in self._shapes]
         self._whole: dict[int, Tensor] = {}
         self._now: LayerRows
+        self._like: Tensor  # as many as images, of their kind and without cells
         self._dtype, self._compact = AUTOCAST.get(precision), compact
         self._kept, self.looks = KeptMaps(), True
         self._computed_maps: Collection[int] = range(len(self._shapes))
@@ -260,7 +261,8 @@ class Sweep:
     def _seen(self, layer: int) -> Rows:
         """Rows of its input that the layer looks at, in the map."""
         low, high = self._now.need
-        return max(low, 0), min(high, self._shapes[layer].rows)
+        rows = self._shapes[layer].rows
+        return min(max(low, 0), rows), max(min(high, rows), 0)
 
     def journey(self, layer: int) -> Journey:
         """What the layer looks at: rows that are here, and columns of others."""
@@ -308,6 +310,7 @@ class Sweep:
             return self._fed(strip, plan)
 
     def _fed(self, strip: Tensor, plan: Strip) -> Tensor:
+        self._like = strip.new_empty(len(strip), 0)
         if strip.shape[2] and self.looks:
             self._pieces[0].append((plan.image[0], strip))
         for number, (layer, rows) in enumerate(zip(self.layers, plan.layers, strict=True)):
@@ -362,6 +365,9 @@ class Sweep:
             if first < stop and start < first + piece.shape[2]
         ]
         assert sum(one.shape[2] for one in found) == stop - start, "rows come before they are due"
+        if not found:  # padding alone is looked at
+            shape = len(self._like), self._shapes[number].channels, 0, self._widths[number]
+            return self._like.new_empty(shape)
         return found[0] if len(found) == 1 else torch.cat(found, 2)
 
     def _of_whole_image(self, number: int, layer: Layer, strip: Tensor) -> Tensor:
