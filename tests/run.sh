@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run.sh test [OPTION…]: tests of one process, and over 2 ranks those of $heart.
 # run.sh rest [OPTION…]: the others over 2, all over 3 and 4 ranks, a few over 6 (3 × 2), and beside
-#                        them whole jobs and fuzzing, which mostly wait.
+#                        them whole jobs, fuzzing and a Slurm, which mostly wait.
 # run.sh jobs [OPTION…]: whole jobs without the rest: commands and pages of the guide as users start
 #                        them, jobs that fail, hang or are killed, and a real Slurm (root, Debian).
 # run.sh nightly [OPTION…]: those of whole jobs that `rest` and `jobs` leave out.
@@ -18,7 +18,7 @@ jobs_of() { # MARKS [OPTION…]
 }
 
 slurm_of() { # MARKS [OPTION…]
-    # No other jobs beside it: it has the machine's ports and namespaces to itself.
+    # After the other jobs, not beside them: it takes ports and namespaces that they may use.
     python -m pytest -q -o faulthandler_timeout=1200 tests/jobs/slurm -m "$@"
 }
 

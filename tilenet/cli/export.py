@@ -1,7 +1,7 @@
 """`tilenet export`: a trained network as a file for other programs."""
 
 from tilenet.cli.options import Arguments, command
-from tilenet.cli.own_network import module_named
+from tilenet.cli.own_network import add_code, module_named
 from tilenet.errors import UsageError
 from tilenet.export.job import Export, export_network
 from tilenet.parallel.health.progress import say
@@ -44,12 +44,5 @@ def _parser() -> Arguments:
         "(default: 512 or more, as fits its halo)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
-    own = parser.add_argument_group("your own network")
-    own.add_argument(
-        "--network",
-        dest="code",
-        metavar="PACKAGE:NAME",
-        help="what makes the module of a checkpoint of halo_mode: windows, which holds no code",
-    )
-    own.add_argument("--options", nargs="*", metavar="NAME=VALUE", help="what it is called with")
+    add_code(parser)
     return parser

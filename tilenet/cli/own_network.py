@@ -2,7 +2,7 @@
 
 import json
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,26 @@ from tilenet.adoption.source import check_name, made
 from tilenet.adoption.weights import fill_in
 from tilenet.errors import TilenetError, UsageError
 
-__all__ = ["WHOLE_IMAGE", "adopt_named", "facts_of", "module_named"]
+__all__ = ["WHOLE_IMAGE", "add_code", "adopt_named", "facts_of", "module_named"]
 
 WHOLE_IMAGE = (
     "It takes averages or statistics of the whole image, which no halo covers: they are summed "
     "over ranks."
 )
 BANDS = 3  # of the image, unless the command says more
+
+
+def add_code(parser: ArgumentParser) -> _ArgumentGroup:
+    """Options that name the module of a checkpoint that holds weights alone."""
+    own = parser.add_argument_group("your own network")
+    own.add_argument(
+        "--network",
+        dest="code",
+        metavar="PACKAGE:NAME",
+        help="what makes the module of a checkpoint of halo_mode: windows, which holds no code",
+    )
+    own.add_argument("--options", nargs="*", metavar="NAME=VALUE", help="what it is called with")
+    return own
 
 
 def adopt_named(given: Namespace) -> tuple[nn.Module, Adopted]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from tilenet.cli.data_options import WINDOW, band_names, nodata_value, numbers, with_values
 from tilenet.cli.options import Arguments
-from tilenet.cli.own_network import module_named
+from tilenet.cli.own_network import add_code, module_named
 from tilenet.errors import TilenetError, UsageError
 from tilenet.library.predict import given_network
 from tilenet.mapping.predict import Prediction, predict
@@ -157,14 +157,7 @@ def _add_whole_job(parser: Arguments) -> None:
 
 def _add_module(parser: Arguments) -> None:
     """A module that is named in place of a checkpoint, or for one of windows."""
-    own = parser.add_argument_group("your own network")
-    own.add_argument(
-        "--network",
-        dest="code",
-        metavar="PACKAGE:NAME",
-        help="what makes the module of a checkpoint of halo_mode: windows, which holds no code",
-    )
-    own.add_argument("--options", nargs="*", metavar="NAME=VALUE", help="what it is called with")
+    own = add_code(parser)
     own.add_argument(
         "--weights", metavar="FILE", help="weights of a module that is mapped without a checkpoint"
     )

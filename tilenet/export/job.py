@@ -77,15 +77,15 @@ def export_network(wanted: Export) -> list[str]:
     any_size = not onnx and record.opaque is None
     traced = trace(whole, tile.px, context.alignment_px, any_size=any_size)
     about = Description(
-        out.name,
-        record,
-        wanted.output,
-        tile,
-        traced.any_size,
-        str(dtype).removeprefix("torch."),
-        sum(parameter.numel() for parameter in network.parameters()),
-        _time_of(folder),
-        origin_of(folder, record),
+        file=out.name,
+        record=record,
+        output=wanted.output,
+        tile=tile,
+        any_size=traced.any_size,
+        dtype=str(dtype).removeprefix("torch."),
+        num_parameters=sum(parameter.numel() for parameter in network.parameters()),
+        trained=_time_of(folder),
+        origin=origin_of(folder, record),
     )
     _write(traced, out, deepness_properties(about))
     write_aside(json.dumps(stac_item(about), indent=1), out.with_suffix(".json"), ITEM)

@@ -204,9 +204,8 @@ class SweptBackward:
             self._hold(storage := inputs[0])
         else:
             made = size
-            if isinstance(layer, Upsample) and not by_corners(
-                layer
-            ):  # cut out of what is looked at
+            if isinstance(layer, Upsample) and not by_corners(layer):
+                # Cells that are looked at are enlarged, and the rows cut out of that.
                 low, high = max(rows.need[0], 0), min(rows.need[1], self.shapes[number].rows)
                 made = self._size(number + 1, (high - low) * layer.factor)
             self._touch(_forward_bytes(layer, cost, made))
