@@ -12,8 +12,6 @@ Three numbers that are easily confused (P poolings; here P=4, two convolutions a
 
 `halo_px` 96 is the aligned context rounded up to the alignment, so that windows start on the grid
 of the deepest pooling.
-
-Sizes of the feature maps between a network's layers.
 """
 
 from dataclasses import dataclass, replace
@@ -34,23 +32,14 @@ from tilenet.geometry.layers import (
     across,
     walk,
 )
+from tilenet.geometry.map_shapes import map_shapes
 from tilenet.geometry.opaque import opaque_of
 
 __all__ = [
-    "Context",
-    "MapShape",
-    "context_of",
-    "epsilon_px",
-    "fewest_cells",
-    "image_grid",
-    "input_interval",
-    "map_grids",
-    "map_shapes",
-    "norm_context",
-    "output_size",
-    "reached",
-    "summed_cells",
-]
+    "Context", "context_of", "epsilon_px", "fewest_cells", "image_grid", "input_interval",
+    "map_grids", "norm_context", "output_size", "prefix_halo_px", "reached", "summed_cells",
+    "unjoined",
+]  # fmt: skip
 
 MANY = 2**20  # more than any halo has units
 NormContext = Literal["none", "tile", "image"]
@@ -376,27 +365,28 @@ def _valid_halo(layers: tuple[Layer, ...], alignment: int, offset: int) -> int:
     )
 
 
-@dataclass(frozen=True)
-class MapShape:
-    """A feature map of one sample, (C, H, W)."""
-
-    channels: int
-    rows: int
-    cols: int
-
-    @property
-    def num_elements(self) -> int:
-        """Cells times channels."""
-        return self.channels * self.rows * self.cols
+def unjoined(layers: tuple[Layer, ...], stop: int) -> frozenset[int]:
+    """Numbers of the stashes among the first `stop` layers whose maps none of these takes."""
+    waiting: dict[str, int] = {}
+    for index, layer in enumerate(layers[:stop]):
+        if isinstance(layer, Stash):
+            waiting[layer.name] = index
+        for name in layer.names:
+            del waiting[name]
+    return frozenset(waiting.values())
 
 
-def map_shapes(layers: tuple[Layer, ...], height: int, width: int) -> tuple[MapShape, ...]:
-    """The network's input, then each layer's output: one more than there are layers."""
-    start = MapShape(layers[0].in_channels, height, width)
+def prefix_halo_px(layers: tuple[Layer, ...], stop: int) -> int:
+    """Pixels to read around own windows so that own cells are right behind `stop` layers.
 
-    def through(layer: Layer, before: MapShape, kept: tuple[MapShape, ...]) -> MapShape:
-        rows = layer.size(before.rows, *(one.rows for one in kept))
-        cols = layer.size(before.cols, *(one.cols for one in kept))
-        return MapShape(layer.out_channels, rows, cols)
-
-    return tuple(walk(layers, start, through))
+    The halo is a multiple of the network's alignment: read windows begin where own windows may.
+    Sums on the way are those of earlier passes, so that no tile's cells count for them.
+    """
+    unit = context_of(layers).alignment_px
+    first, last = map_grids(layers)[stop].cells(0, unit)
+    lines = layers, across(layers)
+    intervals = [one for line in lines if (one := reached(line, first, last, stop=stop))]
+    if not intervals:  # an average that was enlarged: no tile looks at its own pixels for it
+        return 0
+    context = max(0, *(max(-low, high - (unit - 1)) for low, high in intervals))
+    return -(-context // unit) * unit

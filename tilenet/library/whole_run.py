@@ -10,8 +10,9 @@ from torch import nn
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
-from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
+from tilenet.parallel.ranks.comm import agreed, world
 from tilenet.parallel.ranks.layout import RunDevices
+from tilenet.parallel.ranks.quiet_wait import wait_quietly
 from tilenet.parallel.ranks.together import RankControl, end_if_asked, together
 from tilenet.report.page import try_report
 from tilenet.training.announce import announce_images

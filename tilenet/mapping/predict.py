@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from numpy.typing import NDArray
 
-from tilenet.data.survey import share_collars
+from tilenet.data.collars import share_collars
 from tilenet.mapping.announce import announce_map
 from tilenet.mapping.choose import decide_map
 from tilenet.mapping.in_memory import MapInMemory
@@ -27,9 +27,10 @@ from tilenet.model.choices import parameter_dtype
 from tilenet.parallel.health.progress import peak_bytes, say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
-from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
+from tilenet.parallel.ranks.comm import agreed, world
 from tilenet.parallel.ranks.devices import choose_devices, node_place
 from tilenet.parallel.ranks.layout import say_layout
+from tilenet.parallel.ranks.quiet_wait import wait_quietly
 from tilenet.parallel.ranks.tf32 import say_where_no_tf32, tf32_if_asked
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.storage.lock import Lock

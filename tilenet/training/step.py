@@ -20,7 +20,8 @@ from tilenet.data.schedule import mini_batch_sizes
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window
-from tilenet.model.loss import Loss, LossScale, dice
+from tilenet.model.loss import Loss, dice
+from tilenet.model.loss_scale import LossScale
 from tilenet.model.upload import upload
 from tilenet.parallel.health.progress import EXCHANGING, peak_bytes
 from tilenet.parallel.sums.gradients import GradientSum

@@ -16,15 +16,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tilenet.data.crops import crop_places, holds_labels
+from tilenet.data.crop_places import crop_places
+from tilenet.data.crops import holds_labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.rasters.raster import Pixels, Raster
 from tilenet.data.read_ahead import ReadAhead
 from tilenet.data.schedule import CropSchedule, ImageSchedule, Sample
+from tilenet.geometry.symmetries import Symmetry
 from tilenet.geometry.tiles import Tile, Tiling, owned
-from tilenet.geometry.windows import Symmetry, Window
+from tilenet.geometry.windows import Window
 from tilenet.model.choices import parameter_dtype
-from tilenet.model.inputs import Radiometry, standardise
+from tilenet.model.inputs import standardise
+from tilenet.model.radiometry import Radiometry
 from tilenet.model.upload import pinned
 from tilenet.planning.compatibility import stacks
 from tilenet.planning.mesh import tiles_of
