@@ -203,7 +203,7 @@ def compare(names: list[str]) -> list[dict[str, Any]]:
     from mpi4py import MPI
 
     from tilenet.adoption.adopt import adopt
-    from tilenet.parallel.ranks.quiet_wait import wait_quietly
+    from tilenet.parallel.ranks.comm import wait_quietly
 
     warnings.simplefilter("ignore")
 

@@ -55,7 +55,7 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
 
     from tilenet.adoption.adopt import adopt
     from tilenet.geometry.tiles import Cut, HaloRule, cut
-    from tilenet.parallel.ranks.quiet_wait import wait_quietly
+    from tilenet.parallel.ranks.comm import wait_quietly
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

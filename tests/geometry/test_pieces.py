@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilenet.geometry.blocks import Blocks
-from tilenet.geometry.pieces import own_pieces, strips_of, within
-from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.pieces import strips_of, within
+from tilenet.geometry.tiles import Cut, HaloRule, cut, own_pieces
 from tilenet.geometry.windows import Window
 
 

@@ -1,4 +1,4 @@
-"""The files that a run is trained and scored on: what tells them apart, in one hash.
+"""The files that a run is trained and scored on: one hash tells whether all ranks see them.
 
 Names without folders, sizes in bytes and what GDAL says of them: so a folder may be moved between
 two runs, but a file may not be another one, neither in a run that goes on nor on another node.
@@ -14,11 +14,12 @@ from tilenet.data.labels.source import LabelSource
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError
+from tilenet.parallel.ranks.comm import agreed
 
 if TYPE_CHECKING:
-    pass
+    from mpi4py import MPI
 
-__all__ = ["SampleFile", "check_apart", "hash_of", "sample_files"]
+__all__ = ["SampleFile", "check_apart", "check_same_files", "hash_of", "sample_files"]
 
 
 @dataclass(frozen=True)
@@ -105,3 +106,31 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
                     f"where blocks are held out, images stands for each image once ({part}: "
                     "several times); list it once, or leave validation.share out"
                 )
+
+
+def check_same_files(files: Sequence[SampleFile], comm: "MPI.Intracomm") -> str:
+    """How many files there are, and their hash, which is that of all ranks. Collective.
+
+    Only hashes travel, unless they differ.
+
+    Raises:
+        AgreedError: A file differs from that of rank 0; all ranks name the first such file.
+    """
+    own = hash_of(files)
+    if len(set(comm.allgather(own))) == 1:
+        return f"{len(files)} files, {own}"
+    first = comm.bcast([(file.text, file.path, file.shown) for file in files])
+    with agreed(comm):
+        if len(files) != len(first):
+            raise TilenetError(
+                f"all ranks must be given the same files (rank 0: {len(first)}, rank {comm.rank}: "
+                f"{len(files)}); start them with one run file"
+            )
+        for file, (text, path, shown) in zip(files, first, strict=True):
+            if file.text != text:
+                raise TilenetError(
+                    f"all ranks must see the same files ({path} on rank 0: {shown}; {file.path} "
+                    f"on rank {comm.rank}: {file.shown}); copy it again to that node, or use a "
+                    "shared folder"
+                )
+    raise AssertionError("hashes differ and no file does")

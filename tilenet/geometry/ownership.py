@@ -15,8 +15,9 @@ from math import ceil
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
-from tilenet.geometry.halo import context_of, image_grid
+from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Conv, Join, Joining, Layer, across, walk
+from tilenet.geometry.maps import image_grid
 from tilenet.geometry.tiles import Span, Tiling
 from tilenet.geometry.windows import Window, overlap
 

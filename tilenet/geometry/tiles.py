@@ -7,19 +7,23 @@ ignore. Rows and columns are cut alike, so the work is done per axis, on spans.
 """
 
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar, overload
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import Context, fewest_cells, output_size
+from tilenet.geometry.halo import Context
 from tilenet.geometry.layers import Conv, Layer
-from tilenet.geometry.map_shapes import map_shapes
+from tilenet.geometry.maps import fewest_cells, map_shapes, output_size
 from tilenet.geometry.opaque import opaque_of
+from tilenet.geometry.pieces import parts
 from tilenet.geometry.windows import Window
 
-__all__ = ["Cut", "HaloRule", "Span", "Tile", "Tiling", "check_cells", "cut", "halo_rule", "owned"]
+__all__ = [
+    "Cut", "HaloRule", "Span", "Tile", "Tiling", "check_cells", "cut", "halo_rule", "own_pieces",
+    "owned",
+]  # fmt: skip
 
 
 T = TypeVar("T")  # a numpy array or a torch tensor; this room imports neither
@@ -311,3 +315,17 @@ def owned(array: T, tile: Tile, offset_px: int = 0) -> T:
     sliceable: Any = array
     part: T = sliceable[..., top : top + tile.own.height, left : left + tile.own.width]
     return part
+
+
+def own_pieces(tiling: Tiling, height_px: int, width_px: int) -> Iterator[tuple[int, Window]]:
+    """Windows of at most `height_px` × `width_px` that partition all own windows.
+
+    Strip by strip from the top, left to right, each with the number of the tile that owns it.
+    Pieces end at multiples of their sizes, where the blocks of the map's file end too.
+    """
+    num_cols = len(tiling.cols)
+    for row, rows in enumerate(tiling.rows):
+        for top, height in parts(rows.first, rows.own, height_px):
+            for col, cols in enumerate(tiling.cols):
+                for left, width in parts(cols.first, cols.own, width_px):
+                    yield row * num_cols + col, Window(top, left, height, width)

@@ -10,9 +10,8 @@ from torch import nn
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
-from tilenet.parallel.ranks.comm import agreed, world
+from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
 from tilenet.parallel.ranks.layout import RunDevices
-from tilenet.parallel.ranks.quiet_wait import wait_quietly
 from tilenet.parallel.ranks.together import RankControl, end_if_asked, together
 from tilenet.report.page import try_report
 from tilenet.training.announce import announce_images
@@ -20,8 +19,8 @@ from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder import RunFolder
 from tilenet.training.images.held_out import hold_out
 from tilenet.training.images.open import RunImages, agree_on_files, open_images
+from tilenet.training.images.run_data import RunData
 from tilenet.training.images.survey import class_weights, run_survey
-from tilenet.training.images.workload import RunData
 from tilenet.training.log import NOBODY, Callbacks
 from tilenet.training.loop import Loop
 from tilenet.training.proof.run import proved_network

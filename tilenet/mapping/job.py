@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from tilenet.geometry.bands import bands
-from tilenet.geometry.pieces import own_pieces
-from tilenet.geometry.tiles import Tile, owned
+from tilenet.geometry.tiles import Tile, own_pieces, owned
 from tilenet.geometry.windows import Window
 from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.mapping.resume import MapResume

@@ -27,10 +27,9 @@ from tilenet.model.choices import parameter_dtype
 from tilenet.parallel.health.progress import peak_bytes, say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
-from tilenet.parallel.ranks.comm import agreed, world
+from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
 from tilenet.parallel.ranks.devices import choose_devices, node_place
 from tilenet.parallel.ranks.layout import say_layout
-from tilenet.parallel.ranks.quiet_wait import wait_quietly
 from tilenet.parallel.ranks.tf32 import say_where_no_tf32, tf32_if_asked
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.storage.lock import Lock

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.map_shapes import map_shapes
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.sweep import maps_before
 
 __all__ = ["kept_cells", "kept_maps"]

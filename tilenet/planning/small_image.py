@@ -10,7 +10,7 @@ from math import prod
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Conv, Layer, TransposedConv
-from tilenet.geometry.map_shapes import map_shapes
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Span, Tiling, check_cells, cut
 from tilenet.geometry.windows import Window

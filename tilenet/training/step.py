@@ -30,7 +30,7 @@ from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.planning.learning_rate import LearningRate
 from tilenet.storage.checkpoints import kept_checkpoint
 from tilenet.training.config.keys import GradientKeys
-from tilenet.training.images.workload import ReadTile
+from tilenet.training.images.work import ReadTile
 from tilenet.training.network import RunNetwork
 from tilenet.training.tile_sums import tile_sums
 

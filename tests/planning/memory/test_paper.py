@@ -6,7 +6,7 @@ import pytest
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Conv, Join
-from tilenet.geometry.map_shapes import map_shapes
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.memory.paper import level_bytes
 

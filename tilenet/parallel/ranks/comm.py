@@ -24,7 +24,10 @@ from tilenet.parallel.ranks.start import STEP_SIZES, launched, say_started, watc
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["agreed", "end_where_uncaught", "launched", "run_as_rank", "threads_may_call", "world"]
+__all__ = [
+    "agreed", "end_where_uncaught", "launched", "run_as_rank", "threads_may_call", "wait_quietly",
+    "world",
+]  # fmt: skip
 
 
 # MPICH's Abort may return, and any may hang on a broken network.
@@ -188,3 +191,17 @@ def _end(reason: str, code: int = 1) -> NoReturn:
             MPI.COMM_WORLD.Abort(code)
     finally:  # a second Ctrl-C, and MPICH's Abort, which may return
         os._exit(code)
+
+
+LOOK_SECONDS = 0.02
+
+
+def wait_quietly(comm: "MPI.Comm") -> None:
+    """Return when all ranks have come here. Collective.
+
+    MPI's own barrier looks again and again, and where ranks share cores it does so in the place of
+    the rank that all wait for.
+    """
+    met = comm.Ibarrier()
+    while not met.Test():
+        time.sleep(LOOK_SECONDS)

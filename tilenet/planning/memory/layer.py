@@ -35,7 +35,7 @@ from tilenet.geometry.layers import (
     Stash,
     Upsample,
 )
-from tilenet.geometry.map_shapes import map_shapes
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.ownership import takes_copy
 from tilenet.model.choices import AUTOCAST, HaloMode, parameter_dtype
 from tilenet.model.dropout import MaskKey

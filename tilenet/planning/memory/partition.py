@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.geometry.layers import Join, Layer, Stash
-from tilenet.geometry.map_shapes import map_shapes
+from tilenet.geometry.maps import map_shapes
 from tilenet.model.choices import Checkpointing
 from tilenet.planning.memory.layer import LayerBytes
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from tilenet.geometry.by_place import by_corners
-from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Conv, Join, Layer, Pool, Stash, Upsample
-from tilenet.geometry.map_shapes import MapShape, map_shapes
+from tilenet.geometry.maps import MapShape, map_grids, map_shapes
 from tilenet.geometry.sweep import (
     LayerRows,
     Rows,

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 
 from tilenet.geometry.halo import context_of, summed_cells
 from tilenet.geometry.layers import GlobalPool, Layer
-from tilenet.geometry.map_shapes import map_shapes
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.sweep import Sweeps, maps_before, strip_edges
 from tilenet.planning.kept_maps import kept_maps
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes

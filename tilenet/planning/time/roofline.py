@@ -24,7 +24,7 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
-from tilenet.geometry.map_shapes import MapShape, map_shapes
+from tilenet.geometry.maps import MapShape, map_shapes
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.machines import Machine
 

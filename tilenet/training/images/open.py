@@ -17,8 +17,7 @@ from tilenet.data.rasters.handles import MOST_OPEN
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import JOIN
 from tilenet.data.rasters.stack import stacked_paths
-from tilenet.data.same_files import SampleFile, check_apart, sample_files
-from tilenet.data.same_on_ranks import check_same_files
+from tilenet.data.same_files import SampleFile, check_apart, check_same_files, sample_files
 from tilenet.errors import TilenetError
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
