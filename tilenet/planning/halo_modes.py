@@ -5,7 +5,7 @@ from math import prod
 
 from tilenet.geometry.halo import context_of
 from tilenet.planning.advise import ALL_OPEN, first_plan
-from tilenet.planning.compatibility import sweep_obstacle
+from tilenet.planning.compatibility import obstacle, sweep_obstacle
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.partition import OPTIMIZER_STATES
 from tilenet.planning.memory.trained_sweeps import (
