@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from PIL import Image
 
-from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Activation, Join, Pool
+from tilenet.geometry.maps import map_grids
 from tilenet.geometry.sweep import Strip, strip_edges, sweep
 from tilenet.geometry.unet import UNetOptions, unet_layers
 

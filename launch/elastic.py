@@ -5,8 +5,9 @@ from argparse import ArgumentTypeError
 from pathlib import Path
 
 from tilenet.errors import TilenetError
-from tilenet.planning.advise import question_again, why_nothing_fits
+from tilenet.planning.advise import why_nothing_fits
 from tilenet.planning.machines import Machine
+from tilenet.planning.replan import question_again
 from tilenet.planning.search import Search
 
 from .placement import Placement

@@ -14,8 +14,8 @@ from typing import Any
 
 from bench.report import Claim, Found, at_least
 from bench.speed.balance import PAPER
-from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Layer, Stash
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.unet import PRESETS, unet_layers
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import block_seconds, least_time

@@ -20,11 +20,11 @@ from tilenet.storage import checkpoints as module
 from tilenet.storage.checkpoints import (
     FILES,
     checkpoint_of_step,
-    newest_whole,
     save_checkpoint,
     saved_checkpoints,
 )
 from tilenet.storage.checksums import wrong_file
+from tilenet.storage.whole_checkpoint import newest_whole
 
 
 class Killed(BaseException):

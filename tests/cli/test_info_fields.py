@@ -13,8 +13,8 @@ import shapely
 from affine import Affine
 from info_answers import Info, Write, pixels
 
-from tilenet.data.labels import polygons as vector_layer
-from tilenet.data.labels.facts import proposed_classes
+from tilenet.data.labels import vector_layer
+from tilenet.data.labels.field_values import proposed_classes
 from tilenet.training.config.read import read_run_file
 
 GRID = Affine(2, 0, 5e5, 0, -2, 4e6)

@@ -8,7 +8,7 @@ import shapely
 from affine import Affine
 from info_answers import GRID, Info, Write, pixels
 
-from tilenet.data.schedule import balanced_weights
+from tilenet.data.class_weights import balanced_weights
 
 
 def test_how_label_rasters_lie_to_their_image(write_raster: Write, info: Info) -> None:

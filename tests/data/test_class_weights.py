@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilenet.data.schedule import balanced_weights
+from tilenet.data.class_weights import balanced_weights
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=2).filter(any))

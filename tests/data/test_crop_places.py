@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilenet.data import crops as module
-from tilenet.data.crops import MOST_CELL_BYTES, cell_side, crop_places
+from tilenet.data import crop_places as module
+from tilenet.data.crop_places import crop_places
+from tilenet.data.crops import MOST_CELL_BYTES, cell_side
 from tilenet.data.schedule import CropSchedule
 from tilenet.errors import TilenetError
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilenet.data.crops import holds_labels
-from tilenet.geometry.windows import SYMMETRIES, Symmetry, Window
+from tilenet.geometry.symmetries import SYMMETRIES, Symmetry
+from tilenet.geometry.windows import Window
 
 
 @given(

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilenet.data.crops import CropPlaces, crop_places
+from tilenet.data.crop_places import CropPlaces, crop_places
 from tilenet.data.schedule import CropSchedule, ImageSchedule, mini_batch_sizes
 from tilenet.errors import TilenetError
-from tilenet.geometry.windows import AS_IS, SYMMETRIES, Window
+from tilenet.geometry.symmetries import AS_IS, SYMMETRIES
+from tilenet.geometry.windows import Window
 from tilenet.random_keys import key
 
 SIZES = tuple((100 + 7 * n, 90 + 3 * n) for n in range(11))

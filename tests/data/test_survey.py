@@ -11,9 +11,10 @@ from mpi4py import MPI
 from whole_image import random_scene
 
 from tilenet.data import survey as module
+from tilenet.data.collars import share_collars
 from tilenet.data.labels.raster import Labels
 from tilenet.data.rasters.raster import Raster
-from tilenet.data.survey import Moments, merge, share_collars, survey
+from tilenet.data.survey import Moments, merge, survey
 from tilenet.data.survey_record import Survey
 from tilenet.errors import AgreedError
 

@@ -19,7 +19,7 @@ from whole_recipe import train_recipe
 from tilenet.errors import AgreedError
 from tilenet.geometry.unet import unet_layers
 from tilenet.library.whole_run import train
-from tilenet.model import loss as loss_scale
+from tilenet.model import loss_scale
 from tilenet.model.network import build_network
 from tilenet.training import network as run_network
 from tilenet.training.config.keys import (

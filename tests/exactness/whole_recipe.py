@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from whole_image import IGNORE, Outcome, Scene, dice_of, extended, run_whole, standardised
 
-from tilenet.data.crops import crop_places
+from tilenet.data.crop_places import crop_places
 from tilenet.data.schedule import CropSchedule
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network

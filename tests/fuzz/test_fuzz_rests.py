@@ -20,7 +20,8 @@ from tilenet.geometry.windows import Window
 from tilenet.mapping.resume import MapResume
 from tilenet.mapping.writer import MapKind, MapWriter
 from tilenet.parallel.health.signals import StopRequests
-from tilenet.storage.checkpoints import FILES, checked_checkpoint, newest_whole, save_checkpoint
+from tilenet.storage.checkpoints import FILES, save_checkpoint
+from tilenet.storage.whole_checkpoint import checked_checkpoint, newest_whole
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

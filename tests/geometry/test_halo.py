@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from probe import looks_at, positive_network
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import (
-    context_of,
-    epsilon_px,
-    fewest_cells,
-    input_interval,
-    norm_context,
-    output_size,
-)
+from tilenet.geometry.halo import context_of, epsilon_px, input_interval, norm_context
 from tilenet.geometry.layers import (
     Activation,
     Conv,
@@ -31,6 +24,7 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
+from tilenet.geometry.maps import fewest_cells, output_size
 from tilenet.geometry.unet import UNetOptions, unet_layers
 
 PADDINGS, UPSAMPLINGS = ("same", "valid"), ("nearest", "bilinear", "transposed")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
-from tilenet.geometry.halo import input_interval, map_grids, map_shapes, output_size
+from tilenet.geometry.halo import input_interval
 from tilenet.geometry.layers import (
     Conv,
     Expand,
@@ -29,6 +29,7 @@ from tilenet.geometry.layers import (
     Upsample,
     walk,
 )
+from tilenet.geometry.maps import map_grids, map_shapes, output_size
 
 ROWS, COLS = 13, 17
 LEAST = 1e-12  # gradients up to this are rounding

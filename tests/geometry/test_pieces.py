@@ -4,7 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilenet.geometry.tiles import Blocks, Cut, HaloRule, cut, own_pieces, strips_of, within
+from tilenet.geometry.blocks import Blocks
+from tilenet.geometry.pieces import strips_of, within
+from tilenet.geometry.tiles import Cut, HaloRule, cut, own_pieces
 from tilenet.geometry.windows import Window
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilenet.geometry import sweep as sweeping
-from tilenet.geometry.halo import context_of, map_grids, map_shapes
+from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import (
     Activation,
     Conv,
@@ -21,6 +21,7 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
+from tilenet.geometry.maps import map_grids, map_shapes
 from tilenet.geometry.sweep import Strip, row_readers, strip_edges, sweep
 from tilenet.geometry.unet import UNetOptions, unet_layers
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilenet.geometry.windows import AS_IS, SYMMETRIES, Symmetry, Window, reflected, symmetries
+from tilenet.geometry.symmetries import AS_IS, SYMMETRIES, Symmetry, symmetries
+from tilenet.geometry.windows import Window, reflected
 
 PIXELS = np.random.default_rng(1).normal(size=(2, 5, 3))
 

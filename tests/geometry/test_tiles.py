@@ -11,8 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import context_of, input_interval, output_size
+from tilenet.geometry.halo import context_of, input_interval
 from tilenet.geometry.layers import Conv, Pool
+from tilenet.geometry.maps import output_size
 from tilenet.geometry.tiles import (
     Cut,
     HaloRule,

@@ -21,7 +21,7 @@ TRAIN = {
     "tilenet.data.rasters.raster:Raster.collar_runs": "the collar of an image, part 1 of 1",
     "tilenet.data.rasters.collar:Collar.__init__": "the collar of an image on other ranks",
     "tilenet.training.folder:newest_whole": "the look into the run's folder",
-    "tilenet.data.holdout:check_classes": "the labels of blocks, part 1 of 16",
+    "tilenet.data.labelled_blocks:check_classes": "the labels of blocks, part 1 of 16",
     "tilenet.parallel.ranks.layout:say_layout": "the start of the run",
     "tilenet.data.survey:check_classes": "the survey, part 1 of 1",
     "tilenet.data.survey:_check_something_is_there": "the sums of the survey",

@@ -11,8 +11,8 @@ from zoo import network
 
 import tilenet.planning.maps
 from tilenet.adoption.adopt import adopt
-from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import GlobalPool
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.sweep import maps_before
 from tilenet.parallel.exchange.swept import Sweep
 from tilenet.planning.kept_maps import kept_cells, kept_maps

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.model import loss as module
-from tilenet.model.loss import LossScale
+from tilenet.model import loss_scale as module
+from tilenet.model.loss_scale import LossScale
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import context_of, output_size
+from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv
+from tilenet.geometry.maps import output_size
 from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule, owned
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.modules import BatchNorm

@@ -11,8 +11,8 @@ from questions import small_machine, small_question
 from tilenet.cli.plan import main
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions
-from tilenet.planning.advise import question_again
 from tilenet.planning.plan import Plan, Question, read_plan, write_plan
+from tilenet.planning.replan import question_again
 from tilenet.planning.search import Search
 from tilenet.training.config.read import read_run_file
 

@@ -15,11 +15,11 @@ from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.planning.advise import question_again
 from tilenet.planning.explain import answer, explain
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.plan import OwnNetwork, Plan, Question, read_plan, write_plan
+from tilenet.planning.replan import question_again
 from tilenet.planning.search import Search
 from tilenet.training.architecture import Architecture
 from tilenet.training.config.read import read_run_file

@@ -18,10 +18,10 @@ from tilenet.storage.checkpoints import (
     load_json,
     load_tensors,
     mark_best,
-    newest_whole,
     save_checkpoint,
 )
 from tilenet.storage.checksums import wrong_file
+from tilenet.storage.whole_checkpoint import newest_whole
 
 NETWORK = {"format": "tilenet-network-1", "layers": [{"kind": "conv", "kernel": 3}]}
 

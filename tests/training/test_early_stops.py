@@ -12,8 +12,7 @@ import pytest
 from mpi4py import MPI
 from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 
-from tilenet.data import holdout as labelled_blocks
-from tilenet.data import survey
+from tilenet.data import labelled_blocks, survey
 from tilenet.data.rasters import collar
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError

@@ -13,8 +13,8 @@ from test_same_as_whole_image import run_file, scenes_of
 
 from tilenet.errors import AgreedError
 from tilenet.library.whole_run import train
-from tilenet.model import loss as loss_scale
-from tilenet.model.loss import LossScale
+from tilenet.model import loss_scale
+from tilenet.model.loss_scale import LossScale
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.training.config.keys import NetworkKeys, OptimizerKeys, ScheduleKeys, TileKeys
 from tilenet.training.config.run_file import RunFile

@@ -24,7 +24,7 @@ from unlike_scenes import (
 )
 from whole_image import IGNORE, Scene, train_whole
 
-from tilenet.data import holdout as labelled_blocks
+from tilenet.data import labelled_blocks
 from tilenet.data.holdout import HeldOut
 from tilenet.errors import AgreedError
 from tilenet.geometry.halo import context_of

@@ -23,9 +23,9 @@ from test_same_as_whole_image import (
 from unlike_scenes import write
 from whole_image import Scene, random_scene, train_whole
 
+from tilenet.data.collars import share_collars
 from tilenet.data.rasters import collar as collar_module
 from tilenet.data.rasters.raster import Raster
-from tilenet.data.survey import share_collars
 from tilenet.errors import AgreedError
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.training.config.keys import NetworkKeys

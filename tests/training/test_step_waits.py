@@ -7,7 +7,7 @@ import pytest
 
 from bench.speed.operations import WAITS, of_a_run
 from tilenet.parallel.exchange import norm as norms
-from tilenet.training.images.workload import narrow
+from tilenet.training.images.tile_reader import narrow
 
 
 @pytest.mark.parametrize("kernels", [False, True])

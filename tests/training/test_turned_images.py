@@ -15,11 +15,12 @@ from tilenet.cli import plan as plan_command
 from tilenet.data.labels.raster import Labels
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
+from tilenet.geometry.symmetries import SYMMETRIES, Symmetry
 from tilenet.geometry.tiles import Tile
-from tilenet.geometry.windows import SYMMETRIES, Symmetry, Window
+from tilenet.geometry.windows import Window
 from tilenet.training.config.keys import AugmentKeys, MeshKeys, NetworkKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.images.workload import read_turned
+from tilenet.training.images.tile_reader import read_turned
 from tilenet.training.setup import plan_run
 
 SIZE = 40, 200

@@ -14,8 +14,9 @@ from tilenet.adoption.state import copied, state_of, trained_names, twins
 from tilenet.adoption.values import linearise, name_of
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
-from tilenet.geometry.halo import Context, context_of, image_grid
+from tilenet.geometry.halo import Context, context_of
 from tilenet.geometry.layers import Cellwise, Conv, GlobalPool, Join, Layer, Norm, walk
+from tilenet.geometry.maps import image_grid
 from tilenet.model.network import Network, load_weights, network_to_fill, tie_weights
 from tilenet.model.opaque import opaque_network
 

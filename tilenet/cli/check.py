@@ -14,7 +14,8 @@ from torch import nn
 
 from tilenet.adoption.adopt import Adopted
 from tilenet.cli.halo import MEANINGS
-from tilenet.cli.options import Arguments, add_making, command, pair
+from tilenet.cli.network_options import add_making, pair
+from tilenet.cli.options import Arguments, command
 from tilenet.cli.own_network import WHOLE_IMAGE, adopt_named, facts_of
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.ownership import check_shares

@@ -1,25 +1,10 @@
-"""What options say of rasters: bands, what counts as data, numbers of windows and boxes.
+"""What options say of rasters: bands, what counts as data, numbers of windows and boxes."""
 
-Options by which commands are told what labels mean.
-"""
-
-import argparse
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import TypeVar
 
-from tilenet.data.labels.vector_keys import VectorKeys
-from tilenet.errors import UsageError
-
-__all__ = [
-    "WINDOW",
-    "add_labels",
-    "band_names",
-    "nodata_value",
-    "numbers",
-    "vectors_of",
-    "with_values",
-]
+__all__ = ["WINDOW", "band_names", "nodata_value", "numbers", "with_values"]
 
 WINDOW = "ROW,COL,HEIGHT,WIDTH"
 
@@ -67,65 +52,3 @@ def with_values(arguments: list[str]) -> list[str]:
         else:
             joined.append(argument)
     return joined
-
-
-def add_labels(parser: argparse.ArgumentParser, *, choice: bool = False) -> None:
-    """Add the options that `vectors_of` reads, and `--ignore-index`.
-
-    Args:
-        choice: Whether `--classes` may name classes instead of mapping values to them.
-    """
-    mapped = "polygons: classes of its values, or ignore; else these are class numbers"
-    chosen = "classes to show, by name or number; VALUE=CLASS,… says what values of --field mean"
-    parser.add_argument(
-        "--ignore-index", type=int, default=255, help="label that does not count (255)"
-    )
-    parser.add_argument("--field", help="polygons: attribute that holds the class; else all are 1")
-    parser.add_argument(
-        "--classes",
-        type=_mapping_or_choice if choice else _mapping,
-        metavar="CLASS,…" if choice else "VALUE=CLASS,…",
-        help=chosen if choice else mapped,
-    )
-    parser.add_argument("--layer", help="polygons: layer, where the file has several")
-    parser.add_argument(
-        "--label-crs", help="polygons: their CRS where the file has none (EPSG:…, or image)"
-    )
-    parser.add_argument(
-        "--all-touched", action="store_true", help="polygons: every pixel they touch"
-    )
-
-
-def vectors_of(given: argparse.Namespace) -> VectorKeys:
-    """How polygons are burned.
-
-    Raises:
-        UsageError: Options contradict each other.
-    """
-    classes = given.classes if isinstance(given.classes, dict) else None
-    if classes and given.field is None:
-        raise UsageError("--classes maps the values of a field; name it with --field")
-    return VectorKeys(
-        field=given.field,
-        classes=classes,
-        layer=given.layer,
-        crs=given.label_crs,
-        all_touched=given.all_touched,
-    )
-
-
-def _mapping_or_choice(
-    text: str,
-) -> dict[str | int | float | bool | None, int | None] | tuple[str, ...]:
-    return _mapping(text) if "=" in text else tuple(part.strip() for part in text.split(","))
-
-
-def _mapping(text: str) -> dict[str | int | float | bool | None, int | None]:
-    """`road=1,water=ignore` as `VectorKeys.classes`."""
-    pairs = [pair.rpartition("=") for pair in text.split(",")]
-    try:
-        return {value: None if label == "ignore" else int(label) for value, _, label in pairs}
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"a class is a whole number or ignore ({text}); write for instance road=1,ruin=ignore"
-        ) from None

@@ -2,7 +2,8 @@
 
 import json
 
-from tilenet.cli.data_options import WINDOW, add_labels, numbers, vectors_of, with_values
+from tilenet.cli.data_options import WINDOW, numbers, with_values
+from tilenet.cli.label_options import add_labels, vectors_of
 from tilenet.cli.options import Arguments, command
 from tilenet.library.evaluate import evaluate
 from tilenet.parallel.health.watchdog import Watchdog

@@ -5,16 +5,15 @@ from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
-from tilenet.cli.options import (
-    Arguments,
+from tilenet.cli.network_options import (
     add_network,
     add_own_network,
     add_tiles,
     check_own_network,
-    command,
     image_of,
     network_of,
 )
+from tilenet.cli.options import Arguments, command
 from tilenet.geometry.halo import context_of, epsilon_px, norm_context
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.tiles import Cut, Tiling, cut, halo_rule

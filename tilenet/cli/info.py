@@ -6,7 +6,8 @@ from itertools import groupby
 from math import isfinite
 from typing import Any
 
-from tilenet.cli.data_options import add_labels, band_names, nodata_value, vectors_of
+from tilenet.cli.data_options import band_names, nodata_value
+from tilenet.cli.label_options import add_labels, vectors_of
 from tilenet.cli.options import Arguments
 from tilenet.data.inspect import Asked, describe
 from tilenet.data.labels.vector_keys import is_whole, shown_value

@@ -1,37 +1,14 @@
-"""An argument parser that raises, so that a program on many ranks complains once.
-
-Options by which commands are told a network, an image and its tiles.
-"""
+"""An argument parser that raises, so that a program on many ranks complains once."""
 
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import wraps
 from typing import NoReturn
 
 from tilenet.errors import TilenetError, UsageError
-from tilenet.geometry.tiles import Cut
-from tilenet.geometry.unet import PAPER_LEVELS, PRESETS, UNetOptions
 
-__all__ = [
-    "Arguments",
-    "add_making",
-    "add_network",
-    "add_own_network",
-    "add_tiles",
-    "check_own_network",
-    "command",
-    "image_of",
-    "network_of",
-    "pair",
-]
-
-OF_MODULES = ("options", "batch_norm", "weights")
-OF_UNETS = (
-    *("preset", "levels", "poolings", "convs", "kernel", "padding", "upsampling", "norm"),
-    *("norm_scope", "groups", "dropout", "bias", "base", "classes"),
-)
+__all__ = ["Arguments", "command"]
 
 
 class Arguments(argparse.ArgumentParser):
@@ -60,131 +37,3 @@ def command(name: str) -> Callable[[Callable[[list[str]], None]], Callable[[list
         return main
 
     return with_code
-
-
-def add_network(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `network_of` reads."""
-    network = parser.add_argument_group("network")
-    network.add_argument("--preset", choices=list(PRESETS), help="one of the paper's models")
-    network.add_argument(
-        "--levels", type=int, metavar="L", help="as the paper counts: poolings + 1"
-    )
-    network.add_argument("--poolings", type=int, metavar="P")
-    network.add_argument("--convs", type=int, metavar="N", help="convolutions per level (2)")
-    network.add_argument("--kernel", type=int, metavar="K", help="width of the convolutions (3)")
-    network.add_argument("--padding", choices=["same", "valid"])
-    network.add_argument("--upsampling", choices=["nearest", "bilinear", "transposed"])
-    network.add_argument("--norm", choices=["none", "instance", "group", "batch"])
-    network.add_argument("--norm-scope", choices=["image", "tile"])
-    network.add_argument("--groups", type=int, help="groups of a group norm (8)")
-    network.add_argument("--dropout", type=float, help="probability of dropping a channel (0)")
-    network.add_argument("--bias", action=argparse.BooleanOptionalAction, default=None)
-    network.add_argument("--base", type=int, help="channels of the first level (64)")
-    network.add_argument("--bands", type=int, help="input channels (4; of --network 3)")
-    network.add_argument("--classes", type=int, help="output channels (1)")
-
-
-def add_own_network(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name somebody's network instead; see `check_own_network`."""
-    own = parser.add_argument_group("your own network")
-    own.add_argument("--network", metavar="PACKAGE:NAME", help="a function or class that makes it")
-    add_making(own)
-
-
-def add_making(parser: argparse._ActionsContainer) -> None:
-    """Add the options that say how a module is made and adopted."""
-    parser.add_argument("--options", nargs="*", metavar="NAME=VALUE", help="what it is called with")
-    parser.add_argument(
-        "--batch-norm",
-        choices=("frozen", "step"),
-        help="keep running statistics, or take those of a step's images (default: frozen)",
-    )
-    parser.add_argument(
-        "--weights", metavar="FILE", help="weights of it or of a part (.safetensors, .pth, .ckpt)"
-    )
-
-
-def check_own_network(given: argparse.Namespace) -> bool:
-    """Whether somebody's network is named.
-
-    Raises:
-        UsageError: Options of U-Nets are given with it, or its options without it.
-    """
-    own = given.network is not None
-    for name in OF_UNETS if own else OF_MODULES:
-        if getattr(given, name) is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(
-                f"{option} describes a U-Net; leave it out, or --network"
-                if own
-                else f"{option} goes with --network; name the module, or leave it out"
-            )
-    return own
-
-
-def add_tiles(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `image_of` reads, and `--halo`."""
-    tiles = parser.add_argument_group("tiles")
-    tiles.add_argument("--image", type=pair, metavar="N|ROWSxCOLUMNS", help="pixels")
-    tiles.add_argument("--grid", type=pair, metavar="ROWSxCOLUMNS", help="tiles, e.g. 8x8")
-    tiles.add_argument("--tile", type=int, metavar="PX", help="largest own size of a tile")
-    tiles.add_argument(
-        "--halo",
-        type=lambda text: int(text) if text.isdigit() else text,
-        default="exact",
-        metavar="exact|epsilon|PX",
-        help="halo that the tiles are cut with (%(default)s)",
-    )
-
-
-def network_of(given: argparse.Namespace) -> tuple[UNetOptions, int]:
-    """The network, and what the paper's formula calls its levels.
-
-    Raises:
-        UsageError: Options contradict each other.
-        TilenetError: A rule of networks is broken.
-    """
-    ways = [given.preset, given.levels, given.poolings]
-    if sum(way is not None for way in ways) != 1:
-        own = ", or by --network" if hasattr(given, "network") else ""
-        raise UsageError(f"a network is given by one of --preset, --levels or --poolings{own}")
-    if given.preset:
-        start, levels = PRESETS[given.preset], PAPER_LEVELS[given.preset]
-        if given.convs is not None:
-            raise UsageError("--convs belongs to --levels and --poolings; a preset has its own")
-    else:
-        levels = given.levels if given.levels is not None else given.poolings + 1
-        start = replace(
-            UNetOptions(),
-            poolings=levels - 1,
-            convolutions=2 if given.convs is None else given.convs,
-        )
-    names = (
-        *("kernel", "padding", "upsampling", "norm", "norm_scope", "groups", "dropout", "bias"),
-        *("base", "bands", "classes"),
-    )
-    values = {name: value for name in names if (value := getattr(given, name)) is not None}
-    return replace(start, **values), levels
-
-
-def image_of(given: argparse.Namespace) -> tuple[tuple[int, int] | None, Cut]:
-    """Height and width of the image, and the tiles asked for.
-
-    Raises:
-        UsageError: Options contradict each other.
-    """
-    if given.image is None:
-        if given.grid or given.tile is not None:
-            raise UsageError("--grid and --tile need --image")
-        return None, Cut()
-    if given.grid and given.tile is not None:
-        raise UsageError("tiles are given by --grid or by --tile, not both")
-    return given.image, Cut(grid=given.grid, size_px=given.tile)
-
-
-def pair(text: str) -> tuple[int, int]:
-    """`10000` or `10000x8000`: rows and columns."""
-    parts = text.lower().replace("×", "x").split("x")
-    if len(parts) > 2 or not all(part.strip().isdigit() for part in parts):
-        raise argparse.ArgumentTypeError(f"expected N or ROWSxCOLUMNS, got {text!r}")
-    return int(parts[0]), int(parts[-1])

@@ -8,25 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from tilenet.cli.data_options import numbers
-from tilenet.cli.options import (
-    Arguments,
+from tilenet.cli.network_options import (
     add_network,
     add_own_network,
     add_tiles,
     check_own_network,
-    command,
     image_of,
     network_of,
 )
+from tilenet.cli.options import Arguments, command
 from tilenet.cli.own_network import adopt_named
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.unet import UNetOptions
-from tilenet.planning.advise import question_again
 from tilenet.planning.explain import GIB, answer, explain, in_px
 from tilenet.planning.machines import known_machines, machine
 from tilenet.planning.memory.paper import level_bytes
 from tilenet.planning.plan import OwnNetwork, Plan, Question, write_plan
+from tilenet.planning.replan import question_again
 from tilenet.planning.search import Search
 from tilenet.planning.time.profile import read_profile
 from tilenet.planning.time.roofline import ITEM_BYTES

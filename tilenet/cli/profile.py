@@ -7,15 +7,14 @@ from pathlib import Path
 
 import torch
 
-from tilenet.cli.options import (
-    Arguments,
+from tilenet.cli.network_options import (
     add_network,
     add_own_network,
     check_own_network,
-    command,
     network_of,
     pair,
 )
+from tilenet.cli.options import Arguments, command
 from tilenet.cli.own_network import adopt_named
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of

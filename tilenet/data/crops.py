@@ -1,31 +1,16 @@
-"""What the survey's cells of labels say of windows, before anything of them is read.
-
-Where crops of an image may lie: at each cell from which a crop holds a labelled pixel.
-
-A place takes a byte, or a bit for each class; lists of places would take twenty times as much. So
-places are numbered row by row, counted in chunks, and found when they are drawn.
-"""
+"""What the survey's cells of labels say of windows, before anything of them is read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.tiles import Blocks
-from tilenet.geometry.windows import Symmetry, Window
+from tilenet.geometry.blocks import Blocks
+from tilenet.geometry.symmetries import Symmetry
+from tilenet.geometry.windows import Window
 
-__all__ = [
-    "MOST_CELL_BYTES",
-    "CropPlaces",
-    "cell_side",
-    "check_crop",
-    "crop_places",
-    "has_class",
-    "holds_labels",
-]
+__all__ = ["MOST_CELL_BYTES", "cell_side", "check_crop", "has_class", "holds_labels"]
 
 # Of the cells of all images, on each rank. With 8 classes that is 185 000² px in cells of 16 px.
 MOST_CELL_BYTES = 1 << 27
@@ -123,150 +108,3 @@ def holds_labels(
 def has_class(planes: NDArray[np.uint8], number: int) -> NDArray[np.bool_]:
     """Where the bit of a class is set."""
     return np.asarray((planes[number // 8] >> np.uint8(number % 8)) & np.uint8(1), np.bool_)
-
-
-CHUNK = 1 << 14  # places that are looked through for the one that is drawn
-STRIP_CELLS = 1 << 22  # that are looked at at once
-
-
-@dataclass(frozen=True, eq=False)
-class CropPlaces:
-    """The places of an image's crops.
-
-    Attributes:
-        held: What the crop holds that begins at a cell, (planes, rows, columns) as in `Survey`:
-            bits of classes, or one plane that is not 0 where anything is labelled.
-        cell_px: Side of a cell.
-        crop_px: Side of a crop.
-    """
-
-    held: NDArray[np.uint8]
-    cell_px: int
-    crop_px: int
-
-    def __len__(self) -> int:
-        return int(self._counts.sum())
-
-    def __getitem__(self, number: int) -> tuple[int, int]:
-        """Row and column of the crop's first pixel."""
-        return self._place(self._counts, number, None)
-
-    @cached_property
-    def classes(self) -> dict[int, int]:
-        """For each class that some place holds, the number of places that do."""
-        return {label: int(counts.sum()) for label, counts in self._counts_of.items()}
-
-    def of_class(self, label: int, number: int) -> tuple[int, int]:
-        """As `[number]`, of the places that hold a class."""
-        return self._place(self._counts_of[label], number, label)
-
-    def reach_px(self) -> int:
-        """Pixels that lie in at least one crop; beyond the image's edge too."""
-        side = self.crop_px // self.cell_px
-        rows, cols = self.held.shape[1:]
-        # Along an axis with one place all crops cover the same pixels.
-        times = (side if rows == 1 else 1) * (side if cols == 1 else 1)
-        row_side, col_side = (1 if count == 1 else side for count in (rows, cols))
-        covered, step = 0, max(row_side, STRIP_CELLS // cols)
-        for first in range(0, rows + row_side - 1, step):
-            last = min(first + step, rows + row_side - 1)
-            # A cell is covered by the crops that begin up to `side` before it.
-            top, bottom = max(0, first - row_side + 1), min(rows, last)
-            places = np.bitwise_or.reduce(self.held[:, top:bottom]) != 0
-            above = top - (first - row_side + 1)
-            around = (above, last - bottom), (col_side - 1, col_side - 1)
-            padded = np.pad(places, around).view(np.uint8)
-            covered += int(np.count_nonzero(_in_boxes(padded, row_side, col_side)))
-        return covered * times * self.cell_px**2
-
-    @property
-    def _flat(self) -> NDArray[np.uint8]:
-        return self.held.reshape(len(self.held), -1)
-
-    @cached_property
-    def _counts(self) -> NDArray[np.int64]:
-        """Places of each chunk."""
-        every = self._flat
-        return np.array(
-            [
-                np.count_nonzero(np.bitwise_or.reduce(every[:, first : first + CHUNK]))
-                for first in range(0, every.shape[1], CHUNK)
-            ],
-            np.int64,
-        )
-
-    @cached_property
-    def _counts_of(self) -> dict[int, NDArray[np.int64]]:
-        """Places of each chunk that hold a class, by class."""
-        every = self._flat
-        occurring = np.bitwise_or.reduce(every, axis=1)[:, None]
-        labels = [n for n in range(8 * len(every)) if has_class(occurring, n)]
-        firsts = range(0, every.shape[1], CHUNK)
-        found = {label: np.zeros(len(firsts), np.int64) for label in labels}
-        for chunk, first in enumerate(firsts):
-            part = every[:, first : first + CHUNK]
-            for label in labels:
-                found[label][chunk] = np.count_nonzero(has_class(part, label))
-        return found
-
-    def _place(self, counts: NDArray[np.int64], number: int, label: int | None) -> tuple[int, int]:
-        ends = np.cumsum(counts)
-        if not 0 <= number < ends[-1]:
-            raise IndexError(number)
-        chunk = int(np.searchsorted(ends, number, side="right"))
-        part = self._flat[:, chunk * CHUNK : (chunk + 1) * CHUNK]
-        marked = np.bitwise_or.reduce(part) if label is None else has_class(part, label)
-        place = np.flatnonzero(marked)[number - int(ends[chunk]) + int(counts[chunk])]
-        row, col = divmod(chunk * CHUNK + int(place), self.held.shape[2])
-        return row * self.cell_px, col * self.cell_px
-
-
-def crop_places(
-    classes_in_cells: NDArray[np.uint8], crop_px: int, cell_px: int, *, by_class: bool = False
-) -> CropPlaces:
-    """Places of crops of an image that hold a labelled pixel.
-
-    Crops lie within the image's cells; where these are fewer than a crop's, the one place there is
-    holds them all.
-
-    Args:
-        classes_in_cells: As in `Survey`, (ceil(K / 8), ceil(H / c), ceil(W / c)).
-        by_class: Whether it matters which classes they hold.
-
-    Raises:
-        TilenetError: The crop is no multiple of the cells.
-    """
-    check_crop(crop_px, cell_px)
-    planes, rows, cols = classes_in_cells.shape
-    side = crop_px // cell_px
-    inside = tuple(max(1, count - side + 1) for count in (rows, cols))
-    held = np.empty((planes if by_class else 1, *inside), np.uint8)
-    step = max(min(side, rows), STRIP_CELLS // cols)
-    for first in range(0, inside[0], step):
-        last = min(first + step, inside[0])
-        part = classes_in_cells[:, first : min(last + side - 1, rows)]
-        if by_class:
-            for plane, found in zip(part, held[:, first:last], strict=True):
-                found[:] = _in_boxes(plane, side, side)
-        else:
-            held[0, first:last] = _in_boxes(np.bitwise_or.reduce(part), side, side)
-    return CropPlaces(held, cell_px, crop_px)
-
-
-def _in_boxes(cells: NDArray[np.uint8], rows: int, cols: int) -> NDArray[np.uint8]:
-    """The bits of all cells in each box of `rows` × `cols`, by the box's first cell.
-
-    Boxes lie within the cells; where these are fewer along an axis, the one there is holds them
-    all.
-    """
-    return np.asarray(_along_rows(_along_rows(cells, rows).T, cols).T)
-
-
-def _along_rows(cells: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """The bits of each `side` rows in succession."""
-    most, width = min(side, len(cells)), 1
-    while width < most:  # what `width` rows hold becomes what up to twice as many do
-        step = min(width, most - width)
-        cells = cells[:-step] | cells[step:]
-        width += step
-    return cells

@@ -3,8 +3,6 @@
 Blocks, not pixels: neighbouring pixels are so alike that a network scored on single ones would be
 scored on what it was trained on. The choice is a function of the images' sizes, of where labels
 are, and of the seed; never of ranks or tiles.
-
-Find the blocks of images that hold labels, each rank its share, before some are held out.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,22 +14,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.data.labels.source import LabelSource, check_classes
+from tilenet.data.labelled_blocks import PIECE_PX
 from tilenet.errors import TilenetError
-from tilenet.geometry.tiles import Blocks, pieces_of
+from tilenet.geometry.blocks import Blocks
+from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.windows import Window
-from tilenet.parallel.health.signals import StopRequests
-from tilenet.parallel.health.watchdog import NEVER, Watchdog
-from tilenet.parallel.ranks.together import together
 from tilenet.random_keys import uniform
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    pass
 
-__all__ = ["HeldOut", "blocks_of", "choose_held_out", "labelled_blocks"]
+__all__ = ["HeldOut", "blocks_of", "choose_held_out"]
 
 MOST_BLOCKS = 1_000_000
-PIECE_PX = 1024  # side of what is looked at at once: a block may be as large as an image
 
 
 @dataclass(frozen=True)
@@ -190,50 +185,3 @@ def choose_held_out(
     parts = np.split(chosen, np.cumsum([prod(grid) for grid in grids])[:-1])
     shaped = (part.reshape(grid) for part, grid in zip(parts, grids, strict=True))
     return HeldOut(block_px, tuple(sizes), tuple(shaped))
-
-
-def labelled_blocks(
-    labels: Sequence[LabelSource],
-    blocks: Blocks,
-    num_classes: int,
-    comm: "MPI.Intracomm",
-    watchdog: Watchdog = NEVER,
-    requests: StopRequests | None = None,
-) -> NDArray[np.bool_]:
-    """Whether each block holds a labelled pixel, (N,). Collective.
-
-    Only labels are read, no pixels: they are the smaller files by far.
-
-    Args:
-        labels: Labels of each image.
-        blocks: Blocks of the images.
-        num_classes: Labels are 0 to this − 1.
-        watchdog: Armed for each piece of a block.
-        requests: Requests to stop.
-
-    Raises:
-        AgreedError: A file cannot be read there, or a label is no class.
-        StopAgreed: A rank was asked to stop.
-    """
-    found = np.zeros(len(blocks), np.uint8)
-    share = range(comm.rank, len(blocks), comm.size)
-    with together(comm, requests) as turns:
-        for part, number in enumerate(share):
-            image, window = blocks[number]
-            for piece in pieces_of(window, max(1, PIECE_PX // labels[image].factor)):
-                watchdog.arm_part("the labels of blocks", part, len(share))
-                found[number] |= _is_labelled(labels[image], piece, num_classes)
-                turns.part_done()
-        factor = max(source.factor for source in labels)
-        most = len(blocks) * (blocks.side_px * factor // PIECE_PX + 2) ** 2
-        watchdog.arm_others("the labels of blocks", most / comm.size)
-    everywhere = np.empty_like(found)
-    comm.Allreduce(found, everywhere)
-    return everywhere > 0
-
-
-def _is_labelled(labels: LabelSource, window: Window, num_classes: int) -> bool:
-    classes = labels.read(window)
-    # Training never sees those that are held out: here, or only when they are scored.
-    check_classes(labels, classes, window, num_classes)
-    return bool((classes != labels.ignore_index).any())

@@ -85,7 +85,7 @@ def _vector_rows(path: str) -> list[Row]:
     # Not at the top: most runs have no such list, and thousands of ranks load what they import.
     import pyogrio
 
-    from tilenet.data.labels.polygons import VECTOR_ERRORS
+    from tilenet.data.labels.vector_layer import VECTOR_ERRORS
 
     try:
         layers = pyogrio.list_layers(path)

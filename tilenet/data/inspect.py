@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rasterio.enums import MaskFlags
 from rasterio.errors import CRSError
 
+from tilenet.data.class_weights import balanced_weights
+from tilenet.data.collars import share_collars
 from tilenet.data.labels.facts import label_facts
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource
@@ -21,8 +23,7 @@ from tilenet.data.rasters.bounds import crs_name
 from tilenet.data.rasters.raster import GDAL_ERRORS, Nodata, Raster
 from tilenet.data.rasters.remedies import tiled_copy
 from tilenet.data.rasters.stack import BandNames
-from tilenet.data.schedule import balanced_weights
-from tilenet.data.survey import share_collars, survey
+from tilenet.data.survey import survey
 from tilenet.data.survey_record import Survey
 from tilenet.errors import TilenetError
 from tilenet.parallel.ranks.comm import agreed

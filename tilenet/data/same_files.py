@@ -1,9 +1,7 @@
-"""The files that a run is trained and scored on: what tells them apart, in one hash.
+"""The files that a run is trained and scored on: one hash tells whether all ranks see them.
 
 Names without folders, sizes in bytes and what GDAL says of them: so a folder may be moved between
 two runs, but a file may not be another one, neither in a run that goes on nor on another node.
-
-Check that all ranks see the same files: each node may have its own copy, or an old one.
 """
 
 import hashlib

@@ -1,9 +1,5 @@
-"""Which images, or crops of images, each step sees: a function of (seed, step) and nothing else.
+"""Which images, or crops of images, each step sees: a function of (seed, step) and nothing else."""
 
-Weights that make rare classes count as much as frequent ones.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -11,11 +7,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.data.crops import CropPlaces
-from tilenet.geometry.windows import AS_IS, Symmetry, Window
+from tilenet.data.crop_places import CropPlaces
+from tilenet.geometry.symmetries import AS_IS, Symmetry
+from tilenet.geometry.windows import Window
 from tilenet.random_keys import key, uniform
 
-__all__ = ["CropSchedule", "ImageSchedule", "Sample", "balanced_weights", "mini_batch_sizes"]
+__all__ = ["CropSchedule", "ImageSchedule", "Sample", "mini_batch_sizes"]
 
 
 @dataclass(frozen=True)
@@ -165,18 +162,3 @@ def mini_batch_sizes(num_tiles: int, micro_batches: int) -> tuple[int, ...]:
     count = -(-num_tiles // micro_batches)
     edges = [num_tiles * part // count for part in range(count + 1)] if count else [0]
     return tuple(stop - start for start, stop in pairwise(edges))
-
-
-def balanced_weights(class_pixels: Sequence[int]) -> tuple[float, ...]:
-    """The inverse frequency of each class, with a mean of 1 over the labelled pixels.
-
-    w = N / (K·n): N labelled pixels, K classes that occur, n pixels of the class (King and Zeng,
-    "Logistic Regression in Rare Events Data", 2001; scikit-learn's `balanced`). So all classes
-    together weigh as much as without weights. A class that does not occur has no pixel to weigh;
-    its weight is 0.
-
-    Args:
-        class_pixels: Labelled pixels of each class, not all 0.
-    """
-    total, occurring = sum(class_pixels), sum(count > 0 for count in class_pixels)
-    return tuple(total / (occurring * count) if count else 0.0 for count in class_pixels)

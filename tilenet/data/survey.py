@@ -6,14 +6,11 @@ same to the last bit on any number of ranks.
 
 A rank holds a block, at most `MOST_MOMENTS` moments, and the classes of the cells of all images,
 which `data.crops.cell_side` bounds.
-
-Find the black collars of images together: each rank looks at its share of the strips.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.data.labels.source import LabelSource, check_classes
-from tilenet.data.rasters.collar import Collar, Runs
 from tilenet.data.rasters.raster import Pixels, Raster
 from tilenet.data.survey_record import Survey
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.geometry.tiles import Blocks, strips_of, within
+from tilenet.geometry.blocks import Blocks
+from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.windows import Window
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.signals import StopRequests
@@ -36,7 +33,7 @@ from tilenet.parallel.ranks.together import together
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Moments", "merge", "share_collars", "survey"]
+__all__ = ["Moments", "merge", "survey"]
 
 BLOCK_PX = 1024
 PIECE_BYTES = 1 << 24
@@ -338,40 +335,3 @@ def _check_something_is_there(
             f"all labels there are {labels[0].uncounted} or nodata); check "
             + ("ignore_index" if labels[0].uncounted == labels[0].ignore_index else "their nodata")
         )
-
-
-def share_collars(
-    images: Sequence[Raster],
-    comm: "MPI.Intracomm",
-    watchdog: Watchdog = NEVER,
-    requests: StopRequests | None = None,
-) -> None:
-    """Give each image its collar, where `nodata` is collar. Collective.
-
-    Reading all pixels is what takes long, so ranks share it; strips do not depend on their number,
-    and each rank links the runs of all of them.
-
-    Args:
-        watchdog: Armed for each strip.
-        requests: Requests to stop.
-
-    Raises:
-        AgreedError: A file cannot be read.
-        StopAgreed: A rank was asked to stop.
-    """
-    collared = [image for image in images if image.nodata == "collar"]
-    if not collared:
-        return
-    each = [image.collar_strips for image in collared]
-    work = [(image, s) for image, strips in zip(collared, each, strict=True) for s in strips]
-    mine: list[Runs] = []
-    with together(comm, requests) as turns:
-        share = work[comm.rank :: comm.size]
-        for part, (image, strip) in enumerate(share):
-            watchdog.arm_part("the collar of an image", part, len(share))
-            mine.append(image.collar_runs(strip, turns.part_done))
-        watchdog.arm_others("the collar of an image", len(work) / comm.size)
-    shares = [iter(runs) for runs in comm.allgather(mine)]
-    found = (next(shares[number % comm.size]) for number in range(len(work)))
-    for image, strips in zip(collared, each, strict=True):
-        image.collar = Collar(list(islice(found, len(strips))), image.size_in_file)

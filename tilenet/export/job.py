@@ -22,8 +22,9 @@ from tilenet.mapping.prediction import saved_network
 from tilenet.mapping.writer import check_target
 from tilenet.model.choices import parameter_dtype
 from tilenet.storage.atomic import put, write_aside
-from tilenet.storage.checkpoints import WEIGHTS, checked_checkpoint
+from tilenet.storage.checkpoints import WEIGHTS
 from tilenet.storage.network_json import NetworkRecord
+from tilenet.storage.whole_checkpoint import checked_checkpoint
 
 __all__ = ["Export", "export_network"]
 

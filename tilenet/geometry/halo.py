@@ -12,8 +12,6 @@ Three numbers that are easily confused (P poolings; here P=4, two convolutions a
 
 `halo_px` 96 is the aligned context rounded up to the alignment, so that windows start on the grid
 of the deepest pooling.
-
-Sizes of the feature maps between a network's layers.
 """
 
 from dataclasses import dataclass, replace
@@ -22,37 +20,23 @@ from math import lcm
 from typing import Literal
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.grid import Grid
 from tilenet.geometry.layers import (
     Expand,
     GlobalPool,
-    Join,
     Joining,
     Layer,
     Norm,
     Stash,
     across,
-    walk,
 )
+from tilenet.geometry.maps import _shifts, map_grids
 from tilenet.geometry.opaque import opaque_of
 
 __all__ = [
-    "Context",
-    "MapShape",
-    "context_of",
-    "epsilon_px",
-    "fewest_cells",
-    "image_grid",
-    "input_interval",
-    "map_grids",
-    "map_shapes",
-    "norm_context",
-    "output_size",
-    "reached",
-    "summed_cells",
-]
+    "Context", "context_of", "epsilon_px", "input_interval", "norm_context", "prefix_halo_px",
+    "reached", "summed_cells", "unjoined",
+]  # fmt: skip
 
-MANY = 2**20  # more than any halo has units
 NormContext = Literal["none", "tile", "image"]
 
 
@@ -104,48 +88,6 @@ def norm_context(layers: tuple[Layer, ...]) -> NormContext:
     if not scopes - {"frozen"}:
         return "none"
     return "image" if "image" in scopes else "tile"
-
-
-def output_size(layers: tuple[Layer, ...], cells: int, *, exact: bool = False) -> int:
-    """Output cells for an input of `cells` pixels along an axis.
-
-    Args:
-        exact: Refuse sizes where a layer would drop a remainder or cut a kept map unevenly.
-
-    Returns:
-        The number of cells, 0 where a layer has nothing left to work on or `exact` is broken.
-    """
-
-    def through(layer: Layer, cells: int, kept: tuple[int, ...]) -> int:
-        if cells < 1 or (exact and not layer.divides(cells)):
-            return 0
-        if exact and any((other - cells) % 2 for other in kept if isinstance(layer, Join)):
-            return 0
-        return max(layer.size(cells, *kept), 0)
-
-    sizes = walk(layers, cells, through)
-    return sizes[-1] if min(sizes) > 0 else 0
-
-
-def fewest_cells(layers: tuple[Layer, ...], height: int, width: int, images: int | None = 1) -> int:
-    """Fewest values that a normalisation takes its statistics of; 0: none takes any.
-
-    Args:
-        images: Images of a step, over which batch norm takes them; None: in evaluation, where it
-            takes none.
-    """
-    shapes = map_shapes(layers, height, width)
-    cells = []
-    for layer, shape in zip(layers, shapes, strict=False):
-        if not isinstance(layer, Norm) or layer.scope == "frozen":
-            continue
-        if layer.norm != "batch":
-            channels = layer.in_channels // layer.groups if layer.norm == "group" else 1
-            cells.append(shape.rows * shape.cols * channels)
-        elif images is not None:
-            times = images if layer.scope == "image" else 1
-            cells.append(shape.rows * shape.cols * times)
-    return min(cells, default=0)
 
 
 Interval = tuple[int, int] | None  # first and last cell; None: no cell
@@ -237,77 +179,6 @@ def _both(a: Interval, b: Interval) -> Interval:
     return min(a[0], b[0]), max(a[1], b[1])
 
 
-@lru_cache(maxsize=64)  # passes over an image ask for the same again and again
-def map_grids(layers: tuple[Layer, ...]) -> tuple[Grid, ...]:
-    """Where the cells of each layer's output stand, the input's first."""
-    grids = walk(layers, image_grid(layers), lambda layer, grid, kept: layer.grid(grid, *kept))
-    return tuple(grids)
-
-
-@lru_cache(maxsize=16)
-def image_grid(layers: tuple[Layer, ...]) -> Grid:
-    """The grid of the input, from which those of all maps follow.
-
-    Maps are centred, unless the output is as large as the input and yet begins elsewhere, or maps
-    that are joined lie between each other's cells: then crops, or more zeros on one side, put
-    together what has one number, and maps lie on each other by their first cells.
-    """
-    apart = False
-
-    def through(layer: Layer, grid: Grid, kept: tuple[Grid, ...]) -> Grid:
-        nonlocal apart
-        out = layer.grid(grid, *kept)
-        if isinstance(layer, Join) and layer.how != "take":
-            apart |= any(one != out for one in (grid, *kept) if not (one.whole or out.whole))
-        return out
-
-    grids = walk(layers, Grid(), through)
-    large = MANY * lcm(*(grid.stride.numerator for grid in grids if not grid.whole))
-    moved = apart or grids[-1] != Grid()
-    return Grid(centred=not (moved and output_size(layers, large) == large))
-
-
-Shifts = tuple[int | None, ...]
-
-
-@lru_cache(maxsize=16)
-def _shifts(layers: tuple[Layer, ...]) -> tuple[Shifts, ...]:
-    """Of each layer that joins maps, by how many cells its output lies inside each of them.
-
-    First of the layer's input, then of the kept maps; None: the output looks at none of its cells,
-    since the map is whole or not used. Of other layers: nothing.
-    """
-    found: list[Shifts] = []
-
-    def through(layer: Layer, grid: Grid, kept: tuple[Grid, ...]) -> Grid:
-        out = layer.grid(grid, *kept)
-        if isinstance(layer, Expand):
-            found.append((None, None))
-        elif isinstance(layer, Joining):
-            taken = isinstance(layer, Join) and layer.how == "take"
-            used = (None if taken else grid, *kept)
-            names = ("the map before", *layer.names)
-            found.append(tuple(_shift(*one, out) for one in zip(names, used, strict=True)))
-        else:
-            found.append(())
-        return out
-
-    walk(layers, image_grid(layers), through)
-    return tuple(found)
-
-
-def _shift(name: str, grid: Grid | None, out: Grid) -> int | None:
-    if grid is None or grid.whole or out.whole:
-        return None
-    shift = (out.origin - grid.origin) / grid.stride
-    if grid.stride != out.stride or shift.denominator != 1:
-        raise TilenetError(
-            f"a skip must lie on the grid of the map that it joins ({name}: strides {grid.stride} "
-            f"and {out.stride}, shift {shift} cells)"
-        )
-    return int(shift)
-
-
 @lru_cache(maxsize=16)
 def context_of(layers: tuple[Layer, ...]) -> Context:
     """Walk the layers and say what tiles they need, along rows and along columns the same.
@@ -376,27 +247,28 @@ def _valid_halo(layers: tuple[Layer, ...], alignment: int, offset: int) -> int:
     )
 
 
-@dataclass(frozen=True)
-class MapShape:
-    """A feature map of one sample, (C, H, W)."""
-
-    channels: int
-    rows: int
-    cols: int
-
-    @property
-    def num_elements(self) -> int:
-        """Cells times channels."""
-        return self.channels * self.rows * self.cols
+def unjoined(layers: tuple[Layer, ...], stop: int) -> frozenset[int]:
+    """Numbers of the stashes among the first `stop` layers whose maps none of these takes."""
+    waiting: dict[str, int] = {}
+    for index, layer in enumerate(layers[:stop]):
+        if isinstance(layer, Stash):
+            waiting[layer.name] = index
+        for name in layer.names:
+            del waiting[name]
+    return frozenset(waiting.values())
 
 
-def map_shapes(layers: tuple[Layer, ...], height: int, width: int) -> tuple[MapShape, ...]:
-    """The network's input, then each layer's output: one more than there are layers."""
-    start = MapShape(layers[0].in_channels, height, width)
+def prefix_halo_px(layers: tuple[Layer, ...], stop: int) -> int:
+    """Pixels to read around own windows so that own cells are right behind `stop` layers.
 
-    def through(layer: Layer, before: MapShape, kept: tuple[MapShape, ...]) -> MapShape:
-        rows = layer.size(before.rows, *(one.rows for one in kept))
-        cols = layer.size(before.cols, *(one.cols for one in kept))
-        return MapShape(layer.out_channels, rows, cols)
-
-    return tuple(walk(layers, start, through))
+    The halo is a multiple of the network's alignment: read windows begin where own windows may.
+    Sums on the way are those of earlier passes, so that no tile's cells count for them.
+    """
+    unit = context_of(layers).alignment_px
+    first, last = map_grids(layers)[stop].cells(0, unit)
+    lines = layers, across(layers)
+    intervals = [one for line in lines if (one := reached(line, first, last, stop=stop))]
+    if not intervals:  # an average that was enlarged: no tile looks at its own pixels for it
+        return 0
+    context = max(0, *(max(-low, high - (unit - 1)) for low, high in intervals))
+    return -(-context // unit) * unit

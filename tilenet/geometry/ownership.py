@@ -4,11 +4,6 @@ With `halo_mode: exchange` a rank holds its own window of every feature map and 
 belongs to the rank that owns the pixels it stands for, so maps of one grid are shared out alike
 however they came about, and a skip meets its own. What a layer needs follows from what it gives:
 the output is shared out first, and `Layer.needs` says which input cells that takes.
-
-The first layers of a network: what they look at, and how tiles must overlap for them.
-
-Statistics of a norm are those of its input, for which only the layers before it run. They look less
-far around themselves than the whole network, so their tiles read less.
 """
 
 from collections.abc import Sequence
@@ -20,24 +15,16 @@ from math import ceil
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
-from tilenet.geometry.halo import context_of, image_grid, map_grids, reached
-from tilenet.geometry.layers import Conv, Join, Joining, Layer, Stash, across, walk
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.layers import Conv, Join, Joining, Layer, across, walk
+from tilenet.geometry.maps import image_grid
 from tilenet.geometry.tiles import Span, Tiling
 from tilenet.geometry.windows import Window, overlap
 
 __all__ = [
-    "AxisShares",
-    "LayerHalo",
-    "axis_shares",
-    "check_shares",
-    "halo_of",
-    "own_cells",
-    "own_edges",
-    "prefix_halo_px",
-    "takes_copy",
-    "tiling_shares",
-    "unjoined",
-]
+    "AxisShares", "LayerHalo", "axis_shares", "check_shares", "halo_of", "own_cells", "own_edges",
+    "takes_copy", "tiling_shares",
+]  # fmt: skip
 
 FEWEST_CELLS = 4  # per weight of an input channel, see `takes_copy`
 
@@ -277,30 +264,3 @@ def _own(rows: AxisShares, cols: AxisShares, row: int, col: int) -> Window:
 def _need(rows: AxisShares, cols: AxisShares, row: int, col: int) -> Window:
     (top, bottom), (left, right) = rows.inside(row), cols.inside(col)
     return Window(top, left, max(bottom - top, 0), max(right - left, 0))
-
-
-def unjoined(layers: tuple[Layer, ...], stop: int) -> frozenset[int]:
-    """Numbers of the stashes among the first `stop` layers whose maps none of these takes."""
-    waiting: dict[str, int] = {}
-    for index, layer in enumerate(layers[:stop]):
-        if isinstance(layer, Stash):
-            waiting[layer.name] = index
-        for name in layer.names:
-            del waiting[name]
-    return frozenset(waiting.values())
-
-
-def prefix_halo_px(layers: tuple[Layer, ...], stop: int) -> int:
-    """Pixels to read around own windows so that own cells are right behind `stop` layers.
-
-    The halo is a multiple of the network's alignment: read windows begin where own windows may.
-    Sums on the way are those of earlier passes, so that no tile's cells count for them.
-    """
-    unit = context_of(layers).alignment_px
-    first, last = map_grids(layers)[stop].cells(0, unit)
-    lines = layers, across(layers)
-    intervals = [one for line in lines if (one := reached(line, first, last, stop=stop))]
-    if not intervals:  # an average that was enlarged: no tile looks at its own pixels for it
-        return 0
-    context = max(0, *(max(-low, high - (unit - 1)) for low, high in intervals))
-    return -(-context // unit) * unit

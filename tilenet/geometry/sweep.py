@@ -11,20 +11,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Expand, GlobalPool, Join, Layer, Stash, walk
+from tilenet.geometry.maps import map_grids
 
 __all__ = [
-    "LayerRows",
-    "Rows",
-    "Strip",
-    "Sweeps",
-    "last_readers",
-    "maps_before",
-    "row_readers",
-    "strip_edges",
-    "sweep",
-]
+    "LayerRows", "Rows", "Strip", "Sweeps", "last_readers", "maps_before", "row_readers",
+    "strip_edges", "sweep",
+]  # fmt: skip
 
 MOST_BORDER = 1 << 16  # cells beyond the end of a map that a layer looks at
 

@@ -4,40 +4,26 @@ Own windows partition the *extended* raster exactly once: training counts the lo
 prediction writes them. The extended raster is the raster whose height and width are rounded up to
 the alignment; what lies beyond the raster is its reflection (`reflected`), which losses and maps
 ignore. Rows and columns are cut alike, so the work is done per axis, on spans.
-
-Cut windows into pieces that one rank can take up one at a time.
-
-The squares that images are cut into where they are looked at piece by piece.
 """
 
-from bisect import bisect, bisect_right
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, TypeVar, overload
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import Context, fewest_cells, map_shapes, output_size
+from tilenet.geometry.halo import Context
 from tilenet.geometry.layers import Conv, Layer
+from tilenet.geometry.maps import fewest_cells, map_shapes, output_size
 from tilenet.geometry.opaque import opaque_of
+from tilenet.geometry.pieces import parts
 from tilenet.geometry.windows import Window
 
 __all__ = [
-    "Blocks",
-    "Cut",
-    "HaloRule",
-    "Span",
-    "Tile",
-    "Tiling",
-    "check_cells",
-    "cut",
-    "halo_rule",
-    "own_pieces",
+    "Cut", "HaloRule", "Span", "Tile", "Tiling", "check_cells", "cut", "halo_rule", "own_pieces",
     "owned",
-    "pieces_of",
-    "strips_of",
-    "within",
-]
+]  # fmt: skip
 
 
 T = TypeVar("T")  # a numpy array or a torch tensor; this room imports neither
@@ -339,78 +325,7 @@ def own_pieces(tiling: Tiling, height_px: int, width_px: int) -> Iterator[tuple[
     """
     num_cols = len(tiling.cols)
     for row, rows in enumerate(tiling.rows):
-        for top, height in _parts(rows.first, rows.own, height_px):
+        for top, height in parts(rows.first, rows.own, height_px):
             for col, cols in enumerate(tiling.cols):
-                for left, width in _parts(cols.first, cols.own, width_px):
+                for left, width in parts(cols.first, cols.own, width_px):
                     yield row * num_cols + col, Window(top, left, height, width)
-
-
-def pieces_of(window: Window, most_px: int) -> Iterator[Window]:
-    """Windows of at most `most_px` a side that partition a window, row by row."""
-    for top, height in _parts(window.row, window.height, most_px):
-        for left, width in _parts(window.col, window.width, most_px):
-            yield Window(top, left, height, width)
-
-
-def strips_of(window: Window, most_px: int) -> Iterator[Window]:
-    """Windows of at most `most_px` pixels, at least one, that partition a window.
-
-    As many whole rows as that allows, since files in rows are decoded row by row; of a row that has
-    more pixels, parts.
-    """
-    rows, cols = max(1, most_px // window.width), max(1, min(most_px, window.width))
-    for row in range(0, window.height, rows):
-        for col in range(0, window.width, cols):
-            height, width = min(rows, window.height - row), min(cols, window.width - col)
-            yield Window(window.row + row, window.col + col, height, width)
-
-
-def within(part: Window, window: Window) -> tuple[slice, slice]:
-    """Rows and columns of a window that one of its parts takes."""
-    row, col = part.row - window.row, part.col - window.col
-    return slice(row, row + part.height), slice(col, col + part.width)
-
-
-def _parts(first: int, own: int, most: int) -> Iterator[tuple[int, int]]:
-    end = first + own
-    while first < end:
-        stop = min((first // most + 1) * most, end)
-        yield first, stop - first
-        first = stop
-
-
-class Blocks(Sequence[tuple[int, Window]]):
-    """The blocks of images, each with its image's number: image by image, row by row.
-
-    A block is made when it is asked for: an image of 10¹² pixels has a million of them.
-
-    Args:
-        sizes: Height and width of each image.
-        side_px: Of a block; those at the lower and right edges of an image are smaller.
-    """
-
-    def __init__(self, sizes: Sequence[tuple[int, int]], side_px: int) -> None:
-        self.sizes, self.side_px = tuple(sizes), side_px
-        self.grids = tuple((-(-height // side_px), -(-width // side_px)) for height, width in sizes)
-        self._ends = list(accumulate(rows * cols for rows, cols in self.grids))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, number: int) -> tuple[int, Window]: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[tuple[int, Window]]: ...
-    def __getitem__(self, number: int | slice) -> tuple[int, Window] | list[tuple[int, Window]]:
-        if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
-        number = range(len(self))[number]
-        image = bisect_right(self._ends, number)
-        first = self._ends[image - 1] if image else 0
-        return image, self.window(image, *divmod(number - first, self.grids[image][1]))
-
-    def window(self, image: int, row: int, col: int) -> Window:
-        """The block of an image at a row and column of blocks."""
-        top, left, side = row * self.side_px, col * self.side_px, self.side_px
-        height, width = self.sizes[image]
-        return Window(top, left, min(side, height - top), min(side, width - left))

@@ -19,8 +19,8 @@ from tilenet.training.config.read import read_keys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.halo_choice import HaloChoice, choose_halo_mode
 from tilenet.training.images.open import RunImages, agree_on_files, open_images
+from tilenet.training.images.run_data import RunData
 from tilenet.training.images.survey import run_survey
-from tilenet.training.images.workload import RunData
 from tilenet.training.network import RunNetwork
 from tilenet.training.proof.run import proved_network
 from tilenet.training.setup import RunPlan, plan_run

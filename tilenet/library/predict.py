@@ -30,7 +30,8 @@ from tilenet.parallel.ranks.comm import agreed, end_where_uncaught, world
 from tilenet.parallel.ranks.meeting import check_alike
 from tilenet.parallel.ranks.share import share_tensors
 from tilenet.parallel.ranks.together import together
-from tilenet.storage.network_json import NetworkRecord, check_class_names
+from tilenet.storage.class_names import check_class_names
+from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.share import share_adopted
 
 if TYPE_CHECKING:

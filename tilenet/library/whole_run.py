@@ -19,8 +19,8 @@ from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder import RunFolder
 from tilenet.training.images.held_out import hold_out
 from tilenet.training.images.open import RunImages, agree_on_files, open_images
+from tilenet.training.images.run_data import RunData
 from tilenet.training.images.survey import class_weights, run_survey
-from tilenet.training.images.workload import RunData
 from tilenet.training.log import NOBODY, Callbacks
 from tilenet.training.loop import Loop
 from tilenet.training.proof.run import proved_network

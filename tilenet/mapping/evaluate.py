@@ -16,7 +16,7 @@ from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.windows import Part, Window
 from tilenet.parallel.health.watchdog import NEVER, SLOW, Watchdog
 from tilenet.scores import count_pairs, number_sums
-from tilenet.storage.network_json import names_in_map
+from tilenet.storage.class_names import names_in_map
 
 __all__ = [
     "check_class_map", "class_names", "confusion_matrix", "holds_numbers", "number_errors",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from numpy.typing import NDArray
 
-from tilenet.data.survey import share_collars
+from tilenet.data.collars import share_collars
 from tilenet.mapping.announce import announce_map
 from tilenet.mapping.choose import decide_map
 from tilenet.mapping.in_memory import MapInMemory

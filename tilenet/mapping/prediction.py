@@ -24,8 +24,9 @@ from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, check_weight_count, load_weights, network_to_fill
 from tilenet.model.opaque import opaque_network
 from tilenet.planning.maps import MapQuestion
-from tilenet.storage.checkpoints import checked_checkpoint, load_json, load_tensors
+from tilenet.storage.checkpoints import load_json, load_tensors
 from tilenet.storage.network_json import NetworkRecord
+from tilenet.storage.whole_checkpoint import checked_checkpoint
 
 __all__ = ["GivenNetwork", "MapSource", "Prediction", "saved_network"]
 

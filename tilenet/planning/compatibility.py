@@ -8,7 +8,7 @@ image in flight at once (DESIGN.md, section 7). What may run at once is a micro-
 from collections.abc import Sequence
 from typing import TypeVar
 
-from tilenet.geometry.halo import context_of
+from tilenet.geometry.halo import context_of, norm_context
 from tilenet.geometry.layers import GlobalPool, Layer, Norm
 from tilenet.model.choices import HaloMode
 
@@ -39,6 +39,14 @@ def whole_image(layers: tuple[Layer, ...]) -> str | None:
     if "maximum" in pools:
         return "global maximum"
     return "global average" if pools else None
+
+
+def sweep_obstacle(layers: tuple[Layer, ...]) -> str | None:
+    """What sweeps of a training step cannot take over images or tiles; None: they take all."""
+    whole = whole_image(layers)
+    if whole not in (None, "global average"):
+        return whole
+    return "norms" if norm_context(layers) == "tile" else None
 
 
 def needs_all_tiles(layers: tuple[Layer, ...], halo_mode: HaloMode) -> bool:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.data.schedule import mini_batch_sizes
-from tilenet.geometry.halo import context_of, map_shapes
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
 from tilenet.model.choices import Checkpointing
 from tilenet.parallel.pipeline.layer_times import LayerTime

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilenet.geometry.halo import context_of, norm_context
+from tilenet.geometry.halo import context_of
 from tilenet.planning.advise import ALL_OPEN, first_plan
-from tilenet.planning.compatibility import obstacle, whole_image
+from tilenet.planning.compatibility import obstacle, sweep_obstacle
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.partition import OPTIMIZER_STATES
 from tilenet.planning.memory.trained_sweeps import (
@@ -58,7 +58,7 @@ def swept(plan: Plan) -> SweptStep | None:
     context, averages = context_of(layers), averaged_sweeps(layers)
     if asked.halo != "exact" or context.valid or plan.layout.grid == (1, 1):
         return None
-    if whole_image(layers) not in (None, "global average") or norm_context(layers) == "tile":
+    if sweep_obstacle(layers):
         return None
     estimator, unit = Estimator(replace(asked, halo_mode="exchange")), context.alignment_px
     mesh = estimator.mesh(1)

@@ -7,8 +7,8 @@ has computed and others need is a few maps behind strides: those which the layer
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Layer
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.sweep import maps_before
 
 __all__ = ["kept_cells", "kept_maps"]

@@ -1,7 +1,4 @@
-"""Facts of nodes, devices and links, from the packaged file and the user's own.
-
-What starting a job on a machine takes: batch system, launcher, cores, modules, environment.
-"""
+"""Machines: nodes, devices, links and how jobs start, from the packaged file and the user's."""
 
 import os
 import re

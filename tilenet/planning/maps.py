@@ -16,9 +16,10 @@ from typing import Literal
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.bands import read_ratio
-from tilenet.geometry.halo import context_of, fewest_cells, map_shapes, summed_cells
+from tilenet.geometry.halo import context_of, prefix_halo_px, summed_cells
 from tilenet.geometry.layers import Cellwise, Conv, Layer, Norm, TransposedConv
-from tilenet.geometry.ownership import check_shares, prefix_halo_px
+from tilenet.geometry.maps import fewest_cells, map_shapes
+from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.sweep import maps_before
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_cells, cut
 from tilenet.planning.kept_maps import kept_maps

@@ -15,18 +15,12 @@ from tilenet.planning.machines import Machine
 from tilenet.planning.swap.plan import SwapPlan
 from tilenet.planning.time.profile import Profile
 from tilenet.storage.atomic import write_aside
-from tilenet.storage.checksums import parsed_json
+from tilenet.storage.strict_json import parsed_json
 
 __all__ = [
-    "Layout",
-    "OwnNetwork",
-    "PartitionPlan",
-    "Plan",
-    "Question",
-    "planned_bytes",
-    "read_plan",
+    "Layout", "OwnNetwork", "PartitionPlan", "Plan", "Question", "planned_bytes", "read_plan",
     "write_plan",
-]
+]  # fmt: skip
 
 VERSION = 1
 

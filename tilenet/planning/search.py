@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from math import inf, prod
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import output_size
+from tilenet.geometry.maps import output_size
 from tilenet.geometry.tiles import Cut, check_cells, cut
 from tilenet.geometry.windows import Window
 from tilenet.model.choices import Checkpointing

@@ -9,20 +9,16 @@ from functools import partial
 from math import prod
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Conv, Layer, TransposedConv
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Span, Tiling, check_cells, cut
 from tilenet.geometry.windows import Window
 from tilenet.planning.compatibility import whole_image
 
 __all__ = [
-    "ImageQuestion",
-    "choose_number_too",
-    "choose_small_image",
-    "proof_grid",
-    "untested_halo",
-]
+    "ImageQuestion", "choose_number_too", "choose_small_image", "proof_grid", "untested_halo",
+]  # fmt: skip
 
 SECONDS = 2.0  # of a core
 SHARE = 0.02  # of the run, where that is more

@@ -10,8 +10,8 @@ from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError, UsageError
 from tilenet.parallel.health.progress import TIMINGS
 from tilenet.storage.checkpoints import find_checkpoint, load_json
-from tilenet.storage.checksums import parsed_json
 from tilenet.storage.network_json import NetworkRecord
+from tilenet.storage.strict_json import parsed_json
 from tilenet.storage.tables import RunTable, read_run_table
 from tilenet.training.config.read import read_run_file
 from tilenet.training.config.run_file import RunFile

@@ -2,8 +2,6 @@
 
 Not a faster sum: `sha256sum` is everywhere, so that a copy in an archive can be checked without
 tilenet.
-
-JSON of which no object says a key twice: Python's reader takes the last and keeps quiet.
 """
 
 import hashlib
@@ -12,31 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "CHECKSUMS",
-    "checksums_text",
-    "parsed_json",
-    "wrong_file",
-]
+from tilenet.storage.strict_json import parsed_json
 
-
-def parsed_json(text: str | bytes) -> Any:
-    """The value of a text.
-
-    Raises:
-        ValueError: It is no JSON, or an object has a key twice.
-        RecursionError: It is nested too deeply.
-    """
-    return json.loads(text, object_pairs_hook=_object)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands {names.count(twice)} times in one object")
-    return made
+__all__ = ["CHECKSUMS", "checksums_text", "wrong_file"]
 
 
 CHECKSUMS = "checksums.json"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import TilenetError
-from tilenet.model.loss import LossScale
+from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, load_weights
 from tilenet.parallel.health.progress import TIMINGS, say
 from tilenet.parallel.health.trace import TRACE
@@ -26,34 +26,26 @@ from tilenet.parallel.ranks.comm import agreed
 from tilenet.storage import tensorboard
 from tilenet.storage.atomic import check_name
 from tilenet.storage.checkpoints import (
-    Broken,
-    checked_checkpoint,
     checkpoint_of_step,
     find_checkpoint,
     kept_checkpoint,
     load_json,
     load_tensors,
     mark_best,
-    newest_whole,
     save_checkpoint,
     set_aside,
 )
 from tilenet.storage.lock import Lock
 from tilenet.storage.network_json import NetworkRecord
+from tilenet.storage.whole_checkpoint import Broken, checked_checkpoint, newest_whole
 from tilenet.training.config import eager
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
-    "FACTS",
-    "KEPT_RUN_FILE",
-    "REPORT",
-    "TABLES",
-    "BackgroundSave",
-    "RunFolder",
-    "check_state",
-]
+    "FACTS", "KEPT_RUN_FILE", "REPORT", "TABLES", "BackgroundSave", "RunFolder", "check_state",
+]  # fmt: skip
 
 
 class BackgroundSave:

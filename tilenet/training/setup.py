@@ -11,7 +11,7 @@ from torch import Tensor
 from tilenet.adoption.adopt import Adopted
 from tilenet.data.crops import cell_side
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import norm_context, output_size
+from tilenet.geometry.maps import output_size
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_cells, cut, halo_rule
 from tilenet.geometry.unet import UNetOptions
@@ -24,6 +24,7 @@ from tilenet.planning.compatibility import (
     most_stacked,
     needs_all_tiles,
     obstacle,
+    sweep_obstacle,
     whole_image,
 )
 from tilenet.planning.memory.layer import check_map_sizes, check_weight_bytes
@@ -285,13 +286,13 @@ def _check_swept(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> None:
         raise TilenetError(
             "a sweep pads each layer (halo_mode: sweep, padding: valid); use network.padding: same"
         )
-    whole = whole_image(record.layers)
-    if whole not in (None, "global average") or norm_context(record.layers) == "tile":
+    if unswept := sweep_obstacle(record.layers):
         raise TilenetError(
             "a sweep in training takes averages of an image, but no norms and maxima "
-            f"(halo_mode: sweep, over whole images or tiles: {whole or 'norms'}); use "
+            f"(halo_mode: sweep, over whole images or tiles: {unswept}); use "
             "network.norm: none, network.batch_norm: frozen for a module, or halo_mode: exchange"
         )
+    whole = whole_image(record.layers)
     if whole and (run.tiles.cut is not None or mesh.rows > 1):
         raise TilenetError(
             "a sweep averages over images that ranks hold by columns (halo_mode: sweep, over whole "

@@ -20,7 +20,8 @@ from tilenet.data.schedule import mini_batch_sizes
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window
-from tilenet.model.loss import Loss, LossScale, dice
+from tilenet.model.loss import Loss, dice
+from tilenet.model.loss_scale import LossScale
 from tilenet.model.upload import upload
 from tilenet.parallel.health.progress import EXCHANGING, peak_bytes
 from tilenet.parallel.sums.gradients import GradientSum
@@ -29,7 +30,7 @@ from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.planning.learning_rate import LearningRate
 from tilenet.storage.checkpoints import kept_checkpoint
 from tilenet.training.config.keys import GradientKeys
-from tilenet.training.images.workload import ReadTile
+from tilenet.training.images.work import ReadTile
 from tilenet.training.network import RunNetwork
 from tilenet.training.tile_sums import tile_sums
 

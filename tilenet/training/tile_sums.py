@@ -11,7 +11,7 @@ from tilenet.geometry.windows import Window
 from tilenet.model.skips import Origin
 from tilenet.model.upload import upload
 from tilenet.parallel.exchange.swept_training import SweptPipe
-from tilenet.training.images.workload import ReadTile
+from tilenet.training.images.work import ReadTile
 from tilenet.training.swept import AnyPipe
 
 __all__ = ["tile_sums"]

@@ -10,6 +10,7 @@ from polygons import burned, burned_by_hand, moved, random_polygons
 from rasterio.features import rasterize
 
 from tilenet.data.labels import polygons as vector_labels
+from tilenet.data.labels import vector_layer
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.polygons import VectorLabels
 from tilenet.data.labels.vector_keys import VectorKeys
@@ -280,7 +281,7 @@ def test_all_is_read_where_gdal_cannot_say_which_part_of_a_file_is_needed(
     path = write_vector("a.gpkg", [None, shapely.Polygon(), *there], crs="EPSG:4326")
     expected = burned_by_hand(shapes, [1] * 9, plain.transform, SIZE)
     with open_labels(path, plain, 255) as labels:
-        monkeypatch.setattr(vector_labels, "bounds_in", lambda *_: None)
+        monkeypatch.setattr(vector_layer, "bounds_in", lambda *_: None)
         assert np.array_equal(labels.read(plain.whole), expected)
 
 

@@ -13,8 +13,9 @@ import rasterio
 from safetensors.numpy import load_file
 
 from tilenet.errors import TilenetError
-from tilenet.storage.checkpoints import FILES, newest_whole, saved_checkpoints
+from tilenet.storage.checkpoints import FILES, saved_checkpoints
 from tilenet.storage.checksums import wrong_file
+from tilenet.storage.whole_checkpoint import newest_whole
 
 __all__ = ["Standing", "difference", "is_trained", "make_scene", "map_command", "stands", "wrong"]
 __all__ += ["HANG_S", "STEPS", "is_mapped", "train_command"]

@@ -10,8 +10,9 @@ from zoo import ZOO, network
 from tilenet.adoption.adopt import adopt
 from tilenet.errors import TilenetError
 from tilenet.geometry import sweep as sweeping
-from tilenet.geometry.halo import context_of, map_grids
+from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import GlobalPool, Layer, Norm
+from tilenet.geometry.maps import map_grids
 from tilenet.geometry.sweep import strip_edges
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window

@@ -14,7 +14,7 @@ PROGRAM = textwrap.dedent("""
     import numpy as np
     from mpi4py import MPI
     from tilenet.parallel.ranks.comm import world
-    from tilenet.parallel.ranks.comm import MAPS, NAMES
+    from tilenet.parallel.ranks.shared_memory import MAPS, NAMES
 
     lines = MAPS.read_text().splitlines()
     names = " ".join({found[0] for line in lines if (found := NAMES.search(line))})

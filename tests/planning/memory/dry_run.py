@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torchgpipe import phony
 
-from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Layer
+from tilenet.geometry.maps import map_shapes
 from tilenet.model.choices import Checkpointing, parameter_dtype
 from tilenet.model.dropout import MaskKey
 from tilenet.model.gpipe import Copy, SkipTrackerThroughPotals

@@ -10,8 +10,8 @@ from networks import Head, random_options
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Activation, Conv, Dropout, Join, Norm, Pool, Stash
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.planning.memory.layer import (

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Conv, Join
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.memory.paper import level_bytes
 

@@ -38,7 +38,8 @@ def open_labels(
             if why_no_raster(path) is None:
                 raise
     # Not at the top: most runs have label rasters, and thousands of ranks load what they import.
-    from tilenet.data.labels.polygons import VECTOR_ERRORS, VectorLabels
+    from tilenet.data.labels.polygons import VectorLabels
+    from tilenet.data.labels.vector_layer import VECTOR_ERRORS
 
     try:
         return VectorLabels(path, image, ignore_index, keys)

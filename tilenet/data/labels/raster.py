@@ -1,90 +1,21 @@
-"""Read windows of label rasters: as they are on the image's grid, and resampled from any other.
-
-See a raster on an image's grid, whatever its own grid and CRS: the nearest pixel, or none.
-"""
-
-from typing import Any
+"""Read windows of label rasters: as they are on the image's grid, and resampled from any other."""
 
 import numpy as np
 from affine import Affine
 from numpy.typing import NDArray
-from rasterio.enums import Resampling
-from rasterio.errors import CRSError
-from rasterio.vrt import WarpedVRT
-from rasterio.windows import Window as FileWindow
 
+from tilenet.data.labels.nearest import NearestPixels
 from tilenet.data.labels.source import LabelSource
-from tilenet.data.rasters.bounds import bounds_of, crs_name
-from tilenet.data.rasters.extent import check_overlap
-from tilenet.data.rasters.raster import GDAL_ERRORS, Pixels, Raster, reason
-from tilenet.data.rasters.remedies import CHECK, NEAREST, SET_CRS
+from tilenet.data.rasters.bounds import crs_name
+from tilenet.data.rasters.raster import Pixels, Raster
+from tilenet.data.rasters.remedies import SET_CRS
 from tilenet.data.rasters.resample import block_mode
 from tilenet.data.rasters.stack import same_grid
 from tilenet.errors import TilenetError
-from tilenet.geometry.tiles import strips_of, within
+from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.windows import Window, overlap
 
-__all__ = ["Labels", "NearestPixels"]
-
-# GDAL moves a few pixels of a row and draws lines between them, as far as this many pixels are
-# right. Its default, an eighth, takes the neighbour for one label in 500, and which depends on
-# where the row begins; rasterio takes no 0.
-TOLERANCE_PX = 1e-9
-
-
-class NearestPixels:
-    """The pixels of a raster of one band on an image's grid, at the resolution it is read at.
-
-    Raises:
-        TilenetError: They lie elsewhere than the image, or cannot be moved to its CRS.
-    """
-
-    def __init__(self, raster: Raster, image: Raster) -> None:
-        self._raster, self._image = raster, image
-        place = Window(0, 0, *raster.size_in_file)
-        check_overlap(raster.path, bounds_of(raster.coarser(1), place), raster.crs, image)
-        self._warped()
-
-    def _warped(self) -> Any:
-        return self._raster.stack.view(self, self._opened)
-
-    def _opened(self, files: list[Any]) -> Any:
-        image = self._image
-        try:
-            return WarpedVRT(
-                files[0],
-                crs=image.crs,
-                transform=image.transform,
-                height=image.height,
-                width=image.width,
-                resampling=Resampling.nearest,
-                tolerance=TOLERANCE_PX,
-                add_alpha=True,  # what is beyond the raster, nodata or masked
-            )
-        except (*GDAL_ERRORS, CRSError) as error:
-            raise TilenetError(
-                f"labels must be in a CRS that can be moved to the image's ({self._raster.path}: "
-                f"{reason(error)}); put them on the image's grid with {NEAREST}"
-            ) from error
-
-    def read(self, window: Window) -> Pixels:
-        """Pixels of a window within the image; not valid beyond the raster and for nodata.
-
-        Raises:
-            TilenetError: The file cannot be read there.
-        """
-        place = FileWindow(window.col, window.row, window.width, window.height)
-        try:
-            # Both bands as they are: rasterio's mask knows alpha in 8 and 16 unsigned bits only.
-            values: NDArray[Any] = self._warped().read(window=place)
-        except GDAL_ERRORS as error:
-            raise TilenetError(
-                f"a raster must be readable everywhere ({self._raster.path}: what lies under rows "
-                f"{window.row} to {window.row + window.height - 1}, columns {window.col} to "
-                f"{window.col + window.width - 1} of the image cannot be read: {reason(error)}); "
-                f"copy the file again or check it with {CHECK}"
-            ) from error
-        return Pixels(values[:1], np.asarray(values[1] != 0))
+__all__ = ["Labels"]
 
 
 FAR_PX = 1 << 31  # no raster has as many rows or columns

@@ -9,7 +9,7 @@ from tilenet.data.labels.raster import STRIP_PX, Labels
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.resample import block_mean
 from tilenet.errors import TilenetError
-from tilenet.geometry.tiles import strips_of, within
+from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.windows import Window
 
 __all__ = ["Values"]

@@ -29,7 +29,7 @@ from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
 from tilenet.data.rasters.opening import GDAL_ERRORS, dtypes_of, reason
 from tilenet.data.rasters.remedies import AVERAGE, CHECK, LIKE, SET_CRS
 from tilenet.errors import TilenetError
-from tilenet.geometry.tiles import within
+from tilenet.geometry.pieces import within
 from tilenet.geometry.windows import Window, overlap
 
 __all__ = ["BLOCK_PX", "OntoGrid", "resampling_notes"]

@@ -21,7 +21,7 @@ from tilenet.data.rasters.opening import GDAL_ERRORS, reason, why_no_raster
 from tilenet.data.rasters.resample import block_mean, factor_of
 from tilenet.data.rasters.stack import BandNames, FileStack, band_numbers
 from tilenet.errors import TilenetError
-from tilenet.geometry.tiles import strips_of, within
+from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.windows import Part, Window, reflected
 
 __all__ = ["GDAL_ERRORS", "READING", "Nodata", "Pixels", "Raster", "reason", "why_no_raster"]

@@ -29,7 +29,7 @@ from tilenet.mapping.polygons.vector_file import check_ending, write_polygons
 from tilenet.mapping.writer import check_target
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import together
-from tilenet.storage.network_json import names_in_map
+from tilenet.storage.class_names import names_in_map
 
 if TYPE_CHECKING:
     from mpi4py import MPI

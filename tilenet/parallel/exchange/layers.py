@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
-from tilenet.geometry.halo import map_grids
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv, Upsample
+from tilenet.geometry.maps import map_grids
 from tilenet.geometry.ownership import AxisShares, LayerHalo, halo_of, takes_copy, tiling_shares
 from tilenet.geometry.tiles import Tiling
 from tilenet.model.cellwise import kernel_of

@@ -18,7 +18,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from tilenet.errors import TilenetError
 from tilenet.geometry.by_place import by_corners
 from tilenet.geometry.grid import Grid
-from tilenet.geometry.halo import map_grids, map_shapes
 from tilenet.geometry.layers import (
     Cellwise,
     Conv,
@@ -32,6 +31,7 @@ from tilenet.geometry.layers import (
     Upsample,
     across,
 )
+from tilenet.geometry.maps import map_grids, map_shapes
 from tilenet.geometry.ownership import AxisShares, axis_shares, halo_of
 from tilenet.geometry.sweep import LayerRows, Rows, Strip, last_readers, maps_before, sweep
 from tilenet.geometry.windows import Window

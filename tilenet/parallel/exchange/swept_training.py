@@ -12,8 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tilenet.geometry.halo import map_grids, map_shapes, summed_cells
+from tilenet.geometry.halo import summed_cells
 from tilenet.geometry.layers import GlobalPool, Layer
+from tilenet.geometry.maps import map_grids, map_shapes
 from tilenet.geometry.ownership import tiling_shares
 from tilenet.geometry.sweep import Rows, Sweeps, maps_before
 from tilenet.geometry.tiles import Tile, owned

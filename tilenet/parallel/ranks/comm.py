@@ -2,19 +2,10 @@
 
 Rank and size come from MPI alone: in a batch script the environment's rank variables are those of
 the script, not of the ranks that mpiexec starts there.
-
-Files in /dev/shm through which MPI passes messages on a node: a killed job must leave none.
-
-MPICH names such a file after the job and deletes it in MPI_Finalize alone, which a killed rank
-never calls: 3 MiB stay for each job, and a later job of the same number would take the file for
-its own. Once all ranks of the node have mapped it, nothing needs its name.
-
-Wait for other ranks without taking a core from them.
 """
 
 import faulthandler
 import os
-import re
 import signal
 import sys
 import threading
@@ -23,40 +14,20 @@ import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.parallel.ranks.shared_memory import unname_shared_memory
 from tilenet.parallel.ranks.start import STEP_SIZES, launched, say_started, watched_start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
-    "agreed", "end_where_uncaught", "launched", "run_as_rank", "threads_may_call",
-    "unname_shared_memory", "wait_quietly", "world",
+    "agreed", "end_where_uncaught", "launched", "run_as_rank", "threads_may_call", "wait_quietly",
+    "world",
 ]  # fmt: skip
-
-MAPS = Path("/proc/self/maps")
-NAMES = re.compile(r"/dev/shm/mpich_(?:shm|vci)_[0-9a-f]+_\d+$")
-
-
-def unname_shared_memory(comm: "MPI.Intracomm") -> None:
-    """Delete the names of files that MPICH shares on a node; mapped they stay. Collective.
-
-    Does nothing with another MPI, or where the system does not tell what is mapped.
-
-    Args:
-        comm: All ranks.
-    """
-    comm.Barrier()  # all have mapped it
-    try:
-        lines = MAPS.read_text(errors="replace").splitlines()
-        for name in {found[0] for line in lines if (found := NAMES.search(line))}:
-            Path(name).unlink(missing_ok=True)
-    except OSError:
-        pass  # MPI_Finalize deletes it, as long as nothing kills the rank
 
 
 # MPICH's Abort may return, and any may hang on a broken network.

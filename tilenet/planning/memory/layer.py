@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import (
     Cellwise,
     Conv,
@@ -36,6 +35,7 @@ from tilenet.geometry.layers import (
     Stash,
     Upsample,
 )
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.ownership import takes_copy
 from tilenet.model.choices import AUTOCAST, HaloMode, parameter_dtype
 from tilenet.model.dropout import MaskKey
@@ -46,16 +46,9 @@ from tilenet.model.skips import stash_layer
 from tilenet.planning.memory.live import LiveBytes
 
 __all__ = [
-    "Case",
-    "LayerBytes",
-    "cast_parameters",
-    "check_map_sizes",
-    "check_weight_bytes",
-    "countable",
-    "largest_map",
-    "layer_bytes",
-    "measure",
-]
+    "Case", "LayerBytes", "cast_parameters", "check_map_sizes", "check_weight_bytes", "countable",
+    "largest_map", "layer_bytes", "measure",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -25,22 +25,15 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.geometry.halo import map_shapes
 from tilenet.geometry.layers import Join, Layer, Stash
+from tilenet.geometry.maps import map_shapes
 from tilenet.model.choices import Checkpointing
 from tilenet.planning.memory.layer import LayerBytes
 
 __all__ = [
-    "OPTIMIZER_STATES",
-    "PartitionBytes",
-    "Skip",
-    "Walk",
-    "block_bytes",
-    "blocks_from",
-    "find_skips",
-    "inference_bytes",
-    "partition_bytes",
-]
+    "OPTIMIZER_STATES", "PartitionBytes", "Skip", "Walk", "block_bytes", "blocks_from",
+    "find_skips", "inference_bytes", "partition_bytes",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

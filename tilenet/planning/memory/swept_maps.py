@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from tilenet.geometry.halo import map_grids, map_shapes
 from tilenet.geometry.layers import Layer, Stash
+from tilenet.geometry.maps import map_grids, map_shapes
 from tilenet.geometry.sweep import LayerRows, last_readers, row_readers, strip_edges, sweep
 
 __all__ = ["Piece", "swept_bytes"]

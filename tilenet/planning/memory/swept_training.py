@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from tilenet.geometry.by_place import by_corners
-from tilenet.geometry.halo import MapShape, map_grids, map_shapes
 from tilenet.geometry.layers import Conv, Join, Layer, Pool, Stash, Upsample
+from tilenet.geometry.maps import MapShape, map_grids, map_shapes
 from tilenet.geometry.sweep import (
     LayerRows,
     Rows,

@@ -10,8 +10,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from tilenet.geometry.halo import context_of, map_shapes, summed_cells
+from tilenet.geometry.halo import context_of, summed_cells
 from tilenet.geometry.layers import GlobalPool, Layer
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.sweep import Sweeps, maps_before, strip_edges
 from tilenet.planning.kept_maps import kept_maps
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import MapShape, map_shapes
 from tilenet.geometry.layers import (
     Activation,
     Cellwise,
@@ -25,6 +24,7 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
+from tilenet.geometry.maps import MapShape, map_shapes
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.machines import Machine
 

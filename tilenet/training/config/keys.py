@@ -11,27 +11,18 @@ from torch import nn
 
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import TilenetError
+from tilenet.geometry.symmetries import Symmetry, symmetries
 from tilenet.geometry.tiles import Cut
 from tilenet.geometry.unet import NormKind, NormScope, Padding, Upsampling
-from tilenet.geometry.windows import Symmetry, symmetries
-from tilenet.model.inputs import Radiometry
+from tilenet.model.radiometry import Radiometry
 from tilenet.parallel.swap.host_pool import Slabs, open_slabs
 from tilenet.planning.learning_rate import LearningRate, ScheduleName
 from tilenet.training.config.eager import SGD, AdamW
 
 __all__ = [
-    "AugmentKeys",
-    "CheckpointKeys",
-    "GradientKeys",
-    "MeshKeys",
-    "NetworkKeys",
-    "OptimizerKeys",
-    "ProfileKeys",
-    "ScheduleKeys",
-    "SwappingKeys",
-    "TileKeys",
-    "VectorKeys",
-]
+    "AugmentKeys", "CheckpointKeys", "GradientKeys", "MeshKeys", "NetworkKeys", "OptimizerKeys",
+    "ProfileKeys", "ScheduleKeys", "SwappingKeys", "TileKeys", "VectorKeys",
+]  # fmt: skip
 
 MOST_PROFILED = 100
 OF_MODULES = ("module", "options", "weights", "mean", "std", "batch_norm")

@@ -13,9 +13,10 @@ from typing import Any, Literal, TypeVar
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Part
 from tilenet.model.choices import Checkpointing, HaloMode, Precision
-from tilenet.model.loss import Loss, LossScale
+from tilenet.model.loss import Loss
+from tilenet.model.loss_scale import LossScale
 from tilenet.planning.estimate import READ_AHEAD
-from tilenet.storage.network_json import check_class_names
+from tilenet.storage.class_names import check_class_names
 from tilenet.training.config.keys import (
     AugmentKeys,
     CheckpointKeys,

@@ -6,7 +6,7 @@ from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import TilenetError
 from tilenet.model.loss import VALUE_LOSSES
 from tilenet.scores import VALUE_SCORES
-from tilenet.storage.network_json import check_class_names
+from tilenet.storage.class_names import check_class_names
 
 __all__ = ["check_task"]
 

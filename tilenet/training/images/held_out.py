@@ -6,7 +6,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.data.holdout import HeldOut, blocks_of, choose_held_out, labelled_blocks
+from tilenet.data.holdout import HeldOut, blocks_of, choose_held_out
+from tilenet.data.labelled_blocks import labelled_blocks
 from tilenet.data.labels.source import HeldOutLabels, LabelSource, ValidationImage
 from tilenet.geometry.windows import Window
 from tilenet.parallel.ranks.comm import agreed

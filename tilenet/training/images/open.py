@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from tilenet.data.collars import share_collars
 from tilenet.data.holdout import HeldOut
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource, ValidationImage
@@ -17,7 +18,6 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import JOIN
 from tilenet.data.rasters.stack import stacked_paths
 from tilenet.data.same_files import SampleFile, check_apart, check_same_files, sample_files
-from tilenet.data.survey import share_collars
 from tilenet.errors import TilenetError
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
@@ -29,11 +29,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
-    "RunImages",
-    "agree_on_files",
-    "allow_open_files",
-    "open_images",
-]
+    "RunImages", "agree_on_files", "allow_open_files", "open_images",
+]  # fmt: skip
 
 OTHER_FILES = 64  # libraries, sockets, logs
 

@@ -33,7 +33,7 @@ from tilenet.planning.small_image import (
     untested_halo,
 )
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.images.workload import RunData
+from tilenet.training.images.run_data import RunData
 from tilenet.training.network import RunNetwork
 from tilenet.training.proof.reference import (
     Answer,

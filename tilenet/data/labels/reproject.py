@@ -1,0 +1,127 @@
+"""Move polygons to an image's CRS: corner by corner as GDAL does it, unless that makes no sense."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import shapely
+from numpy.typing import NDArray
+from rasterio.crs import CRS
+from rasterio.warp import transform
+
+from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
+from tilenet.data.rasters.raster import GDAL_ERRORS, Raster
+from tilenet.errors import TilenetError
+from tilenet.geometry.windows import Window
+
+if TYPE_CHECKING:
+    from rasterio.crs import CRS
+
+__all__ = ["shapes_on_image"]
+
+# GDAL counts pixels from the corner of what it burns in 32 bits; what reaches further is cut off.
+REACH_PX = 2**29
+
+
+def shapes_on_image(
+    shapes: NDArray[Any], crs: "CRS | None", image: Raster, path: str
+) -> NDArray[Any]:
+    """Shapes in the CRS of an image; of those that reach around the earth what lies around it.
+
+    Shape by shape: GDAL chooses among several ways from one CRS to another by the middle of what it
+    is given, and that must not depend on which shapes are read together.
+
+    Args:
+        shapes: (N,), polygons and multi-polygons, none of them empty.
+        crs: Their CRS.
+        image: The image.
+        path: Their file.
+
+    Returns:
+        (N,); empty where nothing lies around the image.
+
+    Raises:
+        TilenetError: There is no way from one CRS to the other.
+    """
+    whole = bounds_of(image.transform, image.whole)
+    reach = Window(-REACH_PX, -REACH_PX, 2 * REACH_PX, 2 * REACH_PX)
+    limits = bounds_of(image.transform, reach)
+    around = bounds_in(whole, image.crs, crs)
+    around = around and around.wider(1)
+    found = np.empty(len(shapes), object)
+    for number, shape in enumerate(shapes):
+        there = _moved(shape, crs, image.crs)
+        near = around is not None and _within(shape, around)
+        if not _within(there, limits) or not (
+            near or _is_straight(shape, there, crs, image.crs, whole)
+        ):
+            # Corners behind the earth have no place in the image's CRS, or a wrong one.
+            there = around and _moved(_cut(shape, around), crs, image.crs)
+        if there is None:
+            raise TilenetError(
+                f"labels must be in a CRS that can be moved to the image's ({path}: "
+                f"{crs_name(crs)}, {image.path}: {crs_name(image.crs)}); reproject them with "
+                "ogr2ogr -t_srs or QGIS"
+            )
+        found[number] = there
+    return found
+
+
+def _moved(shape: Any, source: "CRS | None", target: "CRS | None") -> Any:
+    """A shape in another CRS; None: a corner has no place there."""
+    if source == target or shape.is_empty:
+        return shape
+    there = _corners(shapely.get_coordinates(shape), source, target)
+    return None if there is None else shapely.set_coordinates(shape, there)
+
+
+def _corners(
+    corners: NDArray[np.float64], source: "CRS | None", target: "CRS | None"
+) -> NDArray[np.float64] | None:
+    try:
+        return np.column_stack(transform(source, target, *corners.T))
+    except GDAL_ERRORS:
+        return None
+
+
+def _within(shape: Any, limits: Bounds) -> bool:
+    if shape is None or not np.isfinite(shapely.get_coordinates(shape)).all():
+        return False
+    left, bottom, right, top = shape.bounds
+    inside = left > limits.left and right < limits.right
+    return bool(inside and bottom > limits.bottom and top < limits.top)
+
+
+def _is_straight(
+    shape: Any, there: Any, source: "CRS | None", target: "CRS | None", image: Bounds
+) -> bool:
+    """Whether edges are about as straight in the image's CRS as in their own.
+
+    One around half the earth is not: it is nowhere near the line that GDAL draws from corner to
+    corner.
+    """
+    if source == target:
+        return True
+    corners, ring = shapely.get_coordinates(_rings(shape), return_index=True)
+    edges = ring[1:] == ring[:-1]
+    middles = _corners(_middles(corners)[edges], source, target)
+    if middles is None:
+        return False
+    straight = _middles(shapely.get_coordinates(_rings(there)))[edges]
+    size = max(image.right - image.left, image.top - image.bottom)
+    return bool((np.abs(middles - straight) < size).all())
+
+
+def _cut(shape: Any, around: Bounds) -> Any:
+    """What of a shape lies in a rectangle."""
+    cut = shapely.intersection(shapely.make_valid(shape), shapely.box(*around))
+    parts = shapely.get_parts(shapely.get_parts(cut))
+    return shapely.multipolygons(parts[shapely.get_dimensions(parts) == 2])
+
+
+def _rings(shape: Any) -> Any:
+    return shapely.get_rings(shapely.get_parts(shapely.get_parts(shape)))
+
+
+def _middles(corners: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Middles between corners and the next ones."""
+    return np.asarray((corners[1:] + corners[:-1]) / 2)

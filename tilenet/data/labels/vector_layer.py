@@ -1,0 +1,212 @@
+"""Read the polygons of a vector layer where an image lies, in the image's CRS.
+
+The only module that opens vector files.
+"""
+
+import difflib
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyogrio
+import shapely
+from numpy.typing import NDArray
+from pyogrio.errors import DataLayerError, DataSourceError
+
+from tilenet.data.labels.crs import crs_of_layer
+from tilenet.data.labels.reproject import shapes_on_image
+from tilenet.data.labels.vector_keys import VectorKeys, text_of
+from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of
+from tilenet.data.rasters.extent import check_overlap
+from tilenet.data.rasters.raster import Raster
+from tilenet.data.rasters.remedies import VECTOR_INFO
+from tilenet.errors import TilenetError
+
+__all__ = ["VECTOR_ERRORS", "Polygons", "VectorLayer"]
+
+# What pyogrio raises for GDAL's errors; ValueError for texts and geometries that it cannot decode.
+VECTOR_ERRORS = (DataSourceError, DataLayerError, ValueError, OSError)
+
+
+VALUES_AT_ONCE = 1 << 20
+
+
+MENDED = ".*winding order|Non closed ring detected|Several features with id"
+
+
+@dataclass(frozen=True)
+class Polygons:
+    """Polygons in the order of their file.
+
+    Attributes:
+        shapes: (N,), shapely's, in the image's CRS.
+        values: (N,), of the field; none without one.
+        bounds: (N, 4), left, bottom, right, top.
+    """
+
+    shapes: NDArray[Any]
+    values: list[Any]
+    bounds: NDArray[np.float64]
+
+
+class VectorLayer:
+    """A layer of a vector file, and the image that it labels.
+
+    Attributes:
+        name: The layer's.
+        bounds: Bounds of all its features.
+        num_features: As the file says; some kinds of file do not know (-1).
+        fields: Names of its attributes.
+        crs: CRS of its coordinates.
+
+    Args:
+        path: Any file that GDAL reads; GeoPackage, GeoJSON, Shapefile, FlatGeobuf …
+        image: The image.
+        keys: Which layer, field and CRS.
+
+    Raises:
+        TilenetError: The layer or field does not exist, the layer holds points or lines, names no
+            CRS or another than `keys`, or lies elsewhere than the image.
+    """
+
+    def __init__(self, path: str, image: Raster, keys: VectorKeys) -> None:
+        self.path, self.keys, self._image = path, keys, image
+        self.name = _chosen(path, keys.layer)
+        info = pyogrio.read_info(path, layer=self.name, force_total_bounds=True)
+        if keys.field is not None and keys.field not in info["fields"]:
+            near = difflib.get_close_matches(keys.field, info["fields"].tolist(), n=1, cutoff=0)
+            raise TilenetError(
+                f"vectors.field must be a field of the layer ({path}, layer {self.name}: no "
+                f"{keys.field}); " + (f"the nearest is {near[0]}" if near else "it has no fields")
+            )
+        # Kinds without Polygon may hold some: Unknown, GeometryCollection.
+        kind = str(info["geometry_type"])
+        if "Point" in kind or "Line" in kind:
+            raise _no_polygons(path, self.name, kind)
+        bounds = info["total_bounds"]
+        self.bounds = Bounds(*(np.inf,) * 4 if bounds is None else bounds)
+        self.num_features, self.fields = int(info["features"]), tuple(map(str, info["fields"]))
+        self.crs = crs_of_layer(path, info, keys.crs, self.bounds, image)
+        check_overlap(path, self.bounds, self.crs, image)
+        # Without an index each query reads the whole file, so then it is read once and kept.
+        self._indexed = bool(info["capabilities"]["fast_spatial_filter"])
+        self._kept: Polygons | None = None
+
+    def polygons(self, place: Bounds) -> Polygons:
+        """Polygons whose bounds meet a rectangle in the image's CRS, and perhaps a few more.
+
+        Raises:
+            TilenetError: The file cannot be read there, or holds points or lines.
+        """
+        if self._indexed:
+            return self._read(place)
+        if self._kept is None:
+            image = self._image
+            self._kept = self._read(bounds_of(image.transform, image.whole).wider(0.01))
+        return self._kept
+
+    def value_counts(self) -> Counter[str]:
+        """How many features of the whole layer have each value of the field (of `text_of`).
+
+        Raises:
+            TilenetError: The file cannot be read.
+        """
+        counts: Counter[str] = Counter()
+        first = 0
+        while True:
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", MENDED, RuntimeWarning)
+                    _, _, _, columns = pyogrio.raw.read(
+                        self.path,
+                        layer=self.name,
+                        columns=[self.keys.field],
+                        read_geometry=False,
+                        skip_features=first,
+                        max_features=VALUES_AT_ONCE,
+                    )
+            except VECTOR_ERRORS as error:
+                raise self._unreadable(error) from error
+            values = columns[0].tolist()
+            counts.update(map(text_of, values))
+            first += len(values)
+            if len(values) < VALUES_AT_ONCE:
+                return counts
+
+    def _unreadable(self, error: Exception) -> TilenetError:
+        return TilenetError(
+            f"a vector file must be readable everywhere ({self.path}, layer {self.name}: "
+            f"{' '.join(str(error).split())}); copy the file again or check it with {VECTOR_INFO}"
+        )
+
+    def _read(self, place: Bounds) -> Polygons:
+        there = bounds_in(place, self._image.crs, self.crs)
+        field = self.keys.field
+        try:
+            with warnings.catch_warnings():
+                # Mended while reading, and said by every rank.
+                warnings.filterwarnings("ignore", MENDED, RuntimeWarning)
+                _, fids, wkb, columns = pyogrio.raw.read(
+                    self.path,
+                    layer=self.name,
+                    columns=[] if field is None else [field],
+                    bbox=None if there is None else tuple(there),
+                    force_2d=True,
+                    return_fids=True,
+                )
+            shapes = shapely.from_wkb(wkb, on_invalid="fix")
+        except (*VECTOR_ERRORS, shapely.errors.ShapelyError) as error:
+            raise self._unreadable(error) from error
+        # An index gives them in its own order.
+        order = np.argsort(fids, kind="stable") if self._indexed else np.arange(len(fids))
+        order = order[~shapely.is_missing(shapes[order]) & ~shapely.is_empty(shapes[order])]
+        shapes = shapes[order]
+        parts = shapely.get_parts(shapely.get_parts(shapes))  # collections of multi-polygons
+        # Before anything is computed of them: GEOS raises errors of its own.
+        corners, owner = shapely.get_coordinates(shapes, return_index=True)
+        endless = owner[~np.isfinite(corners).all(axis=1)]
+        if len(endless):
+            raise TilenetError(
+                f"corners of polygons must be numbers ({self.path}, layer {self.name}: not those "
+                f"of feature {fids[order][endless[0]]}); draw it again or delete it"
+            )
+        # Collections that hold collections again are burned by nobody.
+        nested = shapely.get_type_id(parts) == shapely.GeometryType.GEOMETRYCOLLECTION
+        flat = parts[(shapely.get_dimensions(parts) < 2) | nested]
+        if len(flat):
+            raise _no_polygons(self.path, self.name, flat[0].geom_type)
+        shapes = shapes_on_image(shapes, self.crs, self._image, self.path)
+        there_still = ~shapely.is_empty(shapes)
+        values = [None] * len(order) if field is None else columns[0][order].tolist()
+        return Polygons(
+            shapes[there_still],
+            [value for value, kept in zip(values, there_still, strict=True) if kept],
+            shapely.bounds(shapes[there_still]),
+        )
+
+
+def _chosen(path: str, wanted: str | None) -> str:
+    """The layer that is wanted, or the only one with geometries."""
+    layers = {str(name): kind for name, kind in pyogrio.list_layers(path)}
+    names = [name for name, kind in layers.items() if kind is not None]
+    if wanted is not None and wanted not in names:
+        raise TilenetError(
+            f"vectors.layer must be a layer with geometries ({path}: no {wanted}); it has "
+            f"{', '.join(names) or 'none'}"
+        )
+    if wanted is None and len(names) != 1:
+        raise TilenetError(
+            f"labels come from one layer ({path} has {len(names)}: {', '.join(names)}); name it "
+            "with vectors.layer"
+        )
+    return wanted or names[0]
+
+
+def _no_polygons(path: str, layer: str, kind: str) -> TilenetError:
+    return TilenetError(
+        f"vector labels must be polygons ({path}, layer {layer}: {kind}); buffer them to their "
+        "width on the ground (QGIS: Buffer, PostGIS or ogr2ogr -dialect sqlite: ST_Buffer, "
+        "Python: shapely.buffer)"
+    )

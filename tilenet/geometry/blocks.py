@@ -1,0 +1,47 @@
+"""The squares that images are cut into where they are looked at piece by piece."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import overload
+
+from tilenet.geometry.windows import Window
+
+__all__ = ["Blocks"]
+
+
+class Blocks(Sequence[tuple[int, Window]]):
+    """The blocks of images, each with its image's number: image by image, row by row.
+
+    A block is made when it is asked for: an image of 10¹² pixels has a million of them.
+
+    Args:
+        sizes: Height and width of each image.
+        side_px: Of a block; those at the lower and right edges of an image are smaller.
+    """
+
+    def __init__(self, sizes: Sequence[tuple[int, int]], side_px: int) -> None:
+        self.sizes, self.side_px = tuple(sizes), side_px
+        self.grids = tuple((-(-height // side_px), -(-width // side_px)) for height, width in sizes)
+        self._ends = list(accumulate(rows * cols for rows, cols in self.grids))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, number: int) -> tuple[int, Window]: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[tuple[int, Window]]: ...
+    def __getitem__(self, number: int | slice) -> tuple[int, Window] | list[tuple[int, Window]]:
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        number = range(len(self))[number]
+        image = bisect_right(self._ends, number)
+        first = self._ends[image - 1] if image else 0
+        return image, self.window(image, *divmod(number - first, self.grids[image][1]))
+
+    def window(self, image: int, row: int, col: int) -> Window:
+        """The block of an image at a row and column of blocks."""
+        top, left, side = row * self.side_px, col * self.side_px, self.side_px
+        height, width = self.sizes[image]
+        return Window(top, left, min(side, height - top), min(side, width - left))

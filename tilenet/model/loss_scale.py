@@ -1,0 +1,74 @@
+"""With float16 a loss is scaled, since small gradients would be rounded to zero."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilenet.errors import TilenetError
+
+__all__ = ["LossScale"]
+
+# The loss is a sum over pixels, not a mean: the gradient of each logit is of order 1 by itself, and
+# that of a weight adds up millions of them. A scale of 1 here is what 10⁶ is to the mean of a
+# megapixel, and large tiles need less than 1: float16 ends at 65 504.
+FIRST, SMALLEST, LARGEST = 1.0, 2.0**-24, 2.0**24
+
+
+PATIENCE = 2000  # steps without overflow before the scale is doubled, as torch's own GradScaler
+
+
+@dataclass
+class LossScale:
+    """What the loss is multiplied with before backward, and gradients divided by after it.
+
+    A power of two, so that scaling rounds nothing. It must change alike on all ranks, which it does
+    by itself: it looks at summed gradients, and a sum is infinite on all ranks or on none.
+
+    Attributes:
+        value: 1 for all precisions but float16.
+        most: It never grows above this; 1: there is nothing to watch.
+        calm_steps: Steps since the last overflow or doubling.
+    """
+
+    value: float = 1.0
+    most: float = 1.0
+    calm_steps: int = 0
+
+    @classmethod
+    def of(cls, precision: str) -> "LossScale":
+        """The first scale of a run."""
+        return cls(FIRST, LARGEST) if precision == "float16" else cls()
+
+    def restore(self, value: Any, calm_steps: Any) -> None:
+        """Take up the scale of a run that goes on.
+
+        Raises:
+            TilenetError: These are no scale and no number of steps.
+        """
+        known = all(type(x) in (int, float) for x in (value, calm_steps))
+        if not (known and SMALLEST <= value <= LARGEST and 0 <= calm_steps < PATIENCE):
+            raise TilenetError(
+                f"a loss scale lies between 2⁻²⁴ and 2²⁴ and its steps below {PATIENCE} "
+                f"(loss_scale: {value!r}, calm_steps: {calm_steps!r}); use another checkpoint"
+            )
+        self.value, self.calm_steps = float(value), int(calm_steps)
+
+    def overflowed(self) -> None:
+        """Halve the scale, after a step whose gradients were not finite and were thrown away.
+
+        Raises:
+            TilenetError: No scale is small enough.
+        """
+        if self.value <= SMALLEST:
+            raise TilenetError(
+                f"float16 must hold the gradients (they overflow even scaled by {self.value:.1e}); "
+                "lower optimizer.lr, or use precision: float32"
+            )
+        self.value /= 2
+        self.calm_steps = 0
+
+    def went_well(self) -> None:
+        """Count a step with finite gradients; double the scale after many."""
+        self.calm_steps += 1
+        if self.calm_steps >= PATIENCE:
+            self.value = min(2 * self.value, self.most)
+            self.calm_steps = 0

@@ -1,0 +1,37 @@
+"""Files in /dev/shm through which MPI passes messages on a node: a killed job must leave none.
+
+MPICH names such a file after the job and deletes it in MPI_Finalize alone, which a killed rank
+never calls: 3 MiB stay for each job, and a later job of the same number would take the file for
+its own. Once all ranks of the node have mapped it, nothing needs its name.
+"""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["unname_shared_memory"]
+
+MAPS = Path("/proc/self/maps")
+
+
+NAMES = re.compile(r"/dev/shm/mpich_(?:shm|vci)_[0-9a-f]+_\d+$")
+
+
+def unname_shared_memory(comm: "MPI.Intracomm") -> None:
+    """Delete the names of files that MPICH shares on a node; mapped they stay. Collective.
+
+    Does nothing with another MPI, or where the system does not tell what is mapped.
+
+    Args:
+        comm: All ranks.
+    """
+    comm.Barrier()  # all have mapped it
+    try:
+        lines = MAPS.read_text(errors="replace").splitlines()
+        for name in {found[0] for line in lines if (found := NAMES.search(line))}:
+            Path(name).unlink(missing_ok=True)
+    except OSError:
+        pass  # MPI_Finalize deletes it, as long as nothing kills the rank
