@@ -20,11 +20,11 @@ from math import inf, isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.data.schedule import mini_batch_sizes
 from tilenet.geometry.halo import context_of
 from tilenet.model.choices import Checkpointing
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import block_seconds, least_time
+from tilenet.planning.compatibility import mini_batch_sizes
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.partition import OPTIMIZER_STATES, block_bytes
 from tilenet.planning.plan import Layout

@@ -8,15 +8,15 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.data.schedule import mini_batch_sizes
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
 from tilenet.model.choices import Checkpointing
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import block_seconds, without_cuts
-from tilenet.planning.compatibility import most_micro_batches, most_stacked
-from tilenet.planning.memory.layer import LayerBytes, layer_bytes
+from tilenet.planning.compatibility import mini_batch_sizes, most_micro_batches, most_stacked
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.measure import LayerBytes
 from tilenet.planning.memory.partition import OPTIMIZER_STATES, block_bytes, partition_bytes
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question

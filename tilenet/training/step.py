@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tilenet.data.schedule import mini_batch_sizes
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window
@@ -27,6 +26,7 @@ from tilenet.parallel.health.progress import EXCHANGING, peak_bytes
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.values import RunningStatistics, global_sum
 from tilenet.parallel.swap.statistics import SwapCounts
+from tilenet.planning.compatibility import mini_batch_sizes
 from tilenet.planning.learning_rate import LearningRate
 from tilenet.storage.checkpoints import kept_checkpoint
 from tilenet.training.config.keys import GradientKeys

@@ -7,7 +7,7 @@ A partition under GPipe holds, for m micro-batches,
         + activations of one micro-batch, its own skips, skips' gradients and transients among them
         + (min(m, b − a + 1) − 1)·(gradients of skips stashed in a = this one, popped in b)
 
-and without checkpointing what all micro-batches have saved. With stores (`pipeline.skip_store`)
+and without checkpointing what all micro-batches have saved. With stores (`pipeline.host_store`)
 the second line has two boundary inputs at most, and no skips. The activations are put together from
 `layer_bytes`, layer by layer, as autograd makes and frees them.
 
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tilenet.geometry.layers import Join, Layer, Stash
 from tilenet.geometry.maps import map_shapes
 from tilenet.model.choices import Checkpointing
-from tilenet.planning.memory.layer import LayerBytes
+from tilenet.planning.memory.measure import LayerBytes
 
 __all__ = [
     "OPTIMIZER_STATES", "PartitionBytes", "Skip", "Walk", "block_bytes", "blocks_from",

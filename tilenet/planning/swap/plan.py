@@ -1,7 +1,7 @@
 """What each partition of a pipeline swaps so that a step fits its devices, and what that costs.
 
 Where activations are computed again, what lives long are inputs and skips, which then wait on the
-host (`pipeline.skip_store`). Where they are kept, the first layers of a partition swap
+host (`pipeline.host_store`). Where they are kept, the first layers of a partition swap
 (`threshold.py`).
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from tilenet.model.choices import Checkpointing
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.memory.device import device_bytes
-from tilenet.planning.memory.layer import LayerBytes
+from tilenet.planning.memory.measure import LayerBytes
 from tilenet.planning.memory.partition import (
     PartitionBytes,
     find_skips,
