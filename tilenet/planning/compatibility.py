@@ -110,6 +110,12 @@ def device_obstacle(
     whole, (replicas, rows, columns) = whole_image(layers), mesh
     together = rows * columns * (replicas if whole == "batch norm" else 1)
     shared = 1 < len(set(names)) < len(names)
+    if halo_mode == "sweep" and columns > 1 and len(set(names)) < len(names) and names[0] != "cpu":
+        return (
+            "partitions of a sweep over columns of ranks need a GPU each, since two ranks could "
+            f"wait in different partitions without an end (device: {', '.join(devices)}, "
+            f"mesh.columns: {columns}); name each once"
+        )
     if not shared or together == 1 or not needs_all_tiles(layers, halo_mode):
         return None
     what = "halo_mode: exchange" if halo_mode == "exchange" else f"over whole images: {whole}"

@@ -9,6 +9,8 @@ from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.schedule import Sample
 from tilenet.geometry.halo import norm_context
 from tilenet.geometry.layers import Norm
+from tilenet.geometry.tiles import Tile
+from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.health.progress import say
 from tilenet.planning.mesh import tiles_of
 from tilenet.training.images.open import RunImages
@@ -118,12 +120,7 @@ def announce(
         f"{steps} steps" + f"; gradients over {transport}" * (num_ranks > 1)
     )
     if plan.checkpointing != "never" or len(plan.balance) > 1:
-        balance = "+".join(map(str, plan.balance))
-        say(
-            f"pipeline: {balance} layers on {', '.join(str(d) for d in pipe.devices)}; at "
-            f"most {plan.micro_batches} micro-batches at once; checkpointing "
-            f"{plan.checkpointing}"
-        )
+        say(_pipeline(plan, pipe, tiling.tiles[0]))
     if plan.uncut is not None:
         before = replace(plan, asked=plan.uncut)
         whole = before.tiling(*sample.size)
@@ -147,3 +144,16 @@ def announce(
     idle = sum(not tiles_of(mesh.place(rank), mesh, tiling.grid) for rank in range(mesh.num_ranks))
     if idle:
         say(f"{idle} of {mesh.num_ranks} ranks have no tile; use fewer ranks or more tiles")
+
+
+def _pipeline(plan: RunPlan, pipe: AnyPipe, tile: Tile) -> str:
+    """Partitions, and what flows through them."""
+    where = ", ".join(map(str, pipe.devices))
+    parts = f"pipeline: {'+'.join(map(str, plan.balance))} layers on {where}; "
+    if isinstance(pipe, SweptPipe):
+        idle = pipe.idle_share(tile.read)
+        return f"{parts}strips as micro-batches, {idle:.0%} of the time idle"
+    return (
+        f"{parts}at most {plan.micro_batches} micro-batches at once; checkpointing "
+        f"{plan.checkpointing}"
+    )

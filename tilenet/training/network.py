@@ -73,11 +73,11 @@ class RunNetwork:
                 adopted.fill(self.network)
         self.image_comm = comm.Create_group(comm.group.Incl(plan.mesh.same_image(comm.rank)))
         if plan.swept:
-            self._swaps, device = None, devices.partitions[0]
+            self._swaps, here = None, devices.partitions
             device_mpi = plan.rule.exchanged and _device_mpi(halos_from, devices, comm)
             line = Line(self.image_comm, device_mpi=device_mpi)
             limit = device_bytes(request.keys, devices, comm)
-            self.pipe: AnyPipe = swept_pipe(plan, self.network, device, line, limit)
+            self.pipe: AnyPipe = swept_pipe(plan, self.network, here, line, limit)
             return
         if plan.needs_all_tiles or any(by_place(layer) for layer in record.layers):
             self.network = spatial_network(
