@@ -17,7 +17,7 @@ from tilenet.model.choices import Checkpointing
 from tilenet.planning.compatibility import whole_image
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.machines import PRECISIONS, checked_machine
-from tilenet.planning.memory.partition import OPTIMIZER_STATES
+from tilenet.planning.memory.states import OPTIMIZER_STATES
 from tilenet.planning.plan import Plan, Question, read_plan
 from tilenet.planning.search import Search
 

@@ -9,6 +9,7 @@ from tilenet.parallel.health.trace import TraceRecorder
 from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import RankControl
+from tilenet.parallel.sums.shares import Shares
 from tilenet.training.announce import announce
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder import RunFolder
@@ -16,6 +17,7 @@ from tilenet.training.images.workload import RunData
 from tilenet.training.log import Callbacks, RunLog
 from tilenet.training.network import RunNetwork
 from tilenet.training.record import RunAccount, keep_run
+from tilenet.training.states import optimizer_tensors
 from tilenet.training.step import Step, StepResult, Update
 from tilenet.training.validation import RunValidation
 
@@ -64,15 +66,17 @@ class Loop:
         run, comm = self.run_file, self.comm
         self.watchdog.arm("the first weights", SLOW)
         network = self.network.network
+        shares = self._shares()
         self.update = Update(
-            run.optimizer.make(network.trained),
+            run.optimizer.make(network.trained if shares is None else shares.own),
             run.schedule.rates(run.optimizer.lr, self.data.last),
             run.loss_scale,
             run.optimizer.clip_norm,
+            shares,
         )
         with agreed(comm):
             state = self.update.optimizer, self.update.scale, run.init, self.plan.record.names
-            first = self.folder.load(network, *state)
+            first = self.folder.load(network, *state, shares)
         with agreed(comm):  # and not before: others may still read what begin deletes
             log = self._begin(first, callbacks)
         step = self._step()
@@ -97,6 +101,13 @@ class Loop:
         self.watchdog.arm("the report", SLOW)
         self.account.write(self.folder.path, first, comm)
         return finished
+
+    def _shares(self) -> Shares | None:
+        """How ranks share out the update; None: each makes all of it."""
+        if self.network.sharers == 1:
+            return None
+        trained = self.network.network.trained
+        return Shares(trained, self.comm, self.run_file.gradients.piece_bytes)
 
     def _begin(self, first: int, callbacks: Callbacks) -> RunLog | None:
         """Delete what an earlier run left; have rank 0 keep the run file, and open its log."""
@@ -187,8 +198,9 @@ class Loop:
     def _save(self, step: int, log: RunLog | None, *, best: bool = False) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)
         network, update = self.network.network, self.update
+        kept = optimizer_tensors(network, update.optimizer, update.shares)
         weights = self.plan.named(network.state_dict())
-        state = network, weights, self.plan.record, update.optimizer, update.scale
+        state = network, weights, self.plan.record, kept, update.scale
         with agreed(self.comm):
             if log:
                 log.sync()
