@@ -119,7 +119,11 @@ def test_runs_go_on_whatever_was_shared(comm: MPI.Intracomm, shared_path: Path, 
 @pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_rank_keeps_the_bytes_that_plans_count(
-    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
 ) -> None:
     kept: list[int] = []
     networks: list[RunNetwork] = []
@@ -139,6 +143,10 @@ def test_a_rank_keeps_the_bytes_that_plans_count(
     run = a_run(comm, shared_path, OPTIMIZERS[name], **WAYS["overlap"])
     assert train(run, comm=comm) == 0
     (network,) = networks
+    said = capfd.readouterr().err
+    if comm.rank == 0:
+        share = f"each rank keeps {(network.shared_bytes or 0) / 2**20:.1f} MiB"
+        assert (share in said) == (comm.size > 1)
     layers, balance = network.plan.record.layers, network.plan.balance
     (part,) = partition_bytes(
         layer_bytes(layers, 64, 64, "float64"), balance, 1, "never", run.optimizer.kind,

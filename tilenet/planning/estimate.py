@@ -354,4 +354,5 @@ class Estimator:
             epoch_s=step_s * -(-asked.num_images // asked.batch_size),
             swaps=swaps,
             swap_overhead=step_s / endless_s - 1,
+            sharers=self.sharers(layout.partitions),
         )

@@ -94,6 +94,7 @@ def announce(
     steps: int,
     transport: str,
     num_ranks: int,
+    state_bytes: int | None,
 ) -> None:
     """Say, once, what runs, and everything that makes the result approximate.
 
@@ -101,11 +102,16 @@ def announce(
         sample: An image or crop of the first step.
         steps: Steps that are still to be made.
         transport: Which way gradients travel.
+        state_bytes: What each rank will keep of the optimizer's states, at most, where ranks share
+            them out; None: they do not.
     """
     mesh, rule = plan.mesh, plan.rule
     parameters = sum(p.numel() for p in pipe.network.parameters())
     tiling = plan.tiling(*sample.size)
     rows, cols = tiling.grid
+    states = ""
+    if state_bytes is not None:
+        states = f"; of the optimizer's states each rank keeps {state_bytes / 2**20:.1f} MiB"
     say(
         f"{len(plan.record.layers)} layers, {parameters:,} parameters; "
         f"{mesh.replicas} × {mesh.rows} × {mesh.columns} ranks on "
@@ -115,7 +121,7 @@ def announce(
         + ", swept" * plan.swept
         + f", {plan.merged} micro-batches in one" * (plan.merged > 1)
         + f", work ratio {tiling.work_ratio:.2f}; "
-        f"{steps} steps" + f"; gradients over {transport}" * (num_ranks > 1)
+        f"{steps} steps" + f"; gradients over {transport}" * (num_ranks > 1) + states
     )
     if plan.checkpointing != "never" or len(plan.balance) > 1:
         balance = "+".join(map(str, plan.balance))

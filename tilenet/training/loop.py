@@ -83,7 +83,8 @@ class Loop:
         if comm.rank == 0:
             left, transport = max(self.data.last - first, 0), step.gradients.transport
             sample = self.data.schedule.samples(0)[0]
-            announce(self.plan, self.network.pipe, sample, left, transport, comm.size)
+            facts = comm.size, self.network.shared_bytes
+            announce(self.plan, self.network.pipe, sample, left, transport, *facts)
         try:
             with self.network.swapping():
                 try:

@@ -116,6 +116,12 @@ class RunNetwork:
         here = sum(one.nbytes for one in self.network.trained if one.device == device)
         return here + state_bytes(self._optimizer, here, self.sharers)
 
+    @property
+    def shared_bytes(self) -> int | None:
+        """Bytes that a rank keeps of the optimizer's states at most; None: they are not shared."""
+        weights = sum(one.nbytes for one in self.network.trained)
+        return None if self.sharers == 1 else state_bytes(self._optimizer, weights, self.sharers)
+
     def swapping(self) -> AbstractContextManager[None]:
         """Let the pipe's layers swap as planned."""
         if self._swaps is None:
