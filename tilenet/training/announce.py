@@ -9,6 +9,7 @@ from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.schedule import Sample
 from tilenet.geometry.halo import norm_context
 from tilenet.geometry.layers import Norm
+from tilenet.geometry.tiles import Tiling
 from tilenet.parallel.health.progress import say
 from tilenet.planning.mesh import tiles_of
 from tilenet.training.images.open import RunImages
@@ -130,14 +131,7 @@ def announce(
             f"most {plan.micro_batches} micro-batches at once; checkpointing "
             f"{plan.checkpointing}"
         )
-    if plan.uncut is not None:
-        before = replace(plan, asked=plan.uncut)
-        whole = before.tiling(*sample.size)
-        say(
-            f"sub-tiles: {whole.grid[0]} × {whole.grid[1]} tiles are fewer than micro-batches "
-            f"and were cut finer, which raises the work ratio from {whole.work_ratio:.2f} to "
-            f"{tiling.work_ratio:.2f}; images or crops (batch_size) as micro-batches cost none"
-        )
+    _say_sub_tiles(plan, tiling, sample)
     if not rule.exact and plan.halo_mode != "windows":
         context = plan.record.context()
         say(
@@ -153,3 +147,14 @@ def announce(
     idle = sum(not tiles_of(mesh.place(rank), mesh, tiling.grid) for rank in range(mesh.num_ranks))
     if idle:
         say(f"{idle} of {mesh.num_ranks} ranks have no tile; use fewer ranks or more tiles")
+
+
+def _say_sub_tiles(plan: RunPlan, tiling: Tiling, sample: Sample) -> None:
+    if plan.uncut is not None:
+        before = replace(plan, asked=plan.uncut)
+        whole = before.tiling(*sample.size)
+        say(
+            f"sub-tiles: {whole.grid[0]} × {whole.grid[1]} tiles are fewer than micro-batches "
+            f"and were cut finer, which raises the work ratio from {whole.work_ratio:.2f} to "
+            f"{tiling.work_ratio:.2f}; images or crops (batch_size) as micro-batches cost none"
+        )

@@ -9,7 +9,6 @@ from tilenet.parallel.health.trace import TraceRecorder
 from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import RankControl
-from tilenet.parallel.sums.shares import Shares
 from tilenet.training.announce import announce
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder import RunFolder
@@ -66,7 +65,7 @@ class Loop:
         run, comm = self.run_file, self.comm
         self.watchdog.arm("the first weights", SLOW)
         network = self.network.network
-        shares = self._shares()
+        shares = self.network.shares(comm, run.gradients.piece_bytes)
         self.update = Update(
             run.optimizer.make(network.trained if shares is None else shares.own),
             run.schedule.rates(run.optimizer.lr, self.data.last),
@@ -102,13 +101,6 @@ class Loop:
         self.watchdog.arm("the report", SLOW)
         self.account.write(self.folder.path, first, comm)
         return finished
-
-    def _shares(self) -> Shares | None:
-        """How ranks share out the update; None: each makes all of it."""
-        if self.network.sharers == 1:
-            return None
-        trained = self.network.network.trained
-        return Shares(trained, self.comm, self.run_file.gradients.piece_bytes)
 
     def _begin(self, first: int, callbacks: Callbacks) -> RunLog | None:
         """Delete what an earlier run left; have rank 0 keep the run file, and open its log."""

@@ -12,6 +12,7 @@ from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.together import RankControl, together
+from tilenet.parallel.sums.shares import Shares
 from tilenet.parallel.sums.transport_choice import exchange_from
 from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.planning.memory.states import state_bytes
@@ -115,6 +116,10 @@ class RunNetwork:
         device = self.devices.partitions[0]
         here = sum(one.nbytes for one in self.network.trained if one.device == device)
         return here + state_bytes(self._optimizer, here, self.sharers)
+
+    def shares(self, comm: "MPI.Intracomm", piece_bytes: int) -> Shares | None:
+        """How all ranks share out the update, by pieces of gradients; None: each makes all."""
+        return None if self.sharers == 1 else Shares(self.network.trained, comm, piece_bytes)
 
     @property
     def shared_bytes(self) -> int | None:
