@@ -102,7 +102,7 @@ def optimizer_tensors(
 
 def _gathered(optimizer: torch.optim.Optimizer, shares: Shares) -> dict[tuple[int, str], Tensor]:
     """What is kept of each of the shares' parameters, on rank 0."""
-    comm, found = shares.comm, {}
+    comm, found = shares.comm, dict[tuple[int, str], Tensor]()
     here = {
         k for kept in optimizer.state.values() for k, v in kept.items() if isinstance(v, Tensor)
     }
