@@ -9,7 +9,7 @@ from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.schedule import Sample
 from tilenet.geometry.halo import norm_context
 from tilenet.geometry.layers import Norm
-from tilenet.geometry.tiles import Tile
+from tilenet.geometry.tiles import Tile, Tiling
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.health.progress import say
 from tilenet.planning.mesh import tiles_of
@@ -96,6 +96,7 @@ def announce(
     steps: int,
     transport: str,
     num_ranks: int,
+    state_bytes: int | None,
 ) -> None:
     """Say, once, what runs, and everything that makes the result approximate.
 
@@ -103,11 +104,16 @@ def announce(
         sample: An image or crop of the first step.
         steps: Steps that are still to be made.
         transport: Which way gradients travel.
+        state_bytes: What each rank will keep of the optimizer's states, at most, where ranks share
+            them out; None: they do not.
     """
     mesh, rule = plan.mesh, plan.rule
     parameters = sum(p.numel() for p in pipe.network.parameters())
     tiling = plan.tiling(*sample.size)
     rows, cols = tiling.grid
+    states = ""
+    if state_bytes is not None:
+        states = f"; of the optimizer's states each rank keeps {state_bytes / 2**20:.1f} MiB"
     say(
         f"{len(plan.record.layers)} layers, {parameters:,} parameters; "
         f"{mesh.replicas} × {mesh.rows} × {mesh.columns} ranks on "
@@ -117,18 +123,11 @@ def announce(
         + ", swept" * plan.swept
         + f", {plan.merged} micro-batches in one" * (plan.merged > 1)
         + f", work ratio {tiling.work_ratio:.2f}; "
-        f"{steps} steps" + f"; gradients over {transport}" * (num_ranks > 1)
+        f"{steps} steps" + f"; gradients over {transport}" * (num_ranks > 1) + states
     )
     if plan.checkpointing != "never" or len(plan.balance) > 1:
         say(_pipeline(plan, pipe, tiling.tiles[0]))
-    if plan.uncut is not None:
-        before = replace(plan, asked=plan.uncut)
-        whole = before.tiling(*sample.size)
-        say(
-            f"sub-tiles: {whole.grid[0]} × {whole.grid[1]} tiles are fewer than micro-batches "
-            f"and were cut finer, which raises the work ratio from {whole.work_ratio:.2f} to "
-            f"{tiling.work_ratio:.2f}; images or crops (batch_size) as micro-batches cost none"
-        )
+    _say_sub_tiles(plan, tiling, sample)
     if not rule.exact and plan.halo_mode != "windows":
         context = plan.record.context()
         say(
@@ -157,3 +156,14 @@ def _pipeline(plan: RunPlan, pipe: AnyPipe, tile: Tile) -> str:
         f"{parts}at most {plan.micro_batches} micro-batches at once; checkpointing "
         f"{plan.checkpointing}"
     )
+
+
+def _say_sub_tiles(plan: RunPlan, tiling: Tiling, sample: Sample) -> None:
+    if plan.uncut is not None:
+        before = replace(plan, asked=plan.uncut)
+        whole = before.tiling(*sample.size)
+        say(
+            f"sub-tiles: {whole.grid[0]} × {whole.grid[1]} tiles are fewer than micro-batches "
+            f"and were cut finer, which raises the work ratio from {whole.work_ratio:.2f} to "
+            f"{tiling.work_ratio:.2f}; images or crops (batch_size) as micro-batches cost none"
+        )

@@ -12,9 +12,10 @@ from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.together import RankControl, together
+from tilenet.parallel.sums.shares import Shares
 from tilenet.parallel.sums.transport_choice import exchange_from
 from tilenet.parallel.swap.statistics import SwapStatistics
-from tilenet.planning.memory.partition import OPTIMIZER_STATES
+from tilenet.planning.memory.states import state_bytes
 from tilenet.training.setup import RunPlan
 from tilenet.training.swap import SwapRequest, decide_swaps, device_bytes, pipe_swaps
 from tilenet.training.swept import AnyPipe, swept_pipe
@@ -40,6 +41,7 @@ class RunNetwork:
     Attributes:
         plan: As given.
         devices: As given.
+        sharers: Ranks that share out what the optimizer keeps.
         network: Its layers reach over the ranks of an image where they must.
         pipe: The network over the devices.
         image_comm: Ranks of the same image, row by row of the grid.
@@ -61,6 +63,7 @@ class RunNetwork:
     ) -> None:
         record, comm = plan.record, control.comm
         self.plan, self.devices, self._optimizer = plan, devices, request.optimizer
+        self.sharers = request.sharers
         if plan.needs_all_tiles:
             devices.check_threads(comm)
         swaps = decide_swaps(request, plan, devices, comm)
@@ -112,7 +115,17 @@ class RunNetwork:
         """Bytes of the first device that gradients and states of the optimizer will take."""
         device = self.devices.partitions[0]
         here = sum(one.nbytes for one in self.network.trained if one.device == device)
-        return here * (1 + OPTIMIZER_STATES[self._optimizer])
+        return here + state_bytes(self._optimizer, here, self.sharers)
+
+    def shares(self, comm: "MPI.Intracomm", piece_bytes: int) -> Shares | None:
+        """How all ranks share out the update, by pieces of gradients; None: each makes all."""
+        return None if self.sharers == 1 else Shares(self.network.trained, comm, piece_bytes)
+
+    @property
+    def shared_bytes(self) -> int | None:
+        """Bytes that a rank keeps of the optimizer's states at most; None: they are not shared."""
+        weights = sum(one.nbytes for one in self.network.trained)
+        return None if self.sharers == 1 else state_bytes(self._optimizer, weights, self.sharers)
 
     def swapping(self) -> AbstractContextManager[None]:
         """Let the pipe's layers swap as planned."""

@@ -24,6 +24,7 @@ from tilenet.model.loss_scale import LossScale
 from tilenet.model.upload import upload
 from tilenet.parallel.health.progress import EXCHANGING, peak_bytes
 from tilenet.parallel.sums.gradients import GradientSum
+from tilenet.parallel.sums.shares import Shares
 from tilenet.parallel.sums.values import RunningStatistics, global_sum
 from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.planning.compatibility import mini_batch_sizes
@@ -74,19 +75,23 @@ class Update:
     """What becomes of the weights once a step's gradient is summed.
 
     Attributes:
-        optimizer: Optimizer of all parameters of the network.
+        optimizer: Optimizer of all parameters of the network, or of this rank's `shares`.
         rates: Learning rate of each step.
         scale: What the loss was multiplied with before backward.
         clip_norm: Largest norm of the gradient; None: it is not clipped.
+        shares: How ranks share out the update; None: each makes all of it.
     """
 
     optimizer: torch.optim.Optimizer
     rates: LearningRate
     scale: LossScale
     clip_norm: float | None = None
+    shares: Shares | None = None
 
     def apply(self, gradients: GradientSum, weight: float, step: int) -> None:
         """Divide the sum once, clip, and step; throw it away where float16 overflowed.
+
+        Collective where ranks share it out.
 
         Raises:
             AgreedError: No scale of the loss is small enough for float16.
@@ -105,6 +110,7 @@ class Update:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rates.at(step)
         self.optimizer.step()
+        gradients.share_weights()
 
 
 class Step:
@@ -130,7 +136,9 @@ class Step:
     ) -> None:
         self.pipe, self.loss, self.update = network.pipe, loss, update
         parameters = self.pipe.network.trained
-        self.gradients = GradientSum(parameters, comm, gradients.piece_bytes, gradients.transport)
+        self.gradients = GradientSum(
+            parameters, comm, gradients.piece_bytes, gradients.transport, shares=update.shares
+        )
         plan = network.plan
         self.offset_px, self.micro_batches = plan.rule.offset_px, plan.micro_batches
         self.folder, self.comm, self.image_comm = folder, comm, network.image_comm

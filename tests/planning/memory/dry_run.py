@@ -28,7 +28,7 @@ from tilenet.model.network import Network, build_layer, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.host_store import Store
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.planning.memory.partition import OPTIMIZER_STATES
+from tilenet.planning.memory.states import OPTIMIZER_STATES
 
 
 class Charges:

@@ -15,7 +15,7 @@ has queued there meanwhile, and nothing would overlap.
 
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -100,12 +100,23 @@ class NcclTransport:
         self._groups[piece.device]._set_default_timeout(SUM)
 
     def sum(self, part: Tensor) -> None:
-        group = self._groups[part.device]
-        if not part.is_cuda:
-            group.allreduce([part]).wait()
-            return
-        with self._streams.of(part.device):
-            group.allreduce([part]).wait()  # only makes the stream wait
+        with self._stream(part):
+            self._groups[part.device].allreduce([part]).wait()  # only makes the stream wait
+
+    def sum_own(self, part: Tensor) -> None:
+        own = block(part, self._comm)
+        with self._stream(part):
+            total = torch.empty_like(own)
+            self._groups[part.device]._reduce_scatter_base(total, part).wait()
+            own.copy_(total)
+
+    def gather(self, part: Tensor) -> None:
+        with self._stream(part):
+            own = block(part, self._comm).clone()
+            self._groups[part.device]._allgather_base(part, own).wait()
+
+    def _stream(self, part: Tensor) -> AbstractContextManager[None]:
+        return self._streams.of(part.device) if part.is_cuda else nullcontext()
 
     def close(self) -> None:
         for group in self._groups.values():
@@ -181,11 +192,67 @@ class Transport(Protocol):
         What writes `part` must be done before.
         """
 
+    def sum_own(self, part: Tensor) -> None:
+        """Replace this rank's `block` of `part` by its sum; what is elsewhere is lost. Collective.
+
+        `part` is one that as many ranks cut into equal blocks, here and in `gather`.
+        """
+
+    def gather(self, part: Tensor) -> None:
+        """Replace each rank's `block` of `part` by what that rank has there. Collective."""
+
     def close(self) -> None:
         """Give everything back. Collective."""
 
 
-class HostTransport:
+def block(part: Tensor, comm: "MPI.Intracomm") -> Tensor:
+    """What of a part of equal blocks is this rank's."""
+    return part.chunk(comm.size)[comm.rank]
+
+
+class _MpiTransport:
+    """Messages of MPI, in memory that a subclass chooses.
+
+    Args:
+        comm: Is duplicated, so that its messages meet nobody else's.
+    """
+
+    def __init__(self, comm: "MPI.Intracomm") -> None:
+        self._comm = comm.Dup()
+        self._streams = OwnStreams()
+
+    def sum(self, part: Tensor) -> None:
+        from mpi4py import MPI
+
+        with self._reached(part) as there:
+            self._comm.Allreduce(MPI.IN_PLACE, _buffer(there))
+
+    def sum_own(self, part: Tensor) -> None:
+        with self._reached(part) as there:
+            own = block(there, self._comm)
+            total = torch.empty_like(own)  # in place, MPI would leave it in the first block
+            self._comm.Reduce_scatter_block(_buffer(there), _buffer(total))
+            own.copy_(total)
+
+    def gather(self, part: Tensor) -> None:
+        from mpi4py import MPI
+
+        with self._reached(part) as there:
+            self._comm.Allgather(MPI.IN_PLACE, _buffer(there))
+
+    def _reached(self, part: Tensor) -> AbstractContextManager[Tensor]:
+        """The part's values where MPI reads and writes them."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._comm.Free()
+
+
+def _buffer(values: Tensor) -> Any:
+    return values if values.is_cuda else values.numpy()
+
+
+class HostTransport(_MpiTransport):
     """MPI on host memory; pieces on a device are staged through pinned memory.
 
     Args:
@@ -194,32 +261,27 @@ class HostTransport:
     """
 
     def __init__(self, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> None:
+        super().__init__(comm)
         self.name = "host"
-        self._comm = comm.Dup()
-        self._streams = OwnStreams()
         self._host = torch.empty(0)
         staged = [piece.numel() for piece in pieces if piece.is_cuda]
         if staged:
             self._host = torch.empty(max(staged), dtype=pieces[0].dtype, pin_memory=True)
 
-    def sum(self, part: Tensor) -> None:
-        from mpi4py import MPI
-
+    @contextmanager
+    def _reached(self, part: Tensor) -> Iterator[Tensor]:
         if not part.is_cuda:
-            self._comm.Allreduce(MPI.IN_PLACE, part.numpy())
+            yield part
             return
         host = self._host[: part.numel()]
         with self._streams.of(part.device):
             host.copy_(part)
-        self._comm.Allreduce(MPI.IN_PLACE, host.numpy())
+        yield host
         with self._streams.of(part.device):
             part.copy_(host)
 
-    def close(self) -> None:
-        self._comm.Free()
 
-
-class DeviceTransport:
+class DeviceTransport(_MpiTransport):
     """A CUDA-aware MPI on device memory.
 
     Args:
@@ -227,20 +289,14 @@ class DeviceTransport:
     """
 
     def __init__(self, comm: "MPI.Intracomm") -> None:
+        super().__init__(comm)
         self.name = "device"
-        self._comm = comm.Dup()
 
-    def sum(self, part: Tensor) -> None:
-        from mpi4py import MPI
-
-        if not part.is_cuda:
-            self._comm.Allreduce(MPI.IN_PLACE, part.numpy())
-            return
-        with torch.cuda.device(part.device):  # MPI copies on this thread's device
-            self._comm.Allreduce(MPI.IN_PLACE, part)
-
-    def close(self) -> None:
-        self._comm.Free()
+    @contextmanager
+    def _reached(self, part: Tensor) -> Iterator[Tensor]:
+        # MPI copies on this thread's device.
+        with self._streams.of(part.device) if part.is_cuda else nullcontext():
+            yield part
 
 
 def open_transport(name: str, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> Transport:
