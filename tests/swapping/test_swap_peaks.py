@@ -18,8 +18,7 @@ from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.swap_in_forward import SwapInForward
 from tilenet.parallel.swap.swapper import Swapper
-from tilenet.planning.memory.layer import layer_bytes
-from tilenet.planning.memory.measure import LayerBytes
+from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.swap.layers import saving_layers
 from tilenet.planning.swap.plan import Demand, PartitionSwaps, Speeds, SwapPlan, plan_swaps
 from tilenet.planning.swap.threshold import simulate

@@ -26,7 +26,7 @@ from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import block_seconds, least_time
 from tilenet.planning.compatibility import mini_batch_sizes
 from tilenet.planning.estimate import Estimator
-from tilenet.planning.memory.measure import LayerBytes
+from tilenet.planning.memory.layer import LayerBytes
 from tilenet.planning.memory.partition import block_bytes
 from tilenet.planning.memory.states import OPTIMIZER_STATES
 from tilenet.planning.plan import Layout

@@ -15,8 +15,7 @@ from tilenet.model.choices import Checkpointing
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import block_seconds, without_cuts
 from tilenet.planning.compatibility import mini_batch_sizes, most_micro_batches, most_stacked
-from tilenet.planning.memory.layer import layer_bytes
-from tilenet.planning.memory.measure import LayerBytes
+from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.memory.partition import block_bytes, partition_bytes
 from tilenet.planning.memory.states import OPTIMIZER_STATES, sharers
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles

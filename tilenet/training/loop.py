@@ -122,14 +122,10 @@ class Loop:
         )
 
     def _step(self) -> Step:
-        return Step(
-            self.network,
-            self.loss,
-            self.update,
-            self.run_file.gradients,
-            self.folder.path,
-            self.comm,
-        )
+        keys, update = self.run_file.gradients, self.update
+        how = keys.piece_bytes, keys.transport, update.shares
+        gradients = self.network.gradient_sum(self.comm, *how)
+        return Step(self.network, self.loss, update, gradients, self.folder.path, self.comm)
 
     def _close(self, step: Step) -> None:
         step.close()

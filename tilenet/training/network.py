@@ -12,6 +12,7 @@ from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.together import RankControl, together
+from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.shares import Shares
 from tilenet.parallel.sums.transport_choice import exchange_from
 from tilenet.parallel.swap.statistics import SwapStatistics
@@ -120,6 +121,13 @@ class RunNetwork:
     def shares(self, comm: "MPI.Intracomm", piece_bytes: int) -> Shares | None:
         """How all ranks share out the update, by pieces of gradients; None: each makes all."""
         return None if self.sharers == 1 else Shares(self.network.trained, comm, piece_bytes)
+
+    def gradient_sum(
+        self, comm: "MPI.Intracomm", piece_bytes: int, transport: str, shares: Shares | None
+    ) -> GradientSum:
+        """What sums the gradients of this network over ranks. Collective."""
+        trained = self.network.trained
+        return GradientSum(trained, comm, piece_bytes, transport, shares=shares)
 
     @property
     def shared_bytes(self) -> int | None:

@@ -30,7 +30,6 @@ from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.planning.compatibility import mini_batch_sizes
 from tilenet.planning.learning_rate import LearningRate
 from tilenet.storage.checkpoints import kept_checkpoint
-from tilenet.training.config.keys import GradientKeys
 from tilenet.training.images.work import ReadTile
 from tilenet.training.network import RunNetwork
 from tilenet.training.tile_sums import tile_sums
@@ -120,7 +119,7 @@ class Step:
         network: Over this rank's devices; its swap statistics are reset by each step.
         loss: Summed over the pixels that tiles own.
         update: Changes the weights.
-        gradients: How they are summed over ranks.
+        gradients: Sums those of the network over ranks; closed with the steps.
         folder: Folder of the run, whose checkpoint errors name.
         comm: All ranks.
     """
@@ -130,20 +129,17 @@ class Step:
         network: RunNetwork,
         loss: Loss,
         update: Update,
-        gradients: GradientKeys,
+        gradients: GradientSum,
         folder: Path,
         comm: "MPI.Intracomm",
     ) -> None:
         self.pipe, self.loss, self.update = network.pipe, loss, update
-        parameters = self.pipe.network.trained
-        self.gradients = GradientSum(
-            parameters, comm, gradients.piece_bytes, gradients.transport, shares=update.shares
-        )
+        self.gradients = gradients
         plan = network.plan
         self.offset_px, self.micro_batches = plan.rule.offset_px, plan.micro_batches
         self.folder, self.comm, self.image_comm = folder, comm, network.image_comm
         self.statistics = network.swap_statistics
-        self.dtype = parameters[0].dtype
+        self.dtype = self.pipe.network.trained[0].dtype
         self.device = self.pipe.devices[-1]
         self.running = RunningStatistics(self.pipe.network, comm)
         self._peak_bytes, self._read_seconds = 0, 0.0

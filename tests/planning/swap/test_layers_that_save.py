@@ -19,9 +19,8 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.unet import PRESETS, unet_layers
 from tilenet.model.network import build_network
 from tilenet.parallel.pipeline.layer_times import LayerTime
-from tilenet.planning.memory.layer import layer_bytes, parameter_dtype
+from tilenet.planning.memory.layer import cast_parameters, layer_bytes, parameter_dtype
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.planning.memory.measure import cast_parameters
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.swap.layers import saving_layers
 from tilenet.planning.swap.threshold import simulate

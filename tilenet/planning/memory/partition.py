@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tilenet.geometry.layers import Join, Layer, Stash
 from tilenet.geometry.maps import map_shapes
 from tilenet.model.choices import Checkpointing
-from tilenet.planning.memory.measure import LayerBytes
+from tilenet.planning.memory.layer import LayerBytes
 from tilenet.planning.memory.states import OPTIMIZER_STATES, state_bytes
 
 __all__ = [

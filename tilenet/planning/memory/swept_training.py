@@ -23,7 +23,7 @@ from tilenet.geometry.sweep import (
     row_readers,
     sweep,
 )
-from tilenet.planning.memory.measure import LayerBytes
+from tilenet.planning.memory.layer import LayerBytes
 from tilenet.planning.memory.swept_maps import Piece
 
 __all__ = ["SweptBackward"]

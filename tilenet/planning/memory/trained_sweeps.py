@@ -15,8 +15,7 @@ from tilenet.geometry.layers import GlobalPool, Layer
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.sweep import Sweeps, maps_before, strip_edges
 from tilenet.planning.kept_maps import kept_maps
-from tilenet.planning.memory.layer import layer_bytes
-from tilenet.planning.memory.measure import LayerBytes
+from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.memory.swept_training import SweptBackward
 
 __all__ = ["ALL_CELLS", "averaged_sweeps", "maps_to_keep", "plan_sweeps", "trained_bytes"]

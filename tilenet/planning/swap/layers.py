@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.parallel.pipeline.layer_times import LayerTime
-from tilenet.planning.memory.measure import LayerBytes
+from tilenet.planning.memory.layer import LayerBytes
 from tilenet.planning.memory.partition import Walk, find_skips
 
 __all__ = ["NO_LAYER", "SavingLayer", "saving_layers"]

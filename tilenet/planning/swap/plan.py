@@ -15,7 +15,7 @@ import numpy as np
 from tilenet.model.choices import Checkpointing
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.memory.device import device_bytes
-from tilenet.planning.memory.measure import LayerBytes
+from tilenet.planning.memory.layer import LayerBytes
 from tilenet.planning.memory.partition import (
     PartitionBytes,
     find_skips,
