@@ -14,8 +14,9 @@ from mpi4py import MPI
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.parallel.sums import nccl as module
 from tilenet.parallel.sums import transport_choice
-from tilenet.parallel.sums import transports as module
+from tilenet.parallel.sums.nccl import NcclTransport
 from tilenet.parallel.sums.transport_choice import (
     RankFacts,
     arrives_from,
@@ -23,12 +24,7 @@ from tilenet.parallel.sums.transport_choice import (
     exchange_from,
     rank_facts,
 )
-from tilenet.parallel.sums.transports import (
-    DeviceTransport,
-    NcclTransport,
-    Transport,
-    open_transport,
-)
+from tilenet.parallel.sums.transports import DeviceTransport, Transport, open_transport
 
 pytestmark = pytest.mark.ranks(2)
 

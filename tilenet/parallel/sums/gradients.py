@@ -12,63 +12,27 @@ behind: they wait for the end of backward, and the thread that asks for them mak
 
 Where ranks share out the update (`shares.py`), a rank gets the sums of its blocks alone, and the
 buffer carries the new weights back.
-
-Whether sums of gradients pay while backward runs, or are made after it.
-
-A thread that waits inside of MPI spins. Where it shares a core with the thread that computes, and
-no network has to be waited for, it takes from backward more than it hides.
 """
 
 import math
-import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from tilenet.parallel.ranks.comm import threads_may_call
-from tilenet.parallel.sums.shares import Shares, values_of_piece, whole_blocks
-from tilenet.parallel.sums.transports import Transport, block, open_transport
+from tilenet.parallel.sums.meanwhile import sums_pay_meanwhile
+from tilenet.parallel.sums.shares import Shares, block, values_of_piece, whole_blocks
+from tilenet.parallel.sums.transports import Transport, open_transport
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["GradientSum", "room_for_helpers", "sums_pay_meanwhile"]
-
-
-def room_for_helpers(cores: Sequence[Iterable[int]], threads: Sequence[int]) -> bool:
-    """Whether the ranks of a node leave a core for one more thread each.
-
-    Args:
-        cores: Cores that each rank may run on; ranks that are not bound share them.
-        threads: Threads with which each computes.
-    """
-    return len({core for some in cores for core in some}) >= sum(threads) + len(threads)
-
-
-def sums_pay_meanwhile(comm: "MPI.Intracomm", *, on_devices: bool) -> bool:
-    """Whether a helper should sum gradients while backward runs; alike on all ranks. Collective.
-
-    Backward may call MPI too, so it should not where MPI takes one thread at a time.
-
-    Args:
-        on_devices: Whether this rank's gradients, or some of them, lie on devices, which compute
-            without its cores.
-    """
-    from mpi4py import MPI
-
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    facts = node.allgather((sorted(os.sched_getaffinity(0)), torch.get_num_threads()))
-    alone = node.size == comm.size
-    node.Free()
-    cores, threads = zip(*facts, strict=True)
-    pays = any(comm.allgather(on_devices or not alone or room_for_helpers(cores, threads)))
-    return threads_may_call(comm) and pays
+__all__ = ["GradientSum"]
 
 
 PIECE_BYTES = 4 << 20

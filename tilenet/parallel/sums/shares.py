@@ -19,7 +19,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Part", "Shares", "owned_parts", "values_of_piece", "whole_blocks"]
+__all__ = ["Part", "Shares", "block", "owned_parts", "values_of_piece", "whole_blocks"]
 
 
 def whole_blocks(values: int, ranks: int) -> int:
@@ -30,6 +30,11 @@ def whole_blocks(values: int, ranks: int) -> int:
 def values_of_piece(piece_bytes: int, item_bytes: int, ranks: int = 1) -> int:
     """Values of a piece that `ranks` ranks cut into blocks."""
     return whole_blocks(max(1, piece_bytes // item_bytes), ranks)
+
+
+def block(part: Tensor, comm: "MPI.Intracomm") -> Tensor:
+    """What of a part of equal blocks is this rank's."""
+    return part.chunk(comm.size)[comm.rank]
 
 
 @dataclass(frozen=True)

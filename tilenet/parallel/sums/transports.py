@@ -1,22 +1,7 @@
-"""How a piece of gradients is summed over ranks: the door, and MPI on host and on device memory.
+"""How a piece of gradients is summed over ranks: the door, and MPI on host and on device memory."""
 
-Gradient sums over NCCL or RCCL, whose groups are made from what MPI knows alone.
-
-torch.distributed normally takes ranks, address and a port from the environment, where a batch
-script's variables may lie or another job's port may be taken, and keeps one default group per
-process. Here rank 0 listens on a port that the system picks, MPI tells it to the others, and the
-groups are built without the registry: environment and default group stay the caller's.
-
-Streams of the helper thread that sums gradients.
-
-On a device's default stream its copies and sums would wait for all of backward that the main thread
-has queued there meanwhile, and nothing would overlap.
-"""
-
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -24,157 +9,15 @@ from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.parallel.ranks.comm import agreed
-from tilenet.parallel.ranks.devices import node_place
+from tilenet.parallel.sums.nccl import NcclTransport
+from tilenet.parallel.sums.own_streams import OwnStreams
+from tilenet.parallel.sums.shares import block
 from tilenet.parallel.sums.transport_choice import choose_transport, rank_facts
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = [
-    "DeviceTransport",
-    "HostTransport",
-    "NcclTransport",
-    "OwnStreams",
-    "Transport",
-    "open_transport",
-]
-
-
-class OwnStreams:
-    """One stream per device, next to the one that backward fills."""
-
-    def __init__(self) -> None:
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
-
-    @contextmanager
-    def of(self, device: torch.device) -> Iterator[None]:
-        """Queue the block's work on the device's own stream, and wait for it at the end.
-
-        Waits on the host, because what follows runs in another thread and on another stream.
-        """
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream = self._streams[device]
-        with torch.cuda.stream(stream):  # makes the device this thread's, too
-            yield
-        stream.synchronize()
-
-
-CONNECT = timedelta(minutes=2)
-SUM = timedelta(minutes=30)  # the slowest rank may be reading, or writing a checkpoint
-
-
-class NcclTransport:
-    """A process group of torch per device of a rank, each over all ranks.
-
-    Args:
-        comm: Is duplicated.
-        pieces: What will be summed; the ranks' first devices sum with one another, their second
-            ones, and so on.
-
-    Raises:
-        AgreedError: The ranks cannot reach one another.
-    """
-
-    def __init__(self, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> None:
-        self.name = "nccl"
-        self._comm = comm.Dup()
-        self._groups: dict[torch.device, Any] = {}
-        self._streams = OwnStreams()
-        self._store = _open_store(self._comm)
-        with agreed(self._comm):
-            try:
-                for piece in pieces:
-                    if piece.device not in self._groups:
-                        self._open_group(piece)
-            except RuntimeError as error:
-                raise TilenetError(_unreachable(str(error))) from error
-
-    def _open_group(self, piece: Tensor) -> None:
-        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-        store = PrefixStore(f"device {len(self._groups)}", self._store)
-        self._groups[piece.device] = _nccl(store, self._comm.rank, self._comm.size)
-        # NCCL connects on first use: better here, where a failure has a sentence, and soon.
-        self.sum(torch.zeros(1, dtype=piece.dtype, device=piece.device))
-        self._groups[piece.device]._set_default_timeout(SUM)
-
-    def sum(self, part: Tensor) -> None:
-        with self._stream(part):
-            self._groups[part.device].allreduce([part]).wait()  # only makes the stream wait
-
-    def sum_own(self, part: Tensor) -> None:
-        own = block(part, self._comm)
-        with self._stream(part):
-            total = torch.empty_like(own)
-            self._groups[part.device]._reduce_scatter_base(total, part).wait()
-            own.copy_(total)
-
-    def gather(self, part: Tensor) -> None:
-        with self._stream(part):
-            own = block(part, self._comm).clone()
-            self._groups[part.device]._allgather_base(part, own).wait()
-
-    def _stream(self, part: Tensor) -> AbstractContextManager[None]:
-        return self._streams.of(part.device) if part.is_cuda else nullcontext()
-
-    def close(self) -> None:
-        for group in self._groups.values():
-            end = getattr(group, "shutdown", None)  # gloo's have none
-            if end is not None:
-                end()
-        self._groups.clear()
-        # The groups' own threads look into the store until they end: rank 0 leaves it last.
-        self._comm.Barrier()
-        del self._store
-        self._comm.Free()
-
-
-def _open_store(comm: "MPI.Intracomm") -> Any:
-    """A key-value store that rank 0 serves. Collective."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    place = node_place(comm)
-    one_node = all(comm.allgather(place.size == comm.size))
-    store: Any = None
-    host, port, fault = "", 0, ""
-    if comm.rank == 0:
-        # By name: on many systems a node's own name resolves to a loopback address there.
-        host = "127.0.0.1" if one_node else socket.gethostname()
-        try:
-            # Port 0: the system picks one that is free and holds it, nobody can come in between.
-            store = TCPStore(host, 0, is_master=True, timeout=CONNECT, wait_for_workers=False)
-            port = store.port
-        except (RuntimeError, OSError) as error:
-            fault = str(error)
-    host, port, fault = comm.bcast((host, port, fault), root=0)
-    with agreed(comm):
-        if fault:
-            raise TilenetError(_unreachable(fault))
-        if store is None:
-            try:
-                store = TCPStore(host, port, is_master=False, timeout=CONNECT)
-            except (RuntimeError, OSError) as error:
-                raise TilenetError(
-                    _unreachable(f"rank {comm.rank}, {host}:{port}: {error}")
-                ) from error
-    return store
-
-
-def _nccl(store: Any, rank: int, size: int) -> Any:
-    from torch.distributed import ProcessGroupNCCL
-
-    options = ProcessGroupNCCL.Options()
-    options._timeout = CONNECT
-    return ProcessGroupNCCL(store, rank, size, options)
-
-
-def _unreachable(fault: str) -> str:
-    reason = fault.partition("\n")[0].strip()
-    return (
-        f"the ranks of nccl must reach one another by TCP ({reason}); set NCCL_SOCKET_IFNAME to "
-        "the network between the nodes, or use gradients.transport: host"
-    )
+__all__ = ["DeviceTransport", "HostTransport", "Transport", "open_transport"]
 
 
 class Transport(Protocol):
@@ -203,11 +46,6 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Give everything back. Collective."""
-
-
-def block(part: Tensor, comm: "MPI.Intracomm") -> Tensor:
-    """What of a part of equal blocks is this rank's."""
-    return part.chunk(comm.size)[comm.rank]
 
 
 class _MpiTransport:
