@@ -13,7 +13,7 @@ from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 
 from tilenet.geometry.layers import Conv
 from tilenet.library.whole_run import train
-from tilenet.model.loss import LossScale
+from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import build_network
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.shares import Shares
