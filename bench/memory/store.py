@@ -23,8 +23,8 @@ from bench.steps import in_turns
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin
+from tilenet.parallel.pipeline.host_store import HostStore
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.parallel.pipeline.skip_store import HostStore
 from tilenet.parallel.swap.copies import HostCopies
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.statistics import SwapStatistics

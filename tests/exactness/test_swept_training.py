@@ -62,11 +62,14 @@ def gradients(
     weight: torch.Tensor,
     strip: int,
     most_cells: int,
+    balance: tuple[int, ...] = (),
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     size = image.shape[2], image.shape[3]
     kept = maps_to_keep(layers, *size, most_cells) if most_cells else {}
     sweeps = Sweeps(strip_edges(size[0], strip), kept)
-    pipe = SweptPipe(net, layers, torch.device("cpu"), "float64", lambda rows, _: sweeps)
+    cpu = torch.device("cpu")
+    over = {"balance": balance, "devices": [cpu] * len(balance)}
+    pipe = SweptPipe(net, layers, cpu, "float64", lambda rows, _: sweeps, **over)  # type: ignore[arg-type]
     origin = Origin((0,), cut(*size, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
     net.zero_grad()
     out = pipe(image, origin, whole(size))
@@ -74,7 +77,13 @@ def gradients(
     return out.detach(), [one.grad.clone() for one in net.trained]  # type: ignore[union-attr]
 
 
-def compare(layers: tuple[Layer, ...], net: Network, bands: int, most_cells: int = 0) -> None:
+def compare(
+    layers: tuple[Layer, ...],
+    net: Network,
+    bands: int,
+    most_cells: int = 0,
+    balance: tuple[int, ...] = (),
+) -> None:
     """Logits and gradients of strips of all heights with those of the whole image."""
     generator = torch.Generator().manual_seed(3)
     image = torch.randn(1, bands, 160, 64, generator=generator, dtype=torch.float64)
@@ -85,7 +94,7 @@ def compare(layers: tuple[Layer, ...], net: Network, bands: int, most_cells: int
     plain = [one.grad.clone() for one in net.trained]  # type: ignore[union-attr]
     most = max(float(one.abs().max()) for one in plain)
     for strip in STRIPS:
-        found, grads = gradients(layers, net, image, weight, strip, most_cells)
+        found, grads = gradients(layers, net, image, weight, strip, most_cells, balance)
         apart = float((found - wanted).detach().abs().max() / wanted.detach().abs().max())
         assert apart <= 1e-12
         for one, other in zip(grads, plain, strict=True):
@@ -190,14 +199,14 @@ def test_masks_are_those_of_the_image(kind: Any) -> None:
 
 @pytest.mark.parametrize("wrong", ["a state's gradient is lost", "a state of the wrong strip"])
 def test_what_is_wrong_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = swept_backward._as_leaves
+    right = swept_backward.as_leaves
 
     def lost(state: Any) -> Any:
         fresh, leaves = right(state)
         return fresh, [*leaves[:-1], *(one.detach().requires_grad_() for one in leaves[-1:])]
 
     if wrong == "a state's gradient is lost":
-        monkeypatch.setattr(swept_backward, "_as_leaves", lost)
+        monkeypatch.setattr(swept_backward, "as_leaves", lost)
     else:
         monkeypatch.setattr(
             swept_training.Sweep, "state", swept_training.Sweep.state.setter(lambda self, state: 0)
@@ -318,7 +327,7 @@ def test_ranks_hold_columns_of_an_image(
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"partitions": 2}, "partitions: 2\\); set partitions: 1"),
+        ({"network": keys_of("gated"), "partitions": 2}, "partitions: 2\\); set partitions: 1"),
         ({"checkpointing": "always"}, "set checkpointing: never"),
         ({"swap": "auto"}, "set swap: off"),
         ({"halo": 96}, "set halo: exact"),

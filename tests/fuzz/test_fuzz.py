@@ -24,7 +24,7 @@ from tilenet.model.network import build_network, check_weight_count, load_weight
 from tilenet.storage.checkpoints import load_json, load_tensors
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.storage.tables import History
-from tilenet.training.folder import check_state
+from tilenet.training.states import check_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

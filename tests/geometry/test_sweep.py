@@ -145,3 +145,18 @@ def test_a_row_too_few_is_seen(change: str, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(sweeping, "_ready", lambda *of: min(ready(*of) + 1, of[2]))
     with pytest.raises(AssertionError, match="is there"):
         check(layers, 64, tuple(sweep(layers, strip_edges(64, Random(1).choice([8, 12, 20])))))
+
+
+@pytest.mark.parametrize("cut", [1, 9, 20, 25])
+def test_partitions_keep_the_rows_that_their_own_layers_look_at(cut: int) -> None:
+    layers, edges = unet_layers(UNetOptions(2, base=2, bands=2, classes=2)), strip_edges(96, 8)
+    owns, readers = (range(cut), range(cut, len(layers))), row_readers(layers)
+    parts = [list(sweep(layers, edges, own)) for own in owns]
+    for whole, *cuts in zip(sweep(layers, edges), *parts, strict=True):
+        assert all(one.layers == whole.layers for one in cuts)
+        for map_, (first, stop) in enumerate(whole.held):
+            held = [one.held[map_] for one in cuts]
+            assert min(held) == (first, stop)
+            for own, rows in zip(owns, held, strict=True):
+                if not any(map_ in readers[number] for number in own):
+                    assert rows == (stop, stop)

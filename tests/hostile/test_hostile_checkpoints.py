@@ -8,7 +8,7 @@ import torch
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network, check_weight_count, load_weights
-from tilenet.training.folder import check_state
+from tilenet.training.states import check_state
 
 LAYERS = unet_layers(UNetOptions(poolings=1, base=2, bands=1, classes=2, norm="batch"))
 

@@ -87,6 +87,20 @@ def test_partitions_that_wait_for_ranks_share_no_device_of_several(
     assert f"(device: {', '.join(devices)}, {why}, ranks that wait: {ranks}); name each" in found
 
 
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("devices", [["cuda:0", "cuda"], ["cuda:0", "cuda:1"], ["cpu", "cpu"]])
+def test_partitions_of_columns_that_are_swept_share_no_gpu(
+    devices: list[str], columns: int
+) -> None:
+    """Each has a thread, and autograd one for all of a GPU."""
+    found = device_obstacle(devices, network(), (1, 1, columns), "sweep")
+    if columns == 1 or devices != ["cuda:0", "cuda"]:
+        assert found is None
+    else:
+        assert found is not None
+        assert "(device: cuda:0, cuda, mesh.columns: 2); name each once" in found
+
+
 def test_a_run_on_shared_devices_is_refused_before_it_begins() -> None:
     shapes = (((1, 2, 3), (96, 90)),)
     keys = NetworkKeys(poolings=2, base=4, norm="instance")

@@ -13,6 +13,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.unet import PRESETS, UNetOptions
 from tilenet.planning.compatibility import whole_image
 from tilenet.planning.machines import machine
+from tilenet.planning.memory import states
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.mesh import MeshShape, tiles_of
 from tilenet.planning.plan import Plan, Question
@@ -21,6 +22,11 @@ from tilenet.planning.search import Search
 pytestmark = pytest.mark.usefixtures("fewer_layouts", "small_tensors")
 
 SEEDS = range(14)
+
+
+@pytest.fixture(autouse=True)
+def some_share_out_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "WORTH_BYTES", 30_000)
 
 
 @cache
@@ -127,9 +133,13 @@ def test_plans_fit_and_add_up(seed: int) -> None:
             plan.layout.micro_batches,
             plan.layout.checkpointing,
             asked.optimizer,
+            sharers=plan.sharers,
         )
         assert [part.num_bytes for part in plan.parts] == [part.total for part in exact]
         mesh = MeshShape(*plan.mesh)
+        weights = sum(part.parameters for part in plan.parts) * 4
+        worth = states.OPTIMIZER_STATES[asked.optimizer] * weights > states.WORTH_BYTES
+        assert plan.sharers == (plan.num_ranks if worth else 1)
         assert mesh.num_ranks == plan.num_ranks == asked.nodes * plan.ranks_per_node
         assert plan.ranks_per_node * plan.layout.partitions <= asked.machine.devices_per_node
         dealt = [

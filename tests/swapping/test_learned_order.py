@@ -13,8 +13,9 @@ from test_swapper import hooks, swapper_of
 from test_swapping import check_empty, check_same
 from torch import Tensor, nn
 
-from tilenet.parallel.swap import saved as learned_order
-from tilenet.parallel.swap.saved import KeptTensor, LearnedOrder
+from tilenet.parallel.swap import saved_order as learned_order
+from tilenet.parallel.swap.saved import KeptTensor
+from tilenet.parallel.swap.saved_order import LearnedOrder
 from tilenet.parallel.swap.swapper import Swapper
 
 MAP = 6 * 24 * 24 * 4

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.pipeline.swaps import PipeSwaps
 from tilenet.parallel.swap.host_pool import FileSlabs
-from tilenet.parallel.swap.swapper import SwapInForward, Swapper
+from tilenet.parallel.swap.swap_in_forward import SwapInForward
+from tilenet.parallel.swap.swapper import Swapper
 from tilenet.planning.memory.live import LiveBytes
 
 

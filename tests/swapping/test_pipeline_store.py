@@ -18,8 +18,8 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.unet import PRESETS, unet_layers
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
+from tilenet.parallel.pipeline.host_store import HostStore, Stored
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.parallel.pipeline.skip_store import HostStore, Stored
 from tilenet.parallel.swap.copies import HostCopies
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.statistics import SwapStatistics

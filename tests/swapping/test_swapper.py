@@ -18,7 +18,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from tilenet.errors import TilenetError
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.saved import SavedStorage
-from tilenet.parallel.swap.swapper import SwapInForward, Swapper
+from tilenet.parallel.swap.swap_in_forward import SwapInForward
+from tilenet.parallel.swap.swapper import Swapper
 from tilenet.parallel.swap.swapping import swapping
 from tilenet.planning.memory.live import LiveBytes
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from test_pipeline import balance_of, check, images, made, options, piped, plain, summed
 
+from tilenet.parallel.pipeline.host_store import HostStore
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.parallel.pipeline.skip_store import HostStore
 from tilenet.parallel.swap.copies import HostCopies
 from tilenet.parallel.swap.host_pool import open_slabs
 from tilenet.parallel.swap.statistics import SwapStatistics

@@ -10,7 +10,7 @@ from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 
 from tilenet.library.whole_run import train
 from tilenet.training.config.keys import AugmentKeys, MeshKeys
-from tilenet.training.images import workload as module
+from tilenet.training.images import run_data as module
 
 
 @pytest.mark.ranks(2, 4)

@@ -22,7 +22,7 @@ from tilenet.model.network import build_network
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
-from tilenet.training.folder import fill_optimizer, optimizer_tensors
+from tilenet.training.states import fill_optimizer, optimizer_tensors
 from tilenet.training.step import Step
 
 pytestmark = pytest.mark.ranks(1, 2)

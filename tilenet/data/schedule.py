@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ from tilenet.geometry.symmetries import AS_IS, Symmetry
 from tilenet.geometry.windows import Window
 from tilenet.random_keys import key, uniform
 
-__all__ = ["CropSchedule", "ImageSchedule", "Sample", "mini_batch_sizes"]
+__all__ = ["CropSchedule", "ImageSchedule", "Sample"]
 
 
 @dataclass(frozen=True)
@@ -151,14 +150,3 @@ def _nth(counts: NDArray[np.int64], draw: int) -> tuple[int, int]:
 
 def _drawn(symmetries: tuple[Symmetry, ...], seed: int, step: int, number: int) -> Symmetry:
     return symmetries[key(seed, "symmetry", step, number) % len(symmetries)]
-
-
-def mini_batch_sizes(num_tiles: int, micro_batches: int) -> tuple[int, ...]:
-    """Tiles of each mini-batch: at most `micro_batches` in the pipeline at once.
-
-    As even as possible, since the pipeline fills and drains once per mini-batch: 7 tiles with 6
-    micro-batches run as 3 and 4, not as 6 and 1.
-    """
-    count = -(-num_tiles // micro_batches)
-    edges = [num_tiles * part // count for part in range(count + 1)] if count else [0]
-    return tuple(stop - start for start, stop in pairwise(edges))

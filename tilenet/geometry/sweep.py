@@ -85,13 +85,18 @@ def row_readers(layers: tuple[Layer, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(one.reads for one in _readers(layers))
 
 
-def last_readers(layers: tuple[Layer, ...]) -> list[list[int]]:
-    """For each layer the maps that it is the last to read."""
-    last = {map_: layer for layer, maps in enumerate(row_readers(layers)) for map_ in maps}
+def last_readers(layers: tuple[Layer, ...], own: range | None = None) -> list[list[int]]:
+    """For each layer the maps that it is the last to read.
+
+    Args:
+        own: The layers that count, consecutive ones; None: all.
+    """
+    own, readers = own or range(len(layers)), row_readers(layers)
+    last = {map_: layer for layer in own for map_ in readers[layer]}
     found: list[list[int]] = [[] for _ in layers]
     for map_ in range(len(layers)):
         # Without a reader: a map that is averaged, or whose place another takes.
-        found[last.get(map_, map_)].append(map_)
+        found[last.get(map_, min(map_, own[-1]))].append(map_)
     return found
 
 
@@ -126,7 +131,9 @@ def strip_edges(rows: int, strip_rows: int) -> tuple[int, ...]:
     return (*range(0, rows, strip_rows), rows)
 
 
-def sweep(layers: tuple[Layer, ...], edges: Sequence[int]) -> Iterator[Strip]:
+def sweep(
+    layers: tuple[Layer, ...], edges: Sequence[int], own: range | None = None
+) -> Iterator[Strip]:
     """The strips of an image, the last of which completes the output.
 
     Behind the last rows of the image come strips without any, so that layers never compute more
@@ -139,7 +146,9 @@ def sweep(layers: tuple[Layer, ...], edges: Sequence[int]) -> Iterator[Strip]:
         layers: A network with *same* padding, or its first layers.
         edges: Rows of the image between strips, 0 and the image's rows included, which are a
             multiple of the alignment.
+        own: The layers for which rows are kept; None: all.
     """
+    own = own or range(len(layers))
     rows, height = edges[-1], edges[-1] - edges[-2]
     sizes = walk(layers, rows, lambda layer, size, kept: layer.size(size, *kept))
     readers = _readers(layers)
@@ -147,7 +156,7 @@ def sweep(layers: tuple[Layer, ...], edges: Sequence[int]) -> Iterator[Strip]:
     seen = _seen(readers)
     sizes = [size if number in seen else 0 for number, size in enumerate(sizes)]
     for number, reader in enumerate(readers):
-        for one in reader.reads if number + 1 in seen else ():
+        for one in reader.reads if number + 1 in seen and number in own else ():
             read_by[one].append(number)
     come = [0] * len(sizes)  # rows of each map, those beyond its end too
     more = [0] * len(sizes)  # that came with the strip before

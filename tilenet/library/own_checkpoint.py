@@ -8,7 +8,7 @@ from tilenet.library.local_network import LocalNetwork
 from tilenet.model.network import load_weights
 from tilenet.storage.checkpoints import find_checkpoint, load_json, load_tensors, save_checkpoint
 from tilenet.storage.network_json import NetworkRecord
-from tilenet.training.folder import fill_optimizer, optimizer_tensors
+from tilenet.training.states import fill_optimizer, optimizer_tensors
 
 __all__ = ["load", "save"]
 

@@ -143,8 +143,8 @@ def _prepare(
         statistics = run.network.statistics or (found.mean, found.std)
         plan = replace(plan, record=folder.record(plan.record, *statistics))
     if run.swap in ("off", False):
-        sizes, kind = [one.size for one in opened.images], run.optimizer.kind
-        plan = stack_crops(plan, run.batch_size, sizes, kind, devices.partitions, comm)
+        sizes = [one.size for one in opened.images]
+        plan = stack_crops(plan, run.batch_size, sizes, run.optimizer, devices.partitions, comm)
     with agreed(comm):
         data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
     network = proved_network(run, plan, module, data, devices, control)

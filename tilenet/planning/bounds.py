@@ -20,13 +20,15 @@ from math import inf, isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.data.schedule import mini_batch_sizes
 from tilenet.geometry.halo import context_of
 from tilenet.model.choices import Checkpointing
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import block_seconds, least_time
+from tilenet.planning.compatibility import mini_batch_sizes
 from tilenet.planning.estimate import Estimator
-from tilenet.planning.memory.partition import OPTIMIZER_STATES, block_bytes
+from tilenet.planning.memory.layer import LayerBytes
+from tilenet.planning.memory.partition import block_bytes
+from tilenet.planning.memory.states import OPTIMIZER_STATES
 from tilenet.planning.plan import Layout
 
 __all__ = ["Bounds"]
@@ -132,8 +134,7 @@ class Bounds:
         Its weights and their gradients and states, and what its largest layer works on.
         """
         single = np.diagonal(self._bytes_of_batch(shape, 1, True), 1)
-        states = 2 + OPTIMIZER_STATES[self.question.optimizer]
-        fixed = states * self.estimator.parameter_bytes
+        fixed = (2 + self.states) * self.estimator.parameter_bytes
         sums, count = np.cumsum([0, *fixed]), len(fixed)
         found = np.zeros((count + 1, count + 1))
         for start in range(count):
@@ -150,11 +151,21 @@ class Bounds:
         mode: Checkpointing = "always" if again else "never"
         costs = self.estimator.costs((1, size_px, size_px))
         # Two partitions: no fewer gradients of skips wait than from one to the next.
+        return self._block_bytes(costs, micro_batches, mode)
+
+    def _block_bytes(
+        self, costs: Sequence[LayerBytes], micro_batches: int, mode: Checkpointing
+    ) -> Matrix:
         plain = block_bytes(costs, micro_batches, mode, "sgd", 2)
         sums = np.cumsum([0, *(cost.parameters for cost in costs)])
-        states = OPTIMIZER_STATES[self.question.optimizer]
-        optimizer: Matrix = states * np.triu(sums[None, :] - sums[:, None])
+        optimizer: Matrix = self.states * np.triu(sums[None, :] - sums[:, None])
         return plain + optimizer
+
+    @property
+    def states(self) -> float:
+        """Values that a rank keeps per parameter, at least."""
+        sharers = self.estimator.sharers(self.question.partitions or 1)  # more partitions: fewer
+        return OPTIMIZER_STATES[self.question.optimizer] / sharers
 
     @cached_property
     def at_least(self) -> Matrix:
@@ -162,7 +173,7 @@ class Bounds:
         assert self.small is not None
         size_px = self.small[1] * self.unit_px
         costs = self.estimator.costs((1, size_px, size_px))
-        return block_bytes(costs, 1, "always", self.question.optimizer, 2)
+        return self._block_bytes(costs, 1, "always")
 
     def _units(self, shape: Shape) -> int:
         """Whole alignment units in a micro-batch."""

@@ -6,6 +6,7 @@ image in flight at once (DESIGN.md, section 7). What may run at once is a micro-
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 from tilenet.geometry.halo import context_of, norm_context
@@ -13,17 +14,9 @@ from tilenet.geometry.layers import GlobalPool, Layer, Norm
 from tilenet.model.choices import HaloMode
 
 __all__ = [
-    "batch_obstacle",
-    "device_obstacle",
-    "most_micro_batches",
-    "most_stacked",
-    "needs_all_tiles",
-    "obstacle",
-    "stacks",
-    "whole_image",
-]
-
-T = TypeVar("T")
+    "batch_obstacle", "device_obstacle", "mini_batch_sizes", "most_micro_batches", "most_stacked",
+    "needs_all_tiles", "obstacle", "stacks", "sweep_obstacle", "whole_image",
+]  # fmt: skip
 
 
 def whole_image(layers: tuple[Layer, ...]) -> str | None:
@@ -117,6 +110,12 @@ def device_obstacle(
     whole, (replicas, rows, columns) = whole_image(layers), mesh
     together = rows * columns * (replicas if whole == "batch norm" else 1)
     shared = 1 < len(set(names)) < len(names)
+    if halo_mode == "sweep" and columns > 1 and len(set(names)) < len(names) and names[0] != "cpu":
+        return (
+            "partitions of a sweep over columns of ranks need a GPU each, since two ranks could "
+            f"wait in different partitions without an end (device: {', '.join(devices)}, "
+            f"mesh.columns: {columns}); name each once"
+        )
     if not shared or together == 1 or not needs_all_tiles(layers, halo_mode):
         return None
     what = "halo_mode: exchange" if halo_mode == "exchange" else f"over whole images: {whole}"
@@ -158,6 +157,9 @@ def batch_obstacle(
     return None
 
 
+T = TypeVar("T")
+
+
 def stacks(layers: tuple[Layer, ...], work: Sequence[T], images: Sequence[int]) -> list[list[T]]:
     """Which of a rank's tiles form a micro-batch, since a layer needs them at once.
 
@@ -190,3 +192,14 @@ def most_stacked(layers: tuple[Layer, ...], tiles: int, images: int) -> int:
 def most_micro_batches(layers: tuple[Layer, ...], tiles: int, images: int) -> int:
     """Most micro-batches that a rank has in a step; arguments as of `most_stacked`."""
     return tiles * images // most_stacked(layers, tiles, images)
+
+
+def mini_batch_sizes(num_tiles: int, micro_batches: int) -> tuple[int, ...]:
+    """Tiles of each mini-batch: at most `micro_batches` in the pipeline at once.
+
+    As even as possible, since the pipeline fills and drains once per mini-batch: 7 tiles with 6
+    micro-batches run as 3 and 4, not as 6 and 1.
+    """
+    count = -(-num_tiles // micro_batches)
+    edges = [num_tiles * part // count for part in range(count + 1)] if count else [0]
+    return tuple(stop - start for start, stop in pairwise(edges))

@@ -8,16 +8,16 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.data.schedule import mini_batch_sizes
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
 from tilenet.model.choices import Checkpointing
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import block_seconds, without_cuts
-from tilenet.planning.compatibility import most_micro_batches, most_stacked
+from tilenet.planning.compatibility import mini_batch_sizes, most_micro_batches, most_stacked
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes
-from tilenet.planning.memory.partition import OPTIMIZER_STATES, block_bytes, partition_bytes
+from tilenet.planning.memory.partition import block_bytes, partition_bytes
+from tilenet.planning.memory.states import OPTIMIZER_STATES, sharers
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
 from tilenet.planning.swap.plan import (
@@ -197,7 +197,8 @@ class Estimator:
     ) -> NDArray[np.float64]:
         optimizer = self.question.optimizer
         costs = self.costs(shape)
-        sizes = block_bytes(costs, micro_batches, mode, optimizer, partitions, stored)
+        ranks = self.sharers(partitions)
+        sizes = block_bytes(costs, micro_batches, mode, optimizer, partitions, stored, ranks)
         return without_cuts(sizes, self.question.together)
 
     def _swaps(self, layout: Layout, balance: Balance) -> SwapPlan | None:
@@ -211,6 +212,7 @@ class Estimator:
             layout.checkpointing,
             asked.optimizer,
             range(len(balance)),
+            self.sharers(layout.partitions),
         )
         speeds = Speeds(self.times(shape), link, MIN_BYTES)
         everything = asked.swap == "all"
@@ -245,7 +247,7 @@ class Estimator:
 
     def least_rest_s(self, partitions: int) -> float:
         """Seconds of a step outside its pipeline, with the best of balances."""
-        moved = self._update_moves * float(self.parameter_bytes.sum()) / partitions
+        moved = self._update_moves(partitions) * float(self.parameter_bytes.sum()) / partitions
         return self._sum_s(partitions) + self.question.machine.memory_s(moved)
 
     @cached_property
@@ -263,12 +265,18 @@ class Estimator:
     def _update_s(self, balance: Balance) -> float:
         parts = np.split(self.parameter_bytes, np.cumsum(balance)[:-1])
         most = max(float(part.sum()) for part in parts)
-        return self.question.machine.memory_s(self._update_moves * most)
+        return self.question.machine.memory_s(self._update_moves(len(balance)) * most)
 
-    @property
-    def _update_moves(self) -> int:
+    def _update_moves(self, partitions: int) -> float:
         """Times that the update reads or writes the bytes of the parameters."""
-        return 2 * (2 + OPTIMIZER_STATES[self.question.optimizer])
+        moves, ranks = 2 * (2 + OPTIMIZER_STATES[self.question.optimizer]), self.sharers(partitions)
+        # Shared out, weights go into the buffer of gradients, and all of them out of it.
+        return moves if ranks == 1 else (moves + 2) / ranks + 2
+
+    def sharers(self, partitions: int) -> int:
+        """Ranks that share out the optimizer's states; as runs do unless their file says else."""
+        weights, ranks = int(self.parameter_bytes.sum()), self.mesh(partitions).num_ranks
+        return sharers("auto", self.question.optimizer, weights, ranks)
 
     def num_bytes(self, layout: Layout, balance: Balance) -> int:
         """Peak of the fullest device."""
@@ -280,7 +288,9 @@ class Estimator:
             return [part.device_bytes for part in swaps.partitions]
         costs, many = self.costs(self.shape(layout)), layout.micro_batches
         mode, optimizer = layout.checkpointing, self.question.optimizer
-        return [part.total for part in partition_bytes(costs, balance, many, mode, optimizer)]
+        job = costs, balance, many, mode, optimizer
+        ranks = self.sharers(layout.partitions)
+        return [part.total for part in partition_bytes(*job, sharers=ranks)]
 
     def host_bytes(self, layout: Layout, swapped_bytes: int) -> int:
         """Bytes of a node, whose ranks swap so much each."""
@@ -344,4 +354,5 @@ class Estimator:
             epoch_s=step_s * -(-asked.num_images // asked.batch_size),
             swaps=swaps,
             swap_overhead=step_s / endless_s - 1,
+            sharers=self.sharers(layout.partitions),
         )

@@ -111,6 +111,7 @@ def explain(plans: Sequence[Plan]) -> str:
         f"{in_seconds(plan.step_s)} per step (gradients {in_seconds(plan.sum_s)}"
         f"{_other_ranks(plan)}), "
         f"{in_seconds(plan.epoch_s)} per epoch",
+        *_states_lines(plan),
         *_swap_lines(plan),
         *_map_lines(plan),
         "",
@@ -125,6 +126,14 @@ def explain(plans: Sequence[Plan]) -> str:
     lines.extend(f"  instead of     {one.layout}: {_why(plan, one)}" for one in plans[1:])
     lines.extend(_mode_lines(plan))
     return "\n".join([*lines, *(f"\n{note}" for note in plan.notes)])
+
+
+def _states_lines(plan: Plan) -> list[str]:
+    if plan.sharers == 1:
+        return []
+    return [
+        f"  optimizer      {plan.question.optimizer}, its states shared out by {plan.sharers} ranks"
+    ]
 
 
 def _mode_lines(plan: Plan) -> list[str]:

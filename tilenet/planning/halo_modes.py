@@ -7,7 +7,7 @@ from tilenet.geometry.halo import context_of
 from tilenet.planning.advise import ALL_OPEN, first_plan
 from tilenet.planning.compatibility import obstacle, sweep_obstacle
 from tilenet.planning.estimate import Estimator
-from tilenet.planning.memory.partition import OPTIMIZER_STATES
+from tilenet.planning.memory.states import state_bytes
 from tilenet.planning.memory.trained_sweeps import (
     ALL_CELLS,
     averaged_sweeps,
@@ -67,7 +67,8 @@ def swept(plan: Plan) -> SweptStep | None:
     if ranks > units:
         return None
     width, item_bytes = -(-units // ranks) * unit, ITEM_BYTES[asked.precision]
-    weights = int(estimator.parameter_bytes.sum()) * (1 + OPTIMIZER_STATES[asked.optimizer])
+    parameters = int(estimator.parameter_bytes.sum())
+    weights = parameters + state_bytes(asked.optimizer, parameters, estimator.sharers(1))
     fixed = weights + prod((height, width, asked.options.bands)) * item_bytes
     sweeps = plan_sweeps(layers, height, width, item_bytes, asked.limit_bytes - fixed)
     if averages and sweeps.kept != plan_sweeps(layers, height, width, item_bytes, ALL_CELLS).kept:

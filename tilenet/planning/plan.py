@@ -207,6 +207,7 @@ class Plan:
         swaps: What a rank swaps; None: nothing.
         swap_overhead: Predicted seconds of a step that this adds, per second without it, were
             memory endless.
+        sharers: Ranks that share out the optimizer's states.
         notes: Sentences for people.
     """
 
@@ -233,6 +234,7 @@ class Plan:
     epoch_s: float
     swaps: SwapPlan | None = None
     swap_overhead: float = 0.0
+    sharers: int = 1
     notes: tuple[str, ...] = ()
 
     @property

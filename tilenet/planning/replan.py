@@ -12,7 +12,7 @@ from tilenet.errors import TilenetError
 from tilenet.model.choices import Checkpointing
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.machines import PRECISIONS, checked_machine
-from tilenet.planning.memory.partition import OPTIMIZER_STATES
+from tilenet.planning.memory.states import OPTIMIZER_STATES
 from tilenet.planning.plan import Question, read_plan
 
 __all__ = ["question_again"]

@@ -263,14 +263,17 @@ def find_checkpoint(path: Path) -> Path:
     )
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
+def load_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
     """Read a safetensors file.
+
+    Args:
+        mapped: Tensors may be views of the file: for who copies, perhaps parts of them, right away.
 
     Raises:
         TilenetError: It is missing or broken.
     """
     # Copied: load_file maps the file, which would then have to outlive the tensors.
-    return _read(path, lambda: {name: t.clone() for name, t in load_file(path).items()})
+    return _read(path, lambda: {n: t if mapped else t.clone() for n, t in load_file(path).items()})
 
 
 def load_json(path: Path) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.schedule import Sample
 from tilenet.geometry.halo import norm_context
 from tilenet.geometry.layers import Norm
+from tilenet.geometry.tiles import Tile, Tiling
+from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.health.progress import say
 from tilenet.planning.mesh import tiles_of
 from tilenet.training.images.open import RunImages
@@ -94,6 +96,7 @@ def announce(
     steps: int,
     transport: str,
     num_ranks: int,
+    state_bytes: int | None,
 ) -> None:
     """Say, once, what runs, and everything that makes the result approximate.
 
@@ -101,11 +104,16 @@ def announce(
         sample: An image or crop of the first step.
         steps: Steps that are still to be made.
         transport: Which way gradients travel.
+        state_bytes: What each rank will keep of the optimizer's states, at most, where ranks share
+            them out; None: they do not.
     """
     mesh, rule = plan.mesh, plan.rule
     parameters = sum(p.numel() for p in pipe.network.parameters())
     tiling = plan.tiling(*sample.size)
     rows, cols = tiling.grid
+    states = ""
+    if state_bytes is not None:
+        states = f"; of the optimizer's states each rank keeps {state_bytes / 2**20:.1f} MiB"
     say(
         f"{len(plan.record.layers)} layers, {parameters:,} parameters; "
         f"{mesh.replicas} × {mesh.rows} × {mesh.columns} ranks on "
@@ -115,23 +123,11 @@ def announce(
         + ", swept" * plan.swept
         + f", {plan.merged} micro-batches in one" * (plan.merged > 1)
         + f", work ratio {tiling.work_ratio:.2f}; "
-        f"{steps} steps" + f"; gradients over {transport}" * (num_ranks > 1)
+        f"{steps} steps" + f"; gradients over {transport}" * (num_ranks > 1) + states
     )
     if plan.checkpointing != "never" or len(plan.balance) > 1:
-        balance = "+".join(map(str, plan.balance))
-        say(
-            f"pipeline: {balance} layers on {', '.join(str(d) for d in pipe.devices)}; at "
-            f"most {plan.micro_batches} micro-batches at once; checkpointing "
-            f"{plan.checkpointing}"
-        )
-    if plan.uncut is not None:
-        before = replace(plan, asked=plan.uncut)
-        whole = before.tiling(*sample.size)
-        say(
-            f"sub-tiles: {whole.grid[0]} × {whole.grid[1]} tiles are fewer than micro-batches "
-            f"and were cut finer, which raises the work ratio from {whole.work_ratio:.2f} to "
-            f"{tiling.work_ratio:.2f}; images or crops (batch_size) as micro-batches cost none"
-        )
+        say(_pipeline(plan, pipe, tiling.tiles[0]))
+    _say_sub_tiles(plan, tiling, sample)
     if not rule.exact and plan.halo_mode != "windows":
         context = plan.record.context()
         say(
@@ -147,3 +143,27 @@ def announce(
     idle = sum(not tiles_of(mesh.place(rank), mesh, tiling.grid) for rank in range(mesh.num_ranks))
     if idle:
         say(f"{idle} of {mesh.num_ranks} ranks have no tile; use fewer ranks or more tiles")
+
+
+def _pipeline(plan: RunPlan, pipe: AnyPipe, tile: Tile) -> str:
+    """Partitions, and what flows through them."""
+    where = ", ".join(map(str, pipe.devices))
+    parts = f"pipeline: {'+'.join(map(str, plan.balance))} layers on {where}; "
+    if isinstance(pipe, SweptPipe):
+        idle = pipe.idle_share(tile.read)
+        return f"{parts}strips as micro-batches, {idle:.0%} of the time idle"
+    return (
+        f"{parts}at most {plan.micro_batches} micro-batches at once; checkpointing "
+        f"{plan.checkpointing}"
+    )
+
+
+def _say_sub_tiles(plan: RunPlan, tiling: Tiling, sample: Sample) -> None:
+    if plan.uncut is not None:
+        before = replace(plan, asked=plan.uncut)
+        whole = before.tiling(*sample.size)
+        say(
+            f"sub-tiles: {whole.grid[0]} × {whole.grid[1]} tiles are fewer than micro-batches "
+            f"and were cut finer, which raises the work ratio from {whole.work_ratio:.2f} to "
+            f"{tiling.work_ratio:.2f}; images or crops (batch_size) as micro-batches cost none"
+        )

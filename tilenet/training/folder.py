@@ -1,7 +1,6 @@
 """A run's folder: history, checkpoints, and what is needed to go on from them.
 
-A save runs in a thread of its own while the run continues, at most one at a time. What an optimizer
-keeps of a parameter is checked before the run continues with it.
+A save runs in a thread of its own while the run continues, at most one at a time.
 """
 
 import os
@@ -23,6 +22,7 @@ from tilenet.parallel.health.progress import TIMINGS, say
 from tilenet.parallel.health.trace import TRACE
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.sums.shares import Shares
 from tilenet.storage import tensorboard
 from tilenet.storage.atomic import check_name
 from tilenet.storage.checkpoints import (
@@ -38,13 +38,13 @@ from tilenet.storage.checkpoints import (
 from tilenet.storage.lock import Lock
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.storage.whole_checkpoint import Broken, checked_checkpoint, newest_whole
-from tilenet.training.config import eager
+from tilenet.training.states import fill_optimizer
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
-    "FACTS", "KEPT_RUN_FILE", "REPORT", "TABLES", "BackgroundSave", "RunFolder", "check_state",
+    "FACTS", "KEPT_RUN_FILE", "REPORT", "TABLES", "BackgroundSave", "RunFolder",
 ]  # fmt: skip
 
 
@@ -93,40 +93,6 @@ class BackgroundSave:
             save()
         except BaseException as error:
             self._error = error
-
-
-ADAMW = frozenset({"step", "exp_avg", "exp_avg_sq"})
-SGD = frozenset({"momentum_buffer"})
-
-
-def check_state(
-    name: str,
-    parameter: Tensor,
-    kept: dict[str, Tensor],
-    optimizer: torch.optim.Optimizer,
-    source: str,
-) -> None:
-    """Refuse tensors that the optimizer does not keep, or that do not fit the parameter.
-
-    Raises:
-        TilenetError: With the first of them.
-    """
-    known = {torch.optim.AdamW: ADAMW, torch.optim.Adam: ADAMW, torch.optim.SGD: SGD}
-    known |= {eager.AdamW: ADAMW, eager.SGD: SGD}
-    wanted = known.get(type(optimizer), frozenset(kept))
-    wrong = sorted(wanted ^ set(kept)) or [
-        key
-        for key, value in sorted(kept.items())
-        if not value.is_floating_point()
-        or (value.numel() != 1 if key == "step" else value.shape != parameter.shape)
-        or not value.double().isfinite().all()
-    ]
-    if wrong:
-        raise TilenetError(
-            f"an optimizer goes on with what it kept of each parameter, in finite numbers "
-            f"({source}: {wrong[0]} of {name} is missing, unknown or of another shape); use "
-            "another checkpoint"
-        )
 
 
 TABLES = "history.csv", "validation.csv", "confusion.csv"
@@ -293,11 +259,13 @@ class RunFolder:
         scale: LossScale,
         init: str | None,
         names: Mapping[str, str] | None = None,
+        shares: Shares | None = None,
     ) -> int:
         """Fill in weights, optimizer state and scale; return the number of steps already made.
 
         Args:
             names: Names of the weights in checkpoints (see `load_weights`).
+            shares: See `fill_optimizer`.
 
         Raises:
             TilenetError: Files are missing or do not fit the network.
@@ -322,8 +290,8 @@ class RunFolder:
                 )
         path = self._resumed / "weights.safetensors"
         load_weights(network, load_tensors(path), str(path), names)
-        state = load_tensors(self._resumed / "state.safetensors")
-        fill_optimizer(network, optimizer, state, str(self._resumed))
+        state = load_tensors(self._resumed / "state.safetensors", mapped=True)
+        fill_optimizer(network, optimizer, state, str(self._resumed), shares)
         step = progress.get("step")
         if type(step) is not int or not 0 <= step < 2**53:
             raise TilenetError(
@@ -340,14 +308,15 @@ class RunFolder:
         network: Network,
         weights: dict[str, Tensor],
         record: NetworkRecord,
-        optimizer: torch.optim.Optimizer,
+        state: dict[str, Tensor],
         scale: LossScale,
         *,
         best: bool = False,
     ) -> None:
         """Write a checkpoint, on the rank that writes; `best`: of the best validation so far.
 
-        `weights` are the network's, under the names that the checkpoint has for them.
+        `weights` are the network's, under the names that the checkpoint has for them; `state` is
+        what its optimizer keeps, from `optimizer_tensors`.
 
         Of a network on GPUs, which compute without this process's threads, only a copy is made
         here, and a thread writes it; what goes wrong there is raised by the next save or `wait`. On
@@ -366,7 +335,6 @@ class RunFolder:
         if not self._write:
             return
         self.wait()
-        state = optimizer_tensors(network, optimizer)
         progress = {"step": step, **self._terms}
         if scale.most > 1:
             progress |= {"loss_scale": scale.value, "calm_steps": scale.calm_steps}
@@ -404,46 +372,11 @@ class RunFolder:
             mark_best(self.path, checkpoint, self._keep)
 
 
-def optimizer_tensors(network: Network, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What an optimizer keeps of each parameter, by the parameter's name and its own."""
-    names: dict[torch.Tensor, str] = {p: name for name, p in network.named_parameters()}
-    return {
-        f"{names[parameter]}.{key}": value
-        for parameter, values in optimizer.state.items()
-        for key, value in values.items()
-        if isinstance(value, torch.Tensor)
-    }
-
-
-def fill_optimizer(
-    network: Network, optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor], where: str
-) -> None:
-    """Give an optimizer what `optimizer_tensors` took of it.
-
-    Raises:
-        TilenetError: It is not of this network, or of another optimizer.
-    """
-    for name, parameter in network.named_parameters():
-        kept = {
-            key.removeprefix(f"{name}."): value
-            for key, value in state.items()
-            if key.startswith(f"{name}.")
-        }
-        if kept:
-            check_state(name, parameter, kept, optimizer, where)
-            # Unless it is fused, AdamW counts its steps on the host, for a GPU too.
-            on_host = set() if optimizer.defaults.get("fused") else {"step"}
-            optimizer.state[parameter] = {
-                key: value if key in on_host else value.to(parameter.device)
-                for key, value in kept.items()
-            }
-
-
 def in_background(parameter: Tensor) -> bool:
     """Whether a network with that parameter is saved while training goes on."""
     return parameter.is_cuda
 
 
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the host, and none shares memory with what the next step changes."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """On the host, and none shares memory with what the next step changes; empties `tensors`."""
+    return {n: tensors.pop(n).detach().to("cpu", copy=True) for n in list(tensors)}

@@ -16,6 +16,7 @@ from tilenet.training.images.run_data import RunData
 from tilenet.training.log import Callbacks, RunLog
 from tilenet.training.network import RunNetwork
 from tilenet.training.record import RunAccount, keep_run
+from tilenet.training.states import optimizer_tensors
 from tilenet.training.step import Step, StepResult, Update
 from tilenet.training.validation import RunValidation
 
@@ -64,22 +65,25 @@ class Loop:
         run, comm = self.run_file, self.comm
         self.watchdog.arm("the first weights", SLOW)
         network = self.network.network
+        shares = self.network.shares(comm, run.gradients.piece_bytes)
         self.update = Update(
-            run.optimizer.make(network.trained),
+            run.optimizer.make(network.trained if shares is None else shares.own),
             run.schedule.rates(run.optimizer.lr, self.data.last),
             run.loss_scale,
             run.optimizer.clip_norm,
+            shares,
         )
         with agreed(comm):
             state = self.update.optimizer, self.update.scale, run.init, self.plan.record.names
-            first = self.folder.load(network, *state)
+            first = self.folder.load(network, *state, shares)
         with agreed(comm):  # and not before: others may still read what begin deletes
             log = self._begin(first, callbacks)
         step = self._step()
         if comm.rank == 0:
             left, transport = max(self.data.last - first, 0), step.gradients.transport
             sample = self.data.schedule.samples(0)[0]
-            announce(self.plan, self.network.pipe, sample, left, transport, comm.size)
+            facts = comm.size, self.network.shared_bytes
+            announce(self.plan, self.network.pipe, sample, left, transport, *facts)
         try:
             with self.network.swapping():
                 try:
@@ -118,14 +122,10 @@ class Loop:
         )
 
     def _step(self) -> Step:
-        return Step(
-            self.network,
-            self.loss,
-            self.update,
-            self.run_file.gradients,
-            self.folder.path,
-            self.comm,
-        )
+        keys, update = self.run_file.gradients, self.update
+        how = keys.piece_bytes, keys.transport, update.shares
+        gradients = self.network.gradient_sum(self.comm, *how)
+        return Step(self.network, self.loss, update, gradients, self.folder.path, self.comm)
 
     def _close(self, step: Step) -> None:
         step.close()
@@ -187,8 +187,9 @@ class Loop:
     def _save(self, step: int, log: RunLog | None, *, best: bool = False) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)
         network, update = self.network.network, self.update
+        kept = optimizer_tensors(network, update.optimizer, update.shares)
         weights = self.plan.named(network.state_dict())
-        state = network, weights, self.plan.record, update.optimizer, update.scale
+        state = network, weights, self.plan.record, kept, update.scale
         with agreed(self.comm):
             if log:
                 log.sync()

@@ -12,9 +12,11 @@ from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.together import RankControl, together
+from tilenet.parallel.sums.gradients import GradientSum
+from tilenet.parallel.sums.shares import Shares
 from tilenet.parallel.sums.transport_choice import exchange_from
 from tilenet.parallel.swap.statistics import SwapStatistics
-from tilenet.planning.memory.partition import OPTIMIZER_STATES
+from tilenet.planning.memory.states import state_bytes
 from tilenet.training.setup import RunPlan
 from tilenet.training.swap import SwapRequest, decide_swaps, device_bytes, pipe_swaps
 from tilenet.training.swept import AnyPipe, swept_pipe
@@ -40,6 +42,7 @@ class RunNetwork:
     Attributes:
         plan: As given.
         devices: As given.
+        sharers: Ranks that share out what the optimizer keeps.
         network: Its layers reach over the ranks of an image where they must.
         pipe: The network over the devices.
         image_comm: Ranks of the same image, row by row of the grid.
@@ -61,6 +64,7 @@ class RunNetwork:
     ) -> None:
         record, comm = plan.record, control.comm
         self.plan, self.devices, self._optimizer = plan, devices, request.optimizer
+        self.sharers = request.sharers
         if plan.needs_all_tiles:
             devices.check_threads(comm)
         swaps = decide_swaps(request, plan, devices, comm)
@@ -73,11 +77,11 @@ class RunNetwork:
                 adopted.fill(self.network)
         self.image_comm = comm.Create_group(comm.group.Incl(plan.mesh.same_image(comm.rank)))
         if plan.swept:
-            self._swaps, device = None, devices.partitions[0]
+            self._swaps, here = None, devices.partitions
             device_mpi = plan.rule.exchanged and _device_mpi(halos_from, devices, comm)
             line = Line(self.image_comm, device_mpi=device_mpi)
             limit = device_bytes(request.keys, devices, comm)
-            self.pipe: AnyPipe = swept_pipe(plan, self.network, device, line, limit)
+            self.pipe: AnyPipe = swept_pipe(plan, self.network, here, line, limit)
             return
         if plan.needs_all_tiles or any(by_place(layer) for layer in record.layers):
             self.network = spatial_network(
@@ -112,7 +116,24 @@ class RunNetwork:
         """Bytes of the first device that gradients and states of the optimizer will take."""
         device = self.devices.partitions[0]
         here = sum(one.nbytes for one in self.network.trained if one.device == device)
-        return here * (1 + OPTIMIZER_STATES[self._optimizer])
+        return here + state_bytes(self._optimizer, here, self.sharers)
+
+    def shares(self, comm: "MPI.Intracomm", piece_bytes: int) -> Shares | None:
+        """How all ranks share out the update, by pieces of gradients; None: each makes all."""
+        return None if self.sharers == 1 else Shares(self.network.trained, comm, piece_bytes)
+
+    def gradient_sum(
+        self, comm: "MPI.Intracomm", piece_bytes: int, transport: str, shares: Shares | None
+    ) -> GradientSum:
+        """What sums the gradients of this network over ranks. Collective."""
+        trained = self.network.trained
+        return GradientSum(trained, comm, piece_bytes, transport, shares=shares)
+
+    @property
+    def shared_bytes(self) -> int | None:
+        """Bytes that a rank keeps of the optimizer's states at most; None: they are not shared."""
+        weights = sum(one.nbytes for one in self.network.trained)
+        return None if self.sharers == 1 else state_bytes(self._optimizer, weights, self.sharers)
 
     def swapping(self) -> AbstractContextManager[None]:
         """Let the pipe's layers swap as planned."""

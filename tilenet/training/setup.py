@@ -271,7 +271,6 @@ def _check_swept(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> None:
         TilenetError: With the first of it.
     """
     alone = {
-        "partitions": (run.num_partitions, 1),
         "checkpointing": (run.checkpointing, "never"),
         "swap": (run.swap or "off", "off"),
         "halo": (run.halo, "exact"),
@@ -279,7 +278,7 @@ def _check_swept(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> None:
     for key, (value, only) in alone.items():
         if value != only:
             raise TilenetError(
-                f"a sweep computes each strip again by itself, on one device (halo_mode: sweep, "
+                f"a sweep computes each strip again by itself, from its rows (halo_mode: sweep, "
                 f"{key}: {value}); set {key}: {only}, or halo_mode: overlap"
             )
     if record.context().valid:
@@ -293,6 +292,12 @@ def _check_swept(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> None:
             "network.norm: none, network.batch_norm: frozen for a module, or halo_mode: exchange"
         )
     whole = whole_image(record.layers)
+    if whole and run.num_partitions > 1:
+        raise TilenetError(
+            "a sweep over partitions knows no averages of the whole image (halo_mode: sweep, over "
+            f"whole images: {whole}, partitions: {run.num_partitions}); set partitions: 1, or use "
+            "halo_mode: exchange"
+        )
     if whole and (run.tiles.cut is not None or mesh.rows > 1):
         raise TilenetError(
             "a sweep averages over images that ranks hold by columns (halo_mode: sweep, over whole "

@@ -16,7 +16,9 @@ from tilenet.planning.compatibility import most_micro_batches, most_stacked
 from tilenet.planning.memory.layer import countable, layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.mesh import most_tiles
+from tilenet.training.config.keys import OptimizerKeys
 from tilenet.training.setup import RunPlan
+from tilenet.training.states import sharers_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,7 +33,7 @@ def stack_crops(
     plan: RunPlan,
     crops: int,
     sizes: Sequence[tuple[int, int]],
-    optimizer: str,
+    optimizer: OptimizerKeys,
     devices: Sequence[torch.device],
     comm: "MPI.Intracomm",
 ) -> RunPlan:
@@ -41,20 +43,26 @@ def stack_crops(
         plan: As it is without.
         crops: Of a step.
         sizes: Of the images.
-        optimizer: See `partition_bytes`.
         devices: Of this rank.
     """
     # Ranks that wait for one another need the same micro-batches.
     limit = min(comm.allgather(_limit_bytes(devices)))
-    return replace(plan, merged=most_together(plan, crops, sizes, optimizer, limit))
+    ranks = sharers_of(optimizer, plan.record, comm.size)
+    return replace(plan, merged=most_together(plan, crops, sizes, optimizer.kind, limit, ranks))
 
 
 def most_together(
-    plan: RunPlan, crops: int, sizes: Sequence[tuple[int, int]], optimizer: str, limit: int
+    plan: RunPlan,
+    crops: int,
+    sizes: Sequence[tuple[int, int]],
+    optimizer: str,
+    limit: int,
+    ranks: int = 1,
 ) -> int:
     """How many micro-batches of crops are computed as one.
 
     Args:
+        optimizer: See `partition_bytes`, and `sharers` for `ranks`.
         limit: Bytes that a device has for a step; 0: it computes them one after another.
     """
     side, layers = plan.crop_px, plan.record.layers
@@ -74,7 +82,8 @@ def most_together(
     def fits(together: int) -> bool:
         batch, at_once = together * each, min(plan.micro_batches, -(-count // together))
         costs = layer_bytes(layers, rows, cols, plan.record.precision, batch, plan.halo_mode)
-        (part,) = partition_bytes(costs, plan.balance, at_once, plan.checkpointing, optimizer)
+        job = costs, plan.balance, at_once, plan.checkpointing
+        (part,) = partition_bytes(*job, optimizer, sharers=ranks)
         enough = batch * rows * cols <= ENOUGH_PX and countable(layers, rows, cols, batch)
         return enough and part.total <= limit
 

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tilenet.data.schedule import mini_batch_sizes
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window
@@ -25,11 +24,12 @@ from tilenet.model.loss_scale import LossScale
 from tilenet.model.upload import upload
 from tilenet.parallel.health.progress import EXCHANGING, peak_bytes
 from tilenet.parallel.sums.gradients import GradientSum
+from tilenet.parallel.sums.shares import Shares
 from tilenet.parallel.sums.values import RunningStatistics, global_sum
 from tilenet.parallel.swap.statistics import SwapCounts
+from tilenet.planning.compatibility import mini_batch_sizes
 from tilenet.planning.learning_rate import LearningRate
 from tilenet.storage.checkpoints import kept_checkpoint
-from tilenet.training.config.keys import GradientKeys
 from tilenet.training.images.work import ReadTile
 from tilenet.training.network import RunNetwork
 from tilenet.training.tile_sums import tile_sums
@@ -74,19 +74,23 @@ class Update:
     """What becomes of the weights once a step's gradient is summed.
 
     Attributes:
-        optimizer: Optimizer of all parameters of the network.
+        optimizer: Optimizer of all parameters of the network, or of this rank's `shares`.
         rates: Learning rate of each step.
         scale: What the loss was multiplied with before backward.
         clip_norm: Largest norm of the gradient; None: it is not clipped.
+        shares: How ranks share out the update; None: each makes all of it.
     """
 
     optimizer: torch.optim.Optimizer
     rates: LearningRate
     scale: LossScale
     clip_norm: float | None = None
+    shares: Shares | None = None
 
     def apply(self, gradients: GradientSum, weight: float, step: int) -> None:
         """Divide the sum once, clip, and step; throw it away where float16 overflowed.
+
+        Collective where ranks share it out.
 
         Raises:
             AgreedError: No scale of the loss is small enough for float16.
@@ -105,6 +109,7 @@ class Update:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rates.at(step)
         self.optimizer.step()
+        gradients.share_weights()
 
 
 class Step:
@@ -114,7 +119,7 @@ class Step:
         network: Over this rank's devices; its swap statistics are reset by each step.
         loss: Summed over the pixels that tiles own.
         update: Changes the weights.
-        gradients: How they are summed over ranks.
+        gradients: Sums those of the network over ranks; closed with the steps.
         folder: Folder of the run, whose checkpoint errors name.
         comm: All ranks.
     """
@@ -124,18 +129,17 @@ class Step:
         network: RunNetwork,
         loss: Loss,
         update: Update,
-        gradients: GradientKeys,
+        gradients: GradientSum,
         folder: Path,
         comm: "MPI.Intracomm",
     ) -> None:
         self.pipe, self.loss, self.update = network.pipe, loss, update
-        parameters = self.pipe.network.trained
-        self.gradients = GradientSum(parameters, comm, gradients.piece_bytes, gradients.transport)
+        self.gradients = gradients
         plan = network.plan
         self.offset_px, self.micro_batches = plan.rule.offset_px, plan.micro_batches
         self.folder, self.comm, self.image_comm = folder, comm, network.image_comm
         self.statistics = network.swap_statistics
-        self.dtype = parameters[0].dtype
+        self.dtype = self.pipe.network.trained[0].dtype
         self.device = self.pipe.devices[-1]
         self.running = RunningStatistics(self.pipe.network, comm)
         self._peak_bytes, self._read_seconds = 0, 0.0

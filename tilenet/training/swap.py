@@ -61,12 +61,14 @@ class SwapRequest:
         keys: Limits, and where tensors go.
         optimizer: What it keeps of each parameter, see `partition_bytes`.
         loads: Loads of this rank, in steps of whatever size: each must fit.
+        sharers: Ranks that share out what the optimizer keeps.
     """
 
     mode: SwapMode = "off"
     keys: SwappingKeys = field(default_factory=SwappingKeys)
     optimizer: str = "sgd"
     loads: Sequence[Load] = ()
+    sharers: int = 1
 
 
 def decide_swaps(
@@ -149,7 +151,8 @@ def _plan(
     record, keys, everything = plan.record, request.keys, request.mode == "all"
     tile = record.layers, *load.tile, record.precision, load.stacked, plan.halo_mode
     costs, many = layer_bytes(*tile), load.micro_batches
-    demand = Demand(costs, plan.balance, many, plan.checkpointing, request.optimizer, devices)
+    job = costs, plan.balance, many, plan.checkpointing
+    demand = Demand(*job, request.optimizer, devices, request.sharers)
 
     @cache
     def speeds() -> Speeds:

@@ -1,5 +1,6 @@
 """A run's network whose tiles are swept."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -19,11 +20,16 @@ AnyPipe = Pipe | SweptPipe
 
 
 def swept_pipe(
-    plan: RunPlan, network: Network, device: torch.device, line: Line, device_bytes: int
+    plan: RunPlan,
+    network: Network,
+    devices: Sequence[torch.device],
+    line: Line,
+    device_bytes: int,
 ) -> SweptPipe:
     """What computes a rank's tiles with `halo_mode: sweep`.
 
     Args:
+        devices: One per partition.
         line: To the ranks that hold columns of the same image.
         device_bytes: What a step may take on the device.
     """
@@ -36,4 +42,13 @@ def swept_pipe(
             return found
         return replace(found, edges=strip_edges(height, plan.strip_rows))
 
-    return SweptPipe(network, layers, device, precision, sweeps, line)
+    return SweptPipe(
+        network,
+        layers,
+        devices[0],
+        precision,
+        sweeps,
+        line,
+        balance=plan.balance,
+        devices=devices,
+    )

@@ -14,8 +14,9 @@ from mpi4py import MPI
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.parallel.sums import nccl as module
 from tilenet.parallel.sums import transport_choice
-from tilenet.parallel.sums import transports as module
+from tilenet.parallel.sums.nccl import NcclTransport
 from tilenet.parallel.sums.transport_choice import (
     RankFacts,
     arrives_from,
@@ -23,12 +24,7 @@ from tilenet.parallel.sums.transport_choice import (
     exchange_from,
     rank_facts,
 )
-from tilenet.parallel.sums.transports import (
-    DeviceTransport,
-    NcclTransport,
-    Transport,
-    open_transport,
-)
+from tilenet.parallel.sums.transports import DeviceTransport, Transport, open_transport
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -85,6 +81,34 @@ def test_sums(comm: MPI.Intracomm, name: str, dtype: torch.dtype) -> None:
     with opened(name, comm, pieces) as transport:
         check_sums(comm, transport, pieces)
         check_sums(comm, transport, pieces[::-1])  # sums of sums, in another order
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", ON_CPU)
+def test_blocks_are_summed_and_gathered(comm: MPI.Intracomm, name: str, dtype: torch.dtype) -> None:
+    sizes = [comm.size * number for number in (1, 7, 20001)]
+    pieces = [torch.cat(pieces_of(comm.rank, dtype, seed))[:n] for seed, n in enumerate(sizes)]
+    with opened(name, comm, pieces) as transport:
+        check_blocks(comm, transport, pieces)
+
+
+def check_blocks(comm: MPI.Intracomm, transport: Transport, pieces: list[Tensor]) -> None:
+    """What a block's owner gets is the sum; gathered, all have what the owners got."""
+    for piece in pieces:
+        parts = np.array(comm.allgather(piece.cpu().double().numpy()))
+        wanted = parts.sum(axis=0)
+        places = 1e-6 if piece.dtype == torch.float32 else 1e-14
+        most = places * np.abs(parts).sum(axis=0).max()
+        transport.sum_own(piece)
+        width = piece.numel() // comm.size
+        mine = slice(comm.rank * width, (comm.rank + 1) * width)
+        found = piece.cpu().double().numpy()
+        assert np.abs(found - wanted)[mine].max() <= most
+        own = found[mine].copy()
+        transport.gather(piece)
+        found = piece.cpu().double().numpy()
+        assert np.array_equal(found, np.concatenate(comm.allgather(own)))
 
 
 @pytest.mark.parametrize("name", ON_CPU)
@@ -337,6 +361,8 @@ def test_sums_on_gpus(comm: MPI.Intracomm, name: str) -> None:
         assert transport.name == ("nccl" if name == "auto" else name)
         for _ in range(3):
             check_sums(comm, transport, pieces)
+        whole = [piece[: piece.numel() // comm.size * comm.size] for piece in pieces]
+        check_blocks(comm, transport, [piece for piece in whole if piece.numel()])
 
 
 @pytest.mark.gpu

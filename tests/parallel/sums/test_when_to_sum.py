@@ -6,7 +6,7 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from tilenet.parallel.sums.gradients import room_for_helpers, sums_pay_meanwhile
+from tilenet.parallel.sums.meanwhile import room_for_helpers, sums_pay_meanwhile
 
 
 @pytest.mark.parametrize(

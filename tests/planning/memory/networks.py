@@ -36,9 +36,9 @@ class Head(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, y):  # type: ignore[no-untyped-def]
-        ctx.shape, ctx.dtype = y.shape, y.dtype
+        ctx.shape, ctx.dtype, ctx.device = y.shape, y.dtype, y.device
         return y.new_zeros((), dtype=torch.float32)
 
     @staticmethod
     def backward(ctx, _):  # type: ignore[no-untyped-def]
-        return torch.empty(ctx.shape, dtype=ctx.dtype)
+        return torch.empty(ctx.shape, dtype=ctx.dtype, device=ctx.device)

@@ -16,7 +16,7 @@ from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Conv, Join, Layer, Norm, Pool, Stash, Upsample
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.parallel.pipeline.skip_store import HostStore
+from tilenet.parallel.pipeline.host_store import HostStore
 from tilenet.parallel.swap.copies import HostCopies
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.statistics import SwapStatistics

@@ -77,8 +77,10 @@ def test_blocks_are_the_partitions_that_could_be(
     costs = layer_bytes(layers, draw.randint(33, 70), draw.randint(33, 70), precision)
     balance, many = random_balance(draw, len(layers), 5), draw.randint(1, 9)
     optimizer = draw.choice(["adamw", "sgd", "sgd-momentum"])
-    parts = partition_bytes(costs, balance, many, checkpointing, optimizer)
-    blocks = block_bytes(costs, many, checkpointing, optimizer, len(balance))
+    sharers = draw.choice([1, 3, 7])
+    job = many, checkpointing, optimizer
+    parts = partition_bytes(costs, balance, *job, sharers=sharers)
+    blocks = block_bytes(costs, *job, len(balance), sharers=sharers)
     edges = [0, *accumulate(balance)]
     for start, stop, part in zip(edges, edges[1:], parts, strict=False):
         block = blocks[start, stop]

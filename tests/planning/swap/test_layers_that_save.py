@@ -1,4 +1,4 @@
-"""Layers that save: against the planner's formula, and against steps on fake tensors."""
+"""Layers that save: against the planner's formula, and against steps on tensors without memory."""
 
 import random
 import weakref
@@ -81,15 +81,15 @@ class Gone:
         if isinstance(tensor, nn.Parameter) or storage.nbytes() < self.min_bytes:
             return tensor
         layout = tensor.storage_offset(), tensor.shape, tensor.stride()
-        return weakref.ref(storage), storage.nbytes(), tensor.dtype, layout
+        return weakref.ref(storage), storage.nbytes(), tensor.dtype, tensor.device, layout
 
     def unpack(self, saved: Any) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
-        known, num_bytes, dtype, (offset, shape, stride) = saved
+        known, num_bytes, dtype, device, (offset, shape, stride) = saved
         # What somebody else has kept counts already; `set_` would hold on to a fake storage.
         with nullcontext() if known() is None else _pop_mode_temporarily():
-            flat = torch.empty(num_bytes, dtype=torch.uint8)
+            flat = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         return flat.view(dtype).as_strided(shape, stride, offset)
 
 
@@ -104,8 +104,9 @@ def step_bytes(
     """Peak of a step whose first layers swap; without images, weights, their gradients."""
     dtype = parameter_dtype(precision)
     mixed = {"bfloat16": torch.bfloat16}.get(precision)
-    with FakeTensorMode():
-        network = build_network(layers)
+    # Autocast does not know meta tensors.
+    with torch.device("meta") if mixed is None else FakeTensorMode():
+        network = build_network(layers, device="cpu" if mixed else "meta")
         cast_parameters(network, dtype)
         network.mask_key.images = (0,)
         for parameter in network.parameters():

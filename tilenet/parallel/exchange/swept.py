@@ -5,7 +5,7 @@ they look at are at hand, as `geometry.sweep` says what to keep. Columns are too
 their own ones each, and a layer takes those next to them from the neighbours.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -21,6 +21,7 @@ from tilenet.geometry.grid import Grid
 from tilenet.geometry.layers import (
     Cellwise,
     Conv,
+    Dropout,
     Expand,
     GlobalPool,
     Join,
@@ -33,11 +34,19 @@ from tilenet.geometry.layers import (
 )
 from tilenet.geometry.maps import map_grids, map_shapes
 from tilenet.geometry.ownership import AxisShares, axis_shares, halo_of
-from tilenet.geometry.sweep import LayerRows, Rows, Strip, last_readers, maps_before, sweep
+from tilenet.geometry.sweep import (
+    LayerRows,
+    Rows,
+    Strip,
+    last_readers,
+    maps_before,
+    row_readers,
+    sweep,
+)
 from tilenet.geometry.windows import Window
 from tilenet.model.cellwise import CellwiseModule
 from tilenet.model.choices import AUTOCAST
-from tilenet.model.modules import BatchNorm
+from tilenet.model.modules import BatchNorm, out_of_place
 from tilenet.model.network import Network
 from tilenet.model.resample import AxisPlace, resampled
 from tilenet.model.skips import joined
@@ -45,9 +54,10 @@ from tilenet.parallel.exchange.halo import Journey, Line, extend
 from tilenet.parallel.exchange.layers import spatial_layer, without_border
 from tilenet.parallel.exchange.placed import cells_placed
 
-__all__ = ["Columns", "KeptMaps", "State", "Sweep", "SweptPart"]
+__all__ = ["Columns", "KeptMaps", "MapRows", "State", "Sweep", "SweptPart"]
 
 State = list[list[tuple[int, Tensor]]]
+MapRows = tuple[int, int, Tensor]  # number of a map, first row, rows
 
 WHOLE_IMAGE = nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d
 WINDOWED = Conv | Pool | TransposedConv | Upsample
@@ -172,8 +182,11 @@ class Sweep:
         precision: As for `Pipe`.
         compact: Whether of each map just the rows are kept that rows to come look at, at the price
             of copies.
+        own: The layers that it computes, consecutive ones, where others compute the rest; None:
+            all.
 
     Attributes:
+        made: Of the last strip the rows of maps that layers behind its own look at.
         starts: Row and column of each map's first cell, on the map of the whole image.
         looks: Whether any layer looks at the image's cells; not where kept maps stand in for it.
 
@@ -190,10 +203,11 @@ class Sweep:
         columns: Columns | None = None,
         *,
         compact: bool = False,
+        own: range | None = None,
     ) -> None:
         window = part.window or Window(0, 0, *part.size)
-        self.layers, self.grids = layers, map_grids(layers)
-        self.strips = sweep(layers, part.edges)
+        self.layers, self.grids, self.own = layers, map_grids(layers), own or range(len(layers))
+        self.strips = sweep(layers, part.edges, own)
         self._shapes = map_shapes(layers, window.height, window.width)
         self._image = map_shapes(layers, *part.size)
         self.starts = [_first_cells(grid, window) for grid in self.grids]
@@ -210,18 +224,26 @@ class Sweep:
             ]
         self._widths = [stop - first for first, stop in self._columns.own]
         self._inputs = _inputs(layers)
-        self._done_with = last_readers(layers)
-        self._modules = [
-            self._swept(layer, number, module)
-            for number, (layer, module) in enumerate(zip(layers, network, strict=True))
-        ]
+        self._done_with = last_readers(layers, own)
+        modules = list(network)
+        for number in self.own:  # others have its input too
+            modules[number] = out_of_place(modules[number])
+            if not isinstance(layers[number], Dropout):  # which may give its input itself
+                break
+        self._modules = {
+            number: self._swept(layers[number], number, modules[number]) for number in self.own
+        }
+        readers = row_readers(layers)
+        reads = frozenset[int]().union(*readers[self.own.start : self.own.stop])
+        self._asked = frozenset[int]().union(*readers[self.own.stop :])
+        self.made: list[MapRows] = []
         # Rows that are held of each map, in the pieces in which they came, with their first rows.
         self._pieces: list[list[tuple[int, Tensor]]] = [[] for _ in self._shapes]
         self._whole: dict[int, Tensor] = {}
         self._now: LayerRows
         self._like: Tensor  # as many as images, of their kind and without cells
         self._dtype, self._compact = AUTOCAST.get(precision), compact
-        self._kept, self.looks = KeptMaps(), True
+        self._kept, self.looks = KeptMaps(), own is None or 0 in reads
         self._computed_maps: Collection[int] = range(len(self._shapes))
 
     def use(self, kept: KeptMaps) -> None:
@@ -304,8 +326,15 @@ class Sweep:
         self._pieces = [list(pieces) for pieces in state]
         self._whole = {}  # computed again, for another backward
 
-    def pass_strip(self, strip: Tensor, plan: Strip) -> Tensor:
-        """As `feed`, for a strip of `strips` after those that led to the state."""
+    def pass_strip(self, strip: Tensor, plan: Strip, come: Iterable[MapRows] = ()) -> Tensor:
+        """As `feed`, for a strip of `strips` after those that led to the state.
+
+        Args:
+            come: The next rows of maps that its layers look at and others compute.
+        """
+        self.made = []
+        for number, first, rows in come:
+            self._pieces[number].append((first, rows))
         with torch.autocast(strip.device.type, self._dtype, enabled=self._dtype is not None):
             return self._fed(strip, plan)
 
@@ -313,7 +342,8 @@ class Sweep:
         self._like = strip.new_empty(len(strip), 0)
         if strip.shape[2] and self.looks:
             self._pieces[0].append((plan.image[0], strip))
-        for number, (layer, rows) in enumerate(zip(self.layers, plan.layers, strict=True)):
+        for number in self.own:
+            layer, rows = self.layers[number], plan.layers[number]
             self._now = rows
             if self.grids[number + 1].whole:
                 if number + 1 not in self._whole:
@@ -338,6 +368,8 @@ class Sweep:
         if map_ in self._kept.after.get(len(self.layers), ()):
             self._kept.keep(map_, first, found, self._shapes[map_].rows)
         self._pieces[map_].append((first, found))
+        if map_ in self._asked:
+            self.made.append((map_, first, found))
 
     def _let_go(self, number: int, first: int) -> None:
         """Let rows before the first one go."""

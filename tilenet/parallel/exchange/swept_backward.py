@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from tilenet.geometry.sweep import Rows, Strip
 from tilenet.parallel.exchange.swept import KeptMaps, State, Sweep
 
-__all__ = ["Inputs", "OfRows", "swept_sum"]
+__all__ = ["Inputs", "OfRows", "adds", "as_leaves", "of_layers", "rows_of", "swept_sum"]
 
 # What rows of the last map add to a sum, differentiable; None: nothing.
 OfRows = Callable[[Tensor, Rows], Tensor | None]
@@ -100,7 +100,7 @@ class _Swept(torch.autograd.Function):
         for plan in ctx.plans:
             if keeps_states:
                 ctx.states.append(sweep.state)
-            found = measure(sweep.pass_strip(_rows(image, plan), plan), plan.output)
+            found = measure(sweep.pass_strip(rows_of(image, plan), plan), plan.output)
             if found is not None:
                 total = found if total is None else total + found
         assert total is not None, "there is something to measure"
@@ -126,7 +126,7 @@ class _Swept(torch.autograd.Function):
         after = ctx.split(sums)
         flow = _Flow(maps, after.maps, dict(zip(ctx.numbers, of_kept, strict=True)), gradient)
         totals = [*after.given, *after.parameters]
-        hooks = [one.register_hook(_adds(sum_)) for one, sum_ in zip(inputs, totals, strict=True)]
+        hooks = [one.register_hook(adds(sum_)) for one, sum_ in zip(inputs, totals, strict=True)]
         try:
             _strips_back(ctx, sweep, image, inputs, flow)
         finally:
@@ -157,7 +157,7 @@ class _Flow:
         rows = list[Tensor]()
         for number, first, leaf in self.maps.taken:
             total = self.taken[number][:, :, first : first + leaf.shape[2]]
-            leaf.register_hook(_adds(total))  # type: ignore[no-untyped-call]
+            leaf.register_hook(adds(total))  # type: ignore[no-untyped-call]
             rows.append(leaf)
         self.maps.taken.clear()
         return rows
@@ -180,10 +180,10 @@ def _strips_back(
     later: list[Tensor | None] = []  # gradients of the state after the strip
     while ctx.plans:
         plan = ctx.plans.pop()
-        sweep.state, leaves = _as_leaves(ctx.states.pop())
+        sweep.state, leaves = as_leaves(ctx.states.pop())
         with torch.enable_grad():
-            measured = ctx.measure(sweep.pass_strip(_rows(image, plan), plan), plan.output)
-        ends = _ends([*_of_layers(sweep.state), measured], [*later, flow.gradient]) + flow.ends()
+            measured = ctx.measure(sweep.pass_strip(rows_of(image, plan), plan), plan.output)
+        ends = _ends([*of_layers(sweep.state), measured], [*later, flow.gradient]) + flow.ends()
         taken = flow.leaves()
         # Backward needs none of these, but what layers keep for it.
         del measured, later
@@ -198,7 +198,7 @@ def _strips_back(
             del edges, their, found
 
 
-def _adds(total: Tensor) -> Callable[[Tensor | None], Tensor | None]:
+def adds(total: Tensor) -> Callable[[Tensor | None], Tensor | None]:
     """Adds a gradient to a total as soon as it comes; what waits in its place takes no memory."""
 
     def add(gradient: Tensor | None) -> Tensor | None:
@@ -226,23 +226,24 @@ def _states(sweep: Sweep, image: Tensor, plans: Sequence[Strip]) -> list[State]:
     states = []
     for plan in plans:
         states.append(sweep.state)
-        sweep.pass_strip(_rows(image, plan), plan)
+        sweep.pass_strip(rows_of(image, plan), plan)
     return states
 
 
-def _rows(image: Tensor, plan: Strip) -> Tensor:
+def rows_of(image: Tensor, plan: Strip) -> Tensor:
+    """A strip's rows of the image."""
     return image[:, :, plan.image[0] : plan.image[1]]
 
 
-def _as_leaves(state: State) -> tuple[State, list[Tensor]]:
+def as_leaves(state: State) -> tuple[State, list[Tensor]]:
     """A state that gradients are taken of, and the tensors of which they are."""
     image, *maps = state
     fresh = [
         [(first, piece.detach().requires_grad_()) for first, piece in pieces] for pieces in maps
     ]
-    for piece in _of_layers([image, *fresh]):
+    for piece in of_layers([image, *fresh]):
         piece.register_hook(_alone)  # type: ignore[no-untyped-call]
-    return [image, *fresh], _of_layers([image, *fresh])
+    return [image, *fresh], of_layers([image, *fresh])
 
 
 def _alone(gradient: Tensor | None) -> Tensor | None:
@@ -255,6 +256,6 @@ def _alone(gradient: Tensor | None) -> Tensor | None:
     return gradient.clone()
 
 
-def _of_layers(state: State) -> list[Tensor]:
+def of_layers(state: State) -> list[Tensor]:
     """The rows of layers' maps; the image has no gradient."""
     return [piece for pieces in state[1:] for _, piece in pieces]

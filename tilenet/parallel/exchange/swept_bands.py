@@ -23,7 +23,6 @@ from tilenet.geometry.windows import Window
 from tilenet.model.network import Network
 from tilenet.parallel.exchange.fixed import Statistic, statistic_of
 from tilenet.parallel.exchange.halo import Line
-from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.exchange.passes import KeptSums, Reads, Values
 from tilenet.parallel.exchange.swept import Columns, KeptMaps, Sweep, SweptPart
 from tilenet.parallel.exchange.whole_maps import AveragedOver
@@ -193,8 +192,7 @@ def _found(
                 if cells is None or not cells.numel():
                     yield np.zeros(statistic.num_values)
                     continue
-                here = Window(0, 0, own.height, own.width)
-                where = AveragedOver(Cells((here,), (0,)), ((own.row, own.col),), whole)
+                where = AveragedOver.part(cells, (own.row, own.col), whole)
                 with torch.inference_mode():
                     yield statistic.find(cells, where)
 

@@ -6,8 +6,9 @@ to the first, each strip by strip. The price of a sweep is one more forward pass
 and the memory that of one strip and all states.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from tilenet.geometry.halo import summed_cells
 from tilenet.geometry.layers import GlobalPool, Layer
 from tilenet.geometry.maps import map_grids, map_shapes
 from tilenet.geometry.ownership import tiling_shares
-from tilenet.geometry.sweep import Rows, Sweeps, maps_before
+from tilenet.geometry.sweep import Rows, Sweeps, maps_before, sweep
 from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window, overlap
 from tilenet.model.network import Network
@@ -24,9 +25,13 @@ from tilenet.model.skips import Origin
 from tilenet.model.upload import upload
 from tilenet.parallel.exchange.fixed import FixedPool
 from tilenet.parallel.exchange.halo import Line
-from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.exchange.swept import Columns, KeptMaps, Sweep, SweptPart
 from tilenet.parallel.exchange.swept_backward import Inputs, OfRows, swept_sum
+from tilenet.parallel.exchange.swept_partitions import (
+    SweptLayers,
+    idle_share,
+    swept_over_partitions,
+)
 from tilenet.parallel.exchange.whole_maps import AveragedOver, bin_sums
 from tilenet.parallel.sums.values import global_sum
 
@@ -47,6 +52,8 @@ class SweptPipe:
         precision: As for `Pipe`.
         sweeps: How a tile of so many rows and columns is swept.
         line: To the ranks of an image, which hold columns of it each where tiles have no halo.
+        balance: Layers per partition, where there are several; the layers take no averages.
+        devices: One per partition, in the place of the one; a device may be named several times.
 
     Raises:
         TilenetError: A layer needs something of the whole image that is no average.
@@ -60,13 +67,26 @@ class SweptPipe:
         precision: str,
         sweeps: Callable[[int, int], Sweeps],
         line: Line | None = None,
+        *,
+        balance: Sequence[int] = (),
+        devices: Sequence[torch.device] = (),
     ) -> None:
-        self.network, self.devices = network.to(device), (device,)
+        self.network, self.devices = network, tuple(devices) or (device,)
+        ends = [0, *accumulate(balance or [len(layers)])]
+        self.parts = [range(first, stop) for first, stop in pairwise(ends)]
+        for part, where in zip(self.parts, self.devices, strict=True):
+            for number in part:
+                network[number].to(where)
         self.layers, self.precision, self.sweeps, self.line = layers, precision, sweeps, line
 
     def passes(self, micro_batches: int) -> int:
         """How often one backward adds to each parameter's gradient."""
         return 1
+
+    def idle_share(self, tile: Window) -> float:
+        """Part of the time in which a partition waits for strips of such a tile."""
+        edges = self.sweeps(tile.height, tile.width).edges
+        return idle_share(sum(1 for _ in sweep(self.layers, edges)), len(self.parts))
 
     def __call__(self, image: Tensor, origin: Origin, measure: Measure) -> Tensor:
         """Sweep a tile, and add up what is measured on the pixels that it owns.
@@ -91,6 +111,8 @@ class SweptPipe:
             own = overlap(part.tile.own, strip) if strip.height else None
             return None if own is None else measure(owned(logits, Tile(strip, own)), own)
 
+        if len(self.parts) > 1:
+            return part.sweep_over(of_own)
         return part.sweep(len(self.layers), averages, of_own)
 
 
@@ -154,6 +176,26 @@ class _Part:
         self.maps = {n: one for n, one in (self.maps | maps).items() if n in needed}
         return total
 
+    def sweep_over(self, measure: OfRows) -> Tensor:
+        """Sweep all layers over partitions, and add up what is measured of the last map."""
+        pipe, network, columns = self.pipe, self.pipe.network, self.columns
+        part = SweptPart(self.size, self.how.edges, None if columns else self.tile.read)
+
+        def make() -> list[SweptLayers]:
+            network.mask_key.images = self.origin.images
+            return [
+                SweptLayers(
+                    Sweep(
+                        pipe.layers, network, part, pipe.precision, columns, compact=True, own=own
+                    ),
+                    device,
+                    Network(list(network)[own.start : own.stop], network.mask_key).trained,
+                )
+                for own, device in zip(pipe.parts, pipe.devices, strict=True)
+            ]
+
+        return swept_over_partitions(self.image, make, measure)
+
     def average(self, number: int, layer: GlobalPool, averages: dict[int, Tensor]) -> Tensor:
         """What a layer averages of the whole image, (C, bins, bins) in float64. Collective."""
         shape = map_shapes(self.pipe.layers, *self.size)[number]
@@ -173,8 +215,6 @@ def _bins(
     layer: GlobalPool, left: int, whole: tuple[int, int], x: Tensor, rows: Rows
 ) -> Tensor | None:
     """What rows of a map (1, C, H, W) add to its averages, (C, bins, bins)."""
-    here = Window(0, 0, x.shape[2], x.shape[3])
-    if not here.height:
+    if not x.shape[2]:
         return None
-    where = AveragedOver(Cells((here,), (0,)), ((rows[0], left),), whole)
-    return bin_sums(x, layer, where)[0]
+    return bin_sums(x, layer, AveragedOver.part(x, (rows[0], left), whole))[0]

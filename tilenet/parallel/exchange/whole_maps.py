@@ -46,6 +46,11 @@ class AveragedOver:
         size: Rows and columns of the whole map.
     """
 
+    @classmethod
+    def part(cls, x: Tensor, first: tuple[int, int], whole: tuple[int, int]) -> "AveragedOver":
+        """A part (1, C, H, W) of a single map, which begins at that row and column of it."""
+        return cls(Cells((Window(0, 0, x.shape[2], x.shape[3]),), (0,)), (first,), whole)
+
     def __init__(
         self, cells: Cells, firsts: tuple[tuple[int, int], ...], size: tuple[int, int]
     ) -> None:

@@ -41,7 +41,8 @@ from tilenet.model.modules import out_of_place
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin, OriginTracker
 from tilenet.model.upload import upload
-from tilenet.parallel.pipeline.skip_store import Store, StoringQueue, StoringTracker
+from tilenet.parallel.pipeline.host_store import Store
+from tilenet.parallel.pipeline.skip_store import StoringQueue, StoringTracker
 
 __all__ = ["Partition", "Pipe"]
 

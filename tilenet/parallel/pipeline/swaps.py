@@ -5,10 +5,11 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from tilenet.parallel.pipeline.host_store import HostStore
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.parallel.pipeline.skip_store import HostStore
 from tilenet.parallel.swap.host_pool import Slabs
-from tilenet.parallel.swap.swapper import SwapInForward, Swapper
+from tilenet.parallel.swap.swap_in_forward import SwapInForward
+from tilenet.parallel.swap.swapper import Swapper
 
 __all__ = ["PipeSwaps", "fetched_ahead"]
 

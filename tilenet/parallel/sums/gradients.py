@@ -10,61 +10,29 @@ of the cores. Every rank sums the pieces in the same order, whatever order they 
 Where all ranks share a node's cores and none is left for a helper, there is nothing to hide sums
 behind: they wait for the end of backward, and the thread that asks for them makes them.
 
-Whether sums of gradients pay while backward runs, or are made after it.
-
-A thread that waits inside of MPI spins. Where it shares a core with the thread that computes, and
-no network has to be waited for, it takes from backward more than it hides.
+Where ranks share out the update (`shares.py`), a rank gets the sums of its blocks alone, and the
+buffer carries the new weights back.
 """
 
 import math
-import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from tilenet.parallel.ranks.comm import threads_may_call
+from tilenet.parallel.sums.meanwhile import sums_pay_meanwhile
+from tilenet.parallel.sums.shares import Shares, block, values_of_piece, whole_blocks
 from tilenet.parallel.sums.transports import Transport, open_transport
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["GradientSum", "room_for_helpers", "sums_pay_meanwhile"]
-
-
-def room_for_helpers(cores: Sequence[Iterable[int]], threads: Sequence[int]) -> bool:
-    """Whether the ranks of a node leave a core for one more thread each.
-
-    Args:
-        cores: Cores that each rank may run on; ranks that are not bound share them.
-        threads: Threads with which each computes.
-    """
-    return len({core for some in cores for core in some}) >= sum(threads) + len(threads)
-
-
-def sums_pay_meanwhile(comm: "MPI.Intracomm", *, on_devices: bool) -> bool:
-    """Whether a helper should sum gradients while backward runs; alike on all ranks. Collective.
-
-    Backward may call MPI too, so it should not where MPI takes one thread at a time.
-
-    Args:
-        on_devices: Whether this rank's gradients, or some of them, lie on devices, which compute
-            without its cores.
-    """
-    from mpi4py import MPI
-
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    facts = node.allgather((sorted(os.sched_getaffinity(0)), torch.get_num_threads()))
-    alone = node.size == comm.size
-    node.Free()
-    cores, threads = zip(*facts, strict=True)
-    pays = any(comm.allgather(on_devices or not alone or room_for_helpers(cores, threads)))
-    return threads_may_call(comm) and pays
+__all__ = ["GradientSum"]
 
 
 PIECE_BYTES = 4 << 20
@@ -99,6 +67,8 @@ class GradientSum:
         piece_bytes: Size of the pieces.
         transport: How pieces are summed; see `transports.open_transport`.
         meanwhile: Whether sums are made while backward runs; None: where `sums_pay_meanwhile`.
+        shares: Of these parameters over these ranks, whose size of pieces counts then; None: each
+            rank updates all.
     """
 
     def __init__(
@@ -109,14 +79,23 @@ class GradientSum:
         transport: str = "auto",
         *,
         meanwhile: bool | None = None,
+        shares: Shares | None = None,
     ) -> None:
         self._parameters = parameters[::-1]
+        self._comm, self._shares = comm, shares
+        if shares is not None:
+            piece_bytes = shares.piece_bytes
         self._flats: list[Tensor] = []
         self._views: list[Tensor] = []
         self._pieces: list[Tensor] = []
         self._pieces_of: list[range] = []
         for _, group in groupby(self._parameters, key=lambda parameter: parameter.device):
             self._lay_out(list(group), piece_bytes)
+        self._mine = self._flats
+        if shares is not None:
+            self._mine = [block(piece, comm) for piece in self._pieces]
+            for gradient, own in self._own(shares):
+                own.grad = gradient
         self._missing: list[int] = []
         self._waiting: list[int] = []
         self._armed = False
@@ -137,9 +116,10 @@ class GradientSum:
 
     def _lay_out(self, parameters: list[nn.Parameter], piece_bytes: int) -> None:
         """Make gradients of a device views of one buffer; note the pieces that each lies in."""
-        total = sum(parameter.numel() for parameter in parameters)
+        ranks = 1 if self._shares is None else self._comm.size
+        total = whole_blocks(sum(parameter.numel() for parameter in parameters), ranks)
         flat = torch.zeros(total, dtype=parameters[0].dtype, device=parameters[0].device)
-        size = max(1, piece_bytes // flat.element_size())
+        size = values_of_piece(piece_bytes, flat.element_size(), ranks)
         before = len(self._pieces)
         start = 0
         for parameter in parameters:
@@ -152,6 +132,12 @@ class GradientSum:
             start = stop
         self._flats.append(flat)
         self._pieces.extend(flat[at : at + size] for at in range(0, total, size))
+
+    def _own(self, shares: Shares) -> Iterator[tuple[Tensor, nn.Parameter]]:
+        """Gradients and weights of what this rank updates."""
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            for part, own in shares.held.get(parameter, []):
+                yield view.view(-1)[part.start : part.stop], own
 
     def _hook(self, index: int) -> Callable[[Tensor], None]:
         def completed(_: Tensor) -> None:
@@ -171,28 +157,35 @@ class GradientSum:
             parameter.grad = view
 
     def divide(self, divisor: float) -> None:
-        """Divide all gradients, in place."""
-        for flat in self._flats:
-            flat.div_(divisor)
+        """Divide all gradients that this rank updates by, in place."""
+        for mine in self._mine:
+            mine.div_(divisor)
 
     def clip(self, most: float) -> float:
         """Scale all gradients, in place, so that their norm is at most `most`; return what it was.
 
         The root of the sum of all their squares, over the devices of this rank. Each parameter's
         is taken by itself in float64, and their sum is exact: it does not depend on which
-        parameters share a device.
+        parameters share a device. Where ranks share out the update, blocks are taken by
+        themselves, and their sum over all ranks is exact. Collective then.
         """
+        groups = groupby(self._gradients(), key=lambda gradient: gradient.device)
         norms = [
             torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64) for g in group]).tolist()
-            for _, group in groupby(self._gradients(), key=lambda gradient: gradient.device)
+            for _, group in groups
         ]
-        norm = math.sqrt(math.fsum(one * one for group in norms for one in group))
+        squares = [one * one for group in norms for one in group]
+        if self._shares is not None:
+            squares = [one for of_rank in self._comm.allgather(squares) for one in of_rank]
+        norm = math.sqrt(math.fsum(squares))
         if norm > most:
-            for flat in self._flats:
-                flat.mul_(most / norm)
+            for mine in self._mine:
+                mine.mul_(most / norm)
         return norm
 
     def _gradients(self) -> list[Tensor]:
+        if self._shares is not None:
+            return self._mine
         return [p.grad for p in self._parameters if p.grad is not None]
 
     @property
@@ -202,8 +195,12 @@ class GradientSum:
 
     @property
     def finite(self) -> bool:
-        """Whether no gradient is infinite or NaN; after `finish` the same on all ranks."""
-        return all(bool(flat.isfinite().all()) for flat in self._flats)
+        """Whether no gradient is infinite or NaN; after `finish` the same on all ranks.
+
+        Collective where ranks share out the update.
+        """
+        finite = all(bool(mine.isfinite().all()) for mine in self._mine)
+        return finite if self._shares is None else all(self._comm.allgather(finite))
 
     def arm(self, passes: int = 1) -> None:
         """Say that the next backward pass is this rank's last of the step.
@@ -246,12 +243,36 @@ class GradientSum:
                 raise error
         elif self._transport is not None:
             for piece in self._pieces:
-                _Ready(piece).wait()
-                self._transport.sum(piece)
+                self._sum(_Ready(piece), piece)
         self.wait_seconds = time.perf_counter() - began
 
-    def _sum_pieces(self) -> None:
+    def _sum(self, ready: _Ready, piece: Tensor) -> None:
         assert self._transport is not None
+        ready.wait()
+        if self._shares is None:
+            self._transport.sum(piece)
+        else:
+            self._transport.sum_own(piece)
+
+    @torch.no_grad()
+    def share_weights(self) -> None:
+        """Give all ranks the weights that each has updated; gradients are gone. Collective.
+
+        Does nothing where each rank updates all.
+        """
+        if self._shares is None or self._transport is None:
+            return
+        began = time.perf_counter()
+        for gradient, own in self._own(self._shares):
+            gradient.copy_(own)
+        for piece in self._pieces:
+            _Ready(piece).wait()
+            self._transport.gather(piece)
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.copy_(view)
+        self.wait_seconds += time.perf_counter() - began
+
+    def _sum_pieces(self) -> None:
         if self._flats[0].is_cuda:
             # A thread begins on device 0, where waiting for another's event makes a stray context.
             torch.cuda.set_device(self._flats[0].device)
@@ -261,8 +282,7 @@ class GradientSum:
                 while (ready := self._ready.get()) is not None:
                     if ready.piece is None:
                         return
-                    ready.wait()
-                    self._transport.sum(ready.piece)
+                    self._sum(ready, ready.piece)
             except BaseException as raised:
                 error = raised
             self._done.put(error)

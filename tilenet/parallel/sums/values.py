@@ -1,10 +1,8 @@
-"""Sums over ranks that gradients flow through: for losses of a whole image.
+"""Sums of a step over ranks: losses of a whole image, through which gradients flow, and statistics.
 
-Running statistics of batch norm with `norm_scope: tile`, averaged over the step's tiles.
-
-By itself torch blends each tile into the running statistics as it passes, so the last tile weighs
-most and each rank ends with its own. Here a step's tiles weigh alike and all ranks end with the
-same, whatever rank computed which tile.
+By itself torch blends each tile into the running statistics of batch norm as it passes, so the last
+tile weighs most and each rank ends with its own. Here a step's tiles weigh alike and all ranks end
+with the same, whatever rank computed which tile (`norm_scope: tile`).
 """
 
 from typing import TYPE_CHECKING, Any, Literal

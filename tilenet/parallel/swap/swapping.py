@@ -8,7 +8,8 @@ from torch import nn
 
 from tilenet.parallel.swap.host_pool import open_slabs
 from tilenet.parallel.swap.statistics import SwapStatistics
-from tilenet.parallel.swap.swapper import SwapInForward, Swapper
+from tilenet.parallel.swap.swap_in_forward import SwapInForward
+from tilenet.parallel.swap.swapper import Swapper
 
 __all__ = ["swapping"]
 

@@ -7,7 +7,7 @@ A partition under GPipe holds, for m micro-batches,
         + activations of one micro-batch, its own skips, skips' gradients and transients among them
         + (min(m, b − a + 1) − 1)·(gradients of skips stashed in a = this one, popped in b)
 
-and without checkpointing what all micro-batches have saved. With stores (`pipeline.skip_store`)
+and without checkpointing what all micro-batches have saved. With stores (`pipeline.host_store`)
 the second line has two boundary inputs at most, and no skips. The activations are put together from
 `layer_bytes`, layer by layer, as autograd makes and frees them.
 
@@ -29,10 +29,11 @@ from tilenet.geometry.layers import Join, Layer, Stash
 from tilenet.geometry.maps import map_shapes
 from tilenet.model.choices import Checkpointing
 from tilenet.planning.memory.layer import LayerBytes
+from tilenet.planning.memory.states import OPTIMIZER_STATES, state_bytes
 
 __all__ = [
-    "OPTIMIZER_STATES", "PartitionBytes", "Skip", "Walk", "block_bytes", "blocks_from",
-    "find_skips", "inference_bytes", "partition_bytes",
+    "PartitionBytes", "Skip", "Walk", "block_bytes", "blocks_from", "find_skips",
+    "inference_bytes", "partition_bytes",
 ]  # fmt: skip
 
 
@@ -348,9 +349,6 @@ def inference_bytes(layers: tuple[Layer, ...], height: int, width: int, item_byt
     return most * item_bytes
 
 
-OPTIMIZER_STATES = {"adamw": 2, "sgd-momentum": 1, "sgd": 0}
-
-
 @dataclass(frozen=True)
 class PartitionBytes:
     """Most bytes that a partition's device holds during a training step, by what they are.
@@ -396,6 +394,7 @@ def partition_bytes(
     checkpointing: Checkpointing,
     optimizer: str = "adamw",
     stored: bool = False,
+    sharers: int = 1,
 ) -> tuple[PartitionBytes, ...]:
     """Bytes that each partition needs on its device, without a reserve.
 
@@ -405,6 +404,7 @@ def partition_bytes(
         costs: From `layer_bytes`.
         optimizer: `adamw`, `sgd-momentum` or `sgd`.
         stored: Skips between partitions and inputs of checkpoints wait on the host.
+        sharers: Ranks that share out the optimizer's states.
     """
     ends = np.cumsum(balance)
     place = np.repeat(np.arange(len(balance)), balance)
@@ -422,7 +422,7 @@ def partition_bytes(
         at = int(stop) - start - 1
         found.append(
             PartitionBytes(
-                *_fixed(costs[start:stop], optimizer),
+                *_fixed(costs[start:stop], optimizer, sharers),
                 inputs=int(block["inputs"][at]),
                 skips=int(block["skips"][at]),
                 activations=int(block["activations"][at]),
@@ -441,6 +441,7 @@ def block_bytes(
     optimizer: str = "adamw",
     num_partitions: int | None = None,
     stored: bool = False,
+    sharers: int = 1,
 ) -> NDArray[np.float64]:
     """Bytes of each partition that could be: entry (a, b) is that of the layers a to b − 1.
 
@@ -455,7 +456,6 @@ def block_bytes(
     skips = find_skips(costs)
     found = np.zeros((count + 1, count + 1))
     stops = np.arange(1, count + 1)
-    item_states = 2 + OPTIMIZER_STATES[optimizer]
     parameters = np.array([cost.parameters for cost in costs])
     buffers = np.array([cost.buffers for cost in costs])
     for start in range(count):
@@ -466,8 +466,10 @@ def block_bytes(
                 far = _others_waiting(micro_batches, (num_partitions or count) - 1)
                 outside = (stops[start:] > skip.stash) & (stops[start:] <= skip.pop)
                 work = work + outside * far * skip.map_bytes
-        fixed = np.cumsum(parameters[start:] * item_states + buffers[start:])
-        found[start, start + 1 :] = fixed + work
+        weights = np.cumsum(parameters[start:])
+        fixed = 2 * weights + np.cumsum(buffers[start:])
+        states = OPTIMIZER_STATES[optimizer] * -(-weights // sharers)
+        found[start, start + 1 :] = fixed + states + work
     return found
 
 
@@ -479,8 +481,8 @@ def _others_waiting(many: int, distance: int) -> int:
     return min(many, distance + 1) - 1
 
 
-def _fixed(costs: Sequence[LayerBytes], optimizer: str) -> tuple[int, int, int]:
+def _fixed(costs: Sequence[LayerBytes], optimizer: str, sharers: int) -> tuple[int, int, int]:
     """Bytes of parameters and running statistics, of gradients, and of the optimizer's states."""
     parameters = sum(cost.parameters for cost in costs)
     buffers = sum(cost.buffers for cost in costs)
-    return parameters + buffers, parameters, parameters * OPTIMIZER_STATES[optimizer]
+    return parameters + buffers, parameters, state_bytes(optimizer, parameters, sharers)

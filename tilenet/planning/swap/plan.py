@@ -1,7 +1,7 @@
 """What each partition of a pipeline swaps so that a step fits its devices, and what that costs.
 
 Where activations are computed again, what lives long are inputs and skips, which then wait on the
-host (`pipeline.skip_store`). Where they are kept, the first layers of a partition swap
+host (`pipeline.host_store`). Where they are kept, the first layers of a partition swap
 (`threshold.py`).
 """
 
@@ -40,6 +40,7 @@ class Demand:
         checkpointing: Which of them are computed again.
         optimizer: What it keeps of each parameter, see `partition_bytes`.
         devices: One per partition; several may lie on one.
+        sharers: Ranks that share out the optimizer's states.
     """
 
     costs: Sequence[LayerBytes]
@@ -48,6 +49,7 @@ class Demand:
     checkpointing: Checkpointing
     optimizer: str
     devices: Sequence[Hashable]
+    sharers: int = 1
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
@@ -67,7 +69,7 @@ class Demand:
     def parts(self, stored: bool = False) -> tuple[PartitionBytes, ...]:
         """Bytes of each partition, see `partition_bytes`."""
         job = self.costs, self.balance, self.micro_batches, self.checkpointing
-        return partition_bytes(*job, self.optimizer, stored)
+        return partition_bytes(*job, self.optimizer, stored, self.sharers)
 
     def peaks(self, parts: Sequence[PartitionBytes]) -> dict[Hashable, int]:
         """Bytes of each device with such partitions."""

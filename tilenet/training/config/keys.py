@@ -17,6 +17,7 @@ from tilenet.geometry.unet import NormKind, NormScope, Padding, Upsampling
 from tilenet.model.radiometry import Radiometry
 from tilenet.parallel.swap.host_pool import Slabs, open_slabs
 from tilenet.planning.learning_rate import LearningRate, ScheduleName
+from tilenet.planning.memory.states import Shard
 from tilenet.training.config.eager import SGD, AdamW
 
 __all__ = [
@@ -189,6 +190,10 @@ class OptimizerKeys:
     clip_norm: float | None = None
     """largest norm of the gradient: a longer one is scaled down to it. The norm of the whole
     gradient of the step's loss, over all parameters"""
+    shard: Shard = "auto"
+    """whether ranks share out what the optimizer keeps of the weights, and the update: `always`,
+    `never`, or `auto`, where it is more than 64 MiB in all; a run may go on with another value
+    ([below](#the-optimizers-states-over-ranks))"""
 
     @property
     def kind(self) -> str:

@@ -46,6 +46,7 @@ from tilenet.training.proof.reference import (
 )
 from tilenet.training.proof.tiles import run_tiles
 from tilenet.training.setup import RunPlan
+from tilenet.training.states import sharers_of
 from tilenet.training.swap import SwapRequest
 
 if TYPE_CHECKING:
@@ -95,7 +96,9 @@ def proved_network(
     if module is not None:
         with suppress(Exception):  # a user's module may have its own ideas of moving
             module.to("meta")  # frees its memory
-    request = SwapRequest(run.swap, run.swapping, run.optimizer.kind, data.work.loads())
+    loads = data.work.loads()
+    ranks = sharers_of(run.optimizer, plan.record, control.comm.size, filled)
+    request = SwapRequest(run.swap, run.swapping, run.optimizer.kind, loads, ranks)
     return RunNetwork(plan, devices, request, run.seed, run.exchange_from, control, filled)
 
 

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tilenet.data.schedule import mini_batch_sizes
 from tilenet.geometry.tiles import owned
 from tilenet.geometry.windows import Window
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.proof import largest
-from tilenet.planning.compatibility import stacks
+from tilenet.planning.compatibility import mini_batch_sizes, stacks
 from tilenet.planning.mesh import tiles_of
 from tilenet.training.network import RunNetwork
 from tilenet.training.proof.reference import Problem, scale_of, without_dropout

@@ -1,0 +1,350 @@
+"""A sweep over partitions: strip after strip flows through them, each keeps the rows of its layers.
+
+A strip is a micro-batch with a state. While a partition computes a strip, the one before it
+computes the next. Rows of maps that later partitions look at are handed over as they come, skips
+too, and their gradients handed back. Backward goes through the strips from the last to the first:
+a partition computes a strip again from its state, as many strips ahead of its gradient as there are
+partitions behind it. So nobody waits but at the ends, and what was handed over is not kept.
+
+The schedule is "one forward, one backward" (Narayanan et al., "PipeDream", SOSP 2019), with the
+strips' second forward in the place of forward.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from tilenet.geometry.sweep import row_readers
+from tilenet.model.gpipe import use_device
+from tilenet.parallel.exchange.swept import MapRows, State, Sweep
+from tilenet.parallel.exchange.swept_backward import OfRows, adds, as_leaves, of_layers, rows_of
+
+__all__ = ["SweptLayers", "idle_share", "swept_over_partitions", "turns"]
+
+ENDED = object()  # in the place of a message
+
+
+@dataclass(frozen=True)
+class SweptLayers:
+    """A partition of a sweep at the image's beginning.
+
+    Attributes:
+        sweep: Of its layers.
+        device: Where it computes.
+        parameters: Of its layers, which get gradients.
+    """
+
+    sweep: Sweep
+    device: torch.device
+    parameters: Sequence[Tensor]
+
+
+Make = Callable[[], Sequence[SweptLayers]]
+
+
+def turns(num_strips: int, behind: int) -> Iterator[tuple[int | None, int | None]]:
+    """What a partition does in each turn: the strip that it begins, then the one that it ends.
+
+    Strips are counted in the order in which they come. One ends when the partitions behind have
+    ended it: in backward with its gradients.
+
+    Args:
+        behind: Partitions behind this one.
+    """
+    for turn in range(num_strips + behind):
+        yield turn if turn < num_strips else None, turn - behind if turn >= behind else None
+
+
+def idle_share(num_strips: int, num_partitions: int) -> float:
+    """Part of the time in which a partition waits, where all take as long for each strip."""
+    return (num_partitions - 1) / (num_strips + num_partitions - 1)
+
+
+def swept_over_partitions(image: Tensor, make: Make, measure: OfRows) -> Tensor:
+    """Sweep an image by several partitions, and add up what is measured of the rows they complete.
+
+    Args:
+        image: (1, bands, H, W); it gets no gradient.
+        make: The partitions in order; is called in backward once more.
+        measure: Is called in a thread of the last partition, in backward once more.
+
+    Returns:
+        The sum, on the last partition's device.
+
+    Raises:
+        Exception: What one of the partitions raised first.
+    """
+    parts = make()
+    tensors = chain(*(part.parameters for part in parts))
+    total: Tensor = _Swept.apply(image, parts, make, measure, *tensors)  # type: ignore[no-untyped-call]
+    return total.to(parts[-1].device)
+
+
+class _Swept(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        image: Tensor,
+        parts: Sequence[SweptLayers],
+        make: Make,
+        measure: OfRows,
+        *parameters: Tensor,
+    ) -> Tensor:
+        ctx.make, ctx.measure, ctx.states = make, measure, [list[State]() for _ in parts]
+        ctx.save_for_backward(image, *parameters)
+        keeps_states = any(ctx.needs_input_grad)
+        workers = _workers(parts, image, measure)
+        _run(
+            [
+                partial(one.forward, states if keeps_states else None)
+                for one, states in zip(workers, ctx.states, strict=True)
+            ],
+            workers,
+        )
+        total = workers[-1].total
+        assert total is not None, "there is something to measure"
+        # On the host, so that backward does not wait in a thread of autograd which partitions need.
+        return total.cpu()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        image, *parameters = ctx.saved_tensors
+        assert ctx.states[0], "states go as backward passes them, so that it passes them once"
+        parts = ctx.make()
+        sums = [torch.zeros_like(one) for one in parameters]
+        hooks = [
+            one.register_hook(adds(sum_))
+            for one, sum_ in zip(chain(*(part.parameters for part in parts)), sums, strict=True)
+        ]
+        workers = _workers(parts, image, ctx.measure)
+        try:
+            _run(
+                [
+                    partial(one.backward, states, gradient.to(one.part.device))
+                    for one, states in zip(workers, ctx.states, strict=True)
+                ],
+                workers,
+            )
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return None, None, None, None, *sums
+
+
+@dataclass
+class _Strip:
+    """A strip that was computed again and waits for gradients.
+
+    Attributes:
+        state: Leaves of the state before it.
+        come: Leaves of the rows that came, by the partition from which.
+        after: Where backward begins for the state after it; None: there is no way back.
+        given: The same for the rows that were handed over, by the partition to which.
+        measured: The same for what was measured.
+    """
+
+    state: list[Tensor]
+    come: dict[int, list[Tensor]]
+    after: list[GradientEdge | None]
+    given: dict[int, list[GradientEdge | None]]
+    measured: GradientEdge | None
+
+
+class _Ended(Exception):
+    """Another partition ended before its time."""
+
+
+class _Worker:
+    """What a partition does with its strips, in a thread of its own.
+
+    Args:
+        number: The partition's.
+        parts: All of them.
+        image: As for `swept_over_partitions`.
+        measure: As for it.
+        posts: Between each two partitions, from the first of them to the second.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        parts: Sequence[SweptLayers],
+        image: Tensor,
+        measure: OfRows,
+        posts: Mapping[tuple[int, int], SimpleQueue[Any]],
+    ) -> None:
+        self.number, self.part, self.posts = number, parts[number], posts
+        self.sweep, self.image, self.measure = self.part.sweep, image, measure
+        self.plans = list(self.sweep.strips)
+        self.total: Tensor | None = None
+        self.before, self.behind = range(number), range(number + 1, len(parts))
+        self.devices = [part.device for part in parts]
+        readers = row_readers(self.sweep.layers)
+        self.reads = [{map_ for n in part.sweep.own for map_ in readers[n]} for part in parts]
+
+    def forward(self, states: list[State] | None) -> None:
+        """Pass all strips, the last one's measure into the total.
+
+        Args:
+            states: Those before each strip are added; None: they are not kept.
+        """
+        with torch.no_grad():
+            for begun, ended in turns(len(self.plans), len(self.behind)):
+                if begun is not None:
+                    if states is not None:
+                        states.append(self.sweep.state)
+                    found = self._pass(begun, {n: self._take(n) for n in self.before})
+                    self._hand_over()
+                    if found is not None:
+                        self.total = found if self.total is None else self.total + found
+                if ended is not None:  # nobody runs away from those behind
+                    for other in self.behind[:1]:
+                        self._take(other)
+                    for other in self.before[-1:]:
+                        self._give(other, None)
+
+    def backward(self, states: list[State], gradient: Tensor) -> None:
+        """Pass all strips again, the last first; hooks of the parameters take their gradients.
+
+        Args:
+            states: As `forward` added them; they go.
+            gradient: Of the total.
+        """
+        waiting, later = list[_Strip](), list[Tensor | None]()
+        for begun, ended in turns(len(self.plans), len(self.behind)):
+            if begun is not None:
+                waiting.append(self._again(len(self.plans) - 1 - begun, states.pop()))
+            if ended is not None:
+                later = self._back(waiting.pop(0), later, gradient)
+
+    def _pass(self, strip: int, come: Mapping[int, list[MapRows]]) -> Tensor | None:
+        """Compute a strip; what is measured of it."""
+        plan = self.plans[strip]
+        rows = rows_of(self.image, plan)
+        rows = rows if self.sweep.looks else rows[:, :, :0]
+        logits = self.sweep.pass_strip(rows.to(self.part.device), plan, chain(*come.values()))
+        return None if self.behind else self.measure(logits, plan.output)
+
+    def _again(self, strip: int, state: State) -> _Strip:
+        """Compute a strip again from its state, for backward."""
+        self.sweep.state, leaves = as_leaves(state)
+        come = {
+            other: [(n, first, rows.requires_grad_()) for n, first, rows in self._take(other)]
+            for other in self.before
+        }
+        with torch.enable_grad():
+            measured = self._pass(strip, come)
+        found = _Strip(
+            leaves,
+            {other: [rows for *_, rows in one] for other, one in come.items()},
+            [_edge(one) for one in of_layers(self.sweep.state)],
+            self._hand_over(),
+            None if measured is None else _edge(measured),
+        )
+        # Backward needs none of these, but what layers keep for it.
+        self.sweep.state = []
+        return found
+
+    def _back(
+        self, strip: _Strip, later: list[Tensor | None], gradient: Tensor
+    ) -> list[Tensor | None]:
+        """Backward of a strip; gradients of the state before it.
+
+        Args:
+            later: Gradients of the state after it; empty: of the last.
+        """
+        theirs = [*(later or [None] * len(strip.after)), gradient]
+        edges = [*strip.after, strip.measured]
+        del later
+        for other in self.behind:
+            edges += strip.given[other]
+            theirs += self._take(other)
+        ends = [
+            (edge, one)
+            for edge, one in zip(edges, theirs, strict=True)
+            if edge is not None and one is not None
+        ]
+        del edges, theirs
+        asked = [*strip.state, *chain(*strip.come.values()), *self.part.parameters]
+        found: list[Tensor | None] = [None] * len(asked)
+        if ends:
+            begins, theirs = map(list, zip(*ends, strict=True))
+            del ends
+            found = list(torch.autograd.grad(begins, asked, theirs, allow_unused=True))
+        stop = len(strip.state)
+        before, found = found[:stop], found[stop:]
+        for other, come in strip.come.items():
+            there, found = found[: len(come)], found[len(come) :]
+            device = self.devices[other]
+            self._give(other, [None if one is None else one.to(device) for one in there])
+        return before
+
+    def _hand_over(self) -> dict[int, list[GradientEdge | None]]:
+        """Give the rows that were made to those who look at them; where their backward begins."""
+        edges = {}
+        for other in self.behind:
+            made = [one for one in self.sweep.made if one[0] in self.reads[other]]
+            device = self.devices[other]
+            self._give(other, [(n, first, rows.detach().to(device)) for n, first, rows in made])
+            edges[other] = [_edge(rows) for *_, rows in made]
+        self.sweep.made = []
+        return edges
+
+    def _give(self, other: int, message: Any) -> None:
+        self.posts[self.number, other].put(message)
+
+    def _take(self, other: int) -> Any:
+        message = self.posts[other, self.number].get()
+        if message is ENDED:
+            raise _Ended
+        return message
+
+
+def _edge(one: Tensor) -> GradientEdge | None:
+    return get_gradient_edge(one) if one.requires_grad else None
+
+
+def _workers(parts: Sequence[SweptLayers], image: Tensor, measure: OfRows) -> list[_Worker]:
+    numbers = range(len(parts))
+    posts = {(one, other): SimpleQueue[Any]() for one in numbers for other in numbers}
+    return [_Worker(number, parts, image, measure, posts) for number in numbers]
+
+
+def _run(works: Sequence[Callable[[], None]], workers: Sequence[_Worker]) -> None:
+    """Run what workers do, each in a thread; what one of them raised first is raised here."""
+    errors = list[BaseException]()
+    posts = workers[0].posts.values()
+
+    def run(worker: _Worker, work: Callable[[], None]) -> None:
+        try:
+            with use_device(worker.part.device):
+                work()
+        except _Ended:
+            pass
+        except BaseException as error:
+            errors.append(error)
+            _end(posts)
+
+    threads = [Thread(target=run, args=pair) for pair in zip(workers, works, strict=True)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        _end(posts)  # where a signal ends the wait
+    if errors:
+        raise errors[0]
+
+
+def _end(posts: Any) -> None:
+    for post in posts:
+        post.put(ENDED)

@@ -1,0 +1,36 @@
+"""Streams of the helper thread that sums gradients.
+
+On a device's default stream its copies and sums would wait for all of backward that the main thread
+has queued there meanwhile, and nothing would overlap.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["OwnStreams"]
+
+
+class OwnStreams:
+    """One stream per device, next to the one that backward fills."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    @contextmanager
+    def of(self, device: torch.device) -> Iterator[None]:
+        """Queue the block's work on the device's own stream, and wait for it at the end.
+
+        Waits on the host, because what follows runs in another thread and on another stream.
+        """
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self._streams[device]
+        with torch.cuda.stream(stream):  # makes the device this thread's, too
+            yield
+        stream.synchronize()

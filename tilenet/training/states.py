@@ -1,0 +1,180 @@
+"""What an optimizer keeps of each parameter; in checkpoints it is whole, whichever ranks hold it.
+
+It is checked before a run continues with it.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tilenet.errors import TilenetError
+from tilenet.model.choices import parameter_dtype
+from tilenet.model.network import Network
+from tilenet.parallel.sums.shares import Part, Shares
+from tilenet.planning.memory.states import sharers
+from tilenet.storage.network_json import NetworkRecord
+from tilenet.training.config import eager
+from tilenet.training.config.keys import OptimizerKeys
+
+__all__ = [
+    "check_state",
+    "fill_optimizer",
+    "optimizer_tensors",
+    "sharers_of",
+]
+
+
+def sharers_of(
+    optimizer: OptimizerKeys, record: NetworkRecord, ranks: int, filled: Network | None = None
+) -> int:
+    """Ranks that share out what the optimizer keeps; 1: each keeps all of it.
+
+    Args:
+        record: Of the network.
+        ranks: Ranks of the run.
+        filled: The network; None: its layers say how many weights it has.
+    """
+    if filled is None:
+        item = parameter_dtype(record.precision).itemsize
+        weights = item * sum(layer.num_parameters for layer in record.layers)
+    else:
+        weights = sum(parameter.nbytes for parameter in filled.parameters())
+    return sharers(optimizer.shard, optimizer.kind, weights, ranks)
+
+
+ADAMW = frozenset({"step", "exp_avg", "exp_avg_sq"})
+SGD = frozenset({"momentum_buffer"})
+
+
+def check_state(
+    name: str,
+    parameter: Tensor,
+    kept: dict[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    source: str,
+) -> None:
+    """Refuse tensors that the optimizer does not keep, or that do not fit the parameter.
+
+    Raises:
+        TilenetError: With the first of them.
+    """
+    known = {torch.optim.AdamW: ADAMW, torch.optim.Adam: ADAMW, torch.optim.SGD: SGD}
+    known |= {eager.AdamW: ADAMW, eager.SGD: SGD}
+    wanted = known.get(type(optimizer), frozenset(kept))
+    wrong = sorted(wanted ^ set(kept)) or [
+        key
+        for key, value in sorted(kept.items())
+        if not value.is_floating_point()
+        or (value.numel() != 1 if key == "step" else value.shape != parameter.shape)
+        or not value.double().isfinite().all()
+    ]
+    if wrong:
+        raise TilenetError(
+            f"an optimizer goes on with what it kept of each parameter, in finite numbers "
+            f"({source}: {wrong[0]} of {name} is missing, unknown or of another shape); use "
+            "another checkpoint"
+        )
+
+
+def optimizer_tensors(
+    network: Network, optimizer: torch.optim.Optimizer, shares: Shares | None = None
+) -> dict[str, Tensor]:
+    """What an optimizer keeps of each parameter, by the parameter's name and its own.
+
+    Args:
+        shares: How states are shared out over ranks: they travel part by part to rank 0, which
+            alone holds all, as copies; empty on the others. Collective then.
+    """
+    names: dict[torch.Tensor, str] = {p: name for name, p in network.named_parameters()}
+    if shares is not None:
+        return {
+            f"{names[shares.parameters[number]]}.{key}": value
+            for (number, key), value in _gathered(optimizer, shares).items()
+        }
+    return {
+        f"{names[parameter]}.{key}": value
+        for parameter, values in optimizer.state.items()
+        for key, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _gathered(optimizer: torch.optim.Optimizer, shares: Shares) -> dict[tuple[int, str], Tensor]:
+    """What is kept of each of the shares' parameters, on rank 0."""
+    comm, found = shares.comm, dict[tuple[int, str], Tensor]()
+    here = {
+        k for kept in optimizer.state.values() for k, v in kept.items() if isinstance(v, Tensor)
+    }
+    keys = sorted(set().union(*comm.allgather(here)))  # ranks without a share have none
+    if comm.rank == 0:
+        for number, parameter in enumerate(shares.parameters):
+            found |= {(number, key): _like(parameter, key) for key in keys}
+    kept = [optimizer.state[own] for own in shares.own]
+    for rank in range(comm.size):
+        for index, part in enumerate(shares.parts(rank)):
+            for key in keys:
+                mine = kept[index][key].cpu() if rank == comm.rank else None
+                if comm.rank > 0 and mine is not None:
+                    comm.Send(mine.numpy(), dest=0)
+                elif comm.rank == 0:
+                    into = _of_part(found[part.parameter, key], key, part)
+                    if mine is None:
+                        comm.Recv(into.numpy(), source=rank)
+                    else:
+                        into.copy_(mine)
+    return found
+
+
+COUNT = "step"  # a number of each parameter; all else has its shape
+
+
+def _like(parameter: Tensor, key: str) -> Tensor:
+    if key == COUNT:
+        return torch.zeros((), dtype=torch.float32)
+    return torch.empty_like(parameter, device="cpu", requires_grad=False)
+
+
+def _of_part(value: Tensor, key: str, part: Part) -> Tensor:
+    return value if key == COUNT else value.view(-1)[part.start : part.stop]
+
+
+def fill_optimizer(
+    network: Network,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Tensor],
+    where: str,
+    shares: Shares | None = None,
+) -> None:
+    """Give an optimizer what `optimizer_tensors` took of it.
+
+    Args:
+        state: Whole; it is copied.
+        shares: How states are shared out over ranks; None: each rank keeps all.
+
+    Raises:
+        TilenetError: It is not of this network, or of another optimizer.
+    """
+    for name, parameter in network.named_parameters():
+        kept = {
+            key.removeprefix(f"{name}."): value
+            for key, value in state.items()
+            if key.startswith(f"{name}.")
+        }
+        if kept:
+            check_state(name, parameter, kept, optimizer, where)
+            # Unless it is fused, AdamW counts its steps on the host, for a GPU too.
+            on_host = set() if optimizer.defaults.get("fused") else {COUNT}
+            for part, own in _held(parameter, shares):
+                optimizer.state[own] = {
+                    key: _of_part(value, key, part)
+                    .to("cpu" if key in on_host else parameter.device, copy=True)
+                    .view(value.shape if key == COUNT else own.shape)
+                    for key, value in kept.items()
+                }
+
+
+def _held(parameter: nn.Parameter, shares: Shares | None) -> list[tuple[Part, nn.Parameter]]:
+    if shares is None:
+        return [(Part(0, 0, parameter.numel()), parameter)]
+    return shares.held.get(parameter, [])
