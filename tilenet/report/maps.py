@@ -41,7 +41,7 @@ class SmallMaps:
 
     Attributes:
         windows: Windows that a place may be, spread over the image.
-        read: Classes (H, W) of one of them; -1 where there is none.
+        read: Classes (H, W) of one of them; -1 at pixels without a class.
         computed: Whether reading one costs computing.
     """
 
@@ -77,7 +77,7 @@ def computed_maps(view: RunView, image: Raster, blocks: Sequence[Window]) -> Sma
     Args:
         view: The run.
         image: The image.
-        blocks: Windows that places are taken from; none: the whole image.
+        blocks: Windows that places are taken from; empty: the whole image.
 
     Raises:
         TilenetError: It would take more than a window's worth of work; says why.

@@ -52,7 +52,7 @@ def rgba(picture: NDArray[np.uint8], valid: NDArray[np.bool_]) -> NDArray[np.uin
 
 
 def class_picture(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.uint8]:
-    """Classes in their colours (3, H, W); light grey where there is none."""
+    """Classes in their colours (3, H, W); light grey without a class."""
     known = (labels >= 0) & (labels < num_classes)
     colours = np.array([colour[:3] for colour in class_colours(num_classes)], np.uint8)
     picture = colours[np.where(known, labels, 0)].transpose(2, 0, 1)
@@ -73,19 +73,19 @@ def overlaid(
         painted: (H, W); where they are painted. Labels there are 0 or more.
         opacity: 0: the picture as it is; 1: labels hide it.
     """
-    shown = np.where(painted, labels, -1)
-    colours, share = class_picture(shown, max(0, int(shown.max())) + 1), opacity * painted
+    visible = np.where(painted, labels, -1)
+    colours, share = class_picture(visible, max(0, int(visible.max())) + 1), opacity * painted
     mixed: NDArray[np.uint8] = np.round(picture * (1 - share) + colours * share).astype(np.uint8)
     return mixed
 
 
 def error_picture(
-    labels: NDArray[np.int64], found: NDArray[np.int64], ignore: int
+    labels: NDArray[np.int64], predicted: NDArray[np.int64], ignore: int
 ) -> NDArray[np.uint8]:
     """Where a map differs from labels (3, H, W); white where nothing is labelled."""
-    counts = (labels != ignore) & (found >= 0)
+    counts = (labels != ignore) & (predicted >= 0)
     picture = np.full((3, *labels.shape), 255, np.uint8)
-    for colour, where in ((RIGHT, labels == found), (WRONG, labels != found)):
+    for colour, where in ((RIGHT, labels == predicted), (WRONG, labels != predicted)):
         picture[:, counts & where] = np.array(colour, np.uint8)[:, None]
     return picture
 
