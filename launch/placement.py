@@ -18,9 +18,9 @@ class Binding:
     """What belongs to a rank of a node.
 
     Attributes:
-        local_rank: Its number on the node.
-        cores: Its cores, of the node's usable ones counted from 0.
-        devices: Its devices as the ranks of the node count them, one per partition.
+        local_rank: Number of the rank on its node.
+        cores: Numbers of its cores among the node's usable ones, from 0.
+        devices: Numbers of its devices on the node, one per partition.
     """
 
     local_rank: int

@@ -21,7 +21,7 @@ class PlannedJob:
         mesh: Replicas, rows and columns of ranks.
         partitions: Devices per rank.
         ranks_per_node: Most ranks that share a node, on the machine that was planned for.
-        machine: That machine's name.
+        machine: Name of that machine.
         device_bytes: Predicted peak of the fullest device.
     """
 

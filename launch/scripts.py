@@ -64,7 +64,7 @@ class Job:
         account: Project that pays; empty: the machine's default.
         queue: The queue; empty: the machine's.
         stage: Relative paths of what is copied to the nodes first.
-        file: What the script will be called.
+        file: Path of the script.
         most_nodes: Nodes to start with if as many are free; it goes on with fewer, down to the
             placement's; None: the placement's, always.
     """

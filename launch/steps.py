@@ -25,7 +25,7 @@ class Outcome:
     """How a step ended.
 
     Attributes:
-        result: What the ranks say; killed: none of them could say.
+        result: How the ranks ended, as they wrote; killed: before they could write.
         started: Whether MPI was up.
     """
 
@@ -70,9 +70,9 @@ class Steps:
         """Run a program on all ranks.
 
         Args:
-            name: For the log.
+            name: Name of the step in the log.
             early: `ignore` or `take`: what signals do to it before it catches them.
-            program: Its command line.
+            program: Command line of the program.
         """
         handle, status = tempfile.mkstemp(prefix="status.", dir=self.output)
         os.close(handle)

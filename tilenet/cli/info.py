@@ -258,7 +258,7 @@ def _parser() -> Arguments:
 
 
 def _plain(value: Any) -> Any:
-    """Without numbers that JSON does not know."""
+    """The value without numbers that JSON does not know."""
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

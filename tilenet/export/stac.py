@@ -53,8 +53,8 @@ def _model(about: Description, name: str, bands: list[str]) -> dict[str, Any]:
     if about.any_size:
         images = in_px = out_px = -1
     classes = [
-        {"value": number, "name": _letters(one) or str(number), "description": one or str(number)}
-        for number, one in enumerate(record.classes)
+        {"value": number, "name": _letters(text) or str(number), "description": text or str(number)}
+        for number, text in enumerate(record.classes)
     ]
     return {
         "mlm:name": name,

@@ -132,7 +132,7 @@ def computed_maps(view: RunView, image: Raster, blocks: Sequence[Window]) -> Sma
 
 
 def _pipe(view: RunView, read: tuple[int, int]) -> Pipe:
-    """On the run's devices where they are there, else on the CPU."""
+    """A pipe on the run's devices where they are there, else on the CPU."""
     record = view.record
     assert record is not None
     assert view.checkpoint is not None

@@ -37,7 +37,7 @@ def stretched(pixels: Pixels, low: float = 2.0, high: float = 98.0) -> NDArray[n
     Of one or two bands the first is grey; of more the first three are taken.
 
     Args:
-        pixels: Their values in any dtype.
+        pixels: Values of the bands, in any dtype.
         low: Percentile that becomes black.
         high: Percentile that becomes white.
     """
@@ -47,7 +47,7 @@ def stretched(pixels: Pixels, low: float = 2.0, high: float = 98.0) -> NDArray[n
 
 
 def rgba(picture: NDArray[np.uint8], valid: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """With a band that is transparent where there is no data, (4, H, W)."""
+    """A picture with a band (4, H, W) that is transparent where there is no data."""
     return np.concatenate([picture, np.where(valid, 255, 0).astype(np.uint8)[None]])
 
 
