@@ -89,7 +89,7 @@ class Lives:
             )
         for count in range(len(names), self._least - 1, -1):
             again = ["plan", "--again", self._planned, "--nodes", str(count), "-o", self.plan]
-            if not _works([*self._program, *again]):
+            if subprocess.run([*self._program, *again], stdout=subprocess.DEVNULL).returncode:
                 continue
             ranks = count * self._per_node
             here = ["-w", ",".join(names[:count])]
@@ -157,7 +157,3 @@ def _let_go() -> bool:
 
 def _output_of(*command: str) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
-
-
-def _works(command: Sequence[str]) -> bool:
-    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0

@@ -93,7 +93,7 @@ def script(placed: Placement, job: Job) -> str:
     minutes = _check(placed, job)
     layout = in_one_line(placed, job.most_nodes)
     submit = shlex.join(submit_command(placed, job.file))
-    heads = {"lsf": _lsf, "slurm": _slurm, "pbs": _pbs, "flux": _flux, "none": _no_queue}
+    heads = {"lsf": _lsf, "slurm": _slurm, "pbs": _pbs, "flux": _flux, "none": lambda *_: []}
     lines = [
         # -l: as the sites' documents have it, for `module`
         "#!/bin/bash" + " -l" * (facts.scheduler in ("pbs", "flux")),
@@ -188,10 +188,6 @@ def _wrapped(first: str, words: Iterable[str], more: bool = False) -> list[str]:
         lines[-1] += f" {word}"
     lines[-1] += " \\" * more
     return lines
-
-
-def _no_queue(placed: Placement, job: Job, minutes: int) -> list[str]:
-    return []
 
 
 def _lsf(placed: Placement, job: Job, minutes: int) -> list[str]:

@@ -13,8 +13,6 @@ __all__ = [
 ]  # fmt: skip
 
 OF_MODULES = ("options", "batch_norm", "weights")
-
-
 OF_UNETS = (
     *("preset", "levels", "poolings", "convs", "kernel", "padding", "upsampling", "norm"),
     *("norm_scope", "groups", "dropout", "bias", "base", "classes"),

@@ -345,9 +345,9 @@ def plan_passes(
             f"{question.unit_px} px); use halo: exact or a multiple of the stride"
         )
     passes = tuple(
-        (index, _for_prefix(question, tiling, min(halo, tiling.rule.halo_px)))
+        (index, cut(*question.size, Cut(grid=tiling.grid), replace(tiling.rule, halo_px=halo_px)))
         for index in question.of_whole_image
-        for halo in [prefix_halo_px(question.layers, index)]
+        for halo_px in [min(prefix_halo_px(question.layers, index), tiling.rule.halo_px)]
     )
     if swept is None:
         once = _operations(question.layers, tiling)
@@ -367,12 +367,6 @@ def _choose_handed_on(question: MapQuestion, tiling: Tiling) -> tuple[frozenset[
         return (frozenset(),) * len(question.of_whole_image)
     cells = room // item if item else 0
     return kept_maps(question.layers, question.of_whole_image, tiling.extended, num_cols, cells)
-
-
-def _for_prefix(question: MapQuestion, tiling: Tiling, halo_px: int) -> Tiling:
-    """The same own windows with a smaller halo."""
-    rule = replace(tiling.rule, halo_px=halo_px)
-    return cut(*question.size, Cut(grid=tiling.grid), rule)
 
 
 def _operations(layers: tuple[Layer, ...], tiling: Tiling) -> int:

@@ -286,13 +286,13 @@ class PlannedRun:
         keys: Keys of the run file.
         options: The network.
         image: Height and width of the image.
-        asked: The question, as plain values.
+        question: The question, as plain values.
     """
 
     keys: dict[str, Any]
     options: UNetOptions | OwnNetwork
     image: tuple[int, int]
-    asked: dict[str, Any]
+    question: dict[str, Any]
 
 
 def read_plan(path: Path) -> PlannedRun:

@@ -39,7 +39,7 @@ def question_again(path: Path, nodes: int) -> Question:
     if nodes < 1:
         raise TilenetError(f"nodes must be at least 1 (nodes: {nodes})")
     planned = read_plan(path)
-    keys, entry = planned.keys, planned.asked
+    keys, entry = planned.keys, planned.question
     try:
         table = dict(entry["machine"])
         question = Question(

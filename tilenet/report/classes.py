@@ -35,8 +35,6 @@ def confusion_of(view: RunView, step: float) -> NDArray[np.int64] | None:
         for name in ("label", "predicted", "pixels")
     )
     fit = (label >= 0) & (predicted >= 0) & (np.maximum(label, predicted) < LARGEST)
-    if not fit.any():
-        return None
     if view.classes:  # beyond them stand pixels without data in the map
         fit &= predicted < len(view.classes)
     if not fit.any():
@@ -54,10 +52,9 @@ def _steps(view: RunView) -> list[tuple[float, str]]:
         confusion = view.confusion
         return [] if confusion is None else [(float(confusion.columns["step"].max()), "Last")]
     last = float(view.validation.columns["step"][-1])
-    at = best_row(view.validation, view.score)
-    best = last if at is None else float(view.validation.columns["step"][at])
-    if at is None:
+    if (at := best_row(view.validation, view.score)) is None:
         return [(last, "Last")]
+    best = float(view.validation.columns["step"][at])
     return [(last, "Best and last")] if best == last else [(best, "Best"), (last, "Last")]
 
 
