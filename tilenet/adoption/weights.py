@@ -25,11 +25,11 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Fit:
-    """A part of a file's names, the part of the module that they belong to, and the places.
+    """A beginning of names in a file, the one in the module that it stands for, and the places.
 
     Attributes:
-        source: Words that the names in the file begin with, and those in the module do not.
-        target: Words that the names in the module begin with instead.
+        source: First words of the names in the file that those in the module lack.
+        target: First words of the names in the module in place of these.
         places: Name in the module for each name in the file; shapes are equal.
     """
 
@@ -48,8 +48,8 @@ def fill_in(module: nn.Module, path: Path) -> str:
         A sentence on what was filled in.
 
     Raises:
-        TilenetError: The file cannot be read, a shape differs, less than half of the file's
-            weights have a place in the module, or they have two.
+        TilenetError: The file cannot be read, a shape differs, or less than half of the file's
+            weights have a place in the module, or two places.
     """
     tensors = _read(path)
     state = {
@@ -143,11 +143,11 @@ def _fits(tensors: dict[str, Tensor], state: dict[str, Tensor], *, shaped: bool)
         ends[end(words, state[place])].append((words, place))
     places: dict[tuple[Words, Words], dict[str, str]] = defaultdict(dict)
     for name, words in _words(tensors).items():
-        for others, place in ends[end(words, tensors[name])]:
-            pairs = zip(reversed(words), reversed(others), strict=False)
+        for target, place in ends[end(words, tensors[name])]:
+            pairs = zip(reversed(words), reversed(target), strict=False)
             alike = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
-            alike = min(len(words), len(others)) if alike is None else alike
-            places[words[:-alike], others[:-alike]][name] = place
+            alike = min(len(words), len(target)) if alike is None else alike
+            places[words[:-alike], target[:-alike]][name] = place
     fits = [Fit(source, target, each) for (source, target), each in places.items()]
     return sorted(fits, key=lambda fit: (-len(fit.places), len(fit.source), len(fit.target)))
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from tilenet.adoption.adopt import Adopted, adopt
-from tilenet.adoption.source import check_name, made
+from tilenet.adoption.source import build_module, check_name
 from tilenet.adoption.weights import fill_in
 from tilenet.errors import TilenetError, UsageError
 
@@ -60,7 +60,7 @@ def module_named(network: str, options: list[str] | None, weights: str | None) -
         check_name(network)
     except TilenetError as error:
         raise UsageError(str(error)) from error
-    module = made(network, values)
+    module = build_module(network, values)
     if weights is not None:
         print(f"tilenet: {fill_in(module, Path(weights))}", file=sys.stderr)
     return module
