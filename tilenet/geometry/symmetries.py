@@ -74,9 +74,9 @@ _QUARTERS = (
 
 
 SYMMETRIES = tuple(
-    Symmetry(transposed, one.flips_rows, one.flips_cols)
+    Symmetry(transposed, flip.flips_rows, flip.flips_cols)
     for transposed in (False, True)
-    for one in _FLIPS
+    for flip in _FLIPS
 )
 
 
