@@ -93,8 +93,8 @@ class KeyedDropout(nn.Module):
             else:
                 number = channels if self.drops == "channels" else 1
                 drawn.append(uniform(number, *parts)[:, None, None])
-        kept = torch.from_numpy(np.stack(drawn) >= self.probability).to(torch.float64)
-        return kept / (1 - self.probability or 1)  # of p = 1 all are 0
+        masks = torch.from_numpy(np.stack(drawn) >= self.probability).to(torch.float64)
+        return masks / (1 - self.probability or 1)  # of p = 1 all are 0
 
     def extra_repr(self) -> str:
         return f"p={self.probability}, {self.drops}, layer={self.layer}"
