@@ -26,7 +26,7 @@ ENDING_SECONDS = 5.0
 
 
 class Lock:
-    """This process's right to write something; a context manager that gives it back.
+    """This process's right to write a folder or a file; a context manager that gives it back.
 
     Args:
         path: Path of the lock file, in the folder that is written.

@@ -30,22 +30,22 @@ class NetworkRecord:
     """A trained network's description.
 
     Attributes:
-        layers: In the order in which they run.
+        layers: The layers in the order in which they run.
         bands: Bands that the network reads, counted from 1, of the first training image.
-        classes: Names.
+        classes: Names of the classes.
         ignore_index: Label of pixels that did not count; the value of nodata in class maps.
         mean: Per band, over the valid pixels of the training images.
         std: Per band.
         resolution: Pixel size that the images were read at; None: their own.
-        nodata: What the run file said of nodata.
+        nodata: Value of `nodata` in the run file.
         precision: Precision of the training run.
         epsilon_px: The paper's halo for this network.
-        band_names: Per band the name that it was asked for by, None for one asked for by number;
-            None: all were.
-        names: Of somebody else's network: for each weight of the layers its name in their module,
-            under which the checkpoint holds it; None: its own.
+        band_names: For each band its name in the run file, None where that gave a number; None: it
+            gave numbers only.
+        names: Name in the user module of each weight of the layers, under which the checkpoint
+            holds it; None: it holds the network's own names.
         task: `classification`, or `regression`: `classes` names what is predicted.
-        unit: Of a regression; None: not said.
+        unit: Unit of a regression; None: not given.
     """
 
     layers: tuple[Layer, ...]
