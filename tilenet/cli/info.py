@@ -9,7 +9,7 @@ from typing import Any
 from tilenet.cli.data_options import band_names, nodata_value
 from tilenet.cli.label_options import add_labels, vectors_of
 from tilenet.cli.options import Arguments
-from tilenet.data.inspect import Asked, describe
+from tilenet.data.inspect import InfoRequest, describe
 from tilenet.data.labels.vector_keys import is_whole, shown_value
 from tilenet.errors import UsageError, printable
 from tilenet.parallel.ranks.comm import launched, run_as_rank, world
@@ -189,7 +189,7 @@ def _info(arguments: list[str]) -> int:
                 f"each image needs one label file (images: {len(given.images)}, --labels: "
                 f"{len(labels)}); list them in the same order"
             )
-        asked = Asked(
+        asked = InfoRequest(
             bands=given.bands,
             nodata=given.nodata,
             resolution=given.resolution,

@@ -93,12 +93,12 @@ class CropPlaces:
         occurring = np.bitwise_or.reduce(every, axis=1)[:, None]
         labels = [n for n in range(8 * len(every)) if has_class(occurring, n)]
         firsts = range(0, every.shape[1], CHUNK)
-        found = {label: np.zeros(len(firsts), np.int64) for label in labels}
+        counts = {label: np.zeros(len(firsts), np.int64) for label in labels}
         for chunk, first in enumerate(firsts):
             part = every[:, first : first + CHUNK]
             for label in labels:
-                found[label][chunk] = np.count_nonzero(has_class(part, label))
-        return found
+                counts[label][chunk] = np.count_nonzero(has_class(part, label))
+        return counts
 
     def _place(self, counts: NDArray[np.int64], number: int, label: int | None) -> tuple[int, int]:
         ends = np.cumsum(counts)
@@ -137,8 +137,8 @@ def crop_places(
         last = min(first + step, inside[0])
         part = classes_in_cells[:, first : min(last + side - 1, rows)]
         if by_class:
-            for plane, found in zip(part, held[:, first:last], strict=True):
-                found[:] = _in_boxes(plane, side, side)
+            for plane, target in zip(part, held[:, first:last], strict=True):
+                target[:] = _in_boxes(plane, side, side)
         else:
             held[0, first:last] = _in_boxes(np.bitwise_or.reduce(part), side, side)
     return CropPlaces(held, cell_px, crop_px)

@@ -72,7 +72,7 @@ class HeldOut:
             window: Pixels of it.
             margin_px: Added on each side of a block.
         """
-        found = np.zeros((window.height, window.width), np.bool_)
+        held_out = np.zeros((window.height, window.width), np.bool_)
         rows, cols = self.chosen[image].shape
         side = self.block_px
         top = max(0, (window.row - margin_px) // side)
@@ -84,8 +84,8 @@ class HeldOut:
             block = self._block(image, row, col)
             first = block.row - margin_px - window.row, block.col - margin_px - window.col
             last = first[0] + block.height + 2 * margin_px, first[1] + block.width + 2 * margin_px
-            found[max(0, first[0]) : max(0, last[0]), max(0, first[1]) : max(0, last[1])] = True
-        return found
+            held_out[max(0, first[0]) : max(0, last[0]), max(0, first[1]) : max(0, last[1])] = True
+        return held_out
 
     def check_rest(self, margin_px: int, part_done: Callable[[], None] = lambda: None) -> None:
         """Refuse a choice whose margins leave no pixel for training.

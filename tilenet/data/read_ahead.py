@@ -41,7 +41,7 @@ class ReadAhead(Generic[Item, Result]):
         for _ in range(ahead):
             self._room.put(None)
         # A result, alone in a tuple; why there are no more; or None: all were made.
-        self._made: queue.SimpleQueue[tuple[Result] | BaseException | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Result] | BaseException | None] = queue.SimpleQueue()
         self._left = False
         self._thread: threading.Thread | None = None
         if ahead > 0:
@@ -57,14 +57,14 @@ class ReadAhead(Generic[Item, Result]):
             raise StopIteration
         if self._thread is None:
             return self._read(next(self._items))
-        made = self._made.get()
+        item = self._results.get()
         self._room.put(None)
-        if isinstance(made, tuple):
-            return made[0]
+        if isinstance(item, tuple):
+            return item[0]
         self._left = True
-        if made is None:
+        if item is None:
             raise StopIteration
-        raise made
+        raise item
 
     def __enter__(self) -> "ReadAhead[Item, Result]":
         return self
@@ -78,8 +78,8 @@ class ReadAhead(Generic[Item, Result]):
         self._room.put(None)
         if self._thread is not None:
             self._thread.join()
-        while not self._made.empty():
-            self._made.get()
+        while not self._results.empty():
+            self._results.get()
 
     def _run(self) -> None:
         try:
@@ -88,8 +88,8 @@ class ReadAhead(Generic[Item, Result]):
                 if self._left:
                     return
                 # Not named: a name would keep a result beyond those that are counted.
-                self._made.put((self._read(next(self._items)),))
+                self._results.put((self._read(next(self._items)),))
         except StopIteration:
-            self._made.put(None)
-        except BaseException as error:  # whatever it is, who asks for the result must hear of it
-            self._made.put(error)
+            self._results.put(None)
+        except BaseException as error:  # of any kind: it is raised where the result is taken
+            self._results.put(error)

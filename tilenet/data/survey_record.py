@@ -47,7 +47,7 @@ class Survey:
 PER_BAND_OR_CLASS = tuple(field.name for field in fields(Survey))[1:-1]
 
 
-def save_survey(found: Survey, path: Path, key: str) -> None:
+def save_survey(survey: Survey, path: Path, key: str) -> None:
     """Keep a survey.
 
     Args:
@@ -56,9 +56,9 @@ def save_survey(found: Survey, path: Path, key: str) -> None:
     Raises:
         TilenetError: It cannot be written.
     """
-    arrays = {name: np.array(getattr(found, name)) for name in PER_BAND_OR_CLASS}
-    arrays["num_valid"] = np.array([found.num_valid])
-    for number, planes in enumerate(found.classes_in_cells):
+    arrays = {name: np.array(getattr(survey, name)) for name in PER_BAND_OR_CLASS}
+    arrays["num_valid"] = np.array([survey.num_valid])
+    for number, planes in enumerate(survey.classes_in_cells):
         arrays[f"classes_in_cells.{number}"] = np.ascontiguousarray(planes)
     part = path.with_name(f"{path.name}.part")
     try:
@@ -102,8 +102,8 @@ def load_survey(path: Path, key: str) -> Survey | None:
 
 def _digest(arrays: dict[str, NDArray[np.generic]]) -> str:
     """Digest of names, shapes, dtypes and bytes."""
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for name in sorted(arrays):
-        found.update(f"{name} {arrays[name].shape} {arrays[name].dtype};".encode())
-        found.update(np.ascontiguousarray(arrays[name]).data)
-    return found.hexdigest()
+        digest.update(f"{name} {arrays[name].shape} {arrays[name].dtype};".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()

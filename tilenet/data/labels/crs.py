@@ -17,7 +17,7 @@ __all__ = ["crs_of_layer"]
 
 
 def crs_of_layer(
-    path: str, info: dict[str, Any], given: str | None, bounds: Bounds, image: Raster
+    path: str, info: dict[str, Any], named: str | None, bounds: Bounds, image: Raster
 ) -> CRS | None:
     """The CRS of a layer; None: neither it nor the image has one.
 
@@ -41,13 +41,13 @@ def crs_of_layer(
     # GeoJSON without one is in degrees (RFC 7946); many files are not.
     assumed = info["driver"] == "GeoJSON" and own == CRS.from_epsg(4326)
     if assumed and bounds.finite and not _inside(bounds, degrees):
-        if given is None:
+        if named is None:
             raise TilenetError(
                 f"GeoJSON without a CRS is in degrees (RFC 7946; {path}: {bounds}); name the CRS "
                 "that it is in with vectors.crs or --label-crs (EPSG:…, or image: the image's)"
             )
         own = None
-    if given is None:
+    if named is None:
         if own is None and image.crs is not None:
             raise TilenetError(
                 f"vector labels need a CRS ({path}, layer {info['layer_name']}: none); name it "
@@ -60,19 +60,19 @@ def crs_of_layer(
             )
         return own
     try:
-        if "://" in given:
+        if "://" in named:
             raise CRSError("it is fetched from nowhere")
-        wanted = image.crs if given == "image" else CRS.from_user_input(given)
+        crs = image.crs if named == "image" else CRS.from_user_input(named)
     except CRSError as error:
         raise TilenetError(
-            f"vectors.crs must be a CRS (vectors.crs: {given}); write EPSG:…, WKT, or image"
+            f"vectors.crs must be a CRS (vectors.crs: {named}); write EPSG:…, WKT, or image"
         ) from error
-    if own is not None and own != wanted:
+    if own is not None and own != crs:
         raise TilenetError(
-            f"vectors.crs may not contradict the file's CRS (vectors.crs: {given}, {path}: "
+            f"vectors.crs may not contradict the file's CRS (vectors.crs: {named}, {path}: "
             f"{crs_name(own)}); leave it out, or correct the file with ogr2ogr -a_srs or QGIS"
         )
-    return wanted
+    return crs
 
 
 def _own_crs(info: dict[str, Any]) -> CRS | None:

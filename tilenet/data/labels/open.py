@@ -46,10 +46,10 @@ def open_labels(
     except VECTOR_ERRORS as error:
         # pyogrio adds advice of its own after the first semicolon.
         reasons = dict.fromkeys((why_no_raster(path), str(error).partition(";")[0].strip()))
-        shown = "; as a vector: ".join(text for text in reasons if text)
+        why = "; as a vector: ".join(text for text in reasons if text)
         raise TilenetError(
             f"labels must be a raster or a vector file that GDAL can open ({path}: "
-            f"{shown}); check the path, and the file with {CHECK}, or {VECTOR_INFO}"
+            f"{why}); check the path, and the file with {CHECK}, or {VECTOR_INFO}"
         ) from error
 
 

@@ -91,12 +91,12 @@ class VectorLabels(LabelSource):
 
     def _polygons(self, window: Window) -> tuple[Polygons, NDArray[np.int64]]:
         """Polygons of a window and their classes."""
-        found = self._layer.polygons(bounds_of(self._transform, _with_margin(window)))
+        polygons = self._layer.polygons(bounds_of(self._transform, _with_margin(window)))
         keys = self.keys
         if keys.field is None:
-            return found, np.full(len(found.values), keys.burn, np.int64)
-        return found, np.array(
-            keys.classes_of(found.values, self.ignore_index, self.path), np.int64
+            return polygons, np.full(len(polygons.values), keys.burn, np.int64)
+        return polygons, np.array(
+            keys.classes_of(polygons.values, self.ignore_index, self.path), np.int64
         )
 
     def _burn(

@@ -154,13 +154,14 @@ def _check_ground(labels: Raster, image: Raster) -> None:
     ratio = labels.file_size[1] / image.file_size[1]  # uncut, as points are
     scale = round(ratio) if ratio > 1 else 1 / round(1 / ratio)
     same = image.ground.same_points(labels.ground, scale)
-    for one, other in ((image, labels), (labels, image)):
-        ours, theirs = one.ground, other.ground
+    for raster, other in ((image, labels), (labels, image)):
+        ours, theirs = raster.ground, other.ground
         apart = bool(ours.points and theirs.points) and not same
         if ours.lacks and (apart or (theirs.placed and other.crs is not None)):
             raise TilenetError(
-                f"labels and image must lie on one pixel grid, or both on the ground ({one.path}: "
-                f"{ours.lacks}, {other.path}: {theirs.lacks or crs_name(other.crs)}); {ours.remedy}"
+                "labels and image must lie on one pixel grid, or both on the ground ("
+                f"{raster.path}: {ours.lacks}, {other.path}: "
+                f"{theirs.lacks or crs_name(other.crs)}); {ours.remedy}"
             )
 
 

@@ -47,7 +47,7 @@ def shapes_on_image(
     limits = bounds_of(image.transform, reach)
     around = bounds_in(whole, image.crs, crs)
     around = around and around.wider(1)
-    found = np.empty(len(shapes), object)
+    moved = np.empty(len(shapes), object)
     for number, shape in enumerate(shapes):
         there = _moved(shape, crs, image.crs)
         near = around is not None and _within(shape, around)
@@ -62,8 +62,8 @@ def shapes_on_image(
                 f"{crs_name(crs)}, {image.path}: {crs_name(image.crs)}); reproject them with "
                 "ogr2ogr -t_srs or QGIS"
             )
-        found[number] = there
-    return found
+        moved[number] = there
+    return moved
 
 
 def _moved(shape: Any, source: "CRS | None", target: "CRS | None") -> Any:

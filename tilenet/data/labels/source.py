@@ -90,8 +90,8 @@ class LabelSource(ABC):
     def counted(self, targets: NDArray[Any]) -> NDArray[np.bool_]:
         """Which of them count."""
         numbers = np.isnan(self.uncounted)
-        found: NDArray[np.bool_] = ~np.isnan(targets) if numbers else targets != self.uncounted
-        return found
+        mask: NDArray[np.bool_] = ~np.isnan(targets) if numbers else targets != self.uncounted
+        return mask
 
     def _placed(
         self,
@@ -109,8 +109,8 @@ class LabelSource(ABC):
         if height > 0 and width > 0:
             row, col = region.row + window.row + top, region.col + window.col + left
             with READING:
-                found = inside(Window(row, col, height, width))
-            labels[top : top + height, left : left + width] = found
+                values = inside(Window(row, col, height, width))
+            labels[top : top + height, left : left + width] = values
         return labels
 
     def sample(self, window: Window) -> NDArray[np.int64]:

@@ -88,8 +88,8 @@ class VectorKeys:
             rule = "each value of vectors.field must stand under vectors.classes"
         unknown = sorted({text for text in map(text_of, values) if text not in known})
         if unknown:
-            shown = ", ".join(map(shown_value, unknown[:5])) + (" …" if len(unknown) > 5 else "")
-            raise TilenetError(f"{rule} ({path}, {self.field}: {shown}); {remedy}")
+            listing = ", ".join(map(shown_value, unknown[:5])) + (" …" if len(unknown) > 5 else "")
+            raise TilenetError(f"{rule} ({path}, {self.field}: {listing}); {remedy}")
         return [known[text_of(value)] for value in values]
 
 

@@ -182,26 +182,26 @@ class VectorLayer:
         values = [None] * len(order) if field is None else columns[0][order].tolist()
         return Polygons(
             shapes[there_still],
-            [value for value, kept in zip(values, there_still, strict=True) if kept],
+            [value for value, stays in zip(values, there_still, strict=True) if stays],
             shapely.bounds(shapes[there_still]),
         )
 
 
-def _chosen(path: str, wanted: str | None) -> str:
+def _chosen(path: str, layer: str | None) -> str:
     """The layer that is wanted, or the only one with geometries."""
     layers = {str(name): kind for name, kind in pyogrio.list_layers(path)}
     names = [name for name, kind in layers.items() if kind is not None]
-    if wanted is not None and wanted not in names:
+    if layer is not None and layer not in names:
         raise TilenetError(
-            f"vectors.layer must be a layer with geometries ({path}: no {wanted}); it has "
+            f"vectors.layer must be a layer with geometries ({path}: no {layer}); it has "
             f"{', '.join(names) or 'none'}"
         )
-    if wanted is None and len(names) != 1:
+    if layer is None and len(names) != 1:
         raise TilenetError(
             f"labels come from one layer ({path} has {len(names)}: {', '.join(names)}); name it "
             "with vectors.layer"
         )
-    return wanted or names[0]
+    return layer or names[0]
 
 
 def _no_polygons(path: str, layer: str, kind: str) -> TilenetError:

@@ -33,10 +33,10 @@ def check_overlap(path: str, labels: Bounds, crs: "CRS | None", image: Raster) -
     if moved is None or not labels.finite or moved.meets(labels):
         return
     there = bounds_in(labels, crs, image.crs)
-    shown = there or labels
+    place = there or labels
     where = f", in {crs_name(image.crs)}" if there and image.crs else ""
     raise TilenetError(
-        f"labels must overlap their image ({path}: {shown}; {image.path}: {own}{where}); check "
+        f"labels must overlap their image ({path}: {place}; {image.path}: {own}{where}); check "
         "that they belong together and that both files name the right CRS"
     )
 

@@ -49,10 +49,10 @@ class Ground:
         """What it has instead of a place, in words; "": it has one, or says nothing at all."""
         if self.placed:
             return ""
-        found = [f"{len(self.points)} ground control points"] * bool(self.points)
-        found += ["RPCs"] * (self.rpcs is not None)
-        found += ["a CRS"] * (bool(self.crs) and not found)
-        return f"{' and '.join(found)}, but no transform" if found else ""
+        parts = [f"{len(self.points)} ground control points"] * bool(self.points)
+        parts += ["RPCs"] * (self.rpcs is not None)
+        parts += ["a CRS"] * (bool(self.crs) and not parts)
+        return f"{' and '.join(parts)}, but no transform" if parts else ""
 
     @property
     def remedy(self) -> str:
@@ -73,10 +73,10 @@ class Ground:
             return False
         pairs = zip(self.points, other.points, strict=True)
         return all(
-            abs(one[0] * scale - two[0]) < SAME_PX
-            and abs(one[1] * scale - two[1]) < SAME_PX
-            and one[2:] == two[2:]
-            for one, two in pairs
+            abs(a[0] * scale - b[0]) < SAME_PX
+            and abs(a[1] * scale - b[1]) < SAME_PX
+            and a[2:] == b[2:]
+            for a, b in pairs
         )
 
     def profile(self, transform: Affine) -> dict[str, Any]:
@@ -136,8 +136,8 @@ def _once(crs: CRS | None) -> CRS | None:
 
 def _rpcs_of(dataset: Any) -> Any:
     try:
-        found = dataset.rpcs
-        numbers = found and (found.line_off, found.samp_off, found.line_scale, found.samp_scale)
-        return found if numbers and all(map(isfinite, numbers)) else None
+        rpcs = dataset.rpcs
+        numbers = rpcs and (rpcs.line_off, rpcs.samp_off, rpcs.line_scale, rpcs.samp_scale)
+        return rpcs if numbers and all(map(isfinite, numbers)) else None
     except (KeyError, IndexError, TypeError, ValueError):  # words, or some of them are missing
         return None

@@ -77,15 +77,15 @@ class Handles:
             files = self.files
             if key not in self._views:
                 self._views[key] = make(files)
-            found: Viewed = self._views[key]
-            return found
+            view: Viewed = self._views[key]
+            return view
 
     def close(self) -> None:
         """Close the files, and before them what was made of them."""
         with READING, ExitStack() as stack:
             RECENT.pop(self, None)
-            for one in (*self._files, *self._views.values()):
-                stack.callback(one.close)
+            for opened in (*self._files, *self._views.values()):
+                stack.callback(opened.close)
             self._files, self._views = [], {}
 
 

@@ -146,15 +146,15 @@ def _no_pixels(dataset: Any) -> TilenetError:
     names = [tags[key] for key in sorted(tags, key=_number) if key.endswith("_NAME")]
     # Quotes are needed around names of files with colons only, and shells take them away.
     bare = [name.replace('"', "") if name.count(":") == 2 else name for name in names]
-    shown = [n if len(n) <= MOST_LETTERS else f"{n[:MOST_LETTERS]}…" for n in bare[:MOST_NAMED]]
+    listed = [n if len(n) <= MOST_LETTERS else f"{n[:MOST_LETTERS]}…" for n in bare[:MOST_NAMED]]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    if not shown:
+    if not listed:
         return TilenetError(
             f"a raster must have pixels ({dataset.name}, {dataset.driver}: none); name another file"
         )
     return TilenetError(
         f"a file of several rasters is no image itself ({dataset.name}, {dataset.driver}, holds "
-        f"{', '.join(shown)}{more}); name one of these, or some of one grid joined by plus signs"
+        f"{', '.join(listed)}{more}); name one of these, or some of one grid joined by plus signs"
     )
 
 

@@ -302,8 +302,8 @@ class Raster:
         return self._collar
 
     @collar.setter
-    def collar(self, found: Collar) -> None:
-        self._collar = found
+    def collar(self, collar: Collar) -> None:
+        self._collar = collar
 
     @property
     def collar_strips(self) -> list[Window]:
@@ -332,11 +332,11 @@ class Raster:
                 part_done()
         return strip_runs(black, strip.row, self._files.height)
 
-    def _checked_bands(self, asked: BandNames | None) -> tuple[int, ...]:
+    def _checked_bands(self, names: BandNames | None) -> tuple[int, ...]:
         files = self._files
-        if asked is None:
-            asked = [band for band in range(1, files.count + 1) if band not in files.alpha]
-        bands = band_numbers(asked, files.bands, self.path)
+        if names is None:
+            names = [band for band in range(1, files.count + 1) if band not in files.alpha]
+        bands = band_numbers(names, files.bands, self.path)
         if not bands:
             raise TilenetError(f"at least one band must be read ({self.path} has {files.count})")
         wrong = [band for band in bands if not 1 <= band <= files.count]

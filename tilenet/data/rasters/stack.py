@@ -78,16 +78,16 @@ class Band:
 
     def is_called(self, name: str) -> tuple[bool, bool, bool]:
         """Whether description, colour or a part of the file's name is `name`, in any case."""
-        wanted = name.strip().casefold()
+        folded = name.strip().casefold()
         parts = tuple(part.casefold() for part in self.parts)
         return (
-            self.description.casefold() == wanted != "",
-            self.colour.casefold() == wanted != "",
-            wanted in parts,
+            self.description.casefold() == folded != "",
+            self.colour.casefold() == folded != "",
+            folded in parts,
         )
 
 
-def band_numbers(asked: BandNames, bands: Sequence[Band], path: str) -> tuple[int, ...]:
+def band_numbers(names: BandNames, bands: Sequence[Band], path: str) -> tuple[int, ...]:
     """Numbers, from 1, of the bands that are asked for; numbers are handed on unchecked.
 
     A description comes before a colour, and that before a part of a file's name: who described the
@@ -96,20 +96,20 @@ def band_numbers(asked: BandNames, bands: Sequence[Band], path: str) -> tuple[in
     Raises:
         TilenetError: A name is that of no band, or of several.
     """
-    return tuple(_number(name, bands, path) if isinstance(name, str) else name for name in asked)
+    return tuple(_number(name, bands, path) if isinstance(name, str) else name for name in names)
 
 
 def _number(name: str, bands: Sequence[Band], path: str) -> int:
     called = [band.is_called(name) for band in bands]
     for kind in range(3):
-        found = [number for number, kinds in enumerate(called, start=1) if kinds[kind]]
-        if len(found) > 1:
+        numbers = [number for number, kinds in enumerate(called, start=1) if kinds[kind]]
+        if len(numbers) > 1:
             raise TilenetError(
-                f"a band's name must be that of one band (bands: {name}, {path}: bands {found} are "
-                "called so); give its number"
+                f"a band's name must be that of one band (bands: {name}, {path}: bands {numbers} "
+                "are called so); give its number"
             )
-        if found:
-            return found[0]
+        if numbers:
+            return numbers[0]
     names = [n for band in bands for n in (band.description, band.colour, *band.parts) if n]
     if not names:
         raise TilenetError(
@@ -117,9 +117,9 @@ def _number(name: str, bands: Sequence[Band], path: str) -> int:
             f"{len(bands)} without names); give numbers"
         )
     near = difflib.get_close_matches(name.casefold(), [n.casefold() for n in names], 1, cutoff=0)
-    shown = ", ".join(f"{n} {band.name or '(no name)'}" for n, band in enumerate(bands, start=1))
+    listing = ", ".join(f"{n} {band.name or '(no name)'}" for n, band in enumerate(bands, start=1))
     raise TilenetError(
-        f"a band must be one that the file has (bands: {name}, {path} has {shown}; nearest: "
+        f"a band must be one that the file has (bands: {name}, {path} has {listing}; nearest: "
         f"{near[0]}); use one of these names or numbers"
     )
 
@@ -353,12 +353,12 @@ class FileStack:
             TilenetError: A file cannot be read there.
         """
         window = self._in_files(window)
-        found = [view.read(window, size)[1] for view in self.resampled]
-        return np.logical_and.reduce(found) if found else None
+        masks = [view.read(window, size)[1] for view in self.resampled]
+        return np.logical_and.reduce(masks) if masks else None
 
     def _off_grid(self) -> Iterator[int]:
-        first, *others = self._handles.files
-        for number, other in enumerate(others, start=1):
+        first, *rest = self._handles.files
+        for number, other in enumerate(rest, start=1):
             if not (
                 other.shape == first.shape
                 and other.crs == first.crs
@@ -382,14 +382,14 @@ def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
     """
     if "+" not in path:  # thousands of images are not looked for
         return (path,)
-    parts, found = path.split("+"), []
+    parts, paths = path.split("+"), []
     while parts:
         most = min(len(parts), MOST_PLUS_SIGNS + 1)
         tries = ("+".join(parts[:count]) for count in range(1, most + 1))
         name = next((n for n in tries if os.path.isfile(os.path.join(folder, n))), parts[0])
-        found.append(name)
+        paths.append(name)
         del parts[: name.count("+") + 1]
-    return tuple(found)
+    return tuple(paths)
 
 
 def _open_all(path: str) -> list[Any]:
@@ -495,5 +495,5 @@ def files_beside(path: str) -> tuple[str, ...]:
         return tuple(sorted(str(part) for part in whole.rglob("*") if part.is_file()))
     folder = glob.escape(str(whole.parent))
     stem, name = glob.escape(whole.stem), glob.escape(whole.name)
-    found = {*glob.glob(f"{folder}/{stem}.*"), *glob.glob(f"{folder}/{name}-wal")}
-    return tuple(sorted({path, *(part for part in found if Path(part) != whole)}))
+    files = {*glob.glob(f"{folder}/{stem}.*"), *glob.glob(f"{folder}/{name}-wal")}
+    return tuple(sorted({path, *(part for part in files if Path(part) != whole)}))
