@@ -75,7 +75,7 @@ class Kernel:
     """A kernel of a convolution.
 
     Attributes:
-        shape: Its shape.
+        shape: Shape of the kernel.
         weights: Weights of the module by their names in the layer.
         computed: Fields of the layer for a kernel that is computed of them.
     """
@@ -256,7 +256,8 @@ class Arguments:
     """Arguments of a call by their names in the operator's schema.
 
     Attributes:
-        by_name: In the schema's order; tensors as `Cells`, lists as tuples that begin with `list`.
+        by_name: Values in the schema's order; tensors are `Cells`, lists tuples that begin with
+            `list`.
         defaults: Names of those that hold the schema's default.
         named: Names of those that are passed by name only.
     """

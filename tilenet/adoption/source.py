@@ -18,7 +18,7 @@ def check_name(network: str) -> None:
     """Refuse a name that is not one of a function or a class of a package.
 
     Raises:
-        TilenetError: With the form of a name.
+        TilenetError: Names the form.
     """
     package, sign, name = network.partition(":")
     if not (sign and all(part.isidentifier() for part in [*package.split("."), *name.split(".")])):
@@ -32,7 +32,7 @@ def build_module(network: str, options: Mapping[str, Any], seed: int = 0) -> nn.
     """Call a function or a class that makes a module; it may lie in the working directory.
 
     Args:
-        network: As in `package:function` or `package:Class`.
+        network: Name of it, as in `package:function` or `package:Class`.
         options: Keyword arguments of the call.
         seed: Seed of torch's random numbers during the call.
 

@@ -70,8 +70,8 @@ def fill_in(module: nn.Module, path: Path) -> str:
     return (
         f"{path}: {len(fit.places)} of {len(tensors)} tensors are filled in"
         + (f" ({fit})" if fit.source or fit.target else "")
-        + (f"; {len(left)} of the file have no place ({_some(left)})" if left else "")
-        + (f"; {len(stay)} of the network stay as made ({_some(stay)})" if stay else "")
+        + (f"; {len(left)} of the file have no place ({_first(left)})" if left else "")
+        + (f"; {len(stay)} of the network stay as made ({_first(stay)})" if stay else "")
     )
 
 
@@ -88,8 +88,8 @@ def _best_fit(tensors: dict[str, Tensor], state: dict[str, Tensor], path: Path) 
         if 2 * len(likely.places) < len(tensors) or not likely.places:
             raise TilenetError(
                 f"weights belong to the network ({path} holds {len(tensors)}, such as "
-                f"{_some(tensors)}, of which {len(likely.places)} have a place; the network has "
-                f"{_some(state)} and so on); name weights of the same network, or of a part of it"
+                f"{_first(tensors)}, of which {len(likely.places)} have a place; the network has "
+                f"{_first(state)} and so on); name weights of the same network, or of a part of it"
             )
         best = likely
     named = {words: name for name, words in _words(state).items()}
@@ -191,7 +191,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         ) from error
     tensors = _within(content)
     if not tensors:
-        held = f" of {_some(map(str, content))}" if isinstance(content, Mapping) else ""
+        held = f" of {_first(map(str, content))}" if isinstance(content, Mapping) else ""
         raise TilenetError(
             f"a file of weights holds tensors by their names ({path}: {type(content).__name__}"
             f"{held}); save module.state_dict()"
@@ -213,6 +213,6 @@ def _within(content: Any, depth: int = 3) -> dict[str, Tensor]:
     }
 
 
-def _some(names: Iterable[str]) -> str:
+def _first(names: Iterable[str]) -> str:
     names = list(names)
     return ", ".join([*names[:MOST_NAMED], *["…"] * (len(names) > MOST_NAMED)]) or "none"

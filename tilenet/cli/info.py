@@ -10,7 +10,7 @@ from tilenet.cli.data_options import band_names, nodata_value
 from tilenet.cli.label_options import add_labels, vectors_of
 from tilenet.cli.options import Arguments
 from tilenet.data.inspect import InfoRequest, describe
-from tilenet.data.labels.vector_keys import is_whole, shown_value
+from tilenet.data.labels.vector_keys import is_whole, quoted
 from tilenet.errors import UsageError, printable
 from tilenet.parallel.ranks.comm import launched, run_as_rank, world
 from tilenet.training.config.read import yaml_text
@@ -106,8 +106,7 @@ def _values(values: dict[str, Any]) -> list[Row]:
     names = {text: "null" if label is None else str(label) for text, label in classes.items()}
     names |= dict.fromkeys(values["missing"], "not given")
     table = [
-        [f"{count:,}", names[text], _cut(shown_value(text))]
-        for text, count in values["counts"].items()
+        [f"{count:,}", names[text], _cut(quoted(text))] for text, count in values["counts"].items()
     ]
     rows = [("field", f"{values['field']}: {counted}")]
     rows += _table([["polygons", "class", "value"], *table])

@@ -18,7 +18,7 @@ from tilenet.data.labels.field_values import proposed_classes
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.polygons import VectorLabels
 from tilenet.data.labels.raster import Labels
-from tilenet.data.labels.vector_keys import is_whole, shown_value, text_of
+from tilenet.data.labels.vector_keys import is_whole, quoted, text_of
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.stack import BandNames, stacked_paths
 from tilenet.data.thumbnail import LabelFile, thumbnail
@@ -98,10 +98,10 @@ def _chosen(classes: Classes, names: tuple[str, ...]) -> set[int]:
         if text in numbers or (classes.background is not None and is_whole(text)):
             continue
         near = difflib.get_close_matches(text, list(numbers), 1, cutoff=0)
-        there = f"the nearest is {shown_value(near[0])}" if near else "it names none: give numbers"
+        there = f"the nearest is {quoted(near[0])}" if near else "it names none: give numbers"
         raise TilenetError(
             f"classes to paint must be some of the labels' ({classes.labels.path}: no "
-            f"{shown_value(text)}); {there}"
+            f"{quoted(text)}); {there}"
         )
     return {numbers[text] if text in numbers else int(text) for text in names}
 

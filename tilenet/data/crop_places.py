@@ -25,7 +25,7 @@ class CropPlaces:
     """The places of an image's crops.
 
     Attributes:
-        held: What the crop holds that begins at a cell, (planes, rows, columns) as in `Survey`:
+        held: Classes in the crop that begins at a cell, (planes, rows, columns) as in `Survey`:
             bits of classes, or one plane that is not 0 where anything is labelled.
         cell_px: Side of a cell.
         crop_px: Side of a crop.
@@ -121,11 +121,11 @@ def crop_places(
     holds them all.
 
     Args:
-        classes_in_cells: As in `Survey`, (ceil(K / 8), ceil(H / c), ceil(W / c)).
-        by_class: Whether it matters which classes they hold.
+        classes_in_cells: Cells as in `Survey`, (ceil(K / 8), ceil(H / c), ceil(W / c)).
+        by_class: Whether the classes in crops are kept.
 
     Raises:
-        TilenetError: The crop is no multiple of the cells.
+        TilenetError: The crop is not a multiple of the cells.
     """
     check_crop(crop_px, cell_px)
     planes, rows, cols = classes_in_cells.shape

@@ -26,7 +26,7 @@ Row = Mapping[str, Any]  # cells by the names of their columns
 
 @dataclass(frozen=True)
 class ImageList:
-    """What a list says.
+    """The images of a list.
 
     Attributes:
         train: Images and their labels, in the order of the list.

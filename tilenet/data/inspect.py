@@ -1,4 +1,4 @@
-"""What `tilenet info` says of an image and its labels, before anything is trained on them.
+"""Facts about an image and its labels, as `tilenet info` prints them before training.
 
 Facts are plain values by name, as `--json` prints them.
 """
@@ -42,7 +42,7 @@ MOST_CLASSES = 4096
 
 @dataclass(frozen=True)
 class InfoRequest:
-    """How images and labels are to be read, and whether all their pixels are."""
+    """How images and labels are read, and whether all their pixels are."""
 
     bands: BandNames | None = None
     nodata: Nodata = None
@@ -57,13 +57,11 @@ def describe(
 ) -> dict[str, Any]:
     """Facts about an image. Collective, where ranks are given.
 
-    Never raises what is the user's to mend: `refused` then holds the sentence, and what was found
-    before stands next to it.
+    Errors in a file are not raised: `refused` holds the sentence, next to the facts from before.
 
     Args:
-        labels_path: Path of its labels; None: it has none.
-        comm: All ranks, which share the pixels; None: there is one and no MPI, and no pixel may
-            be asked for.
+        labels_path: Path of its labels; None: it has no labels.
+        comm: All ranks, which share the pixels; None: one process without MPI, and no `pixels`.
     """
     facts: dict[str, Any] = {"path": path}
     labels: LabelSource | None = None
@@ -109,7 +107,7 @@ def _refusals(facts: dict[str, Any], comm: "MPI.Intracomm | None") -> Iterator[N
 
 
 def header_of(raster: Raster) -> dict[str, Any]:
-    """What is known of an open raster before a pixel is read.
+    """Facts about an open raster before a pixel is read.
 
     Among others the `pixel` size along the pixels' own axes, and `times`: pixels decoded for each
     that is wanted in a window that lies badly.
@@ -153,7 +151,7 @@ def _unit(crs: Any) -> str | None:
 
 
 def _data(raster: Raster) -> str:
-    """What says where there is data."""
+    """Where there is data, and by which rule."""
     if raster.nodata == "none":
         return "every pixel counts (nodata: none)"
     if raster.nodata == "collar":

@@ -24,9 +24,9 @@ class ReadAhead(Generic[Item, Result]):
     Args:
         read: Makes a result; what it raises is raised where its result would have been taken, and
             ends the thread. Nothing else may use what it uses, unless that takes turns by itself.
-        items: Asked for in the thread too, and no earlier than needed.
+        items: Items of the results, taken in the thread too, no earlier than needed.
         ahead: Most results that are under way or wait at a time; 0: no thread, each is made when it
-            is asked for.
+            is taken.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ReadAhead(Generic[Item, Result]):
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(ahead):
             self._room.put(None)
-        # A result, alone in a tuple; why there are no more; or None: all were made.
+        # A result, alone in a tuple; the error that ended the thread; or None: all were made.
         self._results: queue.SimpleQueue[tuple[Result] | BaseException | None] = queue.SimpleQueue()
         self._left = False
         self._thread: threading.Thread | None = None

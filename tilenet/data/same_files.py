@@ -1,6 +1,6 @@
-"""The files that a run is trained and scored on: one hash tells whether all ranks see them.
+"""The files that a run is trained and scored on: one hash tells whether all ranks see the same.
 
-Names without folders, sizes in bytes and what GDAL says of them: so a folder may be moved between
+Names without folders, sizes in bytes and GDAL's facts: so a folder may be moved between
 two runs, but a file may not be another one, neither in a run that goes on nor on another node.
 """
 
@@ -27,7 +27,7 @@ class SampleFile:
     """An image or its labels.
 
     Attributes:
-        path: As given; not a part of the hash.
+        path: Path in the run file; not a part of the hash.
         split: `train` or `validation`.
         role: `image` or `labels`.
         facts: Bytes of each file of a stack, `?` for one elsewhere, such as /vsicurl/; and GDAL's
@@ -44,7 +44,7 @@ class SampleFile:
 
     @property
     def text(self) -> str:
-        """What must be the same everywhere, without the folder."""
+        """The text that must be the same on all ranks, without the folder."""
         names = "+".join(os.path.basename(part) for part in stacked_paths(self.path))
         return f"{self.split} {self.role} {names}: {self.facts}"
 
@@ -83,13 +83,13 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
             trained on either: where blocks of it are held out, those of the other one would not be.
 
     Raises:
-        TilenetError: With the first of them.
+        TilenetError: Names the first of them.
     """
-    splits: dict[str, tuple[str, bool]] = {}  # split of each, and whether many images may have it
+    splits: dict[str, tuple[str, bool]] = {}  # split, and whether images may share it
     for file in files:
         if file.role != "image":
             continue
-        # The files of an image, each once, whatever links lead there.
+        # The files of an image, each once, through links too.
         shared = set(map(os.path.realpath, file.shared))
         for part in dict.fromkeys(map(os.path.realpath, stacked_paths(file.path))):
             before, was_shared = splits.get(part, ("", True))

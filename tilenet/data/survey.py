@@ -1,4 +1,4 @@
-"""Look at every pixel once before training: statistics, labels, and everything that is wrong.
+"""Look at every pixel once before training: statistics, labels, and errors in either.
 
 The images are cut into blocks that have nothing to do with tiles or ranks. Ranks take them in turn.
 Means and deviations are merged block by block, in the same order everywhere. So statistics are the
@@ -80,8 +80,9 @@ def survey(
 
     Args:
         labels: One per image; None: pixels only.
-        cell_px: Side of the cells; None: nobody asks where labels are.
-        held_out: Where pixels of a window of an image enter no statistics, (H, W); None: nowhere.
+        cell_px: Side of the cells; None: places of labels are not kept.
+        held_out: Function that says where pixels of a window of an image enter no statistics,
+            (H, W); None: all enter.
         watchdog: Armed for each block.
         requests: Requests to stop.
 
@@ -98,7 +99,7 @@ def survey(
     moments = _look_at_share(look, blocks, mine, size, comm, watchdog, requests)
     watchdog.arm("the sums of the survey", SLOW)
     look.join(comm)
-    every = _everybodys(moments, groups, comm)
+    every = _moments_of_all(moments, groups, comm)
     with agreed(comm):
         _check_something_is_there(images, labels, every.count, look.class_pixels)
     stats = Survey(
@@ -146,13 +147,13 @@ def _look_at_share(
 
 
 class _Look:
-    """What a rank has found in the blocks that it has looked at.
+    """Statistics of the blocks that a rank has looked at.
 
     Attributes:
-        minimum: Smallest value of each band; inf: there is none.
+        minimum: Smallest value of each band; inf: no value was read.
         maximum: Largest value of each band.
         class_pixels: Labelled valid pixels of each class.
-        planes: Classes of the cells of each image, see `Survey`; empty where nobody asks.
+        planes: Classes of the cells of each image, see `Survey`; empty without `cell_px`.
     """
 
     def __init__(
@@ -288,7 +289,7 @@ def _moments(bands: Sequence[NDArray[Any]]) -> Moments:
     return Moments(count, mean, squares)
 
 
-def _everybodys(mine: NDArray[np.float64], groups: int, comm: "MPI.Intracomm") -> Moments:
+def _moments_of_all(mine: NDArray[np.float64], groups: int, comm: "MPI.Intracomm") -> Moments:
     """Moments of all groups, merged in the order of the groups.
 
     Args:
@@ -306,7 +307,7 @@ def _check_finite(images: Sequence[Raster], stats: Survey) -> None:
     """Refuse bands whose mean or deviation float64 cannot hold; all ranks know the same.
 
     Raises:
-        AgreedError: With the band and its values.
+        AgreedError: Names the band and its values.
     """
     for place, band in enumerate(images[0].bands):
         if not np.isfinite((stats.mean[place], stats.std[place])).all():

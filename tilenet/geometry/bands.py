@@ -26,7 +26,7 @@ class Band:
     """Tiles below one another.
 
     Attributes:
-        tiles: Their numbers, from the top.
+        tiles: Numbers of the tiles, from the top.
         strips: Rows of tiles that it is swept in, until its own tiles are done: the last one may
             not have to come.
         part: The window of all strips.
@@ -41,7 +41,7 @@ def bands(tiling: Tiling, numbers: Sequence[int], parts: int) -> list[list[Band]
     """Bands that all tiles of `numbers` are in, shared out over the ranks as evenly as they can be.
 
     Args:
-        tiling: Its halo is the exact one.
+        tiling: A tiling with the exact halo.
         numbers: Tiles, in any order.
         parts: Ranks; as many as columns of tiles where these exchange halos.
 

@@ -47,7 +47,7 @@ POP = "pop"  # how a join of the map with one stashed map behind it is written
 def layer_to_json(layer: Layer) -> dict[str, Any]:
     """The layer as a plain dictionary; `kind` names its class.
 
-    A join of the map with one kept map behind it is a `pop`, as in checkpoints before there were
+    A join of the map with one stashed map behind it is a `pop`, as in checkpoints before there were
     other joins: programs that read these go on reading U-Nets.
     """
     match layer:
@@ -98,8 +98,8 @@ def check_layers(layers: tuple[Layer, ...], bands: int, classes: int) -> None:
     """Refuse layers that do not follow on one another.
 
     Raises:
-        TilenetError: There are none or too many; a value has the wrong type or size; a layer takes
-            other channels than the one before gives, or a map that no layer stashed.
+        TilenetError: There are too few layers or too many; a value has the wrong type or size; a
+            layer takes other channels than the one before gives, or a map that no layer stashed.
     """
     if not 0 < len(layers) <= MOST_LAYERS:
         raise TilenetError(

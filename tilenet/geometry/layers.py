@@ -305,7 +305,7 @@ class Norm(Layer):
     Attributes:
         scope: Cells of its statistics (see `halo.norm_context`); `frozen`, of batch norm only: its
             running statistics, which do not change.
-        epsilon: Added to variances.
+        epsilon: Number that is added to variances.
         momentum: Share of a step's statistics in batch norm's running ones.
     """
 

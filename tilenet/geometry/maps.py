@@ -24,7 +24,7 @@ def output_size(layers: tuple[Layer, ...], cells: int, *, exact: bool = False) -
     """Output cells for an input of `cells` pixels along an axis.
 
     Args:
-        exact: Refuse sizes where a layer would drop a remainder or cut a kept map unevenly.
+        exact: Refuse sizes where a layer would drop a remainder or cut a stashed map unevenly.
 
     Returns:
         The number of cells, 0 where a layer has nothing left to work on or `exact` is broken.

@@ -38,8 +38,8 @@ class AxisShares:
         cells: Cells of the whole input map.
         edges: Between the ranks' input cells: rank i owns `edges[i]` to `edges[i + 1] − 1`.
         out_edges: Between the ranks' output cells, in the same way.
-        needs: For each rank the first input cell that its output looks at, and the one behind the
-            last; they may lie outside of the map, where the layer sees its border.
+        needs: First input cell that each rank's output looks at, and the one behind the last; they
+            may lie outside of the map, where the layer sees its border.
     """
 
     stride: Fraction
@@ -197,7 +197,7 @@ def check_shares(layers: tuple[Layer, ...], spans: tuple[Span, ...], axis: str) 
     """Refuse shares narrower than a halo, which the next neighbour alone could not fill.
 
     Raises:
-        TilenetError: With the smallest legal share.
+        TilenetError: Names the smallest legal share.
     """
     edges = (*(span.first for span in spans), spans[-1].first + spans[-1].own)
     unit = context_of(layers).alignment_px

@@ -45,7 +45,7 @@ class Strip:
     Attributes:
         image: Rows of the image; none when all have come, and layers still look beyond its end.
         layers: Rows of each layer, in order.
-        held: For the image and each layer's map the rows that are kept for strips to come.
+        held: Rows of the image and of each layer's map that are kept for strips to come.
     """
 
     image: Rows
@@ -64,8 +64,8 @@ class Sweeps:
 
     Attributes:
         edges: Rows between strips, as for `sweep`.
-        kept: For the sweep to each layer that averages the numbers of the maps that are kept for
-            those after it; empty: all begin at the image.
+        kept: Numbers of the maps that the sweep to a layer that averages keeps for later sweeps,
+            by the layer; empty: all sweeps begin at the image.
     """
 
     edges: Sequence[int]

@@ -63,8 +63,8 @@ class Part:
 
         Args:
             transform: Transform of the image, see `window_of_bbox`.
-            size: Its height and width.
-            image: Its name, for errors.
+            size: Height and width of the image.
+            image: Name of the image, for errors.
 
         Raises:
             TilenetError: The part has no pixels.
@@ -93,7 +93,7 @@ def window_of_bbox(
         transform: a, b, c, d, e, f: x = a·col + b·row + c, y = d·col + e·row + f; rotated grids
             have b and d. The box stays upright in coordinates and so is turned on their pixels.
         size: Height and width of the image.
-        image: Its name, for errors.
+        image: Name of the image, for errors.
 
     Raises:
         TilenetError: The box is empty, not finite, or lies outside the image.

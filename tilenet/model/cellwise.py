@@ -98,12 +98,12 @@ class Tied(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, *maps: Tensor) -> Tensor:
-        ctx.others = len(maps)
+        ctx.num_maps = len(maps)
         return y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0], *(None for _ in range(ctx.others))
+        return grads[0], *(None for _ in range(ctx.num_maps))
 
 
 def cellwise_layer(layer: Cellwise) -> nn.Module:

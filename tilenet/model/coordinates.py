@@ -14,7 +14,7 @@ class CoordinatesMap(nn.Module):
     """A `geometry.coordinates.Coordinates` in place of a map, (B, C, H, W) in and out.
 
     Args:
-        place: As of `model.skips.ExpandMap`; None: maps are whole.
+        place: Place of each sample, see `model.skips.ExpandMap`; None: maps are whole.
     """
 
     def __init__(self, layer: Coordinates, place: Place | None = None) -> None:

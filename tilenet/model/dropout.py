@@ -46,7 +46,7 @@ class KeyedDropout(nn.Module):
     layer. (B, C, H, W) in and out.
 
     Args:
-        layer: Its probability, and what it drops.
+        layer: Probability and kind of the dropout.
         index: Place of the layer in the network.
         mask_key: Shared by the network's layers; set before each forward pass.
 

@@ -71,7 +71,7 @@ def value_loss(name: str, output: Tensor, values: Tensor, delta: float) -> Tenso
     """A regression's loss summed over pixels, and their number; float64, differentiable, (2,).
 
     Args:
-        name: Of each error e: `l1` |e|; `l2` e²; `huber` e²/2 up to `delta`, then
+        name: Loss of each error e: `l1` |e|; `l2` e²; `huber` e²/2 up to `delta`, then
             delta·(|e| − delta/2).
         output: The network's output, (B, 1, H, W).
         values: (B, H, W) in float64; NaN does not count.

@@ -1,7 +1,7 @@
 """Build modules from layers, and only from them: what was planned is what runs.
 
 A network is a flat `nn.Sequential` with one module per layer, so that pipeline, memory model, halo
-walk and checkpoints all count the same layers. It never hears of ranks.
+walk and checkpoints all count the same layers. It does not know of ranks.
 """
 
 import copy
@@ -64,7 +64,7 @@ class Network(nn.Sequential):
     """A flat sequence of layers with named skips; (B, bands, H, W) to (B, classes, H′, W′).
 
     Attributes:
-        mask_key: What dropout masks depend on; set before each forward pass in training.
+        mask_key: Key of the dropout masks; set before each forward pass in training.
     """
 
     def __init__(self, modules: list[nn.Module], mask_key: MaskKey) -> None:
@@ -275,7 +275,7 @@ def check_weight_count(
         names: As for `load_weights`; layers may share a weight.
 
     Raises:
-        TilenetError: With both numbers.
+        TilenetError: Names both numbers.
     """
     needed = sum(layer.num_parameters for layer in layers)
     taken = [*weights]

@@ -42,7 +42,7 @@ class Origin:
 
     Attributes:
         images: The number of each sample's image.
-        tiling: How these images, all of one size, are cut; None: not needed.
+        tiling: Tiling of these images, all of one size; None: not needed.
         tiles: The number of each sample's tile in `tiling`, row by row.
         micro_batch: Place of the micro-batch in the mini-batch.
     """
@@ -86,7 +86,7 @@ class StashMap(nn.Module):
 
 
 class JoinMaps(nn.Module):
-    """Joins its input with kept maps, (B, C, H, W), as `geometry.layers.Join` says."""
+    """Joins its input with stashed maps, (B, C, H, W), as `geometry.layers.Join` says."""
 
     def __init__(self, layer: Join) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ class Lock:
 
     Args:
         path: Path of the lock file, in the folder that is written.
-        what: What it protects, for errors: `the run's folder out`.
+        what: Name of what it protects, for errors: `the run's folder out`.
 
     Raises:
         TilenetError: Another job holds it, or the file cannot be written.

@@ -34,8 +34,8 @@ class NetworkRecord:
         bands: Bands that the network reads, counted from 1, of the first training image.
         classes: Names of the classes.
         ignore_index: Label of pixels that did not count; the value of nodata in class maps.
-        mean: Per band, over the valid pixels of the training images.
-        std: Per band.
+        mean: Mean of each band over the valid pixels of the training images.
+        std: Standard deviation of each band.
         resolution: Pixel size that the images were read at; None: their own.
         nodata: Value of `nodata` in the run file.
         precision: Precision of the training run.
@@ -148,7 +148,7 @@ def _check(record: NetworkRecord) -> None:
     """Refuse values that do not fit each other.
 
     Raises:
-        TilenetError: With the first of them.
+        TilenetError: Names the first of them.
     """
     check_class_names(record.classes, "classes in network.json")
     check_class_names((record.unit or "",), "unit in network.json")

@@ -51,7 +51,7 @@ class History:
         steps_done: Rows of later steps are dropped: a run that goes on from a checkpoint repeats
             the steps that it had made since. Where the file has fewer columns, because an older
             version began it, what is missing stays empty: it was not counted, which is not zero.
-        columns: Their names, `step` first.
+        columns: Names of the columns, `step` first.
         of_steps: Rows of other steps are dropped, too; None: of none.
         whole: Whether there must be one row for each step from the first one's to `steps_done`.
 
@@ -201,7 +201,7 @@ class RunTable:
     """Columns of float64, NaN where there is no number.
 
     Attributes:
-        columns: By their names; all of one length.
+        columns: Values of each column by its name; all of one length.
     """
 
     columns: dict[str, NDArray[np.float64]]

@@ -26,7 +26,7 @@ class Broken:
 
     Attributes:
         named: The link or folder that names it.
-        wrong: What is wrong with it.
+        wrong: Reason why it is broken.
     """
 
     named: Path

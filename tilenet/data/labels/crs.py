@@ -1,6 +1,6 @@
-"""Which CRS the polygons of a layer are in: what the file says, or the user where it is silent."""
+"""The CRS of a layer's polygons: that of the file, or the user's where the file has none."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rasterio.crs import CRS
 from rasterio.errors import CRSError
@@ -9,9 +9,6 @@ from tilenet.data.rasters.bounds import Bounds, crs_name
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import SET_CRS
 from tilenet.errors import TilenetError
-
-if TYPE_CHECKING:
-    from rasterio.crs import CRS
 
 __all__ = ["crs_of_layer"]
 
@@ -23,13 +20,14 @@ def crs_of_layer(
 
     Args:
         path: The file.
-        info: What pyogrio says of the layer.
-        given: What the user says: EPSG:…, WKT, `image`.
+        info: pyogrio's description of the layer.
+        named: The user's CRS: EPSG:…, WKT, `image`; None: not given.
         bounds: Bounds of the layer.
         image: The image that it labels.
 
     Raises:
-        TilenetError: Nobody names one, the image has none, or they contradict each other.
+        TilenetError: Neither the file nor the user names one, the image has none, or they
+            contradict each other.
     """
     own = _own_crs(info)
     if image.ground.lacks:
@@ -61,7 +59,7 @@ def crs_of_layer(
         return own
     try:
         if "://" in named:
-            raise CRSError("it is fetched from nowhere")
+            raise CRSError("a CRS is not fetched from the network")
         crs = image.crs if named == "image" else CRS.from_user_input(named)
     except CRSError as error:
         raise TilenetError(

@@ -1,4 +1,4 @@
-"""What labels are, and how they lie to their image, before they are read."""
+"""Facts about labels and their place on the image, before they are read."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ def class_names(dataset: Any) -> dict[int, str]:
 
 
 def label_facts(labels: LabelSource, image: Raster) -> dict[str, Any]:
-    """What open labels are, and where they lie, by names for `tilenet info --json`."""
+    """Facts about open labels by name, as `tilenet info --json` prints them."""
     if isinstance(labels, Labels):
         raster = labels.raster
         rows, cols = raster.size

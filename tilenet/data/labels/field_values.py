@@ -1,12 +1,9 @@
 """The values of a field of polygons, how often they occur, and a class for each."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilenet.data.labels.vector_keys import VectorKeys, is_whole, text_of
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["proposed_classes"]
 
@@ -46,13 +43,13 @@ def proposed_classes(
 
     Args:
         values: Values of `text_of`.
-        given: Classes that some of them have.
+        classes: Classes of the values that have one.
         ignore_index: Label of pixels that do not count; no class.
     """
     values = list(values)
     named = [text for text in values if text not in NO_VALUE and text not in classes]
     numbers = [int(text) if is_whole(text) else -1 for text in named]
-    # One that is 0 everywhere names no class: it would be what lies in no polygon.
+    # A field that is 0 everywhere names no class: 0 is the class of pixels in no polygon.
     if numbers and min(numbers) >= 0 < max(numbers) <= MOST_AS_THEY_ARE:
         proposed: dict[str, int | None] = dict(zip(named, numbers, strict=True))
     else:

@@ -27,7 +27,7 @@ def open_labels(
         keys: How polygons are burned; None: as class 1.
 
     Raises:
-        TilenetError: It is neither, or does not fit the image.
+        TilenetError: The file is neither, or does not fit the image.
     """
     keys = keys or VectorKeys()
     check_name("labels", path)
@@ -54,7 +54,7 @@ def open_labels(
 
 
 def resampling_note(labels: Sequence[LabelSource]) -> str | None:
-    """One sentence on labels that lie on another grid than their image; None: there are none."""
+    """A sentence on labels that lie on another grid than their image; None: all lie on its grid."""
     paths = [part.path for part in labels if isinstance(part, Labels) and part.resampled]
     if not paths:
         return None

@@ -19,10 +19,10 @@ from tilenet.geometry.windows import Window
 __all__ = ["VectorLabels"]
 
 
-# Blocks lie where they lie whatever is read, so that rounding, which tells on which side of an edge
-# the middle of a pixel is, does not depend on the window.
+# Blocks have fixed places, so that rounding, which decides on which side of an edge the middle of a
+# pixel is, does not depend on the window.
 BLOCK_PX = 512
-# Burned around a block and cut off: what GDAL does at the edge of its raster stays out of labels.
+# Burned around a block and cut off, so that GDAL's edge effects stay out of labels.
 MARGIN_PX = 2
 
 BURNED = BlockCache(64 << 20)  # of all label files of the process, as GDAL's cache is
@@ -60,7 +60,7 @@ class VectorLabels(LabelSource):
         return self._layer
 
     def close(self) -> None:
-        """Forget what was burned; the file is only open while it is read."""
+        """Forget burned blocks; the file is only open while it is read."""
         BURNED.drop(self._number)
 
     def _read_inside(self, window: Window) -> NDArray[np.int64]:

@@ -67,7 +67,7 @@ class Labels(LabelSource):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files that are read, with masks and whatever else lies next to them."""
+        """All files that are read, with masks and others that lie next to them."""
         return self._raster.files
 
     def close(self) -> None:

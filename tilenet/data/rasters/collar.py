@@ -36,7 +36,7 @@ def strip_runs(black: NDArray[np.bool_], first_row: int, image_rows: int) -> Run
     """Runs of a strip that may belong to the collar.
 
     Args:
-        black: Where all bands are zero, (rows of the strip, W).
+        black: Whether all bands are zero, (rows of the strip, W).
         first_row: The strip's place in the image.
         image_rows: The image's height.
     """

@@ -26,15 +26,15 @@ Points = tuple[tuple[float, float, float, float, float | None], ...]
 
 @dataclass(frozen=True)
 class Ground:
-    """What a raster says of its place.
+    """The georeferencing of a raster.
 
     Attributes:
-        placed: Whether it says by a transform where its pixels lie.
-        crs: The file's, whether or not anything is placed by it.
-        transform: The file's; the identity where it has none.
+        placed: Whether a transform says where its pixels lie.
+        crs: CRS of the file, whether or not pixels are placed by it.
+        transform: Transform of the file; the identity where it has none.
         points: Row, column, x, y and height of its GCPs.
-        points_crs: The GCPs' CRS.
-        rpcs: rasterio's RPCs; None: it has none.
+        points_crs: CRS of the GCPs.
+        rpcs: rasterio's RPCs; None: the file has no RPCs.
     """
 
     placed: bool
@@ -94,7 +94,7 @@ class Ground:
         Args:
             dataset: rasterio's, open for writing.
             window: The part, in pixels of the resolution that is read.
-            factor: How much coarser these are than the file's.
+            factor: Pixels of the file along one of these.
         """
         # GeoTIFF holds a transform or GCPs.
         if self.points and not self.placed:

@@ -5,7 +5,7 @@ windows of a file in the next UTM zone, read without an alpha band, 25 differed 
 image, by up to 69 of 255: bilinear takes a kernel as wide as a window's pixels are to the file's,
 and GDAL moves few pixels of a row and draws lines between them. With the kernel held, and lines as
 good as exact, last digits still differed. So it is only asked for whole blocks of the image's grid:
-whatever window is read, a pixel comes from its block.
+in any window a pixel comes from its block.
 
 A pixel is valid where the file's pixel below its middle is: of the four that are interpolated,
 those without data do not count.
@@ -56,7 +56,7 @@ class OntoGrid:
         nodata: The value without data; None: what the file says.
 
     Attributes:
-        path: The file's.
+        path: Path of the file.
         method: `bilinear`, or `nearest` where numbers stand for colours or classes.
 
     Raises:
@@ -125,7 +125,7 @@ class OntoGrid:
         """Values (C, h, w) of all bands, and where there is data, (h, w).
 
         Args:
-            window: Of the grid, within it.
+            window: Window within the grid.
             size: Rows and columns that are taken of it, evenly, the nearest pixels; None: all.
 
         Raises:
@@ -180,7 +180,7 @@ class OntoGrid:
 
 
 def resampling_notes(files: Sequence[OntoGrid]) -> list[str]:
-    """A sentence on the files that are read in one way."""
+    """A sentence on the files of each resampling method."""
     notes = []
     for method in dict.fromkeys(file.method for file in files):
         paths = list(dict.fromkeys(file.path for file in files if file.method == method))

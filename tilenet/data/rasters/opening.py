@@ -53,7 +53,7 @@ def opened(path: str) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without rasterio's warning of files that lie nowhere; what matters is said in words."""
+    """Hide rasterio's warning of files without georeferencing, which errors of ours name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)
         yield
@@ -118,10 +118,10 @@ def check_header(dataset: Any) -> None:
 
 
 def dtypes_of(dataset: Any) -> tuple[str, ...]:
-    """What rasterio calls the dtypes of the bands.
+    """rasterio's names of the dtypes of the bands.
 
     Raises:
-        TilenetError: It has no name for one, as for half floats of newer GDALs.
+        TilenetError: rasterio lacks a name for one, as for half floats of newer GDALs.
     """
     try:
         names = tuple(str(name) for name in dataset.dtypes)

@@ -1,7 +1,7 @@
 """Read windows of rasters: any dtype, with a mask, at the raster's own resolution or a coarser one.
 
 The only module that opens images. A raster is opened after MPI is up and read by windows only; no
-pixel outside of the asked window is kept.
+pixel outside of the window is kept.
 """
 
 import os
@@ -63,7 +63,7 @@ class Raster:
         resolution: Pixel size to read at, in the raster's units, a whole multiple of its own
             (within 5 %: 0.3 reads 0.0746 m pixels four by four); None: its own.
         nodata: See `Nodata`.
-        part: To be seen of it, at that pixel size, as if the file held nothing else; None: all.
+        part: Part of it to show, as if the file held nothing else; None: all.
 
     Attributes:
         file_size: Height and width of all of the file's own pixels.
@@ -116,7 +116,7 @@ class Raster:
         """The pixels of a part; all where it names nothing.
 
         Raises:
-            TilenetError: There are none, or it is named by coordinates, which the image lacks.
+            TilenetError: The part has no pixels, or coordinates, which the image lacks.
         """
         if part.bbox is not None and self.ground.lacks:
             raise TilenetError(
@@ -164,7 +164,7 @@ class Raster:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files that are read, with masks and whatever else lies next to them."""
+        """All files that are read, with masks and others that lie next to them."""
         return self._files.files
 
     @property
@@ -211,8 +211,8 @@ class Raster:
         """Read a window of a region of the raster.
 
         Args:
-            window: Relative to the region; where it reaches over the region's edge, the region is
-                seen reflected, again and again.
+            window: Window of the region; beyond the region's edges the region is reflected, again
+                and again.
             region: Pixels of the raster that count as the image; None: all.
 
         Raises:
@@ -252,8 +252,8 @@ class Raster:
         is averaged. A collar is not looked for: pixels that are 0 in all bands are taken for it.
 
         Args:
-            window: Within the raster.
-            size: So many rows and columns, evenly; None: those of the window.
+            window: Window within the raster.
+            size: Rows and columns to take, evenly spread; None: those of the window.
 
         Raises:
             TilenetError: The file cannot be read there.

@@ -53,18 +53,18 @@ __all__ = [
     "stacked_paths",
 ]
 
-# Bands as they are asked for: numbers from 1, names, or both.
+# Bands as a user names them: numbers from 1, names, or both.
 BandNames = Sequence[int | str]
 
 
 @dataclass(frozen=True)
 class Band:
-    """What a file calls a band; each may be empty.
+    """The names of a band; each may be empty.
 
     Attributes:
-        description: What its maker wrote, such as `B08` or `red`.
-        colour: What GDAL takes it for, such as `red`, `nir`.
-        parts: In a stack of files, the file's name without ending, and the parts of that name.
+        description: Description in the file, such as `B08` or `red`.
+        colour: Colour that GDAL gives it, such as `red`, `nir`.
+        parts: Name of the file without ending, and the parts of that name, in a stack of files.
     """
 
     description: str
@@ -148,13 +148,13 @@ class FileStack:
         nodata: The value without data in files on another grid than the first; None: what they say.
 
     Attributes:
-        height, width: In pixels of the files.
-        crs, transform: Of the first file; no CRS where no transform says what lies in it.
-        ground: What the first file says of its place.
+        height, width: Size in pixels of the files.
+        crs, transform: Those of the first file; no CRS without a transform.
+        ground: Georeferencing of the first file.
         dtypes: One per band.
-        bands: What each band is called.
-        alpha: Numbers of the bands that are masks of others.
-        files: All files that are read, with masks and whatever else lies next to them.
+        bands: Names of each band.
+        alpha: Numbers of the bands that are masks of other bands.
+        files: All files that are read, with masks and others that lie next to them.
 
     Raises:
         TilenetError: A file is missing or broken, or cannot be resampled to the first one's grid.
@@ -259,8 +259,8 @@ class FileStack:
         """Values (C, H, W) of a window, in a dtype that holds those of all the bands.
 
         Args:
-            bands: Their numbers.
-            window: Within the files.
+            bands: Numbers of the bands.
+            window: Window within the files.
             size: Rows and columns that are taken of the window, evenly spread; None: all.
 
         Raises:
@@ -302,7 +302,7 @@ class FileStack:
 
         Args:
             bands: Numbers of the bands that `values` (C, H, W) are of.
-            values: Of the window. Where they tell, the file is not asked: it would decode every
+            values: Values of the window. Where they tell, no mask is read: that would decode every
                 block again that does not fit GDAL's cache, as with whole rows of a wide image.
             window: The window.
             size: As in `read`.
@@ -343,7 +343,7 @@ class FileStack:
     def covered(
         self, window: Window, size: tuple[int, int] | None = None
     ) -> NDArray[np.bool_] | None:
-        """Where all files that are resampled have data, (H, W); None: there are none.
+        """Where all files that are resampled have data, (H, W); None: no file is resampled.
 
         Args:
             window: The window.
@@ -378,7 +378,7 @@ def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
     Where a part is no file, it is joined to the parts after it as long as that gives none either.
 
     Args:
-        folder: Where names lie that are not absolute.
+        folder: Folder of names that are not absolute.
     """
     if "+" not in path:  # thousands of images are not looked for
         return (path,)
@@ -473,7 +473,7 @@ Fingerprint = tuple[tuple[str, int, int], ...]
 
 
 def fingerprint(paths: Iterable[str]) -> Fingerprint | None:
-    """Of files as they are now; None: some are none (a file within an archive, on the web)."""
+    """Fingerprint of files as they are now; None: one is in an archive or on the web."""
     try:
         return tuple(
             (os.path.abspath(path), stat.st_size, stat.st_mtime_ns)
