@@ -230,10 +230,12 @@ class Call:
 
     def square(self, numbers: Any) -> int:
         """An argument of one number for rows and columns."""
-        numbers = list(numbers) if isinstance(numbers, list | tuple) else [numbers]
-        if len(set(numbers)) != 1:
-            raise self.refused("rows and columns are treated differently", values=f" {numbers}")
-        return int(numbers[0])
+        rows, cols = self.pair(numbers)
+        if rows != cols:
+            raise self.refused(
+                "rows and columns are treated differently", values=f" {[rows, cols]}"
+            )
+        return rows
 
     def layer(self, layer: Layer, *inputs: Value, weights: dict[str, Any] | None = None) -> Value:
         """The map that a layer makes, of the call's shape."""

@@ -21,6 +21,7 @@ from tilenet.adoption.cells import (
     Cells,
     Dim,
     Weight,
+    applied,
     merged,
     regroup,
     sizes_of,
@@ -144,9 +145,7 @@ def reshaped(x: Cells, dims: tuple[Dim, ...]) -> Cells:
         return x
     if x.operator == "reshape.default":
         return reshaped(x.arguments[0], dims)
-    return replace(
-        x, dims=dims, source=None, operator="reshape.default", arguments=(x, sizes_of(dims))
-    )
+    return applied("reshape.default", x, x, sizes_of(dims), dims=dims)
 
 
 @rule("permute", "transpose", "movedim", "t", "swapaxes", "numpy_T", "mT")
@@ -164,9 +163,7 @@ def permuted(x: Cells, order: tuple[int, ...]) -> Cells:
     if order == tuple(range(len(order))):
         return x
     dims = tuple(x.dims[n] for n in order)
-    return replace(
-        x, dims=dims, source=None, operator="permute.default", arguments=(x, ("list", *order))
-    )
+    return applied("permute.default", x, x, ("list", *order), dims=dims)
 
 
 @rule(*SAME)
@@ -178,9 +175,7 @@ def _same(call: Call, x: Cells, args: Arguments) -> Cells:
 def _converted(call: Call, x: Cells, args: Arguments) -> Cells:
     if not call.floats:
         raise call.refused("numbers change their type")
-    return x if x.floats else replace(
-        x, source=None, operator=CONVERT, arguments=(x,), floats=True
-    )  # fmt: skip
+    return x if x.floats else applied(CONVERT, x, x, floats=True)
 
 
 @rule("detach", "ones_like", "zeros_like", "full_like", "hardswish", "log_sigmoid")
@@ -248,11 +243,11 @@ def _standardised(call: Call, x: Cells, args: Arguments) -> Cells:
     wide = call.sizes[1]
     rows = regroup(x, (wide, prod(call.sizes) // wide))
     assert rows is not None
-    y = _step(reshaped(x, rows), "layer_norm.default", ("list", *reshaped(x, rows).shape[1:]),
-              None, None, args.value("eps"))  # fmt: skip
+    y = reshaped(x, rows)
+    y = applied("layer_norm.default", y, y, ("list", *y.shape[1:]), None, None, args.value("eps"))
     for name, how in (("weight", "mul.Tensor"), ("bias", "add.Tensor")):
         if isinstance(weight := args.value(name), Cells):
-            y = _step(y, how, reshaped(weight, (rows[0], ())))
+            y = applied(how, y, y, reshaped(weight, (rows[0], ())))
     return reshaped(y, x.dims)
 
 
@@ -262,14 +257,9 @@ def _of_length(call: Call, x: Cells, args: Arguments) -> Cells:
     place, length = int(args.value("dim")), args.value("g")
     parts = [n for n in range(len(x.dims)) if n != place]
     dims = tuple(dim if n == place else () for n, dim in enumerate(x.dims))
-    norm = _step(x, "linalg_vector_norm.default", 2, ("list", *parts), True)
-    share = _step(length, "div.Tensor", replace(norm, dims=dims))
-    return _step(x, "mul.Tensor", replace(share, dims=dims))
-
-
-def _step(x: Cells, operator: str, *arguments: Any) -> Cells:
-    """The result of an operator, of the tensor's dimensions."""
-    return replace(x, source=None, operator=operator, arguments=(x, *arguments))
+    norm = applied("linalg_vector_norm.default", x, x, 2, ("list", *parts), True)
+    share = applied("div.Tensor", length, length, replace(norm, dims=dims))
+    return applied("mul.Tensor", x, x, replace(share, dims=dims))
 
 
 @rule("cat", "stack")
@@ -318,9 +308,8 @@ def _repeated(call: Call, x: Cells, args: Arguments) -> Any:
     """Channels that are repeated, or an average for each cell of a map that is named."""
     other = args.value("other")
     if isinstance(other, Cells) and other.size and not x.size:
-        ones = replace(other, source=None, operator="ones_like.default", arguments=(other,))
-        dims = broadcast(call, [x, other])
-        return replace(ones, dims=dims, operator="mul.Tensor", arguments=(x, ones))
+        ones = applied("ones_like.default", other, other)
+        return applied("mul.Tensor", ones, x, ones, dims=broadcast(call, [x, other]))
     there = (*[()] * (len(call.sizes) - len(x.dims)), *x.dims)
     wide = reshaped(x, there)
     times = [n // old for n, old in zip(call.sizes, wide.shape, strict=True)]
@@ -331,9 +320,7 @@ def _repeated(call: Call, x: Cells, args: Arguments) -> Any:
     if set(times) == {1}:
         return wide
     dims = _sized(wide.dims, call.sizes)
-    return replace(
-        wide, dims=dims, source=None, operator="repeat.default", arguments=(wide, ("list", *times))
-    )
+    return applied("repeat.default", wide, wide, ("list", *times), dims=dims)
 
 
 def to_map(x: Cells) -> Cells:

@@ -10,7 +10,16 @@ from typing import Any
 import torch
 
 from tilenet.adoption.calls import Call, Moved, operator
-from tilenet.adoption.cells import COLS, IMAGES, ROWS, Cells, cells_of, kernel_of, numbers_of
+from tilenet.adoption.cells import (
+    COLS,
+    IMAGES,
+    ROWS,
+    Cells,
+    applied,
+    cells_of,
+    kernel_of,
+    numbers_of,
+)
 from tilenet.adoption.cellwise import from_map
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import Conv
@@ -198,14 +207,11 @@ def _filled(call: Call, x: Any, fill_value: float | None = None, **_: Any) -> An
             raise call.refused("a tensor is made in forward of no map")
         cells = cells_of(like)
         narrow = (cells.dims[0], (), *cells.dims[2:])
-        channel = replace(
-            cells, dims=narrow, source=None, operator="slice.Tensor", arguments=(cells, 1, 0, 1)
-        )
-        filled = replace(channel, operator="full_like.default", arguments=(channel, number))
+        channel = applied("slice.Tensor", cells, cells, 1, 0, 1, dims=narrow)
+        filled = applied("full_like.default", channel, channel, number)
         wide = call.sizes[1]
         dims = (cells.dims[0], (wide,) if wide > 1 else (), *cells.dims[2:])
-        times = "list", 1, wide, 1, 1
-        return replace(filled, dims=dims, operator="repeat.default", arguments=(filled, times))
+        return applied("repeat.default", filled, filled, ("list", 1, wide, 1, 1), dims=dims)
     if len(set(call.sizes)) < 2 and (not call.sizes or call.sizes[0] == 1):
         return float(number)
     if any(call.sizes[place:][:2] in {value.size for value in call.maps} for place in range(3)):

@@ -185,7 +185,8 @@ class _Interpreter:
             taken = None if value is None else call.refused("a number is taken out of a tensor")
             self._note(node, taken)
             return
-        result = self._result(node, call)
+        named = {name: self._argument(argument) for name, argument in node.kwargs.items()}
+        result = self._apply(call, node.target, self._argument(node.args), named)
         if isinstance(result, Refusal) and isinstance(call.shape, tuple) and call.floats:
             result = self._stand_in(node, call, result)
         result = [self._entered(part) for part in result] if isinstance(result, list) else (
@@ -224,13 +225,8 @@ class _Interpreter:
             self.maps.append(value)
         return cells_of(value)
 
-    def _result(self, node: fx.Node, call: Call) -> Any:
+    def _apply(self, call: Call, function: Any, args: Any, named: dict[str, Any]) -> Any:
         """The result of a call, or its refusal, which is raised where the result is used."""
-        named = {name: self._argument(argument) for name, argument in node.kwargs.items()}
-        return self._applied(call, node.target, self._argument(node.args), named)
-
-    def _applied(self, call: Call, function: Any, args: Any, named: dict[str, Any]) -> Any:
-        """The result of a function on these arguments."""
         schema, held = _bound(function, args, named)
         # Only what is used is refused: parts of a module may lead nowhere.
         flat = _flat(list(held.values()))
@@ -244,7 +240,7 @@ class _Interpreter:
                 tensors = [settled(call, x) for x in flat if isinstance(x, Cells | Moved)]
                 if not tensors:
                     return compute_mapless(call, function, args, named)
-                lay = partial(laid_on, call, tensors, self._applied)
+                lay = partial(laid_on, call, tensors, self._apply)
                 held = {name: lay(argument) for name, argument in held.items()}
             if call.operator not in TAKE_MOVED:
                 held = {name: settled(call, argument) for name, argument in held.items()}

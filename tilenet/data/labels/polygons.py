@@ -118,20 +118,13 @@ class VectorLabels(LabelSource):
             [(polygons.shapes[number], float(classes[number])) for number in near],
             out_shape=(place.height, place.width),
             fill=background,
-            transform=_begun_at(self._transform, place.row, place.col),
+            transform=self._transform @ Affine.translation(place.col, place.row),
             all_touched=self.keys.all_touched,
             dtype="float64",  # holds every class number and ignore_index
         )
         inside = burned[MARGIN_PX:-MARGIN_PX, MARGIN_PX:-MARGIN_PX]
         labels: NDArray[np.int64] = inside.astype(np.int64)
         return labels
-
-
-def _begun_at(transform: Affine, row: int, col: int) -> Affine:
-    """The grid whose first pixel is another one."""
-    t = transform
-    x, y = t.a * col + t.b * row + t.c, t.d * col + t.e * row + t.f
-    return Affine(t.a, t.b, x, t.d, t.e, y)
 
 
 def _pixels(row: int, col: int, rows: int, cols: int) -> Window:

@@ -199,8 +199,7 @@ class Raster:
 
     def coarser(self, factor: int) -> Affine:
         """From columns and rows of pixels `factor` times coarser than the file's to coordinates."""
-        t = self._files.transform
-        return Affine(t.a * factor, t.b * factor, t.c, t.d * factor, t.e * factor, t.f)
+        return self._files.transform @ Affine.scale(factor)
 
     @property
     def whole(self) -> Window:

@@ -204,9 +204,7 @@ class FileStack:
 
     def cut(self, window: Window) -> None:
         """From now on be as files would be that hold a window of these, and nothing else."""
-        t = self.transform
-        x, y = (t.a * window.col + t.b * window.row), (t.d * window.col + t.e * window.row)
-        self.transform = type(t)(t.a, t.b, x + t.c, t.d, t.e, y + t.f)
+        self.transform = self.transform @ Affine.translation(window.col, window.row)
         self._first = self._first[0] + window.row, self._first[1] + window.col
         self.height, self.width = window.height, window.width
 
