@@ -185,7 +185,7 @@ def parted(call: Call, value: Value, step: int) -> Cells:
 
 
 def middles(call: Call, value: Value, step: int) -> Cells:
-    """What lies in the middle of each block of cells: one of them, or the mean of two by two."""
+    """The middle of each block of cells: one cell, or the mean of two by two."""
     taps = torch.zeros(step // 2 + 1)
     taps[(step - 1) // 2 :] = 1 / (2 - step % 2)
     layer = Conv(value.channels, value.channels, len(taps), step)

@@ -142,7 +142,7 @@ class _Laying:
 
 
 def _traced(result: Mapless, argument: Mapless, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """What dimensions of an argument run over: dimensions of the result that change with them."""
+    """What an argument's dimensions run over: dimensions of the result that change with them."""
 
     def over(place: int) -> Dim:
         n = argument.tensor.shape[place]

@@ -15,8 +15,6 @@ from tilenet.data.crops import check_crop, has_class
 __all__ = ["CropPlaces", "crop_places"]
 
 CHUNK = 1 << 14  # places that are looked through for the one that is drawn
-
-
 STRIP_CELLS = 1 << 22  # that are looked at at once
 
 
@@ -78,13 +76,9 @@ class CropPlaces:
     def _counts(self) -> NDArray[np.int64]:
         """Places of each chunk."""
         every = self._flat
-        return np.array(
-            [
-                np.count_nonzero(np.bitwise_or.reduce(every[:, first : first + CHUNK]))
-                for first in range(0, every.shape[1], CHUNK)
-            ],
-            np.int64,
-        )
+        firsts = range(0, every.shape[1], CHUNK)
+        counts = (np.count_nonzero(np.bitwise_or.reduce(every[:, n : n + CHUNK])) for n in firsts)
+        return np.fromiter(counts, np.int64)
 
     @cached_property
     def _counts_of(self) -> dict[int, NDArray[np.int64]]:

@@ -67,9 +67,8 @@ def describe(
     labels: LabelSource | None = None
     with ExitStack() as stack:
         with _refusals(facts, comm):
-            image = stack.enter_context(
-                Raster(path, request.bands, request.resolution, request.nodata)
-            )
+            keys = request.bands, request.resolution, request.nodata
+            image = stack.enter_context(Raster(path, *keys))
             facts |= header_of(image)
         if "refused" in facts:
             return facts

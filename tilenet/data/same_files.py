@@ -109,7 +109,7 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
 
 
 def check_same_files(files: Sequence[SampleFile], comm: "MPI.Intracomm") -> str:
-    """How many files there are, and their hash, which is that of all ranks. Collective.
+    """Number of the files, and their hash, which is equal on all ranks. Collective.
 
     Only hashes travel, unless they differ.
 

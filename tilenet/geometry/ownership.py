@@ -156,7 +156,7 @@ def tiling_shares(
 
 
 def own_cells(rows: AxisShares, cols: AxisShares, tiling: Tiling, number: int) -> Window:
-    """What a tile owns of a layer's input, from the first cell on that it computes."""
+    """The tile's own window of a layer's input, from the first cell on that it computes."""
     row, col = divmod(number, tiling.grid[1])
     own, start = _own(rows, cols, row, col), (0, 0)
     if (
@@ -226,7 +226,7 @@ def check_shares(layers: tuple[Layer, ...], spans: tuple[Span, ...], axis: str) 
 
 
 def halo_of(rows: AxisShares, cols: AxisShares, place: tuple[int, int]) -> LayerHalo:
-    """What the rank at (row, column) of the grid exchanges before a layer."""
+    """The halo that the rank at (row, column) of the grid exchanges before a layer."""
     num_rows, num_cols = len(rows.needs), len(cols.needs)
     row, col = place
     own, need = _own(rows, cols, row, col), _need(rows, cols, row, col)

@@ -26,7 +26,7 @@ Rows = tuple[int, int]  # the first, and the one behind the last
 
 @dataclass(frozen=True)
 class LayerRows:
-    """What a layer does in a strip.
+    """Rows that a layer computes and reads in a strip.
 
     Attributes:
         out: Rows that it computes of its map.

@@ -5,7 +5,7 @@ each number alone, without random numbers and without writing over anything) or 
 runs on shapes alone before it runs on anything else.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -262,11 +262,7 @@ def _check(layer: Cellwise) -> None:
     weights = _without_memory(layer)
     cells = (1, 1) if len(layer.single) == len(maps) else size[1:]
     expected = (size[0], layer.out_channels, *cells)
-    try:
-        with _Bounded():  # type: ignore[no-untyped-call]
-            shape: Any = tuple(_computed(layer, maps, weights, _last_uses(layer)).shape)
-    except Exception as error:  # torch may raise anything for a list of a file
-        shape = f"{type(error).__name__}: {str(error)[:200]}"
+    shape = _shape_of(lambda: _computed(layer, maps, weights, _last_uses(layer)))
     if shape != expected:
         raise TilenetError(
             f"a layer's operators make the map that it says (of network.json: {expected}, they "
@@ -282,18 +278,23 @@ def check_kernel(layer: Conv) -> None:
         TilenetError: Names the operator or the shape.
     """
     _check_operators(layer)
-    weights = _without_memory(layer)
+    weights: list[Any] = [*_without_memory(layer)]
     like = torch.empty((), device="meta")
-    try:
-        with _Bounded():  # type: ignore[no-untyped-call]
-            shape: Any = tuple(_run(layer.steps, [*weights], {}, like, _last_uses(layer)).shape)
-    except Exception as error:  # torch may raise anything for a list of a file
-        shape = f"{type(error).__name__}: {str(error)[:200]}"
+    shape = _shape_of(lambda: _run(layer.steps, weights, {}, like, _last_uses(layer)))
     if shape != layer.kernel_shape:
         raise TilenetError(
             f"a kernel's operators make the kernel that the layer has (of network.json: "
             f"{layer.kernel_shape}, they make: {shape}); use another checkpoint"
         )
+
+
+def _shape_of(compute: Callable[[], Tensor]) -> Any:
+    """Shape of a result, or the error in its place."""
+    try:
+        with _Bounded():  # type: ignore[no-untyped-call]
+            return tuple(compute().shape)
+    except Exception as error:  # torch may raise anything for a list of a file
+        return f"{type(error).__name__}: {str(error)[:200]}"
 
 
 def _without_memory(layer: Cellwise | Conv) -> list[Tensor]:

@@ -20,7 +20,7 @@ PIECE_BYTES = 1 << 20
 
 
 def checksums_text(files: Iterable[Path]) -> str:
-    """What `checksums.json` says of files: by name the SHA-256 and the bytes, read from them.
+    """Contents of `checksums.json`: SHA-256 and bytes of files by name, read from them.
 
     Raises:
         OSError: One cannot be read.
@@ -29,7 +29,7 @@ def checksums_text(files: Iterable[Path]) -> str:
 
 
 def wrong_file(folder: Path, names: Iterable[str]) -> str | None:
-    """What is wrong with the first of a checkpoint's files that is not as written; None: nothing.
+    """What is wrong with the first of a checkpoint's files that differs; None: all are as written.
 
     Without `checksums.json`, in a folder made by hand, files need only be there.
     """

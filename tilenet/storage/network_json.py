@@ -65,7 +65,7 @@ class NetworkRecord:
 
     @property
     def wanted_bands(self) -> tuple[int | str, ...]:
-        """The bands as the run file asked for them: another image may hold them elsewhere."""
+        """The bands as the run file names them: another image may hold them elsewhere."""
         names = self.band_names or (None,) * len(self.bands)
         return tuple(name or band for name, band in zip(names, self.bands, strict=True))
 
@@ -75,7 +75,7 @@ class NetworkRecord:
         return opaque_of(self.layers)
 
     def context(self) -> Context:
-        """What the network asks of tiles."""
+        """What tiles the network needs."""
         return context_of(self.layers)
 
     def to_json(self) -> dict[str, Any]:

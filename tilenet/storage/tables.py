@@ -123,7 +123,7 @@ class History:
             raise self._unwritable(error) from error
 
     def rows(self) -> list[dict[str, str]]:
-        """What stands in the file, each value by the name of its column."""
+        """The rows of the file, each value by the name of its column."""
         with self.path.open(newline="") as file:
             return list(csv.DictReader(file))
 

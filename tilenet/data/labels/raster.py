@@ -105,7 +105,7 @@ class Labels(LabelSource):
             )
 
     def _place_of(self, image: Raster) -> tuple[int, Window] | None:
-        """How many label pixels stand along a side of an image pixel, and those under the image.
+        """Number of label pixels along a side of an image pixel, and those under the image.
 
         1, unless the image is read at a coarser resolution than its own, or is a map made so. None:
         they lie on another grid, or not under all of the image.

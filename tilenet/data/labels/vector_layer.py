@@ -108,7 +108,7 @@ class VectorLayer:
         return self._all
 
     def value_counts(self) -> Counter[str]:
-        """How many features of the whole layer have each value of the field (of `text_of`).
+        """Number of features of the whole layer with each value of the field (of `text_of`).
 
         Raises:
             TilenetError: The file cannot be read.

@@ -1,4 +1,4 @@
-"""How a raster's pixels come to lie on the ground: by a transform, by points, by a camera's model.
+"""Georeferencing of a raster: by a transform, by points, or by a camera's model.
 
 Only a transform and a CRS make a map. Ground control points (GCPs) and rational polynomial
 coefficients (RPCs) say how to make one; a CRS without a transform says nothing.
@@ -46,7 +46,7 @@ class Ground:
 
     @property
     def lacks(self) -> str:
-        """What it has instead of a place, in words; "": it has one, or says nothing at all."""
+        """What it has in place of a transform, in words; "": it has one, or no georeferencing."""
         if self.placed:
             return ""
         parts = [f"{len(self.points)} ground control points"] * bool(self.points)
@@ -56,7 +56,7 @@ class Ground:
 
     @property
     def remedy(self) -> str:
-        """How it gets a place."""
+        """The command that gives it a transform, in words."""
         return (
             ON_THE_GROUND
             if self.points or self.rpcs is not None
@@ -80,7 +80,7 @@ class Ground:
         )
 
     def profile(self, transform: Affine) -> dict[str, Any]:
-        """How rasterio writes a part of the raster, but for `carry`.
+        """Options with which rasterio writes a part of the raster, except for `carry`.
 
         Args:
             transform: Transform of that part.
@@ -105,7 +105,7 @@ class Ground:
             dataset.gcps = points, self.points_crs or CRS()
         if self.rpcs is not None:
             rpcs = copy(self.rpcs)
-            # They count from the middle of the first pixel.
+            # RPCs count from the middle of the first pixel.
             rpcs.line_off = (rpcs.line_off + 0.5) / factor - window.row - 0.5
             rpcs.samp_off = (rpcs.samp_off + 0.5) / factor - window.col - 0.5
             rpcs.line_scale /= factor
@@ -114,7 +114,7 @@ class Ground:
 
 
 def ground_of(dataset: Any) -> Ground:
-    """What an open file says; GCPs and RPCs that are not numbers say nothing."""
+    """Georeferencing of an open file; GCPs and RPCs that are not numbers are left out."""
     points, points_crs = dataset.gcps
     if not all(isfinite(number) for p in points for number in (p.row, p.col, p.x, p.y)):
         points = []

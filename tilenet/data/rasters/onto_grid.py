@@ -108,7 +108,7 @@ class OntoGrid:
 
     @property
     def facts(self) -> str:
-        """How it is read, and where it lies, to the thousandth of a pixel.
+        """The resampling method and the place of the file, to the thousandth of a pixel.
 
         Installations move coordinates differently: with grids of corrections, or without them.
         """
@@ -214,15 +214,13 @@ def _check_places(file: Any, first: Any) -> None:
         lacks = "no CRS" if not dataset.crs else "no transform"
         if dataset.crs and dataset.transform != Affine.identity():
             continue
+        both = first, file
         if file.shape != first.shape:
-            what, (expected, actual) = "size", (f"{f.height} × {f.width}" for f in (first, file))
+            what, (expected, actual) = "size", (f"{f.height} × {f.width}" for f in both)
         elif file.crs != first.crs:
-            what, (expected, actual) = "CRS", (crs_name(f.crs or None) for f in (first, file))
+            what, (expected, actual) = "CRS", (crs_name(f.crs or None) for f in both)
         elif file.transform != first.transform:
-            what, (expected, actual) = (
-                "transform",
-                (str(tuple(f.transform)[:6]) for f in (first, file)),
-            )
+            what, (expected, actual) = "transform", (str(tuple(f.transform)[:6]) for f in both)
         else:
             what, expected, actual = "ground control points", "its own", "others"
         raise TilenetError(

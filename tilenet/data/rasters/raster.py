@@ -154,7 +154,7 @@ class Raster:
 
     @property
     def ground(self) -> Ground:
-        """What the file says of its place, whether or not pixels are placed by it."""
+        """Georeferencing of the file, whether or not pixels are placed by it."""
         return self._files.ground
 
     @property
@@ -191,7 +191,7 @@ class Raster:
 
     @property
     def facts(self) -> str:
-        """What GDAL says of the file: size, bands, dtype, where files on other grids lie."""
+        """GDAL's facts about the file: size, bands, dtype, where files on other grids lie."""
         height, width = self.file_size
         dtypes = "/".join(dict.fromkeys(self._files.dtypes))
         notes = [f"; {os.path.basename(view.path)} {view.facts}" for view in self._files.resampled]
@@ -306,7 +306,7 @@ class Raster:
 
     @property
     def collar_strips(self) -> list[Window]:
-        """What is looked at to find the collar, of the file's own pixels."""
+        """Windows of the file's own pixels that are looked at to find the collar."""
         return collar_strips(self.size_in_file, self._files.block_rows)
 
     def collar_runs(self, strip: Window, part_done: Callable[[], None] = lambda: None) -> Runs:

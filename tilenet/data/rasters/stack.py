@@ -248,7 +248,7 @@ class FileStack:
         return self._handles.files[0]
 
     def view(self, key: object, make: Callable[[list[Any]], Viewed]) -> Viewed:
-        """What `make` makes of the open files, once by its key; closed before they are."""
+        """The result of `make` for the open files, kept by its key; closed before they are."""
         return self._handles.view(key, make)
 
     def read(
