@@ -69,4 +69,8 @@ def first_map(output: Any) -> Tensor:
 def opaque_network(module: nn.Module, seed: int, precision: str) -> Network:
     """The network whose one layer is the module, which is taken over."""
     mask_key = MaskKey(seed=seed)
-    return Network([OpaqueModule(module, mask_key)], mask_key).to(parameter_dtype(precision))
+    network = Network([OpaqueModule(module, mask_key)], mask_key).to(parameter_dtype(precision))
+    for parameter in network.parameters():
+        # Fused optimizers take values in the order of memory, and gradients lie in a flat buffer.
+        parameter.data = parameter.data.contiguous()
+    return network
