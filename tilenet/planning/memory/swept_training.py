@@ -3,7 +3,7 @@ for backward and the gradients that come back through them.
 
 Each strip's backward is walked through as autograd goes: a layer's gradients come, what the layer
 has kept goes, and the rows of a map that several layers look at add up what comes back of them.
-What a layer keeps and takes for itself is measured once, on fake tensors (`layer.py`).
+What a layer keeps and takes for itself is measured once (`layer.py`).
 """
 
 from collections import Counter
