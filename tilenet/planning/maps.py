@@ -67,6 +67,7 @@ class MapQuestion:
             depend on it.
         exchanges: Whether ranks that sweep may exchange halos.
         strip_overhead_px: Pixels that are computed in the time that a strip takes beyond its own.
+        turned: Whether turned images are mapped with it, which takes tiles.
     """
 
     layers: tuple[Layer, ...]
@@ -83,6 +84,7 @@ class MapQuestion:
     steady: bool = False
     exchanges: bool = False
     strip_overhead_px: int = 0
+    turned: bool = False
 
     @cached_property
     def of_whole_image(self) -> tuple[int, ...]:
@@ -164,7 +166,7 @@ def choose_map(asked: MapQuestion) -> MapPlan:
         tiling = cut(*asked.size, Cut(size_px=asked.tile_px), asked.rule)
         return plan_passes(asked, tiling, _why_tiles(asked))
     fits_one = asked.fits(*whole.extended)
-    if asked.num_ranks > 1 and not asked.halo_asked:
+    if asked.num_ranks > 1 and not asked.halo_asked and not asked.turned:
         shared_out = _shares(asked, asked.num_ranks)
         if shared_out is not None and _share_fits(asked, shared_out):
             return MapPlan("exchange", shared_out)
@@ -408,6 +410,8 @@ def _why_tiles(asked: MapQuestion) -> str:
 def _why(asked: MapQuestion) -> str:
     if asked.halo_asked:
         return "a halo other than the exact one was asked for"
+    if asked.turned:
+        return "turned images are mapped tile by tile"
     budget = f"{asked.num_ranks} × {asked.budget_bytes / 2**20:.0f} MiB do not hold the image"
     if asked.num_ranks == 1:
         budget = f"{asked.budget_bytes / 2**20:.0f} MiB do not hold the image"
