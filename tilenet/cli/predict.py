@@ -113,6 +113,12 @@ def _parser() -> Arguments:
         action="store_true",
         help="probabilities as bytes: 0 to 250, which GDAL and QGIS show as 0 to 1; 255: no data",
     )
+    parser.add_argument(
+        "--tta",
+        choices=["flips", "all"],
+        help="test-time augmentation: the mean over the image flipped (4), or turned too (8), of "
+        "probabilities or numbers",
+    )
     part = parser.add_mutually_exclusive_group()
     part.add_argument(
         "--bbox",

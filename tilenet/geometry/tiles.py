@@ -18,11 +18,12 @@ from tilenet.geometry.layers import Conv, Layer
 from tilenet.geometry.maps import fewest_cells, map_shapes, output_size
 from tilenet.geometry.opaque import opaque_of
 from tilenet.geometry.pieces import parts
+from tilenet.geometry.symmetries import Symmetry
 from tilenet.geometry.windows import Window
 
 __all__ = [
     "Cut", "HaloRule", "Span", "Tile", "Tiling", "check_cells", "cut", "halo_rule", "own_pieces",
-    "owned",
+    "owned", "turned_tiling",
 ]  # fmt: skip
 
 
@@ -262,6 +263,34 @@ def _span(first: int, own: int, widest: int, extended: int, rule: HaloRule) -> S
     read = min(widest + 2 * rule.halo_px, extended)
     start = min(max(first - rule.halo_px, 0), extended - read)
     return Span(start=start, read=read, first=first, own=own)
+
+
+def turned_tiling(tiling: Tiling, symmetry: Symmetry) -> Tiling:
+    """The tiles of a turned image, each of which owns all that one of the image owns.
+
+    The network's grid begins at the turned image's own first pixel. So where it is flipped, what a
+    tile owns is rounded up to the grid on both sides, and neighbours own some pixels twice.
+    """
+    height, width = symmetry.size(tiling.height, tiling.width)
+    rows, cols = (tiling.cols, tiling.rows) if symmetry.transposed else (tiling.rows, tiling.cols)
+    if symmetry.flips_rows:
+        rows = _flipped(rows, height, tiling.rule)
+    if symmetry.flips_cols:
+        cols = _flipped(cols, width, tiling.rule)
+    return Tiling(height, width, rows, cols, tiling.rule)
+
+
+def _flipped(spans: tuple[Span, ...], pixels: int, rule: HaloRule) -> tuple[Span, ...]:
+    unit = rule.alignment_px
+    edges = [
+        (
+            max(pixels - span.first - span.own, 0) // unit * unit,
+            -(-(pixels - span.first) // unit) * unit,
+        )
+        for span in reversed(spans)
+    ]
+    widest, extended = max(b - a for a, b in edges), -(-pixels // unit) * unit
+    return tuple(_span(a, b - a, widest, extended, rule) for a, b in edges)
 
 
 def _legal_size(rule: HaloRule, output: int, smallest: int) -> int:

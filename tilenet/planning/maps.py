@@ -68,6 +68,7 @@ class MapQuestion:
             depend on it.
         exchanges: Whether ranks that sweep may exchange halos.
         strip_overhead_px: Pixels that are computed in the time that a strip takes beyond its own.
+        turned: Whether turned images are mapped with it, which takes tiles.
     """
 
     layers: tuple[Layer, ...]
@@ -84,6 +85,7 @@ class MapQuestion:
     steady: bool = False
     exchanges: bool = False
     strip_overhead_px: int = 0
+    turned: bool = False
 
     @cached_property
     def of_whole_image(self) -> tuple[int, ...]:
@@ -164,7 +166,7 @@ def choose_map(question: MapQuestion) -> MapPlan:
     if question.tile_px is not None:
         tiling = cut(*question.size, Cut(size_px=question.tile_px), question.rule)
         return plan_passes(question, tiling, _why_tiles(question))
-    if question.num_ranks > 1 and not question.halo_asked:
+    if question.num_ranks > 1 and not question.halo_asked and not question.turned:
         shared_out = _shares(question, question.num_ranks)
         if shared_out is not None and _share_fits(question, shared_out):
             return MapPlan("exchange", shared_out)
@@ -410,6 +412,8 @@ def _why_tiles(question: MapQuestion) -> str:
 def _why(question: MapQuestion) -> str:
     if question.halo_asked:
         return "a halo other than the exact one was asked for"
+    if question.turned:
+        return "turned images are mapped tile by tile"
     ranks = f"{question.num_ranks} × " * (question.num_ranks > 1)
     budget = f"{ranks}{question.budget_bytes / 2**20:.0f} MiB do not hold the image"
     enough = _enough_ranks(question)

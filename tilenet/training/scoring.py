@@ -169,7 +169,7 @@ class Validation:
             for one, plan in zip(self.images, self.plans, strict=True):
                 if plan.method in ("tiles", "windows"):
                     job, sink = self._job(one, plan, plain, weights)
-                    job.map(plain, self.comm, sink, first_rank=first_rank)
+                    job.map((plain,), self.comm, sink, first_rank=first_rank)
                     sinks.append(sink)
                     first_rank = (first_rank + len(job.wanted(self.comm, sink))) % self.comm.size
             self._wait_for_others()
